@@ -1,0 +1,34 @@
+# Each target makes its own virtual environment and installs what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-long check bench-plan figures clean
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/installed  ## plan the example budgets
+	$(BIN)/ownerwise plan examples/budgets.csv --method sample --steps 2000 --batch-size 512
+
+test: $(VENV)/installed check  ## linters, types and the test suite
+	$(BIN)/pytest
+
+test-long: $(VENV)/installed  ## the same properties with many more random cases
+	$(BIN)/pytest -m 'long or not long'
+
+check: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench-plan: $(VENV)/installed
+	$(BIN)/python benchmarks/plan.py
+
+figures: $(VENV)/installed
+	$(BIN)/python docs/figures/plan.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
