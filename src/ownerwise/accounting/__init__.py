@@ -1,1 +1,12 @@
+"""What a private run costs each owner.
 
+`epsilon` is vectorised over owners; `Schedule` says how many steps with how much noise. The two
+accountants, `pld` (tight, default) and `rdp`, are modules with one function each; the modules
+`curves` and `roots` invert them for a million owners at once; `reference` checks both with
+dp-accounting.
+"""
+
+from ownerwise.accounting.curves import ACCOUNTANTS, epsilon
+from ownerwise.accounting.schedule import Schedule
+
+__all__ = ["ACCOUNTANTS", "Schedule", "epsilon"]

@@ -1,0 +1,312 @@
+"""Costs and their inverses for many owners at once, without looping the accountant over owners.
+
+Whatever the planner asks for (a rate, a noise multiplier) is, for one delta, a smooth monotone
+function of epsilon. It is solved at a few nodes, interpolated by a cubic spline in logarithms,
+and checked between the nodes by the accountant itself: where the interpolated value misses its
+target by more than the tolerance, the interval gets another node. Few distinct budgets are
+nodes all, so nothing is interpolated then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from scipy.interpolate import CubicSpline
+from scipy.special import log_ndtr, ndtr
+
+from ownerwise.accounting import pld, rdp
+from ownerwise.accounting.roots import find_root
+from ownerwise.accounting.schedule import Schedule
+
+ACCOUNTANTS: dict[str, Callable[[float, float, Schedule, float], float]] = {
+    "pld": pld.epsilon,
+    "rdp": rdp.epsilon,
+}
+
+RATE_RANGE = (1e-9, 1.0)
+MULTIPLIER_RANGE = (0.2, 1e5)
+TOLERANCE = 2e-4
+"""Relative error of epsilon left by solving and by interpolating, each."""
+
+_MAX_NODES = 24  # distinct budgets per delta up to which each is a node
+_MAX_DELTAS = 64
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Distinct deltas, and per owner the number of its delta and its epsilon."""
+
+    epsilon: np.ndarray  # [owners]
+    delta_values: np.ndarray  # [deltas]
+    delta_index: np.ndarray  # [owners]
+
+    @classmethod
+    def of(cls, epsilon: np.ndarray, delta: np.ndarray) -> Budgets:
+        """Return the budgets; more than 64 distinct deltas are rounded DOWN to a grid of 64."""
+        values, index = np.unique(delta, return_inverse=True)
+        if len(values) > _MAX_DELTAS:
+            grid = np.geomspace(values[0], values[-1], _MAX_DELTAS + 1)[:-1]
+            grid[0] = values[0]
+            index = (np.searchsorted(grid, values, side="right") - 1)[index]
+            values = grid
+        return cls(np.asarray(epsilon, dtype=np.float64), values, index)
+
+    def groups(self):
+        """Yield (number of the delta, delta, positions of its owners)."""
+        if len(self.delta_values) == 1:
+            yield 0, float(self.delta_values[0]), np.arange(len(self.epsilon))
+            return
+        order = np.argsort(self.delta_index, kind="stable")
+        bounds = np.searchsorted(self.delta_index[order], np.arange(len(self.delta_values) + 1))
+        for number, delta in enumerate(self.delta_values):
+            members = order[bounds[number] : bounds[number + 1]]
+            if len(members):
+                yield number, float(delta), members
+
+
+class BudgetCurve:
+    """A positive quantity as a function of (epsilon, delta): one monotone curve per delta."""
+
+    def __init__(self, nodes: dict[int, tuple[np.ndarray, np.ndarray]]):
+        self.nodes = nodes  # number of the delta -> (log epsilon rising, log value)
+
+    def log_at(self, number: int, log_epsilon: np.ndarray) -> np.ndarray:
+        """Return the logarithm of the quantity at points of delta `number`."""
+        x, y = self.nodes[number]
+        return _interpolate(x, y, log_epsilon)
+
+    def __call__(self, budgets: Budgets) -> np.ndarray:
+        """Return the quantity for every owner."""
+        result = np.empty(len(budgets.epsilon))
+        for number, _, members in budgets.groups():
+            result[members] = np.exp(self.log_at(number, np.log(budgets.epsilon[members])))
+        return result
+
+
+def _interpolate(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
+    if len(x) == 1:
+        return np.full(np.shape(at), y[0])
+    result = CubicSpline(x, y)(np.clip(at, x[0], x[-1]))
+    hit = np.minimum(np.searchsorted(x, at), len(x) - 1)
+    return np.where(x[hit] == at, y[hit], result)
+
+
+def rate_curve(
+    budgets: Budgets,
+    log_multiplier: Callable[[int, np.ndarray], np.ndarray],
+    schedule: Schedule,
+    accountant: str,
+    guess: BudgetCurve | None = None,
+    tolerance: float = TOLERANCE,
+) -> BudgetCurve:
+    """Return the sampling rate that spends each budget, given the noise multiplier.
+
+    `log_multiplier(number, log_epsilon)` gives the multiplier's logarithm at points of delta
+    `number`. A rate is capped at 1 (the budget is then not spent).
+    """
+
+    def cost(log_rate: float, number: int, log_epsilon: float) -> tuple[float, float]:
+        multiplier = float(np.exp(log_multiplier(number, np.array([log_epsilon]))[0]))
+        return float(np.exp(log_rate)), multiplier
+
+    def first_guess(number: int, log_epsilon: float, delta: float) -> float:
+        _, multiplier = cost(0.0, number, log_epsilon)
+        mu = gaussian_mu(float(np.exp(log_epsilon)), delta)
+        growth = np.expm1(min(1.0 / multiplier**2, 50.0))
+        return float(np.log(mu / np.sqrt(schedule.steps * growth)))
+
+    bounds = (float(np.log(RATE_RANGE[0])), 0.0)
+    return _solve(budgets, cost, first_guess, guess, 1.0, bounds, schedule, accountant, tolerance)
+
+
+def multiplier_curve(
+    budgets: Budgets,
+    rate: float,
+    schedule: Schedule,
+    accountant: str,
+    guess: BudgetCurve | None = None,
+    tolerance: float = TOLERANCE,
+) -> BudgetCurve:
+    """Return the noise multiplier that spends each budget at sampling rate `rate`."""
+
+    def cost(log_multiplier: float, number: int, log_epsilon: float) -> tuple[float, float]:
+        return rate, float(np.exp(log_multiplier))
+
+    def first_guess(number: int, log_epsilon: float, delta: float) -> float:
+        mu = gaussian_mu(float(np.exp(log_epsilon)), delta)
+        return -0.5 * float(np.log(np.log1p(mu**2 / (schedule.steps * rate**2))))
+
+    bounds = (float(np.log(MULTIPLIER_RANGE[0])), float(np.log(MULTIPLIER_RANGE[1])))
+    return _solve(budgets, cost, first_guess, guess, -1.0, bounds, schedule, accountant, tolerance)
+
+
+def _solve(
+    budgets: Budgets,
+    cost: Callable[[float, int, float], tuple[float, float]],
+    first_guess: Callable[[int, float, float], float],
+    guess: BudgetCurve | None,
+    slope: float,
+    bounds: tuple[float, float],
+    schedule: Schedule,
+    accountant: str,
+    tolerance: float,
+) -> BudgetCurve:
+    """Return the curve of the unknown whose `cost` (rate, multiplier) meets each epsilon."""
+    account = ACCOUNTANTS[accountant]
+    curves = {}
+    for number, delta, members in budgets.groups():
+        targets = np.unique(budgets.epsilon[members])
+
+        def miss(value: float, log_epsilon: float, number=number, delta=delta) -> float:
+            rate, multiplier = cost(value, number, log_epsilon)
+            spent = account(rate, multiplier, schedule, delta)
+            return float(np.log(max(spent, 1e-12))) - log_epsilon
+
+        def solve(log_epsilon: float, start: float, miss=miss) -> float:
+            return find_root(
+                lambda value: miss(value, log_epsilon), start, slope, *bounds, 0.5 * tolerance
+            )
+
+        exact = len(targets) <= _MAX_NODES
+        x = np.log(targets if exact else np.geomspace(targets[0], targets[-1], _MAX_NODES // 2))
+        y: list[float] = []
+        for point in x:
+            if guess is not None:
+                start = float(guess.log_at(number, np.array([point]))[0])
+            else:
+                start = first_guess(number, float(point), delta)
+                if y:  # the neighbour's solution, moved by what the rough formula moves
+                    start += y[-1] - first_guess(number, float(x[len(y) - 1]), delta)
+            y.append(solve(float(point), start))
+        y = np.array(y)
+        if not exact:
+            x, y = _refine(x, y, miss, solve, tolerance)
+        curves[number] = (x, y)
+    return BudgetCurve(curves)
+
+
+def _refine(
+    x: np.ndarray,
+    y: np.ndarray,
+    miss: Callable[[float, float], float],
+    solve: Callable[[float, float], float],
+    tolerance: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Add nodes until the interpolated curve meets its targets between all nodes."""
+    doubtful = [(float(a), float(b)) for a, b in pairwise(x)]
+    while doubtful:
+        again = []
+        for left, right in doubtful:
+            middle = 0.5 * (left + right)
+            value = float(_interpolate(x, y, np.array([middle]))[0])
+            ends = y[np.searchsorted(x, [left, right])]
+            if ends[0] == ends[1] or abs(miss(value, middle)) <= tolerance:
+                continue  # flat where capped
+            if right - left < tolerance:
+                value = min(ends, key=lambda end: miss(float(end), middle))
+            else:
+                value = solve(middle, value)
+                again += [(left, middle), (middle, right)]
+            at = int(np.searchsorted(x, middle))
+            x, y = np.insert(x, at, middle), np.insert(y, at, value)
+        doubtful = again
+    return x, y
+
+
+def epsilon(
+    rate: np.ndarray | float,
+    multiplier: np.ndarray | float,
+    steps: int | Schedule,
+    delta: np.ndarray | float,
+    accountant: str = "pld",
+) -> np.ndarray:
+    """Return epsilon of every owner after `steps` steps at its rate, multiplier and delta.
+
+    Owners with equal parameters cost one evaluation. Those that lie on one curve of rising cost
+    per delta (as in every plan) are interpolated and rounded up; where they do not, each distinct
+    rate is a curve of its own.
+    """
+    schedule = Schedule.of(steps)
+    rate, multiplier, delta = np.broadcast_arrays(*map(np.atleast_1d, (rate, multiplier, delta)))
+    result = np.zeros(rate.shape)
+    if schedule.steps == 0:
+        return result
+    for _, delta_value, members in Budgets.of(np.ones(len(rate)), delta).groups():
+        rates, multipliers = rate[members], multiplier[members]
+        order = np.lexsort((-multipliers, rates))
+        rates, multipliers, members = rates[order], multipliers[order], members[order]
+        if (np.diff(multipliers) <= 0).all():
+            chains = [slice(0, len(members))]
+        else:
+            starts = np.flatnonzero(np.diff(rates, prepend=-1.0))
+            chains = map(slice, starts, [*starts[1:], len(members)])
+        for chain in chains:
+            result[members[chain]] = _along_chain(
+                rates[chain], multipliers[chain], schedule, delta_value, accountant
+            )
+    return result
+
+
+def _along_chain(
+    rates: np.ndarray,
+    multipliers: np.ndarray,
+    schedule: Schedule,
+    delta: float,
+    accountant: str,
+) -> np.ndarray:
+    """Return epsilon for points of rising cost: nodes, checks between them, rounded up."""
+    new = np.ones(len(rates), dtype=bool)
+    new[1:] = (np.diff(rates) != 0) | (np.diff(multipliers) != 0)
+    back = np.cumsum(new) - 1
+    rates, multipliers = rates[new], multipliers[new]
+
+    def log_spent(at: int) -> float:
+        spent = ACCOUNTANTS[accountant](float(rates[at]), float(multipliers[at]), schedule, delta)
+        return float(np.log(max(spent, pld.LEAST_EPSILON)))
+
+    if len(rates) <= 2 * _MAX_NODES:
+        direct = [
+            ACCOUNTANTS[accountant](float(q), float(m), schedule, delta)
+            for q, m in zip(rates, multipliers, strict=True)
+        ]
+        return np.array(direct)[back]
+    position = np.log(np.maximum(rates, RATE_RANGE[0])) - np.log(multipliers)
+    wanted = np.linspace(position[0], position[-1], _MAX_NODES // 2)
+    nodes = np.unique(np.minimum(np.searchsorted(position, wanted), len(position) - 1))
+    known = {int(at): log_spent(int(at)) for at in nodes}
+    doubtful = [(int(a), int(b)) for a, b in pairwise(nodes)]
+    while True:
+        at = np.array(sorted(known))
+        curve = CubicSpline(position[at], np.array([known[i] for i in at]))
+        again = []
+        for left, right in doubtful:
+            if right - left < 2:
+                continue
+            middle = int(np.searchsorted(position, 0.5 * (position[left] + position[right])))
+            middle = min(max(middle, left + 1), right - 1)
+            known[middle] = log_spent(middle)
+            if abs(float(curve(position[middle])) - known[middle]) > TOLERANCE:
+                again += [(left, middle), (middle, right)]
+        if not again:
+            break
+        doubtful = again
+    values = np.exp(curve(position) + TOLERANCE)
+    return values[back]
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """Return mu such that N(mu, 1) against N(0, 1) is exactly (epsilon, delta)-indistinguishable.
+
+    Reference: Dong, Roth, Su (2022), "Gaussian Differential Privacy", Corollary 1.
+    """
+
+    def miss(log_mu: float) -> float:
+        mu = np.exp(log_mu)
+        second = np.exp(epsilon + log_ndtr(-epsilon / mu - mu / 2))
+        value = ndtr(-epsilon / mu + mu / 2) - second
+        return float(np.log(max(value, 1e-300)) - np.log(delta))
+
+    return float(np.exp(find_root(miss, np.log(epsilon / 4), 5.0, -18.0, 6.0, 1e-6)))

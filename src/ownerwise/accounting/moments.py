@@ -1,0 +1,70 @@
+"""Moments of one step: the Poisson-sampled Gaussian mechanism SGM(q, m).
+
+One step with a record is P = (1-q) N(0, m^2) + q N(1, m^2), without it Q = N(0, m^2) (in units of
+the record's clip norm). Everything an accountant needs of a step is M(a) = E_Q[(P/Q)^a]:
+Renyi divergence of order a is log M(a) / (a - 1); the privacy loss log(P/Q) has the log moment
+generating function log M(1+t) when the record is removed, and -log(P/Q) has log M(-t) when added.
+
+References: Mironov, Talwar, Zhang (2019), "Renyi Differential Privacy of the Sampled Gaussian
+Mechanism", section 3, for why these two directions are the worst case.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.special import logsumexp
+
+MAX_SHIFT = 1000.0
+"""Orders beyond MAX_SHIFT * m are not evaluated: their mass lies too far out to tabulate."""
+
+_TAIL = 13.0  # standard deviations: 1e-38 of the mass lies outside
+
+
+def highest_order(rate: float, multiplier: float) -> float:
+    """Return the largest order worth evaluating.
+
+    Above about 2 m^2 log(1/q) the sampled Gaussian's moments explode (the record's own branch
+    dominates), so no bound of interest is attained there; three times that is kept as margin.
+    """
+    explosion = 3.0 * multiplier**2 * max(1.0, math.log(1.0 / rate))
+    return max(8.0, min(MAX_SHIFT * multiplier, 10.0 + explosion))
+
+
+def log_moments(rate: float, multiplier: float, orders: np.ndarray) -> np.ndarray:
+    """Return log E_Q[(P/Q)^a] for every real order a in `orders`.
+
+    Integrated by the trapezoidal rule over the whole line, which converges faster than any power
+    of the step for this analytic integrand (nearest singularity pi*m off the axis; the step keeps
+    the error below e^-39). E_Q[P/Q - 1] = 0 is used exactly, so tiny rates keep full precision.
+    """
+    orders = np.asarray(orders, dtype=np.float64)
+    if rate == 0.0:
+        return np.zeros_like(orders)
+    if rate == 1.0:
+        return orders * (orders - 1.0) / (2.0 * multiplier**2)
+    step = min(0.25, multiplier / 2.0)
+    upper = max(1.0, float(orders.max())) / multiplier + _TAIL
+    lower = max(min(0.0, float(orders.min())) / multiplier, -multiplier * 40.0) - _TAIL
+    u = np.arange(lower, upper + step, step)  # standard deviations of Q
+    log_weight = -0.5 * u**2 - 0.5 * math.log(2 * math.pi) + math.log(step)
+    tilt = u / multiplier - 0.5 / multiplier**2  # log density ratio N(1, m^2) / N(0, m^2)
+    small = np.abs(tilt) < 1.0
+    log_ratio = np.where(
+        small,
+        np.log1p(rate * np.expm1(np.where(small, tilt, 0.0))),
+        np.logaddexp(math.log1p(-rate), math.log(rate) + tilt),
+    )  # [nodes], log P/Q
+    powers = orders[:, None] * log_ratio  # [orders, nodes]
+    with np.errstate(over="ignore", invalid="ignore"):
+        centred = np.expm1(powers) - orders[:, None] * np.expm1(log_ratio)
+        excess = np.exp(log_weight) * centred
+        excess = excess.sum(axis=1)  # M(a) - 1
+        small_moment = np.isfinite(excess) & (np.abs(excess) < 0.5)
+    result = np.empty_like(orders)
+    result[small_moment] = np.log1p(excess[small_moment])
+    large = ~small_moment
+    if large.any():
+        result[large] = logsumexp(powers[large] + log_weight, axis=1)
+    return result

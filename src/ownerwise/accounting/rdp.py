@@ -1,0 +1,51 @@
+"""Renyi accounting of the Poisson-sampled Gaussian on a dense grid of orders.
+
+A sparse grid is ruinous for strict owners: their best order is in the hundreds, where common
+grids have few entries. Here real orders are spaced 3 % apart from 1.02 up to where the moments
+explode, so the loss against the best real order is about 1e-4 of epsilon for every owner.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ownerwise.accounting.moments import highest_order, log_moments
+from ownerwise.accounting.schedule import Schedule
+from ownerwise.errors import AccountingError
+
+_SPACING = 1.03
+_LOWEST = 0.02
+
+
+def order_grid(highest: float, spacing: float = _SPACING) -> np.ndarray:
+    """Return orders minus one, geometrically spaced up to `highest`."""
+    count = int(np.ceil(np.log(highest / _LOWEST) / np.log(spacing))) + 1
+    return np.geomspace(_LOWEST, highest, count)
+
+
+def convert(log_moment_sums: np.ndarray, excess_orders: np.ndarray, delta: float) -> np.ndarray:
+    """Return the epsilon that each order proves, for order = 1 + excess.
+
+    Reference: Balle, Barthe, Gaboardi, Hsu, Sato (2020), "Hypothesis Testing Interpretations and
+    Renyi Differential Privacy", Theorem 21.
+    """
+    renyi = log_moment_sums / excess_orders
+    order = 1.0 + excess_orders
+    return renyi + np.log1p(-1.0 / order) - (np.log(delta) + np.log(order)) / excess_orders
+
+
+def epsilon(rate: float, multiplier: float, schedule: Schedule, delta: float) -> float:
+    """Return epsilon at `delta` after the steps of `schedule` at (rate, multiplier)."""
+    if rate == 0.0 or schedule.steps == 0:
+        return 0.0
+    lowest = multiplier * min(factor for _, factor in schedule.segments)
+    excess = order_grid(highest_order(rate, lowest))
+    total = np.zeros_like(excess)
+    for count, factor in schedule.segments:
+        total += count * log_moments(rate, multiplier * factor, 1.0 + excess)
+    if not np.isfinite(total).all() or (total < 0).any():
+        raise AccountingError(
+            f"the moments of rate {rate:g}, noise multiplier {multiplier:g} came out as not "
+            "finite or negative; expected non-negative numbers. Use a larger noise multiplier"
+        )
+    return max(float(np.min(convert(total, excess, delta))), 0.0)

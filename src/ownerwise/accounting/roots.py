@@ -1,0 +1,56 @@
+"""A safeguarded secant for monotone functions that cost milliseconds a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ownerwise.errors import AccountingError
+
+
+def find_root(
+    function: Callable[[float], float],
+    guess: float,
+    slope: float,
+    low: float,
+    high: float,
+    tolerance: float,
+) -> float:
+    """Return x in [low, high] with |function(x)| <= tolerance.
+
+    `function` is monotone in the direction of `slope`, a guess of its steepness. Where it does
+    not cross zero inside the bounds, the bound nearest to the crossing is returned: the caller
+    must look at the value there.
+    """
+    rising = slope > 0
+    below, above = low, high
+    below_seen = above_seen = False
+    x = min(max(guess, low), high)
+    previous: tuple[float, float] | None = None
+    for _ in range(100):
+        value = function(x)
+        if abs(value) <= tolerance:
+            return x
+        if (value < 0) == rising:
+            if x == high:
+                return high
+            below, below_seen = x, True
+        else:
+            if x == low:
+                return low
+            above, above_seen = x, True
+        if above - below < 1e-12 * max(1.0, abs(x)):
+            return below if rising else above  # a jump: take the side where the function is < 0
+        if previous is not None:
+            secant = (value - previous[1]) / (x - previous[0])
+            slope = secant if secant * slope > 0 else slope
+        previous = (x, value)
+        proposal = x - max(-2.0, min(2.0, value / slope))
+        if proposal >= above:
+            proposal = 0.5 * (below + above) if above_seen else above
+        elif proposal <= below:
+            proposal = 0.5 * (below + above) if below_seen else below
+        x = proposal
+    raise AccountingError(
+        f"no root found between {low:g} and {high:g} in 100 evaluations; the accountant may not "
+        "be monotone here. Use accountant='rdp', or a larger delta"
+    )

@@ -1,0 +1,34 @@
+"""Errors that say what was given, what was expected and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class OwnerwiseError(ValueError):
+    """One or several problems with what the caller gave; `problems` lists all of them."""
+
+    def __init__(self, problems: str | Sequence[str]):
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        if len(self.problems) == 1:
+            message = self.problems[0]
+        else:
+            lines = "".join(f"\n  {i}. {p}" for i, p in enumerate(self.problems, 1))
+            message = f"{len(self.problems)} problems:{lines}"
+        super().__init__(message)
+
+
+class BudgetError(OwnerwiseError):
+    """The table of budgets, or who owns which record, is not usable."""
+
+
+class PlanError(OwnerwiseError):
+    """No plan meets the request, or a stored plan is not what it claims to be."""
+
+
+class AccountingError(OwnerwiseError, ArithmeticError):
+    """An accountant cannot give a trustworthy figure; it never returns a made-up one."""
+
+
+class PrivacyWarning(UserWarning):
+    """What was asked for is possible, yet weakens what the guarantee means."""

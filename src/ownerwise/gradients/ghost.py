@@ -1,0 +1,69 @@
+"""Norms of parameters with several uses, from Gram matrices with the cross terms.
+
+If every use k of a matrix adds ``sum_t left_kt (x) right_kt``, the uses are one longer sum over
+(k, t), and the squared norm of the whole is ``sum <left_s, left_t> <right_s, right_t>`` over all
+pairs. A look-up (embedding) is such a sum whose left vectors are unit vectors: their products
+with each other are equality of the ids, with a dense vector one of its entries. That is the case of
+an embedding tied to the output projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ownerwise.gradients.contributions import Contribution, Policy
+from ownerwise.gradients.embedding import Lookup
+from ownerwise.gradients.outer import Outer
+
+__all__ = ["shared_ghost_norms"]
+
+
+def shared_ghost_norms(uses: Sequence[Contribution], policy: Policy) -> Tensor | None:
+    """``[count]`` squared norms of the sum of the uses, or None if forming it is cheaper."""
+    rows, columns = uses[0].shape[0], uses[0].shape[-1]
+    terms = 0
+    for use in uses:
+        if isinstance(use, Outer) and use.left is not None:
+            terms += use.left.shape[1]
+        elif isinstance(use, Lookup):
+            terms += use.ids.shape[1]
+        else:
+            return None
+    if terms * (rows + columns) > rows * columns:
+        return None
+    count = uses[0].count
+    step = max(1, 4 * policy.chunk_bytes // (4 * (2 * terms * terms + terms * (rows + columns))))
+    parts = []
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        right = torch.cat([_right(use, start, stop) for use in uses], dim=1)
+        gram = torch.bmm(right, right.mT)
+        blocks = [torch.cat([_left_products(a, b, start, stop) for b in uses], dim=2) for a in uses]
+        parts.append(gram.mul_(torch.cat(blocks, dim=1)).sum(dim=(1, 2)))
+    return torch.cat(parts).clamp_(min=0)
+
+
+def _right(use: Contribution, start: int, stop: int) -> Tensor:
+    if isinstance(use, Lookup):
+        return use.gradients(start, stop)
+    assert isinstance(use, Outer)
+    return use.factors(start, stop)[1]
+
+
+def _left_products(a: Contribution, b: Contribution, start: int, stop: int) -> Tensor:
+    """``[records, terms of a, terms of b]``: <left_s of a, left_t of b>."""
+    if isinstance(a, Outer) and isinstance(b, Outer):
+        return torch.bmm(a.factors(start, stop)[0], b.factors(start, stop)[0].mT)
+    if isinstance(a, Lookup) and isinstance(b, Lookup):
+        same = a.ids[start:stop, :, None] == b.ids[start:stop, None, :]
+        return same.to(a.dtype)
+    if isinstance(a, Lookup):
+        return _left_products(b, a, start, stop).mT
+    assert isinstance(a, Outer)
+    assert isinstance(b, Lookup)
+    left = a.factors(start, stop)[0]  # [records, s, rows]
+    ids = b.ids[start:stop, None, :].expand(-1, left.shape[1], -1)
+    return left.gather(2, ids)

@@ -1,0 +1,89 @@
+"""Where the records are in a tensor.
+
+A tensor inside a model may carry its records at dimension 0, at another one (``[time, record,
+feature]``), or folded with something else (``[record * time, feature]``, either order). The shape
+alone does not tell: with as many time steps as records two readings fit. The tape therefore
+*observes* the layout. It sends back the losses of a random subset of the records, and keeps a
+reading only if the gradient is zero for every record outside of the subset. A model that mixes
+records has no reading that passes, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["WHOLE", "Layout", "candidates", "fits", "keeps_apart"]
+
+Fold = Literal["none", "major", "minor", "whole"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Records lie along ``dim``: alone, folded as the slow or the fast part, or there is just one.
+
+    ``major``: index = record * inner + other; ``minor``: index = other * records + record;
+    ``whole``: the entire tensor belongs to the only record of the batch.
+    """
+
+    dim: int
+    fold: Fold = "none"
+
+    def records(self, tensor: Tensor, count: int) -> Tensor:
+        """View ``tensor`` as ``[count, ...]``; the other dimensions keep their order.
+
+        A folded dimension leaves its other part in place, so that every layout but "none" keeps
+        the rank of what follows the record dimension.
+        """
+        dim = self.dim
+        if self.fold == "none":
+            return tensor if dim == 0 else tensor.movedim(dim, 0)
+        if self.fold == "whole":
+            return tensor.unsqueeze(0)
+        if self.fold == "major":
+            return tensor.unflatten(dim, (count, tensor.shape[dim] // count)).movedim(dim, 0)
+        return tensor.unflatten(dim, (tensor.shape[dim] // count, count)).movedim(dim + 1, 0)
+
+    def inner_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The given shape (with 1 at the record dimension) as ``records`` would leave it."""
+        if self.fold == "none":
+            return shape[: self.dim] + shape[self.dim + 1 :]
+        return shape
+
+
+WHOLE = Layout(0, "whole")
+
+
+def candidates(shape: tuple[int, ...], count: int, dims: Iterable[int]) -> list[Layout]:
+    """All readings of ``shape`` for ``count`` records along one of ``dims``, likeliest first."""
+    if count == 1:
+        return [WHOLE]
+    dims = sorted(d for d in dims if d < len(shape))
+    exact = [Layout(d) for d in dims if shape[d] == count]
+    folded = [d for d in dims if shape[d] > count and shape[d] % count == 0]
+    return exact + [Layout(d, fold) for d in folded for fold in ("major", "minor")]
+
+
+def fits(layout: Layout, shape: tuple[int, ...], count: int) -> bool:
+    """Whether a layout observed on another batch can be that of a tensor of this shape."""
+    if layout.fold == "whole":
+        return count == 1
+    if layout.dim >= len(shape):
+        return False
+    size = shape[layout.dim]
+    return size == count if layout.fold == "none" else size % count == 0
+
+
+def keeps_apart(layout: Layout, gradient: Tensor, kept: Tensor) -> tuple[bool, bool]:
+    """Whether records outside of ``kept`` got no gradient, and whether any inside got some.
+
+    Non-finite entries say nothing (0 * inf), so they are left out.
+    """
+    count = len(kept)
+    moved = (gradient != 0) & torch.isfinite(gradient)
+    touched = layout.records(moved, count).reshape(count, -1).any(dim=1)
+    return not bool((touched & ~kept).any()), bool((touched & kept).any())

@@ -1,0 +1,200 @@
+"""The check before the first step: all problems of a model at once, each with a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import batchnorm, instancenorm
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from ownerwise.gradients.problems import Problem, Refused
+from ownerwise.gradients.sources import tensors_in
+from ownerwise.gradients.tape import Tape
+
+__all__ = ["check"]
+
+
+def check(model: nn.Module, *inputs: Any) -> list[Problem]:
+    """All problems that stand in the way of per-record gradients of ``model``.
+
+    Args:
+        model: the model as it will be trained (mode and frozen parameters matter).
+        inputs: optionally a small sample batch (public or synthetic data), two records or more.
+            The model is then run on it, which also finds problems in its code: calls without a
+            rule, records that mix, parameters that are used out of sight. State is restored.
+
+    Returns:
+        An empty list if nothing was found.
+    """
+    problems = [p for name, module in model.named_modules() for p in _of_module(name, module)]
+    problems += _of_parameters(model)
+    if inputs and not any(isinstance(m, LazyModuleMixin) for m in model.modules()):
+        problems += _of_run(model, inputs, {problem.where for problem in problems})
+    return list(dict.fromkeys(problems))
+
+
+def _of_module(name: str, module: nn.Module) -> Iterator[Problem]:
+    where = f"{name or 'model'} ({type(module).__name__})"
+    if isinstance(module, batchnorm._BatchNorm) and not isinstance(module, LazyModuleMixin):
+        if module.training or module.running_mean is None:
+            groups = _divisor(module.num_features)
+            yield Problem(
+                where,
+                "batch statistics mix the records, and running statistics leave un-noised",
+                f"replace it by nn.GroupNorm({groups}, {module.num_features})",
+            )
+    elif isinstance(module, instancenorm._InstanceNorm):
+        if module.track_running_stats and module.training:
+            yield Problem(
+                where,
+                "running statistics of the batch are kept in buffers, un-noised",
+                "build it with track_running_stats=False",
+            )
+    elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        if module.max_norm is not None:
+            yield Problem(
+                where,
+                "max_norm rescales rows in place according to the batch",
+                "build it without max_norm",
+            )
+        if module.scale_grad_by_freq:
+            yield Problem(
+                where,
+                "scale_grad_by_freq makes a record's gradient depend on the other records",
+                "build it with scale_grad_by_freq=False",
+            )
+    elif isinstance(module, nn.LSTM) and module.proj_size:
+        yield Problem(where, "proj_size has no rule", "use a Linear layer after the LSTM")
+    elif isinstance(module, torch.jit.ScriptModule):
+        yield Problem(
+            where, "compiled code hides the use of parameters", "pass the module before scripting"
+        )
+    elif type(module).__name__ == "OptimizedModule":
+        yield Problem(
+            where, "compiled code hides the use of parameters", "pass the module before compiling"
+        )
+    elif isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        yield Problem(
+            where, "it gathers gradients by itself, before they are clipped", "pass `.module`"
+        )
+    if isinstance(module, LazyModuleMixin):
+        yield Problem(
+            where, "its parameters have no shape yet", "run the model once on an example first"
+        )
+
+
+def _of_parameters(model: nn.Module) -> Iterator[Problem]:
+    trainable = False
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        trainable = True
+        if isinstance(parameter, nn.UninitializedParameter):
+            continue
+        if parameter.is_complex():
+            yield Problem(
+                name, "complex parameters have no rule", "hold real and imaginary part apart"
+            )
+        elif parameter.layout != torch.strided:
+            yield Problem(name, f"layout {parameter.layout} has no rule", "use a dense parameter")
+    if not trainable:
+        yield Problem("model", "no parameter requires a gradient", "unfreeze what shall be trained")
+
+
+def _of_run(model: nn.Module, inputs: tuple[Any, ...], known: set[str]) -> list[Problem]:
+    """Run the sample, forward and backward, and change one record to see who notices."""
+    count = next((len(t) for t in tensors_in(inputs) if t.dim()), 0)
+    if count < 2:
+        raise ValueError(f"the sample batch needs two records or more; got {count}")
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    tape = Tape(model)
+    tape.problems = collected = []
+    mixing_is_known = any("BatchNorm" in where or "InstanceNorm" in where for where in known)
+    found: list[Problem] = []
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.manual_seed(0)
+            with tape:
+                outputs = model(*inputs)
+            if not mixing_is_known:
+                found += _mixing(model, inputs, outputs, count)
+                found += _unseparated(tape, outputs, count)
+    except Refused as refusal:
+        found.append(refusal.problem)
+    finally:
+        tape.reset()
+        with torch.no_grad():
+            for name, tensor in model.state_dict().items():
+                tensor.copy_(state[name])
+    return found + _new(collected, known)
+
+
+def _unseparated(tape: Tape, outputs: Any, count: int) -> list[Problem]:
+    """Send random per-record losses back; the tape lists what it cannot tell apart."""
+    flat = [t for t in tensors_in(outputs) if t.requires_grad and _has(t, count)]
+    if not flat:
+        what = f"no differentiable output has the {count} records as its first dimension"
+        return [Problem("model", what, "return one output per record, records first")]
+    losses = torch.zeros(count, dtype=flat[0].dtype, device=flat[0].device)
+    for tensor in flat:
+        losses = losses + (tensor * torch.randn_like(tensor)).reshape(count, -1).sum(dim=1)
+    if not tape.problems:  # calls that were let through for the list have no contributions
+        tape.backward(losses)
+    return []
+
+
+def _new(problems: list[Problem], known: set[str]) -> list[Problem]:
+    """Problems of the run that the modules did not already show."""
+    names = [where.split(" ")[0] for where in known]
+    return [p for p in problems if not any(f"({name}." in p.where for name in names)]
+
+
+def _mixing(
+    model: nn.Module, inputs: tuple[Any, ...], outputs: Any, count: int
+) -> Iterator[Problem]:
+    """A change of the last record must not show in the outputs of the others."""
+
+    def swap(tensor: Tensor) -> Tensor:
+        if not _has(tensor, count):
+            return tensor
+        changed = tensor.clone()
+        other = tensor[0] if not torch.equal(tensor[0], tensor[-1]) else tensor[-1] * 0
+        changed[-1] = other * 2 if tensor.is_floating_point() else other
+        return changed
+
+    torch.manual_seed(0)
+    with torch.no_grad():
+        again = model(*_mapped(inputs, swap))
+    for before, after in zip(tensors_in(outputs), tensors_in(again), strict=False):
+        if not _has(before, count) or before.shape != after.shape:
+            continue
+        close = torch.isclose(before[:-1], after[:-1], rtol=1e-4, atol=1e-6, equal_nan=True)
+        if not bool(close.all()):
+            yield Problem(
+                "model",
+                "the output of a record changes with another record of the batch",
+                "let every operation work on each record alone (no statistics over dimension 0)",
+            )
+            return
+
+
+def _mapped(values: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(values, Tensor):
+        return change(values)
+    if isinstance(values, dict):
+        return {key: _mapped(value, change) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return type(values)(_mapped(value, change) for value in values)
+    return values
+
+
+def _has(tensor: Tensor, count: int) -> bool:
+    return tensor.dim() > 0 and tensor.shape[0] == count
+
+
+def _divisor(channels: int) -> int:
+    """A number of groups that divides the channels, 32 if possible."""
+    return next(groups for groups in (32, 16, 8, 4, 2, 1) if channels % groups == 0)

@@ -1,0 +1,36 @@
+"""What cannot be trained with per-record gradients, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Problem", "Refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One reason why a model cannot be trained privately as it is.
+
+    Attributes:
+        where: the module, parameter or call, by its name in the model.
+        what: what is wrong with it.
+        remedy: what to put in its place.
+    """
+
+    where: str
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}. Remedy: {self.remedy}"
+
+
+class Refused(RuntimeError):
+    """Raised where a per-record gradient would be wrong, or cannot be shown to be right."""
+
+    def __init__(self, where: str, what: str, remedy: str) -> None:
+        self.problem = Problem(where, what, remedy)
+        super().__init__(str(self.problem))
+
+    def __reduce__(self) -> tuple[type[Refused], tuple[str, str, str]]:
+        return type(self), (self.problem.where, self.problem.what, self.problem.remedy)

@@ -1,0 +1,210 @@
+"""Norms and weighted sums over all parameters, from the contributions of every use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ownerwise.gradients.contributions import Contribution, Policy, accumulation_dtype
+from ownerwise.gradients.ghost import shared_ghost_norms
+from ownerwise.gradients.sources import Source
+
+if TYPE_CHECKING:
+    from ownerwise.gradients.tape import Tap
+
+__all__ = ["Collector", "Records"]
+
+Part = tuple[int, int] | None
+
+
+class Records:
+    """The per-record gradients of one batch, as norms and sums.
+
+    Attributes:
+        norms: ``[B]`` L2 norm of each record's gradient over all trainable parameters, float32 or
+            better. A record whose gradient is not finite has a non-finite norm here and
+            contributes exactly zero to every sum, whatever its factor.
+    """
+
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        contributions: list[tuple[Source, Contribution]],
+        norms: Tensor,
+    ) -> None:
+        self._parameters = parameters
+        self._contributions = contributions
+        self.norms = norms
+        bad = ~torch.isfinite(norms)
+        if bool(bad.any()):
+            for _, contribution in contributions:
+                contribution.drop(bad)
+
+    def __len__(self) -> int:
+        return len(self.norms)
+
+    def weighted_sum(self, factors: Tensor) -> dict[nn.Parameter, Tensor]:
+        """``{parameter: sum_i factors[i] * g_i}`` for all trainable parameters.
+
+        Args:
+            factors: ``[B]``, finite.
+        """
+        if factors.shape != self.norms.shape:
+            raise ValueError(
+                f"one factor per record expected, shape {list(self.norms.shape)}; "
+                f"got {list(factors.shape)}"
+            )
+        sums: dict[int, Tensor] = {}
+        derived: dict[int, tuple[Source, Tensor]] = {}
+        cast = {dtype: factors.detach().to(dtype) for dtype in (torch.float32, torch.float64)}
+        for source, contribution in self._contributions:
+            part = contribution.weighted_sum(cast[accumulation_dtype(source.value.dtype)])
+            if source.is_root:
+                add_to(sums, id(source.tensor), part)
+            else:
+                earlier = derived.get(id(source))
+                derived[id(source)] = (source, part if earlier is None else earlier[1] + part)
+        for source, part in derived.values():
+            for root, back in zip(source.roots, source.pull_back(part, False), strict=True):
+                if back is not None:
+                    add_to(sums, id(root), back.to(accumulation_dtype(back.dtype)))
+        result = {}
+        for parameter in self._parameters.values():
+            total = sums.get(id(parameter))
+            if total is None:
+                dtype = accumulation_dtype(parameter.dtype)
+                total = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+            result[parameter] = total
+        return result
+
+    def per_record(self, start: int = 0, stop: int | None = None) -> dict[nn.Parameter, Tensor]:
+        """``{parameter: [records, *shape]}``: the gradients themselves. For tests and research."""
+        stop = len(self) if stop is None else stop
+        formed = form(self._contributions, start, stop)
+        return {
+            p: formed.get(
+                id(p),
+                torch.zeros(
+                    stop - start, *p.shape, dtype=accumulation_dtype(p.dtype), device=p.device
+                ),
+            )
+            for p in self._parameters.values()
+        }
+
+
+class Collector:
+    """Takes contributions as the backward pass delivers them."""
+
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        uses: dict[int, list[tuple[Source, Part]]],
+        count: int,
+        policy: Policy,
+        device: torch.device,
+    ) -> None:
+        self.parameters = parameters
+        self.count = count
+        self.policy = policy
+        self.device = device
+        # Norms of a parameter can be taken use by use only if no two uses touch the same entry.
+        self.separate = {root for root, used in uses.items() if are_separate(used)}
+        self.done: list[tuple[Source, Contribution]] = []
+        self.later: list[tuple[Source, Contribution]] = []
+        self.squares: list[Tensor] = []
+
+    def arrive(self, tap: Tap, gradient: Tensor) -> Tensor | None:
+        """Turn the gradient of a tapped output into contributions."""
+        if tap.layout is None:  # only in a trial run, where the problem is on the list
+            return None
+        for source, contribution in tap.build(gradient, tap.layout, self.count):
+            if source.isometric and id(source.roots[0]) in self.separate:
+                self.squares.append(contribution.squared_norms())
+                self.done.append((source, contribution))
+            else:
+                self.later.append((source, contribution))
+        return None
+
+    def finish(self) -> Records:
+        """All norms."""
+        dtypes = [accumulation_dtype(p.dtype) for p in self.parameters.values()]
+        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        if self.later:
+            self.squares.extend(shared_norms(self.later, self.count, self.policy))
+        if self.squares:
+            total = torch.stack([square.to(dtype) for square in self.squares]).sum(dim=0)
+        else:
+            total = torch.zeros(self.count, dtype=dtype, device=self.device)
+        return Records(self.parameters, self.done + self.later, total.sqrt_())
+
+
+def are_separate(uses: list[tuple[Source, Part]]) -> bool:
+    """Whether the uses of one parameter touch pairwise different entries."""
+    if len(uses) == 1:
+        return uses[0][0].isometric
+    if any(not source.is_root or part is None for source, part in uses):
+        return False
+    parts = sorted(part for _, part in uses if part is not None)
+    return all(first[1] <= second[0] for first, second in pairwise(parts))
+
+
+def shared_norms(
+    contributions: list[tuple[Source, Contribution]], count: int, policy: Policy
+) -> Iterable[Tensor]:
+    """Squared norms of parameters with several uses: of the SUM of the uses (trap 17)."""
+    rest = []
+    by_root: dict[int, list[tuple[Source, Contribution]]] = {}
+    for source, contribution in contributions:
+        key = id(source.tensor) if source.is_root else 0
+        by_root.setdefault(key, []).append((source, contribution))
+    derived_roots = {id(r) for source, _ in by_root.get(0, []) for r in source.roots}
+    for key, group in by_root.items():
+        squares = None
+        if key and key not in derived_roots:
+            squares = shared_ghost_norms([contribution for _, contribution in group], policy)
+        if squares is None:
+            rest.extend(group)
+        else:
+            yield squares
+    if not rest:
+        return
+    roots = {id(root): root for source, _ in rest for root in source.roots}
+    per_record = 4 * sum(root.numel() for root in roots.values())
+    step = max(1, (policy.chunk_bytes * 8) // max(1, per_record))
+    norm = torch.linalg.vector_norm
+    parts = []
+    for start in range(0, count, step):
+        formed = form(rest, start, min(start + step, count))
+        squares = [norm(g.reshape(len(g), -1), dim=1).square_() for g in formed.values()]
+        parts.append(torch.stack(squares).sum(dim=0))
+    yield torch.cat(parts)
+
+
+def form(
+    contributions: list[tuple[Source, Contribution]], start: int, stop: int
+) -> dict[int, Tensor]:
+    """Per-record gradients of the roots, ``{id(root): [stop - start, *shape]}``."""
+    roots: dict[int, Tensor] = {}
+    derived: dict[int, tuple[Source, Tensor]] = {}
+    for source, contribution in contributions:
+        part = contribution.per_record(start, stop)
+        if source.is_root:
+            add_to(roots, id(source.tensor), part)
+        else:
+            earlier = derived.get(id(source))
+            derived[id(source)] = (source, part if earlier is None else earlier[1] + part)
+    for source, part in derived.values():
+        for root, back in zip(source.roots, source.pull_back(part, True), strict=True):
+            if back is not None:
+                add_to(roots, id(root), back.to(accumulation_dtype(back.dtype)))
+    return roots
+
+
+def add_to(sums: dict[int, Tensor], key: int, part: Tensor) -> None:
+    """Add ``part`` to the entry, without changing tensors that others may hold."""
+    earlier = sums.get(key)
+    sums[key] = part if earlier is None else earlier + part

@@ -1,0 +1,140 @@
+"""Which tensors carry trainable parameters, and how gradients come back to them.
+
+While a model runs, a tensor is one of three things: *parametric* (a trainable parameter, or
+computed from parameters and constants alone: a transposed or normalised weight, a cast), *constant*
+(a buffer, or made from nothing), or *data*. A call that meets parametric and data arguments is a
+use of a parameter, and is tapped. A derived parametric tensor keeps its autograd graph, so that
+sums return to the parameters by one vector-Jacobian product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ownerwise.gradients.problems import Refused
+
+__all__ = ["FACTORIES", "Source", "Sources", "name_of", "tensors_in"]
+
+# Calls that move entries without changing, losing or repeating any: norms pass through unchanged.
+ISOMETRIC = frozenset(
+    (
+        *("t", "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "adjoint"),
+        *("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"),
+        *("view_as", "reshape_as", "contiguous", "clone"),
+    )
+)
+# Calls that make constants of nothing. Not torch.tensor or random calls: those may be the data.
+FACTORIES = frozenset(
+    (
+        *(torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.arange),
+        *(torch.linspace, torch.logspace, torch.tril_indices, torch.triu_indices),
+        *(torch.hann_window, torch.hamming_window, torch.blackman_window, torch.scalar_tensor),
+    )
+)
+ISOMETRIC_PROPERTIES = frozenset((Tensor.T.__get__, Tensor.mT.__get__))  # type: ignore[attr-defined]
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """The bare name of a torch function."""
+    return getattr(func, "__name__", None) or str(func)
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """All tensors in nested lists, tuples and dicts."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, dict):
+        for value in values.values():
+            yield from tensors_in(value)
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from tensors_in(value)
+
+
+class Source:
+    """A parametric tensor: its value without graph, and the parameters it comes from."""
+
+    __slots__ = ("_value", "isometric", "name", "roots", "tensor")
+
+    def __init__(
+        self, tensor: Tensor, name: str, roots: tuple[nn.Parameter, ...], isometric: bool
+    ) -> None:
+        self.tensor = tensor
+        self.name = name
+        self.roots = roots
+        self.isometric = isometric  # then there is one root, and norms are those of the root
+        self._value: Tensor | None = None
+
+    @property
+    def value(self) -> Tensor:
+        """The tensor, cut from the graph: no gradient of the batch is ever formed for it."""
+        if self._value is None:
+            self._value = self.tensor.detach()
+        return self._value
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is a parameter itself."""
+        return len(self.roots) == 1 and self.roots[0] is self.tensor
+
+    def pull_back(self, gradients: Tensor, batched: bool) -> list[Tensor | None]:
+        """Gradients of this tensor as gradients of its roots; ``batched``: one per record."""
+        gradients = gradients.to(self.tensor.dtype)
+        with torch.enable_grad():
+            back = torch.autograd.grad(
+                self.tensor,
+                self.roots,
+                gradients,
+                retain_graph=True,
+                allow_unused=True,
+                is_grads_batched=batched,
+            )
+        return list(back)
+
+
+class Sources:
+    """The parametric and the constant tensors met so far in one forward pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parametric: dict[int, Source] = {}
+        self.constant: dict[int, Tensor] = {}
+        self.buffers: dict[int, str] = {}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self.parametric[id(parameter)] = Source(parameter, name, (parameter,), True)
+            else:
+                self.constant[id(parameter)] = parameter
+        for name, buffer in model.named_buffers():
+            self.constant[id(buffer)] = buffer
+            self.buffers[id(buffer)] = name
+
+    def derive(self, func: Callable[..., Any], inputs: Sequence[Tensor], output: Any) -> None:
+        """Register what ``func`` made of parametric and constant tensors."""
+        parents = [self.parametric[id(t)] for t in inputs if id(t) in self.parametric]
+        roots = {id(root): root for parent in parents for root in parent.roots}
+        isometric = (
+            len(inputs) == 1
+            and parents[0].isometric
+            and (name_of(func) in ISOMETRIC or func in ISOMETRIC_PROPERTIES)
+        )
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                name = f"{name_of(func)}({', '.join(p.name for p in parents)})"
+                same = isometric and tensor.numel() == parents[0].tensor.numel()
+                self.parametric[id(tensor)] = Source(tensor, name, tuple(roots.values()), same)
+            else:
+                self.constant[id(tensor)] = tensor
+
+    def refuse_write(self, func: Callable[..., Any], written: Any) -> None:
+        """Refuse a call that writes data into a buffer: that would leave the process un-noised."""
+        name = self.buffers.get(id(written))
+        if name is not None:
+            raise Refused(
+                name,
+                f"the buffer is changed by {name_of(func)} from the records of the batch",
+                "keep no statistics of the batch in buffers (GroupNorm instead of BatchNorm)",
+            )

@@ -1,0 +1,379 @@
+"""The tape: watches a model run, and turns one backward pass into per-record gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ownerwise.gradients.contributions import Contribution, Policy
+from ownerwise.gradients.layout import WHOLE, Layout, candidates, fits, keeps_apart
+from ownerwise.gradients.problems import Problem, Refused
+from ownerwise.gradients.records import Collector, Records
+from ownerwise.gradients.sources import FACTORIES, Source, Sources, name_of, tensors_in
+
+__all__ = ["Build", "Tap", "Tape"]
+
+# (gradient of the tapped output, its layout, number of records) -> what it means to each source
+Build = Callable[[Tensor, Layout, int], Iterable[tuple[Source, Contribution]]]
+
+
+class _Anchor(torch.autograd.Function):
+    """Gives a tensor that needs no gradient a place in the graph, so that one arrives there."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+class Tap:
+    """One use of parameters in the forward pass."""
+
+    __slots__ = ("build", "dims", "key", "layout", "name", "shape", "trials")
+
+    def __init__(
+        self, name: str, build: Build, dims: tuple[int, ...], shape: torch.Size, key: object
+    ) -> None:
+        self.name = name
+        self.build = build
+        self.dims = dims
+        self.shape = shape
+        self.key = key
+        self.layout: Layout | None = None
+        self.trials: list[Layout] = []
+
+
+class Tape(TorchFunctionMode):
+    """Per-record gradients of an ordinary module.
+
+    Args:
+        model: any module; it is not changed, wrapped or hooked.
+        lean: spend less memory and somewhat more time.
+        channels_last: run 2-D convolutions in channels-last memory format inside (faster; the
+            values are the same).
+        spare_bytes: how much memory formed per-record gradients may take beyond what they replace
+            (ignored when lean).
+
+    See the package docstring for the way it is used.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lean: bool = False,
+        channels_last: bool = True,
+        spare_bytes: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.lean = lean
+        self.channels_last = channels_last
+        self.spare_bytes = spare_bytes
+        self.batch_hint: int | None = None  # size of the first data tensor; a hint, never a proof
+        self.policy = Policy()
+        self.problems: list[Problem] | None = None  # a list while a trial run collects problems
+        self.checked: set[object] = set()  # calls of the fallback found to be per-record
+        self._layouts: dict[object, list[Layout]] = {}
+        self._taps: list[Tap] = []
+        self._uses: dict[int, list[tuple[Source, tuple[int, int] | None]]] = {}
+        self._sources: Sources | None = None
+        self._arrive: Callable[[Tap, Tensor], Tensor | None] | None = None
+        self._anchor = torch.zeros((), requires_grad=True)
+
+    def check(self, *inputs: Any) -> list[Problem]:
+        """All problems of the model; see :func:`ownerwise.gradients.check`."""
+        from ownerwise.gradients.preflight import check
+
+        return check(self.model, *inputs)
+
+    # ---- forward: watching the calls ----
+
+    def __enter__(self) -> Tape:
+        self.reset()
+        self._sources = Sources(self.model)
+        super().__enter__()
+        return self
+
+    def reset(self) -> None:
+        """Forget the last forward pass."""
+        self._taps, self._uses, self._sources, self._arrive = [], {}, None, None
+        self.batch_hint = None
+        self.policy = Policy(lean=self.lean)
+        if self.spare_bytes is not None:
+            self.policy.spare_bytes = self.spare_bytes
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        sources = self._sources
+        assert sources is not None
+        parametric, constant = sources.parametric, sources.constant
+        inputs = list(tensors_in(args))
+        if kwargs:
+            inputs.extend(tensors_in(kwargs))
+        has_source = has_data = has_constant = False
+        for tensor in inputs:
+            key = id(tensor)
+            if key in parametric:
+                has_source = True
+            elif key in constant:
+                has_constant = True
+            else:
+                has_data = True
+                if self.batch_hint is None and tensor.dim():
+                    self.batch_hint = tensor.shape[0]
+        if not has_source:
+            return self._call_without_sources(func, args, kwargs, has_data, has_constant)
+        try:
+            return self._call_with_sources(func, args, kwargs, inputs, has_data)
+        except Refused as refusal:
+            if self.problems is None:
+                raise
+            self.problems.append(refusal.problem)
+            return func(*args, **kwargs)
+
+    def _call_without_sources(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        has_data: bool,
+        has_constant: bool,
+    ) -> Any:
+        assert self._sources is not None
+        if has_data:
+            guard = GUARDS.get(func)
+            if guard is not None:
+                return guard(self, func, *args, **kwargs)
+            if has_constant and writes(func):
+                self._sources.refuse_write(func, args[0] if args else None)
+            return func(*args, **kwargs)
+        output = func(*args, **kwargs)
+        if has_constant or func in FACTORIES:
+            for tensor in tensors_in(output):
+                self._sources.constant[id(tensor)] = tensor
+        return output
+
+    def _call_with_sources(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        inputs: Sequence[Tensor],
+        has_data: bool,
+    ) -> Any:
+        assert self._sources is not None
+        rule = BROADCASTS.get(func)
+        if rule is None and has_data:
+            rule = RULES.get(func)
+        if rule is not None:
+            output = rule(self, func, *args, **kwargs)
+            if output is not NotImplemented:
+                return output
+        if has_data:
+            return FALLBACK[0](self, func, args, kwargs)
+        output = func(*args, **kwargs)
+        self._sources.derive(func, inputs, output)
+        return output
+
+    # ---- what rules use ----
+
+    def source(self, tensor: Any) -> Source | None:
+        """The source behind a tensor, if it is parametric."""
+        assert self._sources is not None
+        return self._sources.parametric.get(id(tensor))
+
+    def value(self, tensor: Any) -> Any:
+        """The argument as the call shall see it: parametric tensors without their graph."""
+        source = self.source(tensor)
+        return tensor if source is None else source.value
+
+    def tap(
+        self,
+        func: Callable[..., Any],
+        output: Tensor,
+        sources: Sequence[tuple[Source, tuple[int, int] | None]],
+        dims: Iterable[int],
+        build: Build,
+    ) -> Tensor:
+        """Have ``build`` called with the gradient of ``output`` as it is now.
+
+        Args:
+            func: the torch function, for names.
+            output: what the call returned; the same tensor comes back, with a place in the graph.
+            sources: the parameters used, each with the range of rows if not all.
+            dims: dimensions of ``output`` along which records may lie.
+            build: makes contributions of the gradient.
+        """
+        names = ", ".join(source.name for source, _ in sources)
+        if output.grad_fn is None:
+            output = _Anchor.apply(output, self._anchor)  # type: ignore[assignment]
+        roots = tuple(id(root) for source, _ in sources for root in source.roots)
+        tap = Tap(
+            f"{name_of(func)}({names})",
+            build,
+            tuple(dims),
+            output.shape,
+            (func, roots, output.dim()),
+        )
+        number = output.output_nr
+
+        def arrived(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+            gradient = gradients[number]
+            if gradient is None or self._arrive is None:
+                return None
+            better = self._arrive(tap, gradient)
+            if better is None:
+                return None
+            return (*gradients[:number], better, *gradients[number + 1 :])
+
+        assert output.grad_fn is not None
+        output.grad_fn.register_prehook(arrived)
+        self._taps.append(tap)
+        for source, part in sources:
+            for root in source.roots:
+                self._uses.setdefault(id(root), []).append((source, part))
+        return output
+
+    # ---- backward ----
+
+    def backward(self, losses: Tensor) -> Records:
+        """Send the losses back once; activations only, no parameter gradient is formed.
+
+        Args:
+            losses: ``[B]``, one loss per record (``reduction="none"``).
+
+        Raises:
+            Refused: if records cannot be told apart, or a parameter was used out of sight.
+        """
+        if self._sources is None:
+            raise RuntimeError("the tape is empty: run the model inside `with tape:` first")
+        if losses.dim() != 1:
+            raise ValueError(
+                "losses must have one entry per record, shape [B]; "
+                f"got {tuple(losses.shape)}. Use reduction='none'"
+            )
+        parameters = {
+            source.name: source.roots[0]
+            for source in self._sources.parametric.values()
+            if source.is_root
+        }
+        count = len(losses)
+        collector = Collector(parameters, self._uses, count, self.policy, losses.device)
+        try:
+            if count and losses.requires_grad:
+                self._find_layouts(losses, parameters)
+                self._arrive = collector.arrive
+                self._run(losses, torch.ones_like(losses), parameters, keep=False)
+            return collector.finish()
+        finally:
+            self.reset()
+
+    def _run(
+        self, losses: Tensor, weights: Tensor, parameters: dict[str, nn.Parameter], keep: bool
+    ) -> None:
+        """One backward pass; a parameter that gets a gradient was used out of sight (trap 19)."""
+        before = [parameter.grad for parameter in parameters.values()]
+        for parameter in parameters.values():
+            parameter.grad = None
+        try:
+            torch.autograd.backward(losses, weights, retain_graph=keep)
+            missed = [name for name, p in parameters.items() if p.grad is not None]
+        finally:
+            for parameter, gradient in zip(parameters.values(), before, strict=True):
+                parameter.grad = gradient
+        if missed:
+            raise Refused(
+                ", ".join(missed),
+                "used where the tape does not see it (outside of the `with` block, in a custom "
+                "autograd function, or in compiled code), so it would train without clipping",
+                "use it inside the `with` block by torch functions, or freeze it",
+            )
+
+    def _find_layouts(self, losses: Tensor, parameters: dict[str, nn.Parameter]) -> None:
+        count = len(losses)
+        if count == 1:
+            for tap in self._taps:
+                tap.layout = WHOLE
+            return
+        signature = tuple([tap.key for tap in self._taps])
+        known = self._layouts.get(signature)
+        if known is not None and all(
+            fits(layout, tap.shape, count) for layout, tap in zip(known, self._taps, strict=True)
+        ):
+            for tap, layout in zip(self._taps, known, strict=True):
+                tap.layout = layout
+            return
+        if self._observe_layouts(losses, parameters):
+            self._layouts[signature] = [tap.layout or WHOLE for tap in self._taps]
+
+    def _observe_layouts(self, losses: Tensor, parameters: dict[str, nn.Parameter]) -> bool:
+        """Find every tap's layout; whether all were really seen (none had a zero gradient)."""
+        count = len(losses)
+        # A private generator: the user's random stream must not shift. Half of the records, never
+        # all or none, and no periodic pattern that a folded layout could imitate.
+        generator = torch.Generator().manual_seed(count)
+        kept = torch.zeros(count, dtype=torch.bool)
+        kept[torch.randperm(count, generator=generator)[: (count + 1) // 2]] = True
+        kept = kept.to(losses.device)
+        seen: set[int] = set()
+
+        def observe(tap: Tap, gradient: Tensor) -> None:
+            trials = candidates(tap.shape, count, tap.dims)
+            passed = [(t, *keeps_apart(t, gradient, kept)) for t in trials]
+            tap.trials = [t for t, apart, _ in passed if apart]
+            if any(apart and touched for _, apart, touched in passed):
+                seen.add(id(tap))
+
+        self._arrive = observe
+        for tap in self._taps:
+            tap.trials = candidates(tap.shape, count, tap.dims)
+        self._run(losses, kept.to(losses.dtype), parameters, keep=True)
+        for tap in self._taps:
+            if tap.trials:
+                tap.layout = tap.trials[0]
+                continue
+            refusal = Refused(
+                tap.name,
+                f"records cannot be told apart in its output of shape {list(tap.shape)} for "
+                f"{count} records: something after it mixes records, or no dimension is theirs",
+                "let every operation work on each record alone, with the records as a dimension",
+            )
+            if self.problems is None:
+                raise refusal
+            self.problems.append(refusal.problem)
+            tap.layout = None
+        return len(seen) == len(self._taps)
+
+
+def writes(func: Callable[..., Any]) -> bool:
+    """Whether a torch function changes its first argument in place."""
+    name = name_of(func)
+    return (
+        name == "__setitem__"
+        or name.startswith("__i")
+        or (name.endswith("_") and not name.endswith("__"))
+    )
+
+
+# Filled by the rule files; see rules.py.
+RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
+BROADCASTS: dict[Callable[..., Any], Callable[..., Any]] = {}
+GUARDS: dict[Callable[..., Any], Callable[..., Any]] = {}
+FALLBACK: list[Callable[..., Any]] = []

@@ -1,0 +1,204 @@
+"""The secret stream: every random number of a run, from one key that never leaves the process.
+
+Guarantee. The numbers are AES-256-CTR key stream under a key from the operating system, so they
+cannot be told from uniform bits by anyone who lacks the key (the PRF bound: a run of 2^32 blocks is
+distinguished with an advantage below 2^-64). They do not depend on the global seeds of Python,
+numpy or torch, on DataLoader workers, or on what other purposes have drawn.
+
+Keys form a tree: `stream.child("noise")` has a secret of its own, derived from its parent's by
+HKDF-Expand, and the key that draws is derived from it in turn. Step t of a stream is the counter
+range [t 2^64, (t+1) 2^64) of that key. What is drawn for (purpose, step) is therefore a function of
+the key alone: a resumed run with the same fixed seed draws step t bit for bit as before, whatever
+was drawn in between.
+
+No (key, counter) pair is used twice:
+- within a step the counter only advances;
+- a stream opens each step at most once, and only forwards;
+- a private stream hands out each child at most once, and cannot be pickled or copied;
+- a process forked from the stream's own is REFUSED (an error, not a new key): re-keying would
+  silently give the ranks of a run different batches.
+A stream from a fixed seed may be made again, that is its use, and so it is not private.
+
+References: NIST SP 800-38A (CTR mode), RFC 5869 (HKDF); Garfinkel & Leclerc, "Randomness Concerns
+When Deploying Differential Privacy", WPES 2020 (why the generator must be cryptographic).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from typing import NoReturn, Self
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+
+__all__ = ["SecretStream", "StepStream"]
+
+_STEPS = 2**64
+_WORDS_PER_STEP = 2**65  # 2^64 AES blocks of two 64-bit words
+
+
+class SecretStream:
+    """A node of the key tree: makes children for purposes, and opens the steps of its own purpose.
+
+    `SecretStream()` takes its key from the system and is private: nothing shows or stores the key.
+    `SecretStream.from_seed(7)` repeats itself and is not private: `private` is False, and whatever
+    is made with it must say "not private".
+
+    Example:
+        stream = SecretStream()
+        noise = stream.child("noise")
+        words = noise.at_step(0).uniforms(10)
+    """
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+        self._seed: int | None = None
+        self._path = ""
+        self._open()
+
+    @classmethod
+    def from_seed(cls, seed: int) -> Self:
+        """A repeatable stream, for tests and science: NOT private."""
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+            raise TypeError(f"seed must be an integer, got {seed!r}")
+        label = b"ownerwise fixed seed, not private:%d" % int(seed)
+        return cls._make(hashlib.sha256(label).digest(), int(seed), "")
+
+    @classmethod
+    def _make(cls, secret: bytes, seed: int | None, path: str) -> Self:
+        stream = cls.__new__(cls)
+        stream._secret, stream._seed, stream._path = secret, seed, path
+        stream._open()
+        return stream
+
+    def _open(self) -> None:
+        self._draw_key = _derive(self._secret, b"draw")
+        self._process = os.getpid()
+        self._children: set[str] = set()
+        self._next_step = 0
+
+    @property
+    def private(self) -> bool:
+        """Whether the key came from the system; False for a fixed seed."""
+        return self._seed is None
+
+    @property
+    def seed(self) -> int | None:
+        """The fixed seed, or None for a private stream."""
+        return self._seed
+
+    @property
+    def next_step(self) -> int:
+        """The first step that `at_step` still opens."""
+        return self._next_step
+
+    def child(self, purpose: str) -> Self:
+        """The stream of one purpose, unrelated to every other purpose's.
+
+        A private stream gives each child once: two users of one child would draw equal numbers.
+        With a fixed seed a second call starts the child anew.
+        """
+        _check_process(self._process)
+        if self.private and purpose in self._children:
+            raise RuntimeError(
+                f"this stream already serves the purpose {purpose!r}: a second user would repeat "
+                "its numbers. Make one SecretStream() per run"
+            )
+        self._children.add(purpose)
+        secret = _derive(self._secret, b"child:" + purpose.encode())
+        return self._make(secret, self._seed, f"{self._path}/{purpose}")
+
+    def at_step(self, step: int) -> StepStream:
+        """Open the numbers of one step; each step at most once, and only forwards."""
+        _check_process(self._process)
+        if not self._next_step <= step < _STEPS:
+            raise RuntimeError(
+                f"step {step} of {self!r} is closed, the next one is {self._next_step}: drawing it "
+                "again would reuse its randomness"
+            )
+        self._next_step = int(step) + 1
+        return StepStream(self._draw_key, int(step), self._process)
+
+    def __repr__(self) -> str:
+        kind = "private" if self.private else f"NOT PRIVATE: fixed seed {self._seed}"
+        return f"SecretStream({kind}, purpose={self._path or '/'!r})"
+
+    def __reduce__(self) -> NoReturn:
+        _refuse_copy()
+
+
+class StepStream:
+    """The numbers of one (purpose, step). Made by `SecretStream.at_step`; only advances."""
+
+    def __init__(self, key: bytes, step: int, process: int) -> None:
+        counter = step.to_bytes(8, "big") + bytes(8)
+        self._encryptor = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+        self._step = step
+        self._process = process
+        self._position = 0
+
+    @property
+    def position(self) -> int:
+        """64-bit words drawn so far: the counter within the step."""
+        return self._position
+
+    def words(self, count: int) -> np.ndarray:
+        """Uniform 64-bit words, uint64 [count]."""
+        _check_process(self._process)
+        if self._position + count > _WORDS_PER_STEP:
+            raise OverflowError(f"step {self._step} is used up: its counter would overflow")
+        self._position += count
+        size = 8 * count
+        buffer = np.empty(size + 15, dtype=np.uint8)  # update_into asks for a spare block
+        self._encryptor.update_into(bytes(size), buffer.data)
+        return buffer[:size].view("<u8")
+
+    def bytes(self, count: int) -> bytes:
+        """Uniform bytes (whole words are drawn, the rest of the last one is dropped)."""
+        return self.words(-(-count // 8)).tobytes()[:count]
+
+    def uniforms(self, count: int) -> np.ndarray:
+        """Multiples of 2^-53, uniform on [0, 1), float64 [count]."""
+        return (self.words(count) >> np.uint64(11)) * 2.0**-53
+
+    def integers(self, high: int, count: int) -> np.ndarray:
+        """Integers of {0, ..., high - 1}, exactly uniform (by rejection), int64 [count]."""
+        if not 1 <= high <= 2**63:
+            raise ValueError(f"high must lie in [1, 2^63], got {high}")
+        largest = np.uint64(2**64 - 2**64 % high - 1)  # keeps a whole number of cycles of `high`
+        kept = self.words(count)
+        kept = kept[kept <= largest]
+        while len(kept) < count:
+            more = self.words(count - len(kept))
+            kept = np.concatenate([kept, more[more <= largest]])
+        return (kept % np.uint64(high)).astype(np.int64)
+
+    def __repr__(self) -> str:
+        return f"StepStream(step={self._step}, position={self._position})"
+
+    def __reduce__(self) -> NoReturn:
+        _refuse_copy()
+
+
+def _derive(secret: bytes, info: bytes) -> bytes:
+    return HKDFExpand(algorithm=SHA256(), length=32, info=info).derive(secret)
+
+
+def _check_process(owner: int) -> None:
+    if os.getpid() != owner:
+        raise RuntimeError(
+            f"this secret stream belongs to process {owner}, and process {os.getpid()} was forked "
+            "from it: both would draw the same numbers. Draw in the parent, or make a "
+            "SecretStream() in the child"
+        )
+
+
+def _refuse_copy() -> NoReturn:
+    raise TypeError(
+        "a secret stream cannot be pickled or copied: a copy would repeat its numbers, and a "
+        "stored key lets a reader subtract the noise. Make a new SecretStream() instead"
+    )

@@ -1,0 +1,62 @@
+"""The oracle: one record at a time through autograd, and comparison of a tape with it."""
+
+import torch
+from torch import Tensor, nn
+
+from ownerwise.gradients import Records, Tape
+
+
+def wavy(outputs: Tensor, _: Tensor | None = None) -> Tensor:
+    """A loss per record in which every output counts, with its own weight."""
+    flat = outputs.reshape(len(outputs), -1)
+    ramp = torch.linspace(1, 2, flat.shape[1], dtype=flat.dtype)
+    return ((flat + 0.1).sin() * ramp).sum(dim=1)
+
+
+def loop(model: nn.Module, x: Tensor, loss=wavy) -> dict[nn.Parameter, Tensor]:
+    """{parameter: [B, *shape]} by a plain loop over single records."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    rows = []
+    for i in range(len(x)):
+        value = loss(model(x[i : i + 1])).sum()
+        back = torch.autograd.grad(value, parameters, allow_unused=True)
+        pairs = zip(parameters, back, strict=True)
+        rows.append([torch.zeros_like(p) if g is None else g for p, g in pairs])
+    return {p: torch.stack([row[k] for row in rows]) for k, p in enumerate(parameters)}
+
+
+def run(tape: Tape, x: Tensor, loss=wavy) -> Records:
+    with tape:
+        outputs = tape.model(x)
+    return tape.backward(loss(outputs))
+
+
+def norms_of(gradients: dict[nn.Parameter, Tensor]) -> Tensor:
+    total = sum(g.reshape(len(g), -1).square().sum(dim=1) for g in gradients.values())
+    assert isinstance(total, Tensor)
+    return total.sqrt()
+
+
+def assert_equal(records: Records, expected: dict[nn.Parameter, Tensor], tolerance=1e-9) -> None:
+    norms = norms_of(expected)
+    scale = float(norms.max()) if len(norms) else 1.0
+    near = {"rtol": tolerance, "atol": tolerance * max(scale, 1e-3)}
+    torch.testing.assert_close(records.norms, norms, **near)
+    factors = (0.5 / norms.clamp_min(1e-12)).clamp_max(1)
+    sums = records.weighted_sum(factors)
+    assert set(sums) == set(expected)
+    near["atol"] = max(near["atol"], tolerance)
+    for parameter, gradients in expected.items():
+        total = torch.tensordot(factors, gradients, dims=1)
+        torch.testing.assert_close(sums[parameter], total, **near)
+    for parameter, formed in records.per_record().items():
+        torch.testing.assert_close(formed, expected[parameter], **near)
+
+
+def assert_matches_loop(model: nn.Module, x: Tensor, loss=wavy, **options) -> None:
+    """Norms, clipped sums and gradients as the loop has them, in every memory mode, twice."""
+    expected = loop(model, x, loss)
+    for settings in ({}, {"lean": True}, {"spare_bytes": 0, "channels_last": False}):
+        tape = Tape(model, **settings, **options)
+        for _ in range(2):  # the second time with the layouts known
+            assert_equal(run(tape, x, loss), expected)
