@@ -1,119 +1,363 @@
-"""Budget tables from DataFrames, CSV and Parquet files: `owner, epsilon[, delta][, records]`."""
+"""Budgets as people give them: mappings, arrays, DataFrames, CSV and Parquet files.
+
+A table has the columns `owner, epsilon[, delta][, records]`, one row per owner. Whatever the
+source, what comes out is one `Column` for each of epsilon, delta and records. Nothing here stops at
+the first problem: each is added to a list, and reading goes on with what is still known.
+"""
 
 from __future__ import annotations
 
 import csv
+import math
 import os
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ownerwise.errors import BudgetError
+from ownerwise.errors import name_some
 
 COLUMNS = ("owner", "epsilon", "delta", "records")
+DEFAULT_DELTA = 1e-5
+
+Pairs = Sequence[tuple[str, np.ndarray]]
+"""The columns of a table as they stand there: name and cells."""
 
 
-@dataclass
-class BudgetTable:
-    """Columns of a budget table, and what is wrong with them."""
-
-    columns: dict[str, list[Any]]
-    problems: list[str] = field(default_factory=list)
-
-    def as_mapping(self, column: str) -> dict[Any, Any] | None:
-        """Return {owner: value} of a column, or None where the table lacks it."""
-        if column not in self.columns:
-            return None
-        return dict(zip(self.columns["owner"], self.columns[column], strict=True))
+_VALID: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "epsilon": lambda values: np.isfinite(values) & (values > 0),
+    "delta": lambda values: (values > 0) & (values < 1),
+    "records": lambda values: (values >= 1) & (values < 2**53) & (values == np.floor(values)),
+}
+_EXPECTED = {
+    "epsilon": "expected a positive, finite number (common: 0.1 to 10)",
+    "delta": "expected a number above 0 and below 1, well below 1/records (common: 1e-5)",
+    "records": "expected a whole number of at least 1; leave out owners without any",
+}
 
 
-def read_table(source: Any) -> BudgetTable | None:
-    """Return the table that `source` is or names; None if it is no table (a mapping, an array)."""
-    if isinstance(source, str | os.PathLike):
-        path = Path(source)
-        if not path.is_file():
-            raise BudgetError(f"no budget table at {path}; expected a CSV or Parquet file")
-        if path.suffix.lower() in (".parquet", ".pq"):
-            return _check(_read_parquet(path), str(path))
-        return _check(_read_csv(path), str(path))
-    if hasattr(source, "columns") and hasattr(source, "to_dict"):  # a DataFrame
-        return _check({str(name): source[name].tolist() for name in source.columns}, "the table")
-    return None
+@dataclass(frozen=True, eq=False)
+class Column:
+    """What was given for one of epsilon, delta and records.
+
+    Attributes:
+        what: "epsilon", "delta" or "records".
+        cells: the values as given, [owners]; of shape [] if one value stands for all owners.
+        where: the source, in words for messages.
+        names: the owner of each cell as given; None: the cells follow the sorted ids of all owners.
+        rows: the row of each cell in a table.
+        ids: the distinct names, sorted, int64 or str; cells, names and rows then follow that order.
+            None if some names cannot be used, or none were given.
+    """
+
+    what: str
+    cells: np.ndarray
+    where: str
+    names: np.ndarray | None = None
+    rows: np.ndarray | None = None
+    ids: np.ndarray | None = None
+
+    def numbers(
+        self, ids: np.ndarray | None, levels: Mapping[str, float], problems: list[str]
+    ) -> np.ndarray:
+        """Return the cells as float64, in their shape, and report each that is no valid value.
+
+        `ids` names the owners of cells that have no names of their own.
+        """
+        cells = self.cells.ravel()
+        if cells.dtype.kind in "iuf":
+            values, unreadable = cells.astype(np.float64), np.zeros(len(cells), dtype=bool)
+        else:
+            levels = levels if self.what == "epsilon" else {}
+            read = [_number(cell, levels) for cell in cells.tolist()]
+            values = np.array(read, dtype=np.float64)
+            unreadable = np.array([number is None for number in read], dtype=bool)
+        expected = "not a number; expected one for each owner: fill it in"
+        if self.what == "epsilon":
+            known = name_some(list(levels), shown=10) or "none; give levels={'high': 0.5, ...}"
+            expected = f"neither a number nor a known level; correct it (known levels: {known})"
+        self._report(unreadable, ids, expected, problems)
+        self._report(~unreadable & ~_VALID[self.what](values), ids, _EXPECTED[self.what], problems)
+        return values.reshape(self.cells.shape)
+
+    def _report(
+        self, wrong: np.ndarray, ids: np.ndarray | None, expected: str, problems: list[str]
+    ) -> None:
+        at = np.flatnonzero(wrong)
+        if not len(at):
+            return
+        names = ids if self.names is None else self.names
+        if not self.cells.ndim:
+            owners = f"all owners ({self.cells.tolist()!r})"
+        elif names is None or len(names) != len(self.cells):
+            owners = f"entry {name_some(at, lambda i: f'{i} ({self._cell(i)})')}"
+        else:
+            owners = f"owner {name_some(at, lambda i: f'{names[i]} ({self._cell(i)})')}"
+        source = "" if self.rows is None else f" in {self.where}"
+        problems.append(f"{self.what} of {owners}{source}: {expected}")
+
+    def _cell(self, at: int) -> str:
+        (cell,) = self.cells[at : at + 1].tolist()
+        return repr(cell) if self.rows is None else f"{cell!r}, row {self.rows[at]}"
 
 
-def _read_csv(path: Path) -> dict[str, list[Any]]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]
-    if not rows:
-        raise BudgetError(f"{path} is empty; expected a header {','.join(COLUMNS[:2])} and rows")
-    header = [name.strip() for name in rows[0]]
-    wrong = [number for number, row in enumerate(rows[1:], 2) if len(row) != len(header)]
-    if wrong:
-        raise BudgetError(
-            f"{path}, row {wrong[0]}: {len(rows[wrong[0] - 1])} cells under a header of "
-            f"{len(header)}; expected as many cells as column names"
-        )
-    columns = {name: [row[i].strip() for row in rows[1:]] for i, name in enumerate(header)}
-    owners = columns.get("owner", [])
-    if owners and all(_is_plain_integer(name) for name in owners):
-        columns["owner"] = [int(name) for name in owners]
-    for name in ("delta", "records"):
-        if name in columns:
-            columns[name] = [_number(path, name, cell) for cell in columns[name]]
+def read_budgets(
+    epsilon: Any, delta: Any, records: Any, levels: Mapping[str, float], problems: list[str]
+) -> dict[str, Column]:
+    """Return the columns by name, without those that were not given or cannot be used.
+
+    `epsilon` may be a table; `delta` and `records` then go before its columns of that name.
+    """
+    if hasattr(epsilon, "columns") and hasattr(epsilon, "to_dict"):  # a DataFrame
+        pairs = [(str(name), as_array(epsilon[name])) for name in epsilon.columns]
+        columns = _read_table(pairs, range(len(epsilon)), "the table", problems)
+    elif isinstance(epsilon, str | os.PathLike) and epsilon not in levels:
+        columns = _read_file(Path(epsilon), problems)
+    else:
+        columns = _read_argument("epsilon", epsilon, problems)
+    if delta is None and "delta" not in columns:
+        delta = DEFAULT_DELTA
+    for what, given in (("delta", delta), ("records", records)):
+        if given is not None:
+            columns |= _read_argument(what, given, problems)
     return columns
 
 
-def _is_plain_integer(text: str) -> bool:
-    """Return whether text is an integer as one would write it: '007' is a name."""
-    digits = text.removeprefix("-")
-    return digits.isascii() and digits.isdigit() and (digits == "0" or not digits.startswith("0"))
+def read_levels(levels: Mapping[str, float] | None, problems: list[str]) -> dict[str, float]:
+    """Return what the names of levels mean, in numbers."""
+    meaning: dict[str, float] = {}
+    for name, given in (levels or {}).items():
+        if not isinstance(name, str) or _number(name, {}) is not None:
+            problems.append(f"level {name!r} can be taken for a number; expected a name: 'high'")
+            continue
+        value = _number(given, {})
+        if value is None or not 0 < value < math.inf:
+            problems.append(f"level {name!r} means {given!r}; {_EXPECTED['epsilon']}")
+            value = 1.0  # so that its owners are not reported on top
+        meaning[name] = value
+    return meaning
 
 
-def _number(path: Path, column: str, cell: str) -> float:
+def as_array(given: Any) -> np.ndarray:
+    """Return an array that keeps what it was given: [1, "a"] does not become two strings."""
+    if hasattr(given, "detach"):  # a torch tensor
+        given = given.detach().cpu()
+    if hasattr(given, "to_numpy"):  # a column of a DataFrame
+        return given.to_numpy()
+    listed = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
+    if hasattr(given, "__array__") or not listed:
+        return np.asarray(given)
+    cells = list(given)
+    if set(map(type, cells)) in ({int}, {float}):
+        return np.array(cells)
+    return np.fromiter(cells, dtype=object, count=len(cells))
+
+
+def as_ids(
+    given: np.ndarray,
+    where: str,
+    problems: list[str],
+    place: Callable[[int], str] = "record {}".format,
+) -> np.ndarray | None:
+    """Return owner ids as int64 or str, without the missing ones; None if they cannot be used.
+
+    `place` says in words where the id at a position was given.
+    """
+    if given.ndim != 1:
+        problems.append(f"{where} has shape {given.shape}; expected a list of owner ids")
+        return None
+    if not len(given):
+        problems.append(f"{where} is empty; expected at least one owner")
+        return None
+    cells = [] if given.dtype.kind in "iu" else given.tolist()
+    missing = [at for at, cell in enumerate(cells) if _is_missing(cell)]
+    if missing:
+        problems.append(
+            f"{where}: no owner id in {name_some(missing, place)}; expected an int or a str in "
+            "each: fill it in, or leave it out"
+        )
+        given = np.delete(given, missing)
+    types = set(map(type, given.tolist())) if given.dtype.kind == "O" else {given.dtype.type}
+    kinds = sorted(set(map(_kind, types))) if len(given) else []
+    if kinds == ["str"]:
+        return given.astype(str)
+    if kinds == ["int"] and max(int(given.max()), -1 - int(given.min())) < 2**63:
+        return given.astype(np.int64)
+    if kinds == ["int"]:
+        problems.append(f"{where}: an owner id does not fit in 64 bits; use str ids instead")
+    elif kinds:
+        problems.append(
+            f"{where}: owner ids are of type {' and '.join(kinds)}, such as "
+            f"{given[:1].tolist()[0]!r}; expected all int or all str: convert them (ints with a "
+            "gap may have become floats)"
+        )
+    return None
+
+
+def _is_missing(cell: Any) -> bool:
+    if isinstance(cell, str):
+        return not cell
+    if isinstance(cell, float | np.floating):
+        return math.isnan(cell)
+    return cell is None or type(cell).__name__ in ("NAType", "NaTType")  # of pandas
+
+
+def _kind(cell_type: type) -> str:
+    if issubclass(cell_type, bool | np.bool_):
+        return "bool"
+    if issubclass(cell_type, int | np.integer):
+        return "int"
+    return "str" if issubclass(cell_type, str) else cell_type.__name__
+
+
+def _number(cell: Any, levels: Mapping[str, float]) -> float | None:
+    if isinstance(cell, str) and cell in levels:
+        return levels[cell]
+    if isinstance(cell, bool | np.bool_):
+        return None
     try:
         return float(cell)
-    except ValueError:
-        raise BudgetError(f"{path}: {cell!r} in column {column}; expected a number") from None
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
-def _read_parquet(path: Path) -> dict[str, list[Any]]:
+def _read_argument(what: str, given: Any, problems: list[str]) -> dict[str, Column]:
+    """Return the column that a number, an array, a mapping or a Series makes."""
+    if isinstance(given, Mapping):
+        names, cells = as_array(given.keys()), as_array(given.values())
+        return _keyed({what: cells}, names, None, f"the mapping {what}", problems)
+    cells = as_array(given)
+    if cells.ndim > 1:
+        problems.append(f"{what} has shape {cells.shape}; expected one dimension, one value each")
+        return {}
+    if hasattr(given, "to_numpy") and hasattr(given, "index"):  # a pandas Series
+        names = as_array(given.index)
+        if not np.array_equal(names, np.arange(len(names))):  # else the index says nothing
+            return _keyed({what: cells}, names, None, f"the index of {what}", problems)
+    return {what: Column(what, cells, what)}
+
+
+def _keyed(
+    columns: Mapping[str, np.ndarray],
+    names: np.ndarray,
+    rows: Sequence[int] | None,
+    where: str,
+    problems: list[str],
+) -> dict[str, Column]:
+    """Return columns whose owners are named, sorted by owner if the names can be used."""
+    numbers = None if rows is None else np.asarray(rows)
+    place = (lambda at: f"entry {at}") if rows is None else (lambda at: f"row {rows[at]}")
+    ids = as_ids(names, where, problems, place)
+    if ids is None or len(ids) < len(names):
+        return {what: Column(what, columns[what], where, names, numbers) for what in columns}
+    order = np.argsort(ids, kind="stable")
+    names = ids = ids[order]
+    twice = np.unique(ids[1:][ids[1:] == ids[:-1]])
+    if len(twice):
+        ids = np.unique(ids)
+        problems.append(
+            f"{where}: owner {name_some(twice)} stands there more than once; expected each owner "
+            "once: leave out all but one"
+        )
+    numbers = None if numbers is None else numbers[order]
+    return {
+        what: Column(what, cells[order], where, names, numbers, ids)
+        for what, cells in columns.items()
+    }
+
+
+def _read_table(
+    pairs: Pairs, rows: Sequence[int], where: str, problems: list[str]
+) -> dict[str, Column]:
+    names = [name for name, _ in pairs]
+    unknown = [name for name in names if name not in COLUMNS]
+    lacking = [name for name in COLUMNS[:2] if name not in names]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    for what, wrong in (("unknown", unknown), ("no", lacking), ("more than one", twice)):
+        if wrong:
+            problems.append(
+                f"{where}: {what} column {name_some(wrong)}; expected owner, epsilon and, if "
+                "wanted, delta and records, each once: rename or remove columns"
+            )
+    columns = {name: cells for name, cells in pairs if name in COLUMNS}
+    if "owner" not in columns or twice:
+        return {}
+    if not len(rows):
+        problems.append(f"{where} has no rows; expected one row per owner")
+        return {}
+    return _keyed(columns, columns.pop("owner"), rows, where, problems)
+
+
+def _read_file(path: Path, problems: list[str]) -> dict[str, Column]:
     try:
-        from pyarrow import parquet
+        if path.suffix.lower() in (".parquet", ".pq"):
+            pairs, rows = _read_parquet(path)
+        else:
+            pairs, rows = _read_csv(path, problems)
+    except FileNotFoundError:
+        problems.append(
+            f"no file {path}; expected the path of a CSV or Parquet table (or, with levels=, the "
+            "name of a level)"
+        )
     except ImportError:
-        raise BudgetError(
-            f"{path}: reading Parquet needs pyarrow; install ownerwise[table], or use CSV"
-        ) from None
-    return parquet.read_table(path).to_pydict()
+        problems.append(f"{path}: Parquet needs pyarrow; install ownerwise[table], or use CSV")
+    except (OSError, ValueError, csv.Error) as error:
+        problems.append(
+            f"{path} cannot be read ({error}); expected CSV (UTF-8, comma separated) or Parquet "
+            "(named .parquet): export the table again"
+        )
+    else:
+        return _read_table(pairs, rows, str(path), problems)
+    return {}
 
 
-def _check(columns: dict[str, list[Any]], where: str) -> BudgetTable:
-    table = BudgetTable(columns)
-    missing = [name for name in COLUMNS[:2] if name not in columns]
-    unknown = [name for name in columns if name not in COLUMNS]
-    if missing or unknown:
-        raise BudgetError(
-            f"{where} has the columns {', '.join(columns) or 'none'}; expected owner, epsilon and, "
-            "optionally, delta and records"
+def _read_csv(path: Path, problems: list[str]) -> tuple[Pairs, Sequence[int]]:
+    cells: list[str] = []  # row after row: a million small lists would keep the collector busy
+    rows: list[int] = []
+    misfits: list[str] = []
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file, skipinitialspace=True, strict=True)
+        header = [name.strip() for name in next(filter(any, reader), [])]
+        valid = [{"owner": "", "delta": "1e-5"}.get(name, "1") for name in header]
+        for row in filter(any, reader):
+            if len(row) != len(header):
+                misfits.append(f"row {reader.line_num} ({len(row)} cells)")
+                row = [*row, *valid[len(row) :]][: len(header)]
+            cells += row
+            rows.append(reader.line_num)
+    if misfits:
+        problems.append(
+            f"{path}, {name_some(misfits)}: expected {len(header)} cells, as in the header; fill "
+            "in the row, and quote names that hold a comma"
         )
-    owners = columns["owner"]
-    if not owners:
-        raise BudgetError(f"{where} has no rows; expected one row per owner")
-    blank = sum(
-        name is None or name == "" or (isinstance(name, float) and np.isnan(name))
-        for name in owners
-    )
-    if blank:
-        table.problems.append(
-            f"{where}: {blank} rows without an owner id; expected one in each row"
-        )
-    twice = [name for name, count in Counter(map(str, owners)).items() if count > 1]
-    if twice:
-        more = f" and {len(twice) - 3} more" if len(twice) > 3 else ""
-        table.problems.append(
-            f"{where}: owner {', '.join(twice[:3])}{more} stands in more than one row; expected "
-            "each owner once"
-        )
-    return table
+    pairs = [
+        (name, _csv_cells(name, list(map(str.strip, cells[at :: len(header)]))))
+        for at, name in enumerate(header)
+    ]
+    return pairs, rows
+
+
+def _csv_cells(name: str, cells: list[str]) -> np.ndarray:
+    """Return numbers if all cells are numbers. Ids must be written as ints are: "007" is a name."""
+    try:
+        if name != "owner":
+            return np.array(list(map(float, cells)))
+        ids = np.array(list(map(int, cells)), dtype=np.int64)
+        return ids if list(map(str, ids.tolist())) == cells else as_array(cells)
+    except (ValueError, OverflowError):
+        return as_array(cells)
+
+
+def _read_parquet(path: Path) -> tuple[Pairs, Sequence[int]]:
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path) as file:
+        table = file.read()
+    pairs = [
+        # with gaps, to_numpy would turn ints into floats
+        (name, as_array(cells.to_pylist()) if cells.null_count else cells.to_numpy())
+        for name, cells in zip(table.column_names, table.columns, strict=True)
+    ]
+    return pairs, range(table.num_rows)

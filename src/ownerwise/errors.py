@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 
 class OwnerwiseError(ValueError):
@@ -32,3 +33,9 @@ class AccountingError(OwnerwiseError, ArithmeticError):
 
 class PrivacyWarning(UserWarning):
     """What was asked for is possible, yet weakens what the guarantee means."""
+
+
+def name_some(items: Any, label: Callable[[Any], str] = str, *, shown: int = 3) -> str:
+    """Return the first of a list or array in words: "a, b, c and 4 more"."""
+    named = ", ".join(label(item) for item in items[:shown])
+    return f"{named} and {len(items) - shown} more" if len(items) > shown else named

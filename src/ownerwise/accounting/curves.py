@@ -26,6 +26,9 @@ ACCOUNTANTS: dict[str, Callable[[float, float, Schedule, float], float]] = {
     "rdp": rdp.epsilon,
 }
 
+LogQuantity = Callable[[int, np.ndarray], np.ndarray]
+"""Logarithm of a quantity at (number of the delta, log epsilon)."""
+
 RATE_RANGE = (1e-9, 1.0)
 MULTIPLIER_RANGE = (0.2, 1e5)
 TOLERANCE = 2e-4
@@ -35,43 +38,50 @@ _MAX_NODES = 24  # distinct budgets per delta up to which each is a node
 _MAX_DELTAS = 64
 
 
-@dataclass(frozen=True)
 class Budgets:
-    """Distinct deltas, and per owner the number of its delta and its epsilon."""
+    """Epsilon and delta of every owner, grouped by delta.
 
-    epsilon: np.ndarray  # [owners]
-    delta_values: np.ndarray  # [deltas]
-    delta_index: np.ndarray  # [owners]
+    More than 64 distinct deltas are rounded DOWN to a grid of 64: each owner is then accounted
+    at a delta slightly below its own.
+    """
 
-    @classmethod
-    def of(cls, epsilon: np.ndarray, delta: np.ndarray) -> Budgets:
-        """Return the budgets; more than 64 distinct deltas are rounded DOWN to a grid of 64."""
+    def __init__(self, epsilon: np.ndarray, delta: np.ndarray):
+        self.epsilon = np.asarray(epsilon, dtype=np.float64)
         values, index = np.unique(delta, return_inverse=True)
         if len(values) > _MAX_DELTAS:
             grid = np.geomspace(values[0], values[-1], _MAX_DELTAS + 1)[:-1]
             grid[0] = values[0]
             index = (np.searchsorted(grid, values, side="right") - 1)[index]
             values = grid
-        return cls(np.asarray(epsilon, dtype=np.float64), values, index)
+        order = np.argsort(index, kind="stable")
+        bounds = np.searchsorted(index[order], np.arange(len(values) + 1))
+        parts = [order[first:last] for first, last in pairwise(bounds)]
+        self.groups = [
+            Group(number, float(delta), members)
+            for number, (delta, members) in enumerate(zip(values, parts, strict=True))
+            if len(members)
+        ]
+        """One group per delta that occurs."""
 
-    def groups(self):
-        """Yield (number of the delta, delta, positions of its owners)."""
-        if len(self.delta_values) == 1:
-            yield 0, float(self.delta_values[0]), np.arange(len(self.epsilon))
-            return
-        order = np.argsort(self.delta_index, kind="stable")
-        bounds = np.searchsorted(self.delta_index[order], np.arange(len(self.delta_values) + 1))
-        for number, delta in enumerate(self.delta_values):
-            members = order[bounds[number] : bounds[number + 1]]
-            if len(members):
-                yield number, float(delta), members
+
+@dataclass(frozen=True)
+class Group:
+    """Owners that share a delta: its number, its value, the owners' positions."""
+
+    number: int
+    delta: float
+    members: np.ndarray
 
 
 class BudgetCurve:
-    """A positive quantity as a function of (epsilon, delta): one monotone curve per delta."""
+    """A positive quantity as a function of (epsilon, delta): one curve per delta.
 
-    def __init__(self, nodes: dict[int, tuple[np.ndarray, np.ndarray]]):
-        self.nodes = nodes  # number of the delta -> (log epsilon rising, log value)
+    `unreachable` lists the nodes (epsilon, delta) that no value within bounds can keep to.
+    """
+
+    def __init__(self):
+        self.nodes: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # log epsilon, log value
+        self.unreachable: list[tuple[float, float]] = []
 
     def log_at(self, number: int, log_epsilon: np.ndarray) -> np.ndarray:
         """Return the logarithm of the quantity at points of delta `number`."""
@@ -81,25 +91,28 @@ class BudgetCurve:
     def __call__(self, budgets: Budgets) -> np.ndarray:
         """Return the quantity for every owner."""
         result = np.empty(len(budgets.epsilon))
-        for number, _, members in budgets.groups():
-            result[members] = np.exp(self.log_at(number, np.log(budgets.epsilon[members])))
+        for group in budgets.groups:
+            points = np.log(budgets.epsilon[group.members])
+            result[group.members] = np.exp(self.log_at(group.number, points))
         return result
 
 
 def _interpolate(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Return the cubic spline through (x, y), held between the values of neighbouring nodes."""
     if len(x) == 1:
         return np.full(np.shape(at), y[0])
-    result = CubicSpline(x, y)(np.clip(at, x[0], x[-1]))
-    hit = np.minimum(np.searchsorted(x, at), len(x) - 1)
-    return np.where(x[hit] == at, y[hit], result)
+    at = np.clip(at, x[0], x[-1])
+    right = np.clip(np.searchsorted(x, at), 1, len(x) - 1)
+    ends = y[right - 1], y[right]
+    return np.clip(CubicSpline(x, y)(at), np.minimum(*ends), np.maximum(*ends))
 
 
 def rate_curve(
     budgets: Budgets,
-    log_multiplier: Callable[[int, np.ndarray], np.ndarray],
+    log_multiplier: LogQuantity,
     schedule: Schedule,
     accountant: str,
-    guess: BudgetCurve | None = None,
+    guess: LogQuantity | None = None,
     tolerance: float = TOLERANCE,
 ) -> BudgetCurve:
     """Return the sampling rate that spends each budget, given the noise multiplier.
@@ -127,7 +140,7 @@ def multiplier_curve(
     rate: float,
     schedule: Schedule,
     accountant: str,
-    guess: BudgetCurve | None = None,
+    guess: LogQuantity | None = None,
     tolerance: float = TOLERANCE,
 ) -> BudgetCurve:
     """Return the noise multiplier that spends each budget at sampling rate `rate`."""
@@ -147,7 +160,7 @@ def _solve(
     budgets: Budgets,
     cost: Callable[[float, int, float], tuple[float, float]],
     first_guess: Callable[[int, float, float], float],
-    guess: BudgetCurve | None,
+    guess: LogQuantity | None,
     slope: float,
     bounds: tuple[float, float],
     schedule: Schedule,
@@ -156,9 +169,11 @@ def _solve(
 ) -> BudgetCurve:
     """Return the curve of the unknown whose `cost` (rate, multiplier) meets each epsilon."""
     account = ACCOUNTANTS[accountant]
-    curves = {}
-    for number, delta, members in budgets.groups():
-        targets = np.unique(budgets.epsilon[members])
+    safest = bounds[0] if slope > 0 else bounds[1]
+    curve = BudgetCurve()
+    for group in budgets.groups:
+        number, delta = group.number, group.delta
+        targets = np.unique(budgets.epsilon[group.members])
 
         def miss(value: float, log_epsilon: float, number=number, delta=delta) -> float:
             rate, multiplier = cost(value, number, log_epsilon)
@@ -172,20 +187,22 @@ def _solve(
 
         exact = len(targets) <= _MAX_NODES
         x = np.log(targets if exact else np.geomspace(targets[0], targets[-1], _MAX_NODES // 2))
-        y: list[float] = []
+        values: list[float] = []
         for point in x:
             if guess is not None:
-                start = float(guess.log_at(number, np.array([point]))[0])
+                start = float(guess(number, np.array([point]))[0])
             else:
                 start = first_guess(number, float(point), delta)
-                if y:  # the neighbour's solution, moved by what the rough formula moves
-                    start += y[-1] - first_guess(number, float(x[len(y) - 1]), delta)
-            y.append(solve(float(point), start))
-        y = np.array(y)
+                if values:  # the neighbour's solution, moved by what the rough formula moves
+                    start += values[-1] - first_guess(number, float(x[len(values) - 1]), delta)
+            values.append(solve(float(point), start))
+            if values[-1] == safest and miss(safest, float(point)) > tolerance:
+                curve.unreachable.append((float(np.exp(point)), delta))
+        y = np.array(values)
         if not exact:
-            x, y = _refine(x, y, miss, solve, tolerance)
-        curves[number] = (x, y)
-    return BudgetCurve(curves)
+            x, y = _refine(x, y, miss, solve, bounds, tolerance)
+        curve.nodes[number] = (x, y)
+    return curve
 
 
 def _refine(
@@ -193,25 +210,29 @@ def _refine(
     y: np.ndarray,
     miss: Callable[[float, float], float],
     solve: Callable[[float, float], float],
+    bounds: tuple[float, float],
     tolerance: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Add nodes until the interpolated curve meets its targets between all nodes."""
+    """Add nodes until the interpolated curve meets its targets between all nodes.
+
+    An interval in which the curve runs into a bound holds a kink, and is halved until it is of
+    no length that matters.
+    """
     doubtful = [(float(a), float(b)) for a, b in pairwise(x)]
     while doubtful:
         again = []
         for left, right in doubtful:
+            ends = y[np.searchsorted(x, [left, right])]
+            kink = (ends[0] in bounds) != (ends[1] in bounds)
+            if ends[0] == ends[1] or right - left < tolerance:
+                continue
             middle = 0.5 * (left + right)
             value = float(_interpolate(x, y, np.array([middle]))[0])
-            ends = y[np.searchsorted(x, [left, right])]
-            if ends[0] == ends[1] or abs(miss(value, middle)) <= tolerance:
-                continue  # flat where capped
-            if right - left < tolerance:
-                value = min(ends, key=lambda end: miss(float(end), middle))
-            else:
-                value = solve(middle, value)
-                again += [(left, middle), (middle, right)]
+            if not kink and abs(miss(value, middle)) <= tolerance:
+                continue
             at = int(np.searchsorted(x, middle))
-            x, y = np.insert(x, at, middle), np.insert(y, at, value)
+            x, y = np.insert(x, at, middle), np.insert(y, at, solve(middle, value))
+            again += [(left, middle), (middle, right)]
         doubtful = again
     return x, y
 
@@ -234,7 +255,8 @@ def epsilon(
     result = np.zeros(rate.shape)
     if schedule.steps == 0:
         return result
-    for _, delta_value, members in Budgets.of(np.ones(len(rate)), delta).groups():
+    for group in Budgets(np.ones(len(rate)), delta).groups:
+        members = group.members
         rates, multipliers = rate[members], multiplier[members]
         order = np.lexsort((-multipliers, rates))
         rates, multipliers, members = rates[order], multipliers[order], members[order]
@@ -245,7 +267,7 @@ def epsilon(
             chains = map(slice, starts, [*starts[1:], len(members)])
         for chain in chains:
             result[members[chain]] = _along_chain(
-                rates[chain], multipliers[chain], schedule, delta_value, accountant
+                rates[chain], multipliers[chain], schedule, group.delta, accountant
             )
     return result
 

@@ -50,17 +50,19 @@ def log_moments(rate: float, multiplier: float, orders: np.ndarray) -> np.ndarra
     u = np.arange(lower, upper + step, step)  # standard deviations of Q
     log_weight = -0.5 * u**2 - 0.5 * math.log(2 * math.pi) + math.log(step)
     tilt = u / multiplier - 0.5 / multiplier**2  # log density ratio N(1, m^2) / N(0, m^2)
-    small = np.abs(tilt) < 1.0
-    log_ratio = np.where(
-        small,
-        np.log1p(rate * np.expm1(np.where(small, tilt, 0.0))),
-        np.logaddexp(math.log1p(-rate), math.log(rate) + tilt),
-    )  # [nodes], log P/Q
+    with np.errstate(over="ignore"):
+        gain = rate * np.expm1(tilt)  # P/Q - 1
+        log_ratio = np.where(
+            tilt < 30.0, np.log1p(gain), np.logaddexp(math.log1p(-rate), math.log(rate) + tilt)
+        )  # [nodes], log P/Q
     powers = orders[:, None] * log_ratio  # [orders, nodes]
     with np.errstate(over="ignore", invalid="ignore"):
-        centred = np.expm1(powers) - orders[:, None] * np.expm1(log_ratio)
-        excess = np.exp(log_weight) * centred
-        excess = excess.sum(axis=1)  # M(a) - 1
+        weight = np.exp(log_weight)
+        excess = np.where(
+            powers < 30.0,
+            weight * (np.expm1(powers) - orders[:, None] * gain),
+            np.exp(powers + log_weight) - orders[:, None] * (gain * weight),
+        ).sum(axis=1)  # M(a) - 1
         small_moment = np.isfinite(excess) & (np.abs(excess) < 0.5)
     result = np.empty_like(orders)
     result[small_moment] = np.log1p(excess[small_moment])

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import fft
+from scipy.fft import next_fast_len
 from scipy.special import ndtr, ndtri
 
 from ownerwise.accounting.moments import highest_order, log_moments
@@ -153,8 +153,8 @@ class _Direction:
         span = high - low
         width = max(self._width(estimate, order), span / _MAX_CELLS)
         start = int(np.floor(low / width))
-        cells = fft.next_fast_len(int(np.ceil(high / width)) - start + 2, real=True)
-        return _Window(width, start, cells + cells % 2, tilt, least_epsilon)
+        half = int(next_fast_len((int(np.ceil(high / width)) - start) // 2 + 2, real=True) or 0)
+        return _Window(width, start, 2 * half, tilt, least_epsilon)
 
     def _tabulate(self, window: _Window) -> tuple[float, float]:
         """Return epsilon by composing all steps on the window's grid, and -d log(delta)/d eps."""
@@ -178,8 +178,8 @@ class _Direction:
             total = tilted.sum()
             log_mass += count * (peak + np.log(total))
             folded = np.bincount(index % window.cells, tilted / total, minlength=window.cells)
-            spectrum *= _power(fft.rfft(folded), count)
-        composed = np.roll(fft.irfft(spectrum, window.cells), -(window.low % window.cells))
+            spectrum *= _power(np.fft.rfft(folded), count)
+        composed = np.roll(np.fft.irfft(spectrum, window.cells), -(window.low % window.cells))
         losses = window.width * (window.low + np.arange(window.cells))
         matters = losses > window.least_epsilon
         losses = losses[matters]

@@ -1,8 +1,9 @@
 """Renyi accounting of the Poisson-sampled Gaussian on a dense grid of orders.
 
 A sparse grid is ruinous for strict owners: their best order is in the hundreds, where common
-grids have few entries. Here real orders are spaced 3 % apart from 1.02 up to where the moments
-explode, so the loss against the best real order is about 1e-4 of epsilon for every owner.
+grids have few entries. Here real orders are spaced 5 % apart from 1.02 up to where the moments
+explode, and then 0.2 % apart around the best one, so that next to nothing is lost against the
+best real order, for every owner.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from ownerwise.accounting.moments import highest_order, log_moments
 from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
 
-_SPACING = 1.03
+_SPACING = 1.05
+_FINE = 50  # orders between the neighbours of the best one
 _LOWEST = 0.02
 
 
@@ -40,6 +42,16 @@ def epsilon(rate: float, multiplier: float, schedule: Schedule, delta: float) ->
         return 0.0
     lowest = multiplier * min(factor for _, factor in schedule.segments)
     excess = order_grid(highest_order(rate, lowest))
+    best = int(np.argmin(_bounds(rate, multiplier, schedule, delta, excess)))
+    around = excess[max(best - 1, 0)], excess[min(best + 1, len(excess) - 1)]
+    fine = np.geomspace(*around, _FINE)
+    return max(float(np.min(_bounds(rate, multiplier, schedule, delta, fine))), 0.0)
+
+
+def _bounds(
+    rate: float, multiplier: float, schedule: Schedule, delta: float, excess: np.ndarray
+) -> np.ndarray:
+    """Return the epsilon that every order 1 + excess proves for the whole schedule."""
     total = np.zeros_like(excess)
     for count, factor in schedule.segments:
         total += count * log_moments(rate, multiplier * factor, 1.0 + excess)
@@ -48,4 +60,4 @@ def epsilon(rate: float, multiplier: float, schedule: Schedule, delta: float) ->
             f"the moments of rate {rate:g}, noise multiplier {multiplier:g} came out as not "
             "finite or negative; expected non-negative numbers. Use a larger noise multiplier"
         )
-    return max(float(np.min(convert(total, excess, delta))), 0.0)
+    return convert(total, excess, delta)

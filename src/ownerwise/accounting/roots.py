@@ -28,6 +28,8 @@ def find_root(
     previous: tuple[float, float] | None = None
     for _ in range(100):
         value = function(x)
+        if value != value:
+            raise AccountingError(f"a cost came out as not a number at {x:g}; it must be finite")
         if abs(value) <= tolerance:
             return x
         if (value < 0) == rising:

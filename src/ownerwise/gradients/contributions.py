@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ownerwise.gradients.problems import Refused
+from ownerwise.gradients.workspace import Workspace
 
 __all__ = ["Contribution", "Dense", "Policy", "Rows", "Saved", "accumulation_dtype", "masked"]
 
@@ -36,12 +37,15 @@ class Policy:
         lean: never hold per-record gradients that are larger than what they are computed from.
         spare_bytes: what may be held beyond that, in total, when not lean.
         chunk_bytes: the working set of one chunk of records; sized to stay in cache.
+        workspace: memory that is used again.
+        held: what is already held beyond what it replaced.
     """
 
     lean: bool = False
     spare_bytes: int = 192 << 20
-    chunk_bytes: int = 3 << 19
-    held: int = field(default=0)
+    chunk_bytes: int = 3 << 20
+    workspace: Workspace = field(default_factory=Workspace)
+    held: int = 0
 
     def may_hold(self, size: int, instead_of: int) -> bool:
         """Whether ``size`` bytes of gradients may replace ``instead_of`` bytes of activations."""

@@ -27,6 +27,7 @@ from ownerwise.gradients.contributions import (
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.outer import choose
 from ownerwise.gradients.sources import Source
+from ownerwise.gradients.workspace import Workspace
 
 if TYPE_CHECKING:
     from ownerwise.gradients.tape import Tape
@@ -55,26 +56,28 @@ class Geometry:
         else:
             self.before = self.after = _each(0 if padding == "valid" else padding, rank)
 
-    def padded(self, last: Tensor) -> Tensor:
-        """``[n, *space, channels]`` with its zeros around."""
+    def padded(self, last: Tensor, workspace: Workspace) -> Tensor:
+        """``[n, *space, channels]`` with its zeros around, contiguous; scratch memory."""
         if not any(self.before) and not any(self.after):
-            return last
-        sides: list[int] = [0, 0]
-        for before, after in zip(reversed(self.before), reversed(self.after), strict=True):
-            sides += [before, after]
-        return functional.pad(last, sides)
+            return last.contiguous()
+        sides = list(zip(self.before, last.shape[1:-1], self.after, strict=True))
+        shape = (last.shape[0], *[sum(side) for side in sides], last.shape[-1])
+        block = workspace.zeros(("padded", self.before), shape, last)
+        inside = tuple(slice(before, before + size) for before, size, _ in sides)
+        block[(slice(None), *inside)].copy_(last)
+        return block
 
-    def patches(self, last: Tensor, out_space: tuple[int, ...]) -> Tensor:
-        """Channels-last input ``[n, *space, channels]`` to ``[n, positions, kernel, channels]``."""
-        last = self.padded(last).contiguous()
+    def patches(self, last: Tensor, out_space: tuple[int, ...], workspace: Workspace) -> Tensor:
+        """Channels-last ``[n, *space, channels]`` to ``[n, positions, kernel, channels]``."""
+        last = self.padded(last, workspace)
         steps = last.stride()
         walk = [s * t for s, t in zip(self.stride, steps[1:-1], strict=True)]
         inside = [d * t for d, t in zip(self.dilation, steps[1:-1], strict=True)]
-        view = last.as_strided(
-            (last.shape[0], *out_space, *self.kernel, last.shape[-1]),
-            (steps[0], *walk, *inside, steps[-1]),
-        )
-        return view.reshape(
+        shape = (last.shape[0], *out_space, *self.kernel, last.shape[-1])
+        view = last.as_strided(shape, (steps[0], *walk, *inside, steps[-1]))
+        block = workspace.scratch("patches", shape, last)
+        block.copy_(view)
+        return block.view(
             last.shape[0], math.prod(out_space), math.prod(self.kernel), last.shape[-1]
         )
 
@@ -82,7 +85,8 @@ class Geometry:
         """The batch weight gradient of channels-first tensors, by torch's own kernel."""
         padding = self.before
         if self.before != self.after:
-            inputs = self.padded(inputs.movedim(1, -1)).movedim(-1, 1)
+            sides = zip(reversed(self.before), reversed(self.after), strict=True)
+            inputs = functional.pad(inputs, [size for side in sides for size in side])
             padding = (0,) * len(self.kernel)
         weight = inputs.new_empty(1).expand(self.weight_shape)
         return torch.ops.aten.convolution_backward(
@@ -132,7 +136,7 @@ class Convolved(Contribution):
         window = slice(start * self.frames, stop * self.frames)
         last = self.inputs[window].movedim(1, -1).to(self.dtype)
         gradient = self.gradient[window].movedim(1, -1).to(self.dtype)
-        patches = self.geometry.patches(last, tuple(gradient.shape[1:-1]))
+        patches = self.geometry.patches(last, tuple(gradient.shape[1:-1]), self.policy.workspace)
         gradient = gradient.reshape(count, -1, gradient.shape[-1])
         if groups == 1:
             return gradient, patches.reshape(count, gradient.shape[1], -1)
@@ -163,9 +167,10 @@ class Convolved(Contribution):
             plan = "form"
         held = None
         if plan == "hold":
-            held = self.gradient.new_empty(self.count, rows, columns, dtype=self.dtype)
+            like = self.gradient[:0].to(self.dtype)
+            held = self.policy.workspace.lend((self.count, rows, columns), like)
         width = columns + rows if plan != "ghost" else columns + rows + 2 * terms
-        step = max(1, self.policy.chunk_bytes // (4 * terms * width))
+        step = max(4, self.policy.chunk_bytes // (4 * terms * width))
         norms = self.gradient.new_empty(self.count, dtype=self.dtype)
         for start in range(0, self.count, step):
             stop = min(start + step, self.count)
@@ -194,7 +199,7 @@ class Convolved(Contribution):
     def per_record(self, start: int, stop: int) -> Tensor:
         """See :class:`Contribution`."""
         if self.held is not None:
-            return self._as_weight(self.held[start:stop])
+            return self._as_weight(self.held[start:stop].clone())
         left, right = self._factors(start, stop)
         formed = torch.bmm(left.mT, right).reshape(stop - start, self.shape[0], -1)
         return self._as_weight(formed)
@@ -209,14 +214,19 @@ class Convolved(Contribution):
         if self.frames > 1:
             factors = factors.repeat_interleave(self.frames)
         scale = factors.reshape(-1, *[1] * (self.gradient.dim() - 1))
-        return self.geometry.weight_gradient(
-            self.inputs.to(self.dtype), self.gradient.to(self.dtype) * scale
-        )
+        inputs, gradient = self.inputs.to(self.dtype), self.gradient.to(self.dtype)
+        if inputs.numel() < gradient.numel():
+            return self.geometry.weight_gradient(inputs * scale, gradient)
+        return self.geometry.weight_gradient(inputs, gradient * scale)
+
+    def __del__(self) -> None:
+        if getattr(self, "held", None) is not None:
+            self.policy.workspace.give_back(self.held)  # type: ignore[arg-type]
 
     def drop(self, bad: Tensor) -> None:
         """See :class:`Contribution`."""
         if self.held is not None:
-            self.held = masked(self.held, bad)
+            self.held[bad] = 0
             return
         assert self.inputs is not None
         assert self.gradient is not None
@@ -243,7 +253,8 @@ def convolution(
     kernel = tape.value(weight)
     if tape.channels_last and input.dim() == 4:
         input = input.contiguous(memory_format=torch.channels_last)
-        kernel = kernel.contiguous(memory_format=torch.channels_last)
+        # a copy, for with one channel the strides alone would not tell the format
+        kernel = kernel.clone(memory_format=torch.channels_last)
     output = func(input, kernel, tape.value(bias), stride, padding, dilation, groups)
     name = f"convolution({(weight_source or bias_source).name})"  # type: ignore[union-attr]
     saved = Saved(input, name) if weight_source is not None else None

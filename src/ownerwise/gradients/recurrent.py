@@ -22,7 +22,7 @@ from ownerwise.gradients.contributions import (
 )
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.linear import project
-from ownerwise.gradients.outer import Outer
+from ownerwise.gradients.outer import Outer, SharedLeft
 from ownerwise.gradients.problems import Refused
 from ownerwise.gradients.recurrence import GRU, LSTM, RNN
 from ownerwise.gradients.sources import Source, name_of
@@ -87,7 +87,7 @@ def _layers(
         raise Refused(name, "input without a batch dimension", "pass [records, time, features]")
     if len(params) != num_layers * directions * per_layer:
         raise Refused(name, "proj_size is not supported", "use a linear layer after the LSTM")
-    hidden = input.transpose(0, 1) if batch_first else input
+    hidden = input if batch_first else input.transpose(0, 1)
     states, cells = [], []
     for layer in range(num_layers):
         outputs = []
@@ -95,16 +95,14 @@ def _layers(
             at = layer * directions + direction
             weights = params[at * per_layer : (at + 1) * per_layer]
             start = [f[at] for f in firsts]
-            out, last, last_cell = _direction(
-                tape, func, hidden, start, weights, has_biases, backwards=direction == 1
-            )
+            out, last, last_cell = _direction(tape, func, hidden, start, weights, direction == 1)
             outputs.append(out)
             states.append(last)
             cells.append(last_cell)
         hidden = outputs[0] if directions == 1 else torch.cat(outputs, dim=2)
         if dropout and train and layer < num_layers - 1:
             hidden = functional.dropout(hidden, dropout)
-    output = hidden.transpose(0, 1) if batch_first else hidden
+    output = hidden if batch_first else hidden.transpose(0, 1)
     return output, torch.stack(states), torch.stack(cells) if len(firsts) > 1 else None
 
 
@@ -114,60 +112,89 @@ def _direction(
     input: Tensor,
     firsts: Sequence[Tensor],
     weights: Sequence[Tensor],
-    has_biases: bool,
     backwards: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Outputs ``[T, B, H]``, last state and last cell of one layer in one direction."""
+    """Outputs ``[B, T, H]``, last state and last cell of one layer in one direction."""
     kind = name_of(func)
-    weight, recurrent_weight = weights[:2]
-    bias, recurrent_bias = weights[2:] if has_biases else (None, None)
-    if backwards:
-        input = input.flip(0)
-    together = None if kind == "gru" or recurrent_bias is None else tape.value(recurrent_bias)
-    projected = project(tape, functional.linear, input, weight, bias, None, together)
-    stand_in, before = _recurrent_use(tape, func, projected, recurrent_weight, recurrent_bias)
-    matrix = tape.value(recurrent_weight)
+    order = range(input.shape[1])[::-1] if backwards else range(input.shape[1])
+    weight, recurrent_weight, *biases = weights
+    bias, recurrent_bias = biases or (None, None)
+    matrix, recurrent_matrix = tape.value(weight), tape.value(recurrent_weight)
+    uses = [_Use(tape, recurrent_weight, recurrent_bias)]
+    if kind == "gru":
+        projected = project(tape, functional.linear, input, weight, bias, None)
+    else:  # both parts of the gates have the same gradient: one tap serves all weights
+        total = tape.value(bias) + tape.value(recurrent_bias) if biases else None
+        projected = functional.linear(input, matrix, total)
+        uses.append(_Use(tape, weight, bias, Saved(input, kind)))
+    stand_in = torch.empty_strided(
+        projected.shape, (0, 0, 0), dtype=projected.dtype, device=projected.device
+    )
+    stand_in = _tap(tape, func, stand_in, uses)
     last_cell = None
     if kind == "lstm":
-        out, last_cell = LSTM.apply(projected, stand_in, firsts[0], firsts[1], matrix)  # type: ignore[misc]
+        arguments = (projected, stand_in, *firsts, recurrent_matrix, order)
+        out, last_cell = LSTM.apply(*arguments)  # type: ignore[misc]
     elif kind == "gru":
-        out = GRU.apply(projected, stand_in, firsts[0], matrix, tape.value(recurrent_bias))
+        out = GRU.apply(
+            projected, stand_in, *firsts, recurrent_matrix, tape.value(recurrent_bias), order
+        )
     else:
-        out = RNN.apply(projected, stand_in, firsts[0], matrix, kind == "rnn_relu")
+        out = RNN.apply(projected, stand_in, *firsts, recurrent_matrix, kind == "rnn_relu", order)
     assert isinstance(out, Tensor)
-    before += [Saved(firsts[0], kind), Saved(out, kind)]
-    last = out[-1]
-    return (out.flip(0) if backwards else out), last, last_cell
+    uses[0].follow(Saved(firsts[0], kind), Saved(out, kind), backwards)
+    return out, out[:, order[-1]], last_cell
 
 
-def _recurrent_use(
-    tape: Tape, func: Callable[..., Any], like: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, list[Saved]]:
-    """A stand-in for the recurrent part of the gates, tapped; the states are filled in later."""
-    weight_source: Source | None = tape.source(weight)
-    bias_source: Source | None = tape.source(bias)
-    states: list[Saved] = []
-    stand_in = torch.empty_strided(
-        like.shape, (0,) * like.dim(), dtype=like.dtype, device=like.device
-    )
-    sources = [(s, None) for s in (weight_source, bias_source) if s is not None]
+class _Use:
+    """A matrix and a bias that add to the gates, and what the matrix is applied to."""
+
+    def __init__(
+        self, tape: Tape, weight: Tensor, bias: Tensor | None, inputs: Saved | None = None
+    ) -> None:
+        self.weight: Source | None = tape.source(weight)
+        self.bias: Source | None = tape.source(bias)
+        self.inputs = inputs
+        self.first: Saved | None = None
+        self.backwards = False
+
+    def follow(self, first: Saved, states: Saved, backwards: bool) -> None:
+        """The matrix is applied to the state of the step before."""
+        self.first, self.inputs, self.backwards = first, states, backwards
+
+    def right(self) -> Tensor:
+        """``[B, T, columns]``."""
+        assert self.inputs is not None
+        if self.first is None:
+            return self.inputs.get()
+        first, states = self.first.get()[:, None], self.inputs.get()
+        if self.backwards:
+            return torch.cat([states[:, 1:], first], dim=1)
+        return torch.cat([first, states[:, :-1]], dim=1)
+
+
+def _tap(tape: Tape, func: Callable[..., Any], stand_in: Tensor, uses: list[_Use]) -> Tensor:
+    """Tap the stand-in for the recurrent part of the gates."""
+    sources = [(s, None) for use in uses for s in (use.weight, use.bias) if s is not None]
     if not sources:
-        return stand_in, states
+        return stand_in
     policy = tape.policy
 
     def build(
         gradient: Tensor, layout: Layout, count: int
     ) -> Iterator[tuple[Source, Contribution]]:
-        left = layout.records(gradient, count).reshape(count, -1, gradient.shape[-1])
-        if bias_source is not None:
-            yield bias_source, Dense(left.sum(dim=1, dtype=accumulation_dtype(left.dtype)))
-        if weight_source is not None:
-            first, out = (state.get() for state in states)
-            before = torch.cat([first[None], out[:-1]])
-            right = layout.records(before, count).reshape(count, left.shape[1], -1)
-            yield weight_source, Outer(left, right, policy)
+        # the layout is (0,) or, for a batch of one, the whole: records come first either way
+        left = gradient.reshape(count, -1, gradient.shape[-1])
+        shared = SharedLeft(left)
+        total = left.sum(dim=1, dtype=accumulation_dtype(left.dtype))
+        for use in uses:
+            if use.bias is not None:
+                yield use.bias, Dense(total)
+            if use.weight is not None:
+                right = use.right().reshape(count, left.shape[1], -1)
+                yield use.weight, Outer(left, right, policy, shared)
 
-    return tape.tap(func, stand_in, sources, (1,), build), states
+    return tape.tap(func, stand_in, sources, (0,), build)
 
 
 def cell(

@@ -14,6 +14,7 @@ from ownerwise.gradients.layout import WHOLE, Layout, candidates, fits, keeps_ap
 from ownerwise.gradients.problems import Problem, Refused
 from ownerwise.gradients.records import Collector, Records
 from ownerwise.gradients.sources import FACTORIES, Source, Sources, name_of, tensors_in
+from ownerwise.gradients.workspace import Workspace
 
 __all__ = ["Build", "Tap", "Tape"]
 
@@ -79,6 +80,7 @@ class Tape(TorchFunctionMode):
         self.channels_last = channels_last
         self.spare_bytes = spare_bytes
         self.batch_hint: int | None = None  # size of the first data tensor; a hint, never a proof
+        self._workspace = Workspace()
         self.policy = Policy()
         self.problems: list[Problem] | None = None  # a list while a trial run collects problems
         self.checked: set[object] = set()  # calls of the fallback found to be per-record
@@ -107,7 +109,7 @@ class Tape(TorchFunctionMode):
         """Forget the last forward pass."""
         self._taps, self._uses, self._sources, self._arrive = [], {}, None, None
         self.batch_hint = None
-        self.policy = Policy(lean=self.lean)
+        self.policy = Policy(lean=self.lean, workspace=self._workspace)
         if self.spare_bytes is not None:
             self.policy.spare_bytes = self.spare_bytes
 

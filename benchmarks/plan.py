@@ -1,0 +1,123 @@
+"""How long planning takes: 10 to 1,000,000 owners with distinct budgets.
+
+    python benchmarks/plan.py [--owners 1000000] [--json OUT]
+
+Every case runs in its own process, so that peak memory is its own. Prints, per method, the time to
+plan, to verify, and to read epsilon after half of the steps for all owners, with the ratio to the
+same method for 10 owners; and, for scale, what one owner costs where a public accountant is
+bisected for each owner in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+STEPS, BATCH_SHARE = 2000, 0.01
+METHODS = ("uniform", "sample", "scale", "both")
+
+
+def measure(method: str, count: int) -> dict:
+    import numpy as np
+
+    from ownerwise import Owners
+    from ownerwise.planning import unverified_plan
+
+    rng = np.random.default_rng(0)
+    epsilon = np.exp(rng.uniform(np.log(0.1), np.log(10.0), count))
+    delta = rng.choice([1e-9, 3e-9, 1e-8], count)
+    records = np.full(count, max(1, 1_000_000 // count))
+    owners = Owners(np.arange(count), epsilon, delta, records=records)
+    start = time.perf_counter()
+    plan = unverified_plan(owners, method, steps=STEPS, batch_size=BATCH_SHARE * records.sum())
+    planned = time.perf_counter()
+    read = plan.epsilon(steps=STEPS // 2)
+    spent = time.perf_counter()
+    verification = plan.verify()
+    done = time.perf_counter()
+    ratio = plan.epsilon() / epsilon
+    assert (read < plan.epsilon()).all()
+    assert (ratio <= 1.0).all()
+    if method != "uniform":
+        assert (ratio >= 0.995).all()
+    return {
+        "method": method,
+        "owners": count,
+        "plan_seconds": planned - start,
+        "epsilon_seconds": spent - planned,
+        "verify_seconds": done - spent,
+        "peak_megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "lowest_spent_over_target": float(ratio.min()),
+        "highest_spent_over_target": float(ratio.max()),
+        "verification": str(verification),
+    }
+
+
+def one_owner_by_public_loop() -> float:
+    """Return seconds to find ONE owner's multiplier by bisecting dp-accounting's accountant."""
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    start = time.perf_counter()
+    dp_accounting.calibrate_dp_mechanism(
+        lambda: PLDAccountant(value_discretization_interval=1e-4),
+        lambda sigma: dp_accounting.SelfComposedDpEvent(
+            dp_accounting.PoissonSampledDpEvent(
+                BATCH_SHARE, dp_accounting.GaussianDpEvent(sigma)
+            ),
+            STEPS,
+        ),
+        target_epsilon=1.0,
+        target_delta=1e-8,
+    )
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--owners", type=int, default=1_000_000)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case:
+        print(json.dumps(measure(options.case[0], int(options.case[1]))))
+        return
+    counts = [10]
+    while counts[-1] < options.owners:
+        counts.append(1000 if counts[-1] == 10 else counts[-1] * 10)
+    results = []
+    print(f"{'method':8} {'owners':>9} {'plan s':>8} {'x of 10':>8} {'epsilon s':>10} "
+          f"{'verify s':>9} {'peak MB':>8}  spent / target")  # fmt: skip
+    for method in METHODS:
+        for count in counts:
+            command = [sys.executable, __file__, "--case", method, str(count)]
+            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            result = json.loads(output.splitlines()[-1])
+            base = next(r for r in [*results, result] if r["method"] == method)
+            result["times_of_10_owners"] = result["plan_seconds"] / base["plan_seconds"]
+            results.append(result)
+            print(
+                f"{method:8} {count:9d} {result['plan_seconds']:8.2f} "
+                f"{result['times_of_10_owners']:8.1f} {result['epsilon_seconds']:10.2f} "
+                f"{result['verify_seconds']:9.2f} {result['peak_megabytes']:8.0f}  "
+                f"{result['lowest_spent_over_target']:.4f} to "
+                f"{result['highest_spent_over_target']:.4f}",
+                flush=True,
+            )
+    loop = one_owner_by_public_loop()
+    print(f"one owner by bisecting dp-accounting: {loop:.2f} s "
+          f"({loop * counts[-1] / 86400:.0f} days for {counts[-1]} owners)")  # fmt: skip
+    if options.json:
+        machine = f"{platform.machine()}, Python {platform.python_version()}"
+        document = {"machine": machine, "results": results, "one_owner_public_loop_seconds": loop}
+        options.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Memory that is used again, step after step.
+
+Fresh memory is paid for page by page when it is first written; on the CPU that costs more than
+many of the computations it is for. *Scratch* is only valid within one call. *Lent* blocks belong to
+a contribution until it gives them back, which it does when it is dropped.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["Workspace"]
+
+
+class Workspace:
+    """Scratch and lent blocks of one tape."""
+
+    def __init__(self) -> None:
+        self._scratch: dict[object, Tensor] = {}
+        self._free: dict[tuple[int, torch.dtype, torch.device], list[Tensor]] = {}
+
+    def scratch(self, key: object, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """A block of any content; the next call with the same key may overwrite it."""
+        size = math.prod(shape)
+        full_key = (key, like.dtype, like.device)
+        block = self._scratch.get(full_key)
+        if block is None or block.numel() < size:
+            block = torch.empty(size, dtype=like.dtype, device=like.device)
+            self._scratch[full_key] = block
+        return block[:size].view(shape)
+
+    def zeros(self, key: object, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """A block that was zero when made; who writes to it must always write the same places."""
+        full_key = (key, shape, like.dtype, like.device)
+        block = self._scratch.get(full_key)
+        if block is None:
+            block = torch.zeros(shape, dtype=like.dtype, device=like.device)
+            self._scratch[full_key] = block
+        return block
+
+    def lend(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """A block that stays the caller's until it is given back."""
+        free = self._free.get((math.prod(shape), like.dtype, like.device))
+        if free:
+            return free.pop().view(shape)
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+    def give_back(self, block: Tensor) -> None:
+        """Take back a lent block; nobody may hold a view of it any more."""
+        key = (block.numel(), block.dtype, block.device)
+        self._free.setdefault(key, []).append(block.view(-1))

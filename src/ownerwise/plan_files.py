@@ -1,0 +1,75 @@
+"""Plans on disk: a small JSON, and the per-owner arrays in a columnar file beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from ownerwise.errors import PlanError
+
+ARRAYS = ("sampling_rates", "clip_norms", "targets", "deltas", "records")
+"""Per-owner arrays of a plan, in the order in which they are hashed."""
+
+
+def arrays_path(path: str | os.PathLike) -> Path:
+    """Return where the arrays of the plan at `path` lie."""
+    return Path(path).with_suffix(".safetensors")
+
+
+def save(header: dict[str, Any], source: Any, path: str | os.PathLike, content: str) -> None:
+    """Write both files whole or not at all: first the arrays, then the JSON that names them."""
+    arrays = {name: np.ascontiguousarray(getattr(source, name)) for name in ARRAYS}
+    text = json.dumps({**header, "arrays": arrays_path(path).name, "hash": content}, indent=2)
+    write_whole(arrays_path(path), lambda file: save_file(arrays, file))
+    write_whole(Path(path), lambda file: Path(file).write_text(text + "\n", encoding="utf-8"))
+
+
+def load(
+    path: str | os.PathLike, expected_format: int
+) -> tuple[dict[str, Any], dict[str, np.ndarray], str]:
+    """Return (header, arrays, stored hash), or say what is wrong with the files."""
+    try:
+        stored = json.loads(Path(path).read_text(encoding="utf-8"))
+        stored_hash, _ = stored.pop("hash"), stored.pop("arrays")
+        version = stored["format"]
+    except FileNotFoundError:
+        raise PlanError(f"no plan at {path}; make one with `ownerwise plan ... --out`") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise PlanError(f"{path} is not a plan: expected the JSON that Plan.save writes") from None
+    if version != expected_format:
+        raise PlanError(
+            f"{path} has plan format {version}; this version reads format {expected_format}"
+        )
+    columns = arrays_path(path)
+    try:
+        arrays = load_file(columns)
+    except (FileNotFoundError, SafetensorError):
+        raise PlanError(
+            f"the plan's per-owner file {columns.name} is missing or damaged; it belongs beside "
+            f"{Path(path).name}"
+        ) from None
+    if set(arrays) != set(ARRAYS) or len({array.shape for array in arrays.values()}) != 1:
+        raise PlanError(f"{columns.name} does not hold the columns {', '.join(ARRAYS)}")
+    return stored, arrays, stored_hash
+
+
+def write_whole(path: Path, write: Callable[[str], Any]) -> None:
+    """Let `write` fill a temporary file, then rename it: never a half-written file at `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        write(temporary)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
