@@ -209,6 +209,8 @@ def _kind(cell_type: type) -> str:
         return "bool"
     if issubclass(cell_type, int | np.integer):
         return "int"
+    if issubclass(cell_type, float | np.floating):
+        return "float"
     return "str" if issubclass(cell_type, str) else cell_type.__name__
 
 

@@ -242,8 +242,8 @@ def _match(
     stray = ids[position] != seen
     if stray.any():
         problems.append(
-            f"record without budget: owner {name_some(seen[stray])} with {counts[stray].sum()} "
-            "records is not among the budgets; add a budget, or leave the records out"
+            f"record without budget: owner {name_some(seen[stray])} ({counts[stray].sum()} of the "
+            "records) is not among the budgets; add a budget, or leave the records out"
         )
     real = np.zeros(len(ids), dtype=np.int64)
     real[position[~stray]] = counts[~stray]
@@ -292,9 +292,9 @@ def _report_misfit(
     elif index is not None and len(values) == len(index):
         counts = np.bincount(index)
         problems.append(
-            f"{column.what}: one value for each of {len(index)} records, but owner "
-            f"{ids[counts.argmax()]} has {counts.max()} of them; expected one value per owner "
-            f"({mapping}), or every record its own owner"
+            f"{column.what}: one value for each of {len(index)} records, but there are {len(ids)} "
+            f"owners (owner {ids[counts.argmax()]} has {counts.max()} of the records); expected "
+            f"one value per owner ({mapping}), or every record its own owner"
         )
     else:
         problems.append(

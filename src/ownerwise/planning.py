@@ -237,6 +237,7 @@ class _Planner:
         self.rate_curves: list[tuple[float, BudgetCurve]] = []  # with the log noise of each
         self.last_multipliers: BudgetCurve | None = None
         self.last_noise: float | None = None
+        self.reached: _Solution
 
     # -- noise is free -------------------------------------------------------------------------
 
@@ -277,6 +278,7 @@ class _Planner:
         guess = float(np.log(self.last_noise))
         log_noise = find_root(excess, guess, 1.0, *bounds, _BATCH_TOLERANCE)
         self.last_noise = float(np.exp(log_noise))
+        self._refuse_unreachable(self.rate_curves[-1][1])
         reached = float(self.records @ rates)
         if not 0 <= np.log(reached / batch_size) <= 2.1 * _BATCH_TOLERANCE:
             raise PlanError(
@@ -284,7 +286,6 @@ class _Planner:
                 f"{reached:g} at noise multiplier {self.last_noise:g}); use another batch_size or "
                 "other steps, or method='scale'"
             )
-        self._refuse_unreachable(self.rate_curves[-1][1])
         return _Solution(self.last_noise, rates * (batch_size / reached), relative_clips)
 
     def _middle(self) -> Budgets:
@@ -355,33 +356,66 @@ class _Planner:
             rates = curve(budgets)
             return _Solution(noise, rates if self.method == "sample" else rates.min() * ones, ones)
 
+        bounds = (float(np.log(self.total * 1e-7)), float(np.log(self.total)))
+        guess = bounds[1] - 4.0
+        if self.method == "both":
+
+            def excess(log_batch: float) -> float:
+                return log_batch - float(np.log(self._reach(schedule, noise, np.exp(log_batch))))
+
+            find_root(excess, guess, 1.0, *bounds, _BATCH_TOLERANCE)
+            return self.reached
+
         def excess(log_batch: float) -> float:
             needed = self.find_noise(schedule, float(np.exp(log_batch))).noise
             return float(np.log(needed)) - log_noise + 3e-4
 
-        bounds = (float(np.log(self.total * 1e-7)), float(np.log(self.total)))
-        log_batch = find_root(excess, bounds[1] - 4.0, 1.0, *bounds, 3e-4)
-        solution = self.find_noise(schedule, float(np.exp(log_batch)))
-        return self._with_noise(solution, noise, "batch", float(np.exp(log_batch)))
+        batch_size = float(np.exp(find_root(excess, guess, 1.0, *bounds, 3e-4)))
+        solution = self.find_noise(schedule, batch_size)
+        return self._with_noise(solution, noise, "a batch of", batch_size)
 
     def find_steps(self, batch_size: float, noise: float) -> tuple[int, _Solution]:
         """Return how many steps the budgets allow at this batch and noise, with the solution."""
+        own_rates = self.method in ("sample", "both")
 
         def excess(log_steps: float) -> float:
-            steps = max(1, round(float(np.exp(log_steps))))
-            needed = self.find_noise(Schedule.constant(steps), batch_size).noise
-            return float(np.log(needed) - np.log(noise)) + 2e-4
+            schedule = Schedule.constant(max(1, round(float(np.exp(log_steps)))))
+            if own_rates:
+                return float(np.log(batch_size / self._reach(schedule, noise, batch_size))) + 2e-4
+            return float(np.log(self.find_noise(schedule, batch_size).noise / noise)) + 2e-4
 
         log_steps = find_root(excess, np.log(1000.0), 0.5, 0.0, np.log(_MAX_STEPS), 2e-4)
         steps = max(1, int(np.floor(np.exp(log_steps) + 1e-9)))
-        solution = self.find_noise(Schedule.constant(steps), batch_size)
-        return steps, self._with_noise(solution, noise, "steps", steps)
+        schedule = Schedule.constant(steps)
+        if not own_rates:
+            solution = self.find_noise(schedule, batch_size)
+            return steps, self._with_noise(solution, noise, "steps", steps)
+        reach = self._reach(schedule, noise, batch_size)
+        if reach < batch_size:
+            raise PlanError(
+                f"noise_multiplier {noise:g} is too little: in {steps} steps the budgets allow a "
+                f"batch of {reach:.4g}, not {batch_size:g}; give more noise, or a smaller batch"
+            )
+        rates = self.reached.rates * (batch_size / reach)
+        return steps, _Solution(noise, rates, self.reached.relative_clips)
+
+    def _reach(self, schedule: Schedule, noise: float, batch_size: float) -> float:
+        """Return the batch to which own rates add up at given noise; `reached` has the rates.
+
+        `batch_size` only shapes the clip norms of the mixture.
+        """
+        rate = min(1.0, batch_size / self.total)
+        relative_clips, log_relative = self._relative_clips(rate, schedule)
+        rates = self._rates(float(np.log(noise)), log_relative, schedule)
+        self._refuse_unreachable(self.rate_curves[-1][1])
+        self.reached = _Solution(noise, rates, relative_clips)
+        return float(self.records @ rates)
 
     def _with_noise(self, solution: _Solution, noise: float, what: str, found: float) -> _Solution:
         """Return the solution with the given noise, which must be at least the needed one."""
         if solution.noise > noise:
             raise PlanError(
-                f"noise_multiplier {noise:g} is too little: even {what} {found:g} needs "
+                f"noise_multiplier {noise:g} is too little: even {what} {found:.4g} needs "
                 f"{solution.noise:.4g}; give more noise, or larger budgets"
             )
         return _Solution(noise, solution.rates, solution.relative_clips)

@@ -246,6 +246,8 @@ def _read_epsilon(losses: np.ndarray, masses: np.ndarray, delta: float) -> tuple
     """
     if delta <= 0:
         raise AccountingError("delta is too small for the tabulated loss; use accountant='rdp'")
+    if not len(losses):
+        return 0.0, 0.0
     above = np.cumsum(masses[::-1])[::-1]  # sum over this cell and all higher ones
     discounted = np.cumsum((masses * np.exp(-losses))[::-1])[::-1]
     # delta at every grid point, from the cells strictly above it; it falls with the loss

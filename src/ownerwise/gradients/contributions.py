@@ -64,21 +64,21 @@ class Saved:
     __slots__ = ("tensor", "version", "where")
 
     def __init__(self, tensor: Tensor, where: str) -> None:
-        self.tensor = tensor.detach()
-        self.version = 0 if tensor.is_inference() else tensor._version
+        self.tensor = tensor
+        self.version = tensor._version
         self.where = where
 
     def get(self) -> Tensor:
         """The activation; refused if it was changed in place since."""
-        now = 0 if self.tensor.is_inference() else self.tensor._version
-        if now != self.version:
+        tensor = self.tensor
+        if tensor._version != self.version:
             raise Refused(
                 self.where,
-                f"its input was changed in place after the call (version {now}, "
+                f"its input was changed in place after the call (version {tensor._version}, "
                 f"was {self.version})",
                 "use the out-of-place operation on that tensor",
             )
-        return self.tensor
+        return tensor.detach()
 
 
 class Contribution(ABC):
@@ -105,11 +105,15 @@ class Contribution(ABC):
 
 
 class Dense(Contribution):
-    """Per-record gradients that are small enough to be held as they are: ``[count, *shape]``."""
+    """Per-record gradients that are small enough to be held as they are: ``[count, *shape]``.
 
-    __slots__ = ("count", "shape", "values")
+    ``partner``: a contribution that can count this one's norm with its own.
+    """
 
-    def __init__(self, values: Tensor) -> None:
+    __slots__ = ("count", "partner", "shape", "values")
+
+    def __init__(self, values: Tensor, partner: Contribution | None = None) -> None:
+        self.partner = partner
         self.values = values.to(accumulation_dtype(values.dtype))
         self.count = values.shape[0]
         self.shape = tuple(values.shape[1:])

@@ -17,6 +17,7 @@ from torch import Tensor
 from ownerwise.gradients.contributions import Contribution, Policy
 from ownerwise.gradients.embedding import Lookup
 from ownerwise.gradients.outer import Outer
+from ownerwise.gradients.vectors import RankOne
 
 __all__ = ["shared_ghost_norms"]
 
@@ -28,6 +29,8 @@ def shared_ghost_norms(uses: Sequence[Contribution], policy: Policy) -> Tensor |
     for use in uses:
         if isinstance(use, Outer) and use.left is not None:
             terms += use.left.shape[1]
+        elif isinstance(use, RankOne):
+            terms += 1
         elif isinstance(use, Lookup):
             terms += use.ids.shape[1]
         else:
@@ -46,24 +49,28 @@ def shared_ghost_norms(uses: Sequence[Contribution], policy: Policy) -> Tensor |
     return torch.cat(parts).clamp_(min=0)
 
 
+def _factors(use: Contribution, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    if isinstance(use, RankOne):
+        return use.left[start:stop, None], use.right[start:stop, None]
+    assert isinstance(use, Outer)
+    return use.factors(start, stop)
+
+
 def _right(use: Contribution, start: int, stop: int) -> Tensor:
     if isinstance(use, Lookup):
         return use.gradients(start, stop)
-    assert isinstance(use, Outer)
-    return use.factors(start, stop)[1]
+    return _factors(use, start, stop)[1]
 
 
 def _left_products(a: Contribution, b: Contribution, start: int, stop: int) -> Tensor:
     """``[records, terms of a, terms of b]``: <left_s of a, left_t of b>."""
-    if isinstance(a, Outer) and isinstance(b, Outer):
-        return torch.bmm(a.factors(start, stop)[0], b.factors(start, stop)[0].mT)
-    if isinstance(a, Lookup) and isinstance(b, Lookup):
+    if isinstance(a, Lookup):
+        if not isinstance(b, Lookup):
+            return _left_products(b, a, start, stop).mT
         same = a.ids[start:stop, :, None] == b.ids[start:stop, None, :]
         return same.to(a.dtype)
-    if isinstance(a, Lookup):
-        return _left_products(b, a, start, stop).mT
-    assert isinstance(a, Outer)
-    assert isinstance(b, Lookup)
-    left = a.factors(start, stop)[0]  # [records, s, rows]
+    left = _factors(a, start, stop)[0]  # [records, s, rows]
+    if not isinstance(b, Lookup):
+        return torch.bmm(left, _factors(b, start, stop)[0].mT)
     ids = b.ids[start:stop, None, :].expand(-1, left.shape[1], -1)
     return left.gather(2, ids)

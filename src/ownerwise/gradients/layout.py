@@ -70,12 +70,13 @@ def candidates(shape: tuple[int, ...], count: int, dims: Iterable[int]) -> list[
 
 def fits(layout: Layout, shape: tuple[int, ...], count: int) -> bool:
     """Whether a layout observed on another batch can be that of a tensor of this shape."""
+    if layout.fold == "none" and layout.dim < len(shape):  # by far the most frequent
+        return shape[layout.dim] == count
     if layout.fold == "whole":
         return count == 1
     if layout.dim >= len(shape):
         return False
-    size = shape[layout.dim]
-    return size == count if layout.fold == "none" else size % count == 0
+    return shape[layout.dim] % count == 0
 
 
 def keeps_apart(layout: Layout, gradient: Tensor, kept: Tensor) -> tuple[bool, bool]:

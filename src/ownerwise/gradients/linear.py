@@ -18,6 +18,7 @@ from ownerwise.gradients.contributions import (
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.outer import Outer
 from ownerwise.gradients.sources import Source
+from ownerwise.gradients.vectors import RankOne
 
 if TYPE_CHECKING:
     from ownerwise.gradients.tape import Tape
@@ -66,9 +67,20 @@ def project(
     saved = Saved(input, f"linear({sources[0][0].name})") if weight_source is not None else None
     policy = tape.policy
 
+    def vectors(gradient: Tensor) -> Iterator[tuple[Source, Contribution]]:
+        use = None
+        if weight_source is not None and saved is not None:
+            use = RankOne(gradient, saved.get())
+            yield weight_source, use
+        if bias_source is not None:
+            yield bias_source, Dense(gradient, use)
+
     def build(
         gradient: Tensor, layout: Layout, count: int
     ) -> Iterator[tuple[Source, Contribution]]:
+        if part is None and gradient.dim() == 2 and layout.fold == "none":
+            yield from vectors(gradient)
+            return
         left = layout.records(gradient, count).reshape(count, -1, gradient.shape[-1])
         contribution: Contribution
         if bias_source is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -9,9 +10,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ownerwise.gradients.contributions import Contribution, Policy, accumulation_dtype
+from ownerwise.gradients.contributions import (
+    Contribution,
+    Dense,
+    Policy,
+    accumulation_dtype,
+)
 from ownerwise.gradients.ghost import shared_ghost_norms
 from ownerwise.gradients.sources import Source
+from ownerwise.gradients.vectors import Bank, RankOne
 
 if TYPE_CHECKING:
     from ownerwise.gradients.tape import Tap
@@ -32,17 +39,21 @@ class Records:
 
     def __init__(
         self,
-        parameters: dict[str, nn.Parameter],
+        parameters: list[nn.Parameter],
         contributions: list[tuple[Source, Contribution]],
         norms: Tensor,
+        bank: Bank | None = None,
     ) -> None:
         self._parameters = parameters
         self._contributions = contributions
+        self._bank = bank  # does the sums of some of the contributions
         self.norms = norms
-        bad = ~torch.isfinite(norms)
-        if bool(bad.any()):
+        if not math.isfinite(float(norms.sum())):  # one call in the common case
+            bad = ~torch.isfinite(norms)
             for _, contribution in contributions:
                 contribution.drop(bad)
+            if bank is not None:
+                bank.drop(bad)
 
     def __len__(self) -> int:
         return len(self.norms)
@@ -60,9 +71,17 @@ class Records:
             )
         sums: dict[int, Tensor] = {}
         derived: dict[int, tuple[Source, Tensor]] = {}
-        cast = {dtype: factors.detach().to(dtype) for dtype in (torch.float32, torch.float64)}
+        factors = factors.detach()
+        banked: set[int] = set()
+        if self._bank is not None:
+            for source, part in self._bank.weighted_sums(factors.to(self._bank.left.dtype)):
+                banked.add(id(source))
+                sums[id(source.tensor)] = part
         for source, contribution in self._contributions:
-            part = contribution.weighted_sum(cast[accumulation_dtype(source.value.dtype)])
+            if id(source) in banked:
+                continue
+            dtype = accumulation_dtype(source.value.dtype)
+            part = contribution.weighted_sum(factors.to(dtype))
             if source.is_root:
                 add_to(sums, id(source.tensor), part)
             else:
@@ -73,7 +92,7 @@ class Records:
                 if back is not None:
                     add_to(sums, id(root), back.to(accumulation_dtype(back.dtype)))
         result = {}
-        for parameter in self._parameters.values():
+        for parameter in self._parameters:
             total = sums.get(id(parameter))
             if total is None:
                 dtype = accumulation_dtype(parameter.dtype)
@@ -92,7 +111,7 @@ class Records:
                     stop - start, *p.shape, dtype=accumulation_dtype(p.dtype), device=p.device
                 ),
             )
-            for p in self._parameters.values()
+            for p in self._parameters
         }
 
 
@@ -101,7 +120,7 @@ class Collector:
 
     def __init__(
         self,
-        parameters: dict[str, nn.Parameter],
+        parameters: list[nn.Parameter],
         uses: dict[int, list[tuple[Source, Part]]],
         count: int,
         policy: Policy,
@@ -116,30 +135,54 @@ class Collector:
         self.done: list[tuple[Source, Contribution]] = []
         self.later: list[tuple[Source, Contribution]] = []
         self.squares: list[Tensor] = []
+        self.vectors: list[tuple[Source, RankOne]] = []
+        self.biases: dict[int, tuple[Source, Dense]] = {}  # by the weight's contribution
 
-    def arrive(self, tap: Tap, gradient: Tensor) -> Tensor | None:
+    def arrive(self, tap: Tap, gradient: Tensor) -> None:
         """Turn the gradient of a tapped output into contributions."""
         if tap.layout is None:  # only in a trial run, where the problem is on the list
-            return None
+            return
         for source, contribution in tap.build(gradient, tap.layout, self.count):
-            if source.isometric and id(source.roots[0]) in self.separate:
-                self.squares.append(contribution.squared_norms())
-                self.done.append((source, contribution))
-            else:
+            if not source.isometric or id(source.roots[0]) not in self.separate:
                 self.later.append((source, contribution))
-        return None
+                continue
+            self.done.append((source, contribution))
+            if isinstance(contribution, RankOne):
+                self.vectors.append((source, contribution))
+            elif isinstance(contribution, Dense) and contribution.partner is not None:
+                self.biases[id(contribution.partner)] = (source, contribution)
+            else:
+                self.squares.append(contribution.squared_norms())
 
     def finish(self) -> Records:
         """All norms."""
-        dtypes = [accumulation_dtype(p.dtype) for p in self.parameters.values()]
+        dtypes = {accumulation_dtype(p.dtype) for p in self.parameters}
         dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        bank = self._vector_layers()
         if self.later:
             self.squares.extend(shared_norms(self.later, self.count, self.policy))
-        if self.squares:
+        if len(self.squares) == 1:
+            total = self.squares[0].to(dtype)
+        elif self.squares:
             total = torch.stack([square.to(dtype) for square in self.squares]).sum(dim=0)
         else:
             total = torch.zeros(self.count, dtype=dtype, device=self.device)
-        return Records(self.parameters, self.done + self.later, total.sqrt_())
+        return Records(self.parameters, self.done + self.later, total.sqrt_(), bank)
+
+    def _vector_layers(self) -> Bank | None:
+        """Norms of the vector layers: together if they suit, else one by one."""
+        together = all(source.is_root for source, _ in self.vectors)
+        if len(self.vectors) > 1 and together and Bank.suits(self.vectors):
+            bank = Bank(self.vectors, self.biases, self.policy.workspace.shelf)
+            self.squares.append(bank.squared_norms())
+            counted = {id(partner) for _, partner in self.vectors}
+            rest = [b for partner, b in self.biases.items() if partner not in counted]
+        else:
+            bank = None
+            self.squares.extend(use.squared_norms() for _, use in self.vectors)
+            rest = list(self.biases.values())
+        self.squares.extend(bias.squared_norms() for _, bias in rest)
+        return bank
 
 
 def are_separate(uses: list[tuple[Source, Part]]) -> bool:

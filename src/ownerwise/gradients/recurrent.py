@@ -87,7 +87,7 @@ def _layers(
         raise Refused(name, "input without a batch dimension", "pass [records, time, features]")
     if len(params) != num_layers * directions * per_layer:
         raise Refused(name, "proj_size is not supported", "use a linear layer after the LSTM")
-    hidden = input if batch_first else input.transpose(0, 1)
+    hidden = input.transpose(0, 1) if batch_first else input
     states, cells = [], []
     for layer in range(num_layers):
         outputs = []
@@ -102,7 +102,7 @@ def _layers(
         hidden = outputs[0] if directions == 1 else torch.cat(outputs, dim=2)
         if dropout and train and layer < num_layers - 1:
             hidden = functional.dropout(hidden, dropout)
-    output = hidden if batch_first else hidden.transpose(0, 1)
+    output = hidden.transpose(0, 1) if batch_first else hidden
     return output, torch.stack(states), torch.stack(cells) if len(firsts) > 1 else None
 
 
@@ -114,36 +114,34 @@ def _direction(
     weights: Sequence[Tensor],
     backwards: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Outputs ``[B, T, H]``, last state and last cell of one layer in one direction."""
+    """Outputs ``[T, B, H]``, last state and last cell of one layer in one direction."""
     kind = name_of(func)
-    order = range(input.shape[1])[::-1] if backwards else range(input.shape[1])
+    order = range(len(input))[::-1] if backwards else range(len(input))
     weight, recurrent_weight, *biases = weights
     bias, recurrent_bias = biases or (None, None)
     matrix, recurrent_matrix = tape.value(weight), tape.value(recurrent_weight)
-    uses = [_Use(tape, recurrent_weight, recurrent_bias)]
-    if kind == "gru":
-        projected = project(tape, functional.linear, input, weight, bias, None)
-    else:  # both parts of the gates have the same gradient: one tap serves all weights
-        total = tape.value(bias) + tape.value(recurrent_bias) if biases else None
-        projected = functional.linear(input, matrix, total)
-        uses.append(_Use(tape, weight, bias, Saved(input, kind)))
-    stand_in = torch.empty_strided(
-        projected.shape, (0, 0, 0), dtype=projected.dtype, device=projected.device
-    )
-    stand_in = _tap(tape, func, stand_in, uses)
+    use = _Use(tape, recurrent_weight, recurrent_bias)
+    shape = (*input.shape[:2], len(matrix))
+    stand_in = torch.empty_strided(shape, (0, 0, 0), dtype=input.dtype, device=input.device)
     last_cell = None
-    if kind == "lstm":
-        arguments = (projected, stand_in, *firsts, recurrent_matrix, order)
-        out, last_cell = LSTM.apply(*arguments)  # type: ignore[misc]
-    elif kind == "gru":
+    if kind == "gru":
+        stand_in = _tap(tape, func, stand_in, [use])
+        projected = project(tape, functional.linear, input, weight, bias, None)
         out = GRU.apply(
             projected, stand_in, *firsts, recurrent_matrix, tape.value(recurrent_bias), order
         )
-    else:
-        out = RNN.apply(projected, stand_in, *firsts, recurrent_matrix, kind == "rnn_relu", order)
+    else:  # both parts of the gates have the same gradient: one tap serves all weights
+        input = input.contiguous()
+        stand_in = _tap(tape, func, stand_in, [use, _Use(tape, weight, bias, Saved(input, kind))])
+        total = tape.value(bias) + tape.value(recurrent_bias) if biases else None
+        arguments = (input, stand_in, *firsts, matrix, recurrent_matrix, total)
+        if kind == "lstm":
+            out, last_cell = LSTM.apply(*arguments, order)  # type: ignore[misc]
+        else:
+            out = RNN.apply(*arguments, kind == "rnn_relu", order)
     assert isinstance(out, Tensor)
-    uses[0].follow(Saved(firsts[0], kind), Saved(out, kind), backwards)
-    return out, out[:, order[-1]], last_cell
+    use.follow(Saved(firsts[0], kind), Saved(out, kind), backwards)
+    return out, out[order[-1]], last_cell
 
 
 class _Use:
@@ -163,14 +161,14 @@ class _Use:
         self.first, self.inputs, self.backwards = first, states, backwards
 
     def right(self) -> Tensor:
-        """``[B, T, columns]``."""
+        """``[T, B, columns]``."""
         assert self.inputs is not None
         if self.first is None:
             return self.inputs.get()
-        first, states = self.first.get()[:, None], self.inputs.get()
+        first, states = self.first.get()[None], self.inputs.get()
         if self.backwards:
-            return torch.cat([states[:, 1:], first], dim=1)
-        return torch.cat([first, states[:, :-1]], dim=1)
+            return torch.cat([states[1:], first])
+        return torch.cat([first, states[:-1]])
 
 
 def _tap(tape: Tape, func: Callable[..., Any], stand_in: Tensor, uses: list[_Use]) -> Tensor:
@@ -183,18 +181,17 @@ def _tap(tape: Tape, func: Callable[..., Any], stand_in: Tensor, uses: list[_Use
     def build(
         gradient: Tensor, layout: Layout, count: int
     ) -> Iterator[tuple[Source, Contribution]]:
-        # the layout is (0,) or, for a batch of one, the whole: records come first either way
-        left = gradient.reshape(count, -1, gradient.shape[-1])
+        left = gradient.transpose(0, 1)  # records lie along dimension 1, or there is one
         shared = SharedLeft(left)
         total = left.sum(dim=1, dtype=accumulation_dtype(left.dtype))
         for use in uses:
             if use.bias is not None:
                 yield use.bias, Dense(total)
             if use.weight is not None:
-                right = use.right().reshape(count, left.shape[1], -1)
+                right = use.right().transpose(0, 1)
                 yield use.weight, Outer(left, right, policy, shared)
 
-    return tape.tap(func, stand_in, sources, (0,), build)
+    return tape.tap(func, stand_in, sources, (1,), build)
 
 
 def cell(

@@ -55,10 +55,26 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
+def _walk(model: nn.Module) -> tuple[list[int], list[Any]]:
+    """Identities of all modules, parameters (and whether they are trained) and buffers."""
+    marks: list[int] = []
+    found: list[Any] = [model]
+    for module in found:  # grows while it is walked
+        marks.append(id(module))
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                marks += (id(parameter), parameter.requires_grad)
+        if module._buffers:
+            marks += map(id, module._buffers.values())
+        if module._modules:
+            found += [m for m in module._modules.values() if m is not None]
+    return marks, found
+
+
 class Source:
     """A parametric tensor: its value without graph, and the parameters it comes from."""
 
-    __slots__ = ("_value", "isometric", "name", "roots", "tensor")
+    __slots__ = ("_value", "is_root", "isometric", "key", "name", "roots", "tensor")
 
     def __init__(
         self, tensor: Tensor, name: str, roots: tuple[nn.Parameter, ...], isometric: bool
@@ -68,6 +84,8 @@ class Source:
         self.roots = roots
         self.isometric = isometric  # then there is one root, and norms are those of the root
         self._value: Tensor | None = None
+        self.is_root = len(roots) == 1 and roots[0] is tensor  # a parameter itself
+        self.key = tuple([id(root) for root in roots])
 
     @property
     def value(self) -> Tensor:
@@ -76,10 +94,9 @@ class Source:
             self._value = self.tensor.detach()
         return self._value
 
-    @property
-    def is_root(self) -> bool:
-        """Whether this is a parameter itself."""
-        return len(self.roots) == 1 and self.roots[0] is self.tensor
+    def renew(self) -> None:
+        """Before another forward pass: the value may have moved to other memory."""
+        self._value = None
 
     def pull_back(self, gradients: Tensor, batched: bool) -> list[Tensor | None]:
         """Gradients of this tensor as gradients of its roots; ``batched``: one per record."""
@@ -100,17 +117,34 @@ class Sources:
     """The parametric and the constant tensors met so far in one forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
+        self._marks: list[int] = []  # what the maps below were made from
+        self._modules: list[Any] = []
+        self._trained: dict[int, Source] = {}
+        self._fixed: dict[int, Tensor] = {}
+        self.roots: list[Source] = []
         self.parametric: dict[int, Source] = {}
         self.constant: dict[int, Tensor] = {}
         self.buffers: dict[int, str] = {}
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                self.parametric[id(parameter)] = Source(parameter, name, (parameter,), True)
-            else:
-                self.constant[id(parameter)] = parameter
-        for name, buffer in model.named_buffers():
-            self.constant[id(buffer)] = buffer
-            self.buffers[id(buffer)] = name
+        self.restart(model)
+
+    def restart(self, model: nn.Module) -> None:
+        """Begin a forward pass; parameters may have been replaced, frozen or added since."""
+        marks, modules = _walk(model)
+        if marks != self._marks:
+            self._marks = marks
+            self._modules = modules  # held, so that identities stay theirs
+            names = {id(p): name for name, p in model.named_parameters()}
+            self.buffers = {id(b): name for name, b in model.named_buffers()}
+            self.roots = [
+                Source(p, names[id(p)], (p,), True) for p in model.parameters() if p.requires_grad
+            ]
+            frozen = [p for p in model.parameters() if not p.requires_grad]
+            self._fixed = {id(t): t for t in (*frozen, *model.buffers())}
+            self._trained = {id(root.tensor): root for root in self.roots}
+        for root in self.roots:
+            root.renew()
+        self.parametric = self._trained.copy()
+        self.constant = self._fixed.copy()
 
     def derive(self, func: Callable[..., Any], inputs: Sequence[Tensor], output: Any) -> None:
         """Register what ``func`` made of parametric and constant tensors."""

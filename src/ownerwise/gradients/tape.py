@@ -19,6 +19,7 @@ from ownerwise.gradients.workspace import Workspace
 __all__ = ["Build", "Tap", "Tape"]
 
 # (gradient of the tapped output, its layout, number of records) -> what it means to each source
+Use = tuple[Source, tuple[int, int] | None]  # a source, and the range of rows if not all
 Build = Callable[[Tensor, Layout, int], Iterable[tuple[Source, Contribution]]]
 
 
@@ -38,18 +39,41 @@ class _Anchor(torch.autograd.Function):
 class Tap:
     """One use of parameters in the forward pass."""
 
-    __slots__ = ("build", "dims", "key", "layout", "name", "shape", "trials")
+    __slots__ = (
+        *("build", "dims", "func", "key", "layout", "number", "shape", "sources"),
+        *("tape", "trials"),
+    )
 
     def __init__(
-        self, name: str, build: Build, dims: tuple[int, ...], shape: torch.Size, key: object
+        self,
+        tape: Tape,
+        func: Callable[..., Any],
+        sources: Sequence[Use],
+        dims: tuple[int, ...],
+        output: Tensor,
+        build: Build,
     ) -> None:
-        self.name = name
-        self.build = build
+        self.tape = tape
+        self.func = func
+        self.sources = sources
         self.dims = dims
-        self.shape = shape
-        self.key = key
+        self.shape = output.shape
+        self.number = output.output_nr
+        self.build = build
+        self.key = (func, *[source.key for source, _ in sources], len(self.shape))
         self.layout: Layout | None = None
         self.trials: list[Layout] = []
+
+    @property
+    def name(self) -> str:
+        """The call and its parameters, for messages."""
+        return f"{name_of(self.func)}({', '.join(source.name for source, _ in self.sources)})"
+
+    def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
+        """The gradient of the tapped output arrives, before the call's own backward pass."""
+        gradient = gradients[self.number]
+        if gradient is not None and self.tape.arrive is not None:
+            self.tape.arrive(self, gradient)
 
 
 class Tape(TorchFunctionMode):
@@ -86,9 +110,10 @@ class Tape(TorchFunctionMode):
         self.checked: set[object] = set()  # calls of the fallback found to be per-record
         self._layouts: dict[object, list[Layout]] = {}
         self._taps: list[Tap] = []
-        self._uses: dict[int, list[tuple[Source, tuple[int, int] | None]]] = {}
-        self._sources: Sources | None = None
-        self._arrive: Callable[[Tap, Tensor], Tensor | None] | None = None
+        self._uses: dict[int, list[Use]] = {}
+        self._known: Sources | None = None  # kept between passes
+        self._sources: Sources | None = None  # during a pass
+        self.arrive: Callable[[Tap, Tensor], None] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
 
     def check(self, *inputs: Any) -> list[Problem]:
@@ -101,13 +126,17 @@ class Tape(TorchFunctionMode):
 
     def __enter__(self) -> Tape:
         self.reset()
-        self._sources = Sources(self.model)
+        if self._known is None:
+            self._known = Sources(self.model)
+        else:
+            self._known.restart(self.model)
+        self._sources = self._known
         super().__enter__()
         return self
 
     def reset(self) -> None:
         """Forget the last forward pass."""
-        self._taps, self._uses, self._sources, self._arrive = [], {}, None, None
+        self._taps, self._uses, self._sources, self.arrive = [], {}, None, None
         self.batch_hint = None
         self.policy = Policy(lean=self.lean, workspace=self._workspace)
         if self.spare_bytes is not None:
@@ -120,30 +149,36 @@ class Tape(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
+        if kwargs is None:
+            kwargs = {}
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
         sources = self._sources
         assert sources is not None
         parametric, constant = sources.parametric, sources.constant
-        inputs = list(tensors_in(args))
-        if kwargs:
-            inputs.extend(tensors_in(kwargs))
         has_source = has_data = has_constant = False
-        for tensor in inputs:
-            key = id(tensor)
-            if key in parametric:
-                has_source = True
-            elif key in constant:
-                has_constant = True
+        values = (*args, *kwargs.values()) if kwargs else args
+        for value in values:
+            if isinstance(value, Tensor):
+                tensors: Iterable[Tensor] = (value,)
+            elif isinstance(value, list | tuple | dict):
+                tensors = tensors_in(value)
             else:
-                has_data = True
-                if self.batch_hint is None and tensor.dim():
-                    self.batch_hint = tensor.shape[0]
+                continue
+            for tensor in tensors:
+                key = id(tensor)
+                if key in parametric:
+                    has_source = True
+                elif key in constant:
+                    has_constant = True
+                else:
+                    has_data = True
+                    if self.batch_hint is None and tensor.dim():
+                        self.batch_hint = tensor.shape[0]
         if not has_source:
             return self._call_without_sources(func, args, kwargs, has_data, has_constant)
         try:
-            return self._call_with_sources(func, args, kwargs, inputs, has_data)
+            return self._call_with_sources(func, args, kwargs, has_data)
         except Refused as refusal:
             if self.problems is None:
                 raise
@@ -177,7 +212,6 @@ class Tape(TorchFunctionMode):
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        inputs: Sequence[Tensor],
         has_data: bool,
     ) -> Any:
         assert self._sources is not None
@@ -191,7 +225,7 @@ class Tape(TorchFunctionMode):
         if has_data:
             return FALLBACK[0](self, func, args, kwargs)
         output = func(*args, **kwargs)
-        self._sources.derive(func, inputs, output)
+        self._sources.derive(func, list(tensors_in((args, kwargs))), output)
         return output
 
     # ---- what rules use ----
@@ -210,7 +244,7 @@ class Tape(TorchFunctionMode):
         self,
         func: Callable[..., Any],
         output: Tensor,
-        sources: Sequence[tuple[Source, tuple[int, int] | None]],
+        sources: Sequence[Use],
         dims: Iterable[int],
         build: Build,
     ) -> Tensor:
@@ -223,34 +257,15 @@ class Tape(TorchFunctionMode):
             dims: dimensions of ``output`` along which records may lie.
             build: makes contributions of the gradient.
         """
-        names = ", ".join(source.name for source, _ in sources)
         if output.grad_fn is None:
             output = _Anchor.apply(output, self._anchor)  # type: ignore[assignment]
-        roots = tuple(id(root) for source, _ in sources for root in source.roots)
-        tap = Tap(
-            f"{name_of(func)}({names})",
-            build,
-            tuple(dims),
-            output.shape,
-            (func, roots, output.dim()),
-        )
-        number = output.output_nr
-
-        def arrived(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-            gradient = gradients[number]
-            if gradient is None or self._arrive is None:
-                return None
-            better = self._arrive(tap, gradient)
-            if better is None:
-                return None
-            return (*gradients[:number], better, *gradients[number + 1 :])
-
+        tap = Tap(self, func, sources, tuple(dims), output, build)
         assert output.grad_fn is not None
-        output.grad_fn.register_prehook(arrived)
+        output.grad_fn.register_prehook(tap)
         self._taps.append(tap)
-        for source, part in sources:
-            for root in source.roots:
-                self._uses.setdefault(id(root), []).append((source, part))
+        for use in sources:
+            for root in use[0].key:
+                self._uses.setdefault(root, []).append(use)
         return output
 
     # ---- backward ----
@@ -271,44 +286,44 @@ class Tape(TorchFunctionMode):
                 "losses must have one entry per record, shape [B]; "
                 f"got {tuple(losses.shape)}. Use reduction='none'"
             )
-        parameters = {
-            source.name: source.roots[0]
-            for source in self._sources.parametric.values()
-            if source.is_root
-        }
+        parameters = [source.roots[0] for source in self._sources.roots]
         count = len(losses)
         collector = Collector(parameters, self._uses, count, self.policy, losses.device)
         try:
             if count and losses.requires_grad:
                 self._find_layouts(losses, parameters)
-                self._arrive = collector.arrive
+                self.arrive = collector.arrive
                 self._run(losses, torch.ones_like(losses), parameters, keep=False)
             return collector.finish()
         finally:
             self.reset()
 
     def _run(
-        self, losses: Tensor, weights: Tensor, parameters: dict[str, nn.Parameter], keep: bool
+        self, losses: Tensor, weights: Tensor, parameters: list[nn.Parameter], keep: bool
     ) -> None:
         """One backward pass; a parameter that gets a gradient was used out of sight (trap 19)."""
-        before = [parameter.grad for parameter in parameters.values()]
-        for parameter in parameters.values():
+        before = [(p, p.grad) for p in parameters if p.grad is not None]
+        for parameter, _ in before:
             parameter.grad = None
+        missed = []
         try:
             torch.autograd.backward(losses, weights, retain_graph=keep)
-            missed = [name for name, p in parameters.items() if p.grad is not None]
+            missed = [p for p in parameters if p.grad is not None]
         finally:
-            for parameter, gradient in zip(parameters.values(), before, strict=True):
+            for parameter in missed:
+                parameter.grad = None
+            for parameter, gradient in before:
                 parameter.grad = gradient
         if missed:
+            names = {id(p): name for name, p in self.model.named_parameters()}
             raise Refused(
-                ", ".join(missed),
+                ", ".join(names[id(p)] for p in missed),
                 "used where the tape does not see it (outside of the `with` block, in a custom "
                 "autograd function, or in compiled code), so it would train without clipping",
                 "use it inside the `with` block by torch functions, or freeze it",
             )
 
-    def _find_layouts(self, losses: Tensor, parameters: dict[str, nn.Parameter]) -> None:
+    def _find_layouts(self, losses: Tensor, parameters: list[nn.Parameter]) -> None:
         count = len(losses)
         if count == 1:
             for tap in self._taps:
@@ -316,16 +331,17 @@ class Tape(TorchFunctionMode):
             return
         signature = tuple([tap.key for tap in self._taps])
         known = self._layouts.get(signature)
-        if known is not None and all(
-            fits(layout, tap.shape, count) for layout, tap in zip(known, self._taps, strict=True)
-        ):
+        if known is not None:
             for tap, layout in zip(self._taps, known, strict=True):
+                if not fits(layout, tap.shape, count):
+                    break
                 tap.layout = layout
-            return
+            else:
+                return
         if self._observe_layouts(losses, parameters):
             self._layouts[signature] = [tap.layout or WHOLE for tap in self._taps]
 
-    def _observe_layouts(self, losses: Tensor, parameters: dict[str, nn.Parameter]) -> bool:
+    def _observe_layouts(self, losses: Tensor, parameters: list[nn.Parameter]) -> bool:
         """Find every tap's layout; whether all were really seen (none had a zero gradient)."""
         count = len(losses)
         # A private generator: the user's random stream must not shift. Half of the records, never
@@ -343,7 +359,7 @@ class Tape(TorchFunctionMode):
             if any(apart and touched for _, apart, touched in passed):
                 seen.add(id(tap))
 
-        self._arrive = observe
+        self.arrive = observe
         for tap in self._taps:
             tap.trials = candidates(tap.shape, count, tap.dims)
         self._run(losses, kept.to(losses.dtype), parameters, keep=True)

@@ -20,6 +20,7 @@ class Workspace:
 
     def __init__(self) -> None:
         self._scratch: dict[object, Tensor] = {}
+        self.shelf: dict[object, Tensor] = {}  # small constants
         self._free: dict[tuple[int, torch.dtype, torch.device], list[Tensor]] = {}
 
     def scratch(self, key: object, shape: tuple[int, ...], like: Tensor) -> Tensor:

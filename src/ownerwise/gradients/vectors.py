@@ -1,0 +1,114 @@
+"""Layers that see one vector per record: one outer product each, and no sum.
+
+The norm is a product of two norms: |g_i| = |left_i| |right_i|; with the bias, whose gradient is
+``left_i``, |g_i|^2 = |left_i|^2 (|right_i|^2 + 1). In small networks the number of calls is what
+costs time, so a :class:`Bank` does all such layers of a network together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ownerwise.gradients.contributions import Contribution, Dense, accumulation_dtype, masked
+from ownerwise.gradients.sources import Source
+
+__all__ = ["Bank", "RankOne"]
+
+
+class RankOne(Contribution):
+    """One outer product per record: ``left [count, rows]``, ``right [count, columns]``."""
+
+    __slots__ = ("count", "dtype", "left", "right", "shape")
+
+    def __init__(self, left: Tensor, right: Tensor) -> None:
+        self.dtype = accumulation_dtype(left.dtype)
+        self.left, self.right = left.to(self.dtype), right.to(self.dtype)
+        self.count = left.shape[0]
+        self.shape = (left.shape[1], right.shape[1])
+
+    def squared_norms(self) -> Tensor:
+        """See :class:`Contribution`."""
+        norm = torch.linalg.vector_norm
+        return (norm(self.left, dim=1) * norm(self.right, dim=1)).square_()
+
+    def per_record(self, start: int, stop: int) -> Tensor:
+        """See :class:`Contribution`."""
+        return self.left[start:stop, :, None] * self.right[start:stop, None, :]
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """See :class:`Contribution`."""
+        if self.shape[0] <= self.shape[1]:
+            return (self.left * factors[:, None]).mT @ self.right
+        return self.left.mT @ (self.right * factors[:, None])
+
+    def drop(self, bad: Tensor) -> None:
+        """See :class:`Contribution`."""
+        self.left, self.right = masked(self.left, bad), masked(self.right, bad)
+
+
+class Bank:
+    """All vector layers of a network, side by side: ``[count, sum of widths]``."""
+
+    LIMIT = 1 << 20  # floats; beyond, copying costs more than the calls it spares
+
+    def __init__(
+        self,
+        weights: Sequence[tuple[Source, RankOne]],
+        biases: dict[int, tuple[Source, Dense]],
+        shelf: dict[object, Tensor],
+    ) -> None:
+        self.weights = weights
+        self.biases = [biases.get(id(use)) for _, use in weights]
+        self.left = torch.cat([use.left for _, use in weights], dim=1)
+        self.right = [use.right for _, use in weights]
+        self.widths = [use.shape[0] for _, use in weights]
+        self._shelf = shelf
+
+    @staticmethod
+    def suits(weights: Sequence[tuple[Source, RankOne]]) -> bool:
+        """Whether the layers are of one type, and small enough."""
+        size = sum(use.left.numel() + use.right.numel() for _, use in weights)
+        return size <= Bank.LIMIT and len({use.dtype for _, use in weights}) == 1
+
+    def squared_norms(self) -> Tensor:
+        """``[count]``: of all weights and biases together."""
+        right = torch.cat(self.right, dim=1)
+        add = [float(bias is not None) for bias in self.biases]
+        left_squares = self.left.square() @ self._indicator(self.widths)
+        right_squares = right.square_() @ self._indicator([r.shape[1] for r in self.right])
+        if all(add):
+            right_squares += 1
+        elif any(add):
+            right_squares += right.new_tensor(add)
+        return left_squares.mul_(right_squares).sum(dim=1)
+
+    def _indicator(self, widths: list[int]) -> Tensor:
+        """``[sum of widths, layers]``: one where the column belongs to the layer."""
+        key = (tuple(widths), self.left.dtype, self.left.device)
+        found = self._shelf.get(key)
+        if found is None:
+            layers = torch.repeat_interleave(torch.tensor(widths))
+            found = torch.nn.functional.one_hot(layers, len(widths)).to(self.left)
+            self._shelf[key] = found
+        return found
+
+    def weighted_sums(self, factors: Tensor) -> list[tuple[Source, Tensor]]:
+        """``sum_i factors[i] * g_i`` of every weight and bias."""
+        scaled = self.left * factors[:, None]
+        total = scaled.sum(dim=0)
+        sums, start = [], 0
+        pairs = zip(self.weights, self.biases, self.right, self.widths, strict=True)
+        for (source, _), bias, right, width in pairs:
+            sums.append((source, scaled[:, start : start + width].mT @ right))
+            if bias is not None:
+                sums.append((bias[0], total[start : start + width].clone()))
+            start += width
+        return sums
+
+    def drop(self, bad: Tensor) -> None:
+        """Make g_i exactly zero where ``bad`` is true."""
+        self.left = masked(self.left, bad)
+        self.right = [masked(right, bad) for right in self.right]
