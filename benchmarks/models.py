@@ -22,7 +22,9 @@ class Case:
 
 def mlp() -> nn.Module:
     sizes = (21, 47, 47, 47)
-    hidden = [m for i, o in zip(sizes, sizes[1:], strict=False) for m in (nn.Linear(i, o), nn.ReLU())]
+    hidden = [
+        m for i, o in zip(sizes, sizes[1:], strict=False) for m in (nn.Linear(i, o), nn.ReLU())
+    ]
     return nn.Sequential(*hidden, nn.Linear(47, 3))
 
 

@@ -276,7 +276,7 @@ class _Planner:
             self.last_noise = float(curve(self._middle())[0])
         bounds = (np.log(0.05), np.log(1e6))
         guess = float(np.log(self.last_noise))
-        log_noise = find_root(excess, guess, 1.0, *bounds, _BATCH_TOLERANCE)
+        log_noise = find_root(excess, guess, 2.0, *bounds, _BATCH_TOLERANCE, longest_step=0.3)
         self.last_noise = float(np.exp(log_noise))
         self._refuse_unreachable(self.rate_curves[-1][1])
         reached = float(self.records @ rates)

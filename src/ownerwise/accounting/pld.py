@@ -48,10 +48,8 @@ def epsilon(rate: float, multiplier: float, schedule: Schedule, delta: float) ->
     """Return epsilon at `delta` after the steps of `schedule` at (rate, multiplier)."""
     if rate == 0.0 or schedule.steps == 0:
         return 0.0
-    return max(
-        _Direction(rate, multiplier, schedule, delta, removing=True).epsilon(),
-        _Direction(rate, multiplier, schedule, delta, removing=False).epsilon(),
-    )
+    removed = _Direction(rate, multiplier, schedule, delta, removing=True).epsilon()
+    return _Direction(rate, multiplier, schedule, delta, removing=False).epsilon(floor=removed)
 
 
 @dataclass(frozen=True)
@@ -93,10 +91,11 @@ class _Direction:
                 f"over {schedule.steps} steps; use a larger noise multiplier"
             )
 
-    def epsilon(self) -> float:
-        """Return epsilon; the grid is laid for the moments' bound, and again if that is far off.
+    def epsilon(self, floor: float = 0.0) -> float:
+        """Return epsilon, or `floor` if that is larger (and then need not be resolved further).
 
-        The moments' own bound holds too and is returned where the table cannot resolve delta.
+        The grid is laid for the moments' bound, and again if that is far off. The moments' own
+        bound holds too and is returned where the table cannot resolve delta.
         """
         positive = self.tilts[self.zero + 1 :]
         bounds = convert(self.cumulant[self.zero + 1 :], positive, self.delta)
@@ -108,18 +107,20 @@ class _Direction:
         while True:
             window = self._choose_window(estimate, order)
             if window is None:
-                return bound
+                return max(bound, floor)
             epsilon, steepness = self._tabulate(window)
             if epsilon > window.least_epsilon:
                 bound = min(epsilon, bound)
+                if bound <= floor:
+                    return floor
                 fine_enough = 1.2 * self._width(epsilon, 1.0 + steepness)
                 if window.width <= fine_enough or window.cells >= _MAX_CELLS:
-                    return bound
+                    return max(bound, floor)
                 estimate, order = epsilon, 1.0 + steepness
                 continue
             bound = min(bound, window.least_epsilon)
-            if estimate <= LEAST_EPSILON:
-                return bound
+            if estimate <= LEAST_EPSILON or bound <= floor:
+                return max(bound, floor)
             estimate = max(estimate / 8.0, LEAST_EPSILON)
 
     def _width(self, epsilon: float, order: float) -> float:

@@ -14,6 +14,7 @@ def find_root(
     low: float,
     high: float,
     tolerance: float,
+    longest_step: float = 2.0,
 ) -> float:
     """Return x in [low, high] with |function(x)| <= tolerance.
 
@@ -46,7 +47,7 @@ def find_root(
             secant = (value - previous[1]) / (x - previous[0])
             slope = secant if secant * slope > 0 else slope
         previous = (x, value)
-        proposal = x - max(-2.0, min(2.0, value / slope))
+        proposal = x - max(-longest_step, min(longest_step, value / slope))
         if proposal >= above:
             proposal = 0.5 * (below + above) if above_seen else above
         elif proposal <= below:

@@ -74,7 +74,7 @@ class Records:
         factors = factors.detach()
         banked: set[int] = set()
         if self._bank is not None:
-            for source, part in self._bank.weighted_sums(factors.to(self._bank.left.dtype)):
+            for source, part in self._bank.weighted_sums(factors.to(self._bank.both.dtype)):
                 banked.add(id(source))
                 sums[id(source.tensor)] = part
         for source, contribution in self._contributions:

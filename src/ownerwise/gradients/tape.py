@@ -18,6 +18,9 @@ from ownerwise.gradients.workspace import Workspace
 
 __all__ = ["Build", "Tap", "Tape"]
 
+SOURCE, CONSTANT, DATA = 1, 2, 4  # kinds of tensors among the arguments of a call
+NESTED = (list, tuple, dict)
+
 # (gradient of the tapped output, its layout, number of records) -> what it means to each source
 Use = tuple[Source, tuple[int, int] | None]  # a source, and the range of rows if not all
 Build = Callable[[Tensor, Layout, int], Iterable[tuple[Source, Contribution]]]
@@ -111,6 +114,8 @@ class Tape(TorchFunctionMode):
         self._layouts: dict[object, list[Layout]] = {}
         self._taps: list[Tap] = []
         self._uses: dict[int, list[Use]] = {}
+        self._parametric: dict[int, Source] = {}
+        self._constant: dict[int, Tensor] = {}
         self._known: Sources | None = None  # kept between passes
         self._sources: Sources | None = None  # during a pass
         self.arrive: Callable[[Tap, Tensor], None] | None = None
@@ -131,6 +136,7 @@ class Tape(TorchFunctionMode):
         else:
             self._known.restart(self.model)
         self._sources = self._known
+        self._parametric, self._constant = self._known.parametric, self._known.constant
         super().__enter__()
         return self
 
@@ -149,62 +155,63 @@ class Tape(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if kwargs is None:
+        kinds = self._kinds(args)
+        if kwargs:
+            kinds |= self._kinds(kwargs.values())
+        else:
             kwargs = {}
+        if kinds == DATA:  # by far the most frequent
+            guard = GUARDS.get(func)
+            if guard is None:
+                return func(*args, **kwargs)
+            return guard(self, func, *args, **kwargs)
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
-        sources = self._sources
-        assert sources is not None
-        parametric, constant = sources.parametric, sources.constant
-        has_source = has_data = has_constant = False
-        values = (*args, *kwargs.values()) if kwargs else args
-        for value in values:
-            if isinstance(value, Tensor):
-                tensors: Iterable[Tensor] = (value,)
-            elif isinstance(value, list | tuple | dict):
-                tensors = tensors_in(value)
-            else:
-                continue
-            for tensor in tensors:
-                key = id(tensor)
-                if key in parametric:
-                    has_source = True
-                elif key in constant:
-                    has_constant = True
-                else:
-                    has_data = True
-                    if self.batch_hint is None and tensor.dim():
-                        self.batch_hint = tensor.shape[0]
-        if not has_source:
-            return self._call_without_sources(func, args, kwargs, has_data, has_constant)
         try:
-            return self._call_with_sources(func, args, kwargs, has_data)
+            if kinds & SOURCE:
+                return self._call_with_sources(func, args, kwargs, bool(kinds & DATA))
+            return self._call_with_constants(func, args, kwargs, kinds)
         except Refused as refusal:
             if self.problems is None:
                 raise
             self.problems.append(refusal.problem)
             return func(*args, **kwargs)
 
-    def _call_without_sources(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        has_data: bool,
-        has_constant: bool,
+    def _kinds(self, values: Iterable[Any]) -> int:
+        """Which of source, constant and data are among the values."""
+        parametric, constant = self._parametric, self._constant
+        kinds = 0
+        for value in values:
+            if isinstance(value, Tensor):
+                key = id(value)
+                if key in parametric:
+                    kinds |= SOURCE
+                elif key in constant:
+                    kinds |= CONSTANT
+                else:
+                    kinds |= DATA
+                    if self.batch_hint is None and value.dim():
+                        self.batch_hint = value.shape[0]
+            elif isinstance(value, NESTED):
+                kinds |= self._kinds(value.values() if isinstance(value, dict) else value)
+        return kinds
+
+    def _call_with_constants(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], kinds: int
     ) -> Any:
+        """A call on constants, perhaps with data; or on no tensor at all."""
         assert self._sources is not None
-        if has_data:
+        if kinds & DATA:
+            if writes(func):
+                self._sources.refuse_write(func, args[0] if args else None)
             guard = GUARDS.get(func)
             if guard is not None:
                 return guard(self, func, *args, **kwargs)
-            if has_constant and writes(func):
-                self._sources.refuse_write(func, args[0] if args else None)
             return func(*args, **kwargs)
         output = func(*args, **kwargs)
-        if has_constant or func in FACTORIES:
+        if kinds or func in FACTORIES:
             for tensor in tensors_in(output):
-                self._sources.constant[id(tensor)] = tensor
+                self._constant[id(tensor)] = tensor
         return output
 
     def _call_with_sources(
@@ -232,12 +239,11 @@ class Tape(TorchFunctionMode):
 
     def source(self, tensor: Any) -> Source | None:
         """The source behind a tensor, if it is parametric."""
-        assert self._sources is not None
-        return self._sources.parametric.get(id(tensor))
+        return self._parametric.get(id(tensor))
 
     def value(self, tensor: Any) -> Any:
         """The argument as the call shall see it: parametric tensors without their graph."""
-        source = self.source(tensor)
+        source = self._parametric.get(id(tensor))
         return tensor if source is None else source.value
 
     def tap(

@@ -62,8 +62,8 @@ class Bank:
     ) -> None:
         self.weights = weights
         self.biases = [biases.get(id(use)) for _, use in weights]
-        self.left = torch.cat([use.left for _, use in weights], dim=1)
         self.right = [use.right for _, use in weights]
+        self.both = torch.cat([*[use.left for _, use in weights], *self.right], dim=1)
         self.widths = [use.shape[0] for _, use in weights]
         self._shelf = shelf
 
@@ -75,29 +75,30 @@ class Bank:
 
     def squared_norms(self) -> Tensor:
         """``[count]``: of all weights and biases together."""
-        right = torch.cat(self.right, dim=1)
+        layers = len(self.weights)
+        squares = self._indicator() @ self.both.square().t()
+        left, right = squares[:layers], squares[layers:]
         add = [float(bias is not None) for bias in self.biases]
-        left_squares = self.left.square() @ self._indicator(self.widths)
-        right_squares = right.square_() @ self._indicator([r.shape[1] for r in self.right])
         if all(add):
-            right_squares += 1
+            right += 1
         elif any(add):
-            right_squares += right.new_tensor(add)
-        return left_squares.mul_(right_squares).sum(dim=1)
+            right += right.new_tensor(add)[:, None]
+        return left.mul_(right).sum(dim=0)
 
-    def _indicator(self, widths: list[int]) -> Tensor:
-        """``[sum of widths, layers]``: one where the column belongs to the layer."""
-        key = (tuple(widths), self.left.dtype, self.left.device)
+    def _indicator(self) -> Tensor:
+        """``[2 * layers, columns]``: one where the column belongs to the left, right factor."""
+        widths = [*self.widths, *[right.shape[1] for right in self.right]]
+        key = (tuple(widths), self.both.dtype, self.both.device)
         found = self._shelf.get(key)
         if found is None:
-            layers = torch.repeat_interleave(torch.tensor(widths))
-            found = torch.nn.functional.one_hot(layers, len(widths)).to(self.left)
-            self._shelf[key] = found
+            columns = torch.repeat_interleave(torch.tensor(widths))
+            found = torch.nn.functional.one_hot(columns, len(widths)).t().to(self.both)
+            found = self._shelf[key] = found.contiguous()
         return found
 
     def weighted_sums(self, factors: Tensor) -> list[tuple[Source, Tensor]]:
         """``sum_i factors[i] * g_i`` of every weight and bias."""
-        scaled = self.left * factors[:, None]
+        scaled = self.both[:, : sum(self.widths)] * factors[:, None]
         total = scaled.sum(dim=0)
         sums, start = [], 0
         pairs = zip(self.weights, self.biases, self.right, self.widths, strict=True)
@@ -110,5 +111,5 @@ class Bank:
 
     def drop(self, bad: Tensor) -> None:
         """Make g_i exactly zero where ``bad`` is true."""
-        self.left = masked(self.left, bad)
+        self.both = masked(self.both, bad)
         self.right = [masked(right, bad) for right in self.right]

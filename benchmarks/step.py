@@ -1,0 +1,266 @@
+"""One private step against one plain step: time and memory, ours and others.
+
+    python benchmarks/step.py                        # all six models, all contenders
+    python benchmarks/step.py --quick --models mlp,mnist --json out.json
+
+Time: all contenders of a model run interleaved in one process; the figure is the ratio of the
+fastest step of each to the fastest plain (contiguous, non-private) step. Memory: peak resident
+memory of a process that does nothing but a few steps of one contender. A step is forward, backward,
+update; private ones also clip to norm 1 and add Gaussian noise.
+
+Contenders: plain, plain-cl (channels-last), ours, lean (ours with less memory), the Opacus modes
+hooks, ew, functorch and ghost, and vmap (torch.func per-record gradients). Where a mode does not
+support a model, its cell says "-".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from models import CASES, build
+from torch import Tensor, nn
+from torch.nn import functional
+
+CLIP, NOISE, RATE, THREADS = 1.0, 1.0, 0.01, 2
+Step = Callable[[], None]
+
+
+def plain(name: str, channels_last: bool = False) -> Step:
+    model, x, y = build(name)
+    if channels_last:
+        if x.dim() != 4:
+            raise NotImplementedError("no images")
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        x = x.contiguous(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def ours(name: str, **options: Any) -> Step:
+    """The private step of this library; `private_step` is the part to swap."""
+    model, x, y = build(name)
+    return private_step(model, x, y, **options)
+
+
+def private_step(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> Step:
+    """Tape, standard clipping, Gaussian noise by torch; to become ownerwise.PrivateStep."""
+    from ownerwise.gradients import Tape
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    parameters = list(model.parameters())
+    sizes = [p.numel() for p in parameters]
+    tape = Tape(model, **options)
+
+    def step() -> None:
+        with tape:
+            outputs = model(x)
+        records = tape.backward(functional.cross_entropy(outputs, y, reduction="none"))
+        factors = (CLIP / records.norms).clamp_(max=1).div_(len(y))
+        sums = records.weighted_sum(factors)
+        noise = torch.randn(sum(sizes)).split(sizes)
+        gradients = [sums[p] for p in parameters]
+        shaped = [n.view(g.shape) for n, g in zip(noise, gradients, strict=True)]
+        torch._foreach_add_(gradients, shaped, alpha=NOISE * CLIP / len(y))
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+
+    return step
+
+
+def opacus(name: str, mode: str) -> Step:
+    from opacus import PrivacyEngine
+    from opacus.validators import ModuleValidator
+
+    model, x, y = build(name)
+    model = ModuleValidator.fix(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=len(x))
+    criterion = nn.CrossEntropyLoss()
+    made = PrivacyEngine().make_private(
+        module=model,
+        optimizer=optimizer,
+        criterion=criterion,
+        data_loader=loader,
+        noise_multiplier=NOISE,
+        max_grad_norm=CLIP,
+        poisson_sampling=False,
+        grad_sample_mode=mode,
+    )
+    if mode == "ghost":
+        private, private_optimizer, criterion, _ = made
+    else:
+        private, private_optimizer, _ = made
+
+    def step() -> None:
+        private_optimizer.zero_grad()
+        criterion(private(x), y).backward()
+        private_optimizer.step()
+
+    return step
+
+
+def vmap(name: str) -> Step:
+    model, x, y = build(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+
+    def loss(parameters: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
+        output = torch.func.functional_call(model, parameters, (record[None],))
+        return functional.cross_entropy(output, target[None])
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
+
+    def step() -> None:
+        parameters = {k: v.detach() for k, v in model.named_parameters()}
+        gradients = each(parameters, x, y)
+        squares = [g.flatten(1).square().sum(dim=1) for g in gradients.values()]
+        norms = torch.stack(squares).sum(dim=0).sqrt_()
+        factors = (CLIP / norms).clamp_(max=1).div_(len(y))
+        for key, parameter in model.named_parameters():
+            total = torch.tensordot(factors, gradients[key], dims=1)
+            parameter.grad = total + torch.randn_like(total) * (NOISE * CLIP / len(y))
+        optimizer.step()
+
+    return step
+
+
+CONTENDERS: dict[str, Callable[[str], Step]] = {
+    "plain": plain,
+    "plain-cl": lambda name: plain(name, channels_last=True),
+    "ours": ours,
+    "lean": lambda name: ours(name, lean=True),
+    "opacus hooks": lambda name: opacus(name, "hooks"),
+    "opacus ew": lambda name: opacus(name, "ew"),
+    "opacus functorch": lambda name: opacus(name, "functorch"),
+    "opacus ghost": lambda name: opacus(name, "ghost"),
+    "vmap": vmap,
+}
+
+
+def start(contender: str, name: str) -> Step | str:
+    """The step, after two warm-up runs; or why there is none."""
+    try:
+        step = CONTENDERS[contender](name)
+        step()
+        step()
+    except Exception as error:  # a mode that does not support the model says so in its own way
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}"
+    return step
+
+
+def interleaved(steps: dict[str, Step], seconds: float, rounds: int) -> dict[str, float]:
+    """The fastest step of each, in seconds; contenders take turns so that noise hits all."""
+    best = dict.fromkeys(steps, float("inf"))
+    end = time.perf_counter() + seconds
+    done = 0
+    while done < rounds or time.perf_counter() < end:
+        for key, step in steps.items():
+            begin = time.perf_counter()
+            step()
+            best[key] = min(best[key], time.perf_counter() - begin)
+        done += 1
+    return best
+
+
+def peak_memory(contender: str, name: str) -> float | None:
+    """Peak resident megabytes of a process of its own."""
+    command = [sys.executable, __file__, "--memory-of", contender, "--models", name]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    return float(answer.stdout.split()[-1]) if answer.returncode == 0 else None
+
+
+def report_memory(contender: str, name: str) -> int:
+    """In the child process: a few steps, then the peak."""
+    step = start(contender, name)
+    if isinstance(step, str):
+        return 1
+    for _ in range(3):
+        step()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    return 0
+
+
+def measure(name: str, contenders: list[str], seconds: float, rounds: int) -> dict[str, Any]:
+    started = {contender: start(contender, name) for contender in contenders}
+    steps = {k: v for k, v in started.items() if not isinstance(v, str)}
+    seconds_of = interleaved(steps, seconds, rounds)
+    del steps
+    result: dict[str, Any] = {}
+    for contender, step in started.items():
+        if isinstance(step, str):
+            result[contender] = {"refused": step}
+            continue
+        result[contender] = {
+            "milliseconds": 1e3 * seconds_of[contender],
+            "ratio": seconds_of[contender] / seconds_of["plain"],
+            "megabytes": peak_memory(contender, name),
+        }
+    base = result["plain"]["megabytes"]
+    for entry in result.values():
+        if entry.get("megabytes") and base:
+            entry["memory_ratio"] = entry["megabytes"] / base
+    return result
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    contenders = list(dict.fromkeys(c for result in results.values() for c in result))
+    lines = ["| model | plain ms, MB | " + " | ".join(contenders[1:]) + " |"]
+    lines.append("|---" * (len(contenders) + 1) + "|")
+    for name, result in results.items():
+        base = result["plain"]
+        cells = [name, f"{base['milliseconds']:.2f}, {base['megabytes'] or 0:.0f}"]
+        for contender in contenders[1:]:
+            entry = result.get(contender, {"refused": ""})
+            if "refused" in entry:
+                cells.append("-")
+            else:
+                cells.append(f"{entry['ratio']:.2f} ({entry.get('memory_ratio', 0):.2f})")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", "ratio of minima to plain time (peak resident memory to plain)"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", default=",".join(CASES), help="comma-separated")
+    parser.add_argument("--contenders", default=",".join(CONTENDERS), help="comma-separated")
+    parser.add_argument("--quick", action="store_true", help="a few seconds per model")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(THREADS)
+    names = arguments.models.split(",")
+    if arguments.memory_of:
+        return report_memory(arguments.memory_of, names[0])
+    contenders = [c for c in CONTENDERS if c in arguments.contenders.split(",") or c == "plain"]
+    seconds, rounds = (4.0, 3) if arguments.quick else (30.0, 8)
+    results = {}
+    for name in names:
+        results[name] = measure(name, contenders, seconds, rounds)
+        print(table({name: results[name]}).splitlines()[2], flush=True)
+    print(table(results))
+    if arguments.json:
+        facts = {"torch": torch.__version__, "threads": THREADS, "results": results}
+        arguments.json.write_text(json.dumps(facts, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
