@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +23,7 @@ class Case:
 
 def mlp() -> nn.Module:
     sizes = (21, 47, 47, 47)
-    hidden = [
-        m for i, o in zip(sizes, sizes[1:], strict=False) for m in (nn.Linear(i, o), nn.ReLU())
-    ]
+    hidden = [m for i, o in pairwise(sizes) for m in (nn.Linear(i, o), nn.ReLU())]
     return nn.Sequential(*hidden, nn.Linear(47, 3))
 
 

@@ -8,21 +8,34 @@ from ownerwise.errors import (
     PlanError,
     PrivacyWarning,
 )
+from ownerwise.gradients import check
+from ownerwise.mechanisms import AutoS, Psac, Standard
 from ownerwise.owners import Owners
 from ownerwise.planning import plan
 from ownerwise.plans import Plan, Verification
+from ownerwise.random import SecretStream
+from ownerwise.sampling import Batch, PoissonBatches
+from ownerwise.step import PrivateStep
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AccountingError",
+    "AutoS",
+    "Batch",
     "BudgetError",
     "Owners",
     "OwnerwiseError",
     "Plan",
     "PlanError",
+    "PoissonBatches",
     "PrivacyWarning",
+    "PrivateStep",
+    "Psac",
     "Schedule",
+    "SecretStream",
+    "Standard",
     "Verification",
+    "check",
     "plan",
 ]

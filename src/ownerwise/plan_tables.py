@@ -118,6 +118,8 @@ def _heading(plan: Plan) -> list[str]:
     noise = f"noise std {plan.noise_std:.6g}"
     if len(plan.schedule.segments) > 1:
         noise += f" x {_factors(plan)} by schedule"
+    if plan.release_std is not None:
+        noise += f" (and {plan.release_std:g} on a release of sensitivity 1)"
     return [
         f"Plan {plan.hash[:12]}: method {plan.method}{mixture}, accountant {plan.accountant}",
         f"{plan.steps} steps, expected batch {plan.expected_batch_size:g} of "

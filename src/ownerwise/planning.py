@@ -49,6 +49,7 @@ def plan(
     clip_norm: float = 1.0,
     mixture: float | None = None,
     noise_schedule: Iterable[tuple[int, float]] | None = None,
+    release_std: float | None = None,
     accountant: str = "pld",
     strict: bool = False,
 ) -> Plan:
@@ -69,6 +70,8 @@ def plan(
         clip_norm: bound on a record's gradient (the average over records if they differ).
         mixture: for `both`: 0 is sample, 1 is scale; default 0.5.
         noise_schedule: segments (number of steps, noise factor) adding up to `steps`.
+        release_std: noise std of a further sum released in every step (a histogram, counts) to
+            which each record adds a vector of length at most 1; accounted jointly.
         accountant: `pld` (tight) or `rdp`.
         strict: refuse plans in which some owner cannot use up its budget.
     """
@@ -81,6 +84,7 @@ def plan(
         clip_norm=clip_norm,
         mixture=mixture,
         noise_schedule=noise_schedule,
+        release_std=release_std,
         accountant=accountant,
         strict=strict,
     )
@@ -98,6 +102,7 @@ def unverified_plan(
     clip_norm: float = 1.0,
     mixture: float | None = None,
     noise_schedule: Iterable[tuple[int, float]] | None = None,
+    release_std: float | None = None,
     accountant: str = "pld",
     strict: bool = False,
 ) -> Plan:
@@ -114,12 +119,13 @@ def unverified_plan(
         clip_norm=clip_norm,
         mixture=mixture,
         accountant=accountant,
+        release_std=release_std,
         segments=segments,
     )
     if problems:
         raise PlanError(problems)
     mixture = (0.5 if mixture is None else mixture) if method == "both" else None
-    planner = _Planner(owners, method, mixture, accountant)
+    planner = _Planner(owners, method, mixture, accountant, release_std)
     if steps is None:
         assert batch_size is not None
         assert noise_multiplier is not None
@@ -148,6 +154,7 @@ def unverified_plan(
         records=owners.records,
         owners_fingerprint=owners.fingerprint,
         mixture=mixture,
+        release_std=None if release_std is None else float(release_std),
         owners=owners,
     )
     if strict and made.unspent.any():
@@ -170,6 +177,7 @@ def request_problems(
     clip_norm: float,
     mixture: float | None,
     accountant: str,
+    release_std: float | None = None,
     segments: tuple[tuple[int, float], ...] | None = None,
 ) -> list[str]:
     """Return everything wrong with the arguments of `plan` (records unknown: None)."""
@@ -196,7 +204,12 @@ def request_problems(
             f"batch_size {batch_size:g}: expected more than 0 and at most the {most:g} declared "
             "records"
         )
-    for what, value in (("clip_norm", clip_norm), ("noise_multiplier", noise_multiplier)):
+    positive = {
+        "clip_norm": clip_norm,
+        "noise_multiplier": noise_multiplier,
+        "release_std": release_std,
+    }
+    for what, value in positive.items():
         if value is not None and not 0 < value < float("inf"):
             problems.append(f"{what} {value}: expected a positive finite number")
     if mixture is not None and method != "both":
@@ -222,11 +235,19 @@ class _Solution:
 class _Planner:
     """Solves for noise, batch or steps; keeps the last curves as first guesses."""
 
-    def __init__(self, owners: Owners, method: str, mixture: float | None, accountant: str):
+    def __init__(
+        self,
+        owners: Owners,
+        method: str,
+        mixture: float | None,
+        accountant: str,
+        release_std: float | None,
+    ):
         self.owners = owners
         self.method = method
         self.mixture = mixture
         self.accountant = accountant
+        self.release_std = release_std
         self.records = owners.records.astype(np.float64)
         self.total = float(self.records.sum())
         self.budgets = Budgets(owners.epsilon * (1 - SAFETY), owners.delta)
@@ -246,7 +267,9 @@ class _Planner:
         rate = min(1.0, batch_size / self.total)
         ones = np.ones(len(self.owners))
         if self.method == "uniform":
-            curve = multiplier_curve(self.strictest, rate, schedule, self.accountant)
+            curve = multiplier_curve(
+                self.strictest, rate, schedule, self.accountant, None, self.release_std
+            )
             self._refuse_unreachable(curve)
             return _Solution(float(curve(self.strictest).max()), rate * ones, ones)
         if self.method == "scale":
@@ -272,7 +295,9 @@ class _Planner:
             noise = float((multipliers * relative_clips).max())
             return _Solution(noise, np.full(len(self.owners), rate), relative_clips)
         if self.last_noise is None:
-            curve = multiplier_curve(self._middle(), rate, schedule, self.accountant, None, 0.05)
+            curve = multiplier_curve(
+                self._middle(), rate, schedule, self.accountant, None, self.release_std, 0.05
+            )
             self.last_noise = float(curve(self._middle())[0])
         bounds = (np.log(0.05), np.log(1e6))
         guess = float(np.log(self.last_noise))
@@ -298,7 +323,7 @@ class _Planner:
     def _multipliers(self, rate: float, schedule: Schedule) -> np.ndarray:
         guess = None if self.last_multipliers is None else self.last_multipliers.log_at
         self.last_multipliers = multiplier_curve(
-            self.budgets, rate, schedule, self.accountant, guess
+            self.budgets, rate, schedule, self.accountant, guess, self.release_std
         )
         self._refuse_unreachable(self.last_multipliers)
         return self.last_multipliers(self.budgets)
@@ -324,6 +349,7 @@ class _Planner:
             schedule,
             self.accountant,
             self._rate_guess(log_noise),
+            self.release_std,
         )
         self.rate_curves.append((log_noise, curve))
         return curve(self.budgets)
@@ -350,7 +376,12 @@ class _Planner:
         if self.method in ("uniform", "sample"):
             budgets = self.budgets if self.method == "sample" else self.strictest
             curve = rate_curve(
-                budgets, lambda _, x: np.full(np.shape(x), log_noise), schedule, self.accountant
+                budgets,
+                lambda _, x: np.full(np.shape(x), log_noise),
+                schedule,
+                self.accountant,
+                None,
+                self.release_std,
             )
             self._refuse_unreachable(curve)
             rates = curve(budgets)

@@ -39,15 +39,16 @@ class Verification:
 class Plan:
     """Sampling rates, clip norms, noise, divisor and number of steps, fixed before training.
 
-    Formal guarantee: a run that draws each record of owner o independently with probability
-    `sampling_rates[o]` in every step, bounds its contribution to the step's sum by
-    `clip_norms[o]`, adds Gaussian noise of std `noise_std_at(step)` to that sum and takes at most
-    `steps` steps, is (targets[o], deltas[o])-differentially private for each single record of
-    owner o (add or remove one record). Public: everything in the plan. Private: the records, the
-    noise, which records were drawn. Rests on the sampled Gaussian mechanism composed by PLD or
-    RDP accounting (Mironov, Talwar, Zhang 2019; Koskela, Jalko, Honkela 2020), and for individual
-    budgets on Boenisch et al. (2023), "Have it your way: Individualized Privacy Assignment for
-    DP-SGD", Theorems 3.1 and 3.2.
+    Formal guarantee: a run that, in each of at most `steps` steps, draws each record of owner o
+    independently with probability `sampling_rates[o]`, bounds its contribution to the step's sum
+    by `clip_norms[o]`, adds Gaussian noise of std `noise_std_at(step)` to that sum, and releases
+    nothing else but (with `release_std`) one sum of per-record vectors of length at most 1 with
+    noise of std `release_std_at(step)`, is (targets[o], deltas[o])-differentially private for
+    each single record of owner o (add or remove one record). Public: everything in the plan.
+    Private: the records, the noise, which records were drawn. Rests on the sampled Gaussian
+    mechanism composed by PLD or RDP accounting (Mironov, Talwar, Zhang 2019; Koskela, Jalko,
+    Honkela 2020), and for individual budgets on Boenisch et al. (2023), "Have it your way:
+    Individualized Privacy Assignment for DP-SGD", Theorems 3.1 and 3.2.
 
     All per-owner arrays follow `owners.ids`. Plans are made by `ownerwise.plan`.
     """
@@ -65,6 +66,7 @@ class Plan:
     records: np.ndarray = field(repr=False)
     owners_fingerprint: str = field(repr=False)
     mixture: float | None = None
+    release_std: float | None = None
     owners: Owners | None = field(default=None, repr=False)
 
     def __post_init__(self):
@@ -84,9 +86,20 @@ class Plan:
         """Noise std over clip norm, per owner."""
         return self.noise_std / self.clip_norms
 
+    @property
+    def accounted_multipliers(self) -> np.ndarray:
+        """Noise multipliers with the cost of the release, if there is one, included."""
+        return accounting.joint_multiplier(self.noise_multipliers, self.release_std)
+
     def noise_std_at(self, step: int) -> float:
         """Return the std of the noise added to the sum in step `step` (from 0)."""
         return self.noise_std * self.schedule.factor_at(step)
+
+    def release_std_at(self, step: int) -> float:
+        """Return the std of the noise on the release in step `step`."""
+        if self.release_std is None:
+            raise PlanError("this plan pays for no release; make one with release_std=")
+        return self.release_std * self.schedule.factor_at(step)
 
     def epsilon(self, steps: int | None = None) -> np.ndarray:
         """Return what each owner's records have spent after `steps` steps (default: all).
@@ -99,7 +112,7 @@ class Plan:
 
     def _epsilon_after(self, schedule: Schedule) -> np.ndarray:
         return accounting.epsilon(
-            self.sampling_rates, self.noise_multipliers, schedule, self.deltas, self.accountant
+            self.sampling_rates, self.accounted_multipliers, schedule, self.deltas, self.accountant
         )
 
     @cached_property
@@ -132,7 +145,7 @@ class Plan:
             target = float(self.targets[owner])
             spent = reference.epsilon(
                 float(self.sampling_rates[owner]),
-                float(self.noise_multipliers[owner]),
+                float(self.accounted_multipliers[owner]),
                 self.schedule,
                 float(self.deltas[owner]),
                 target,
@@ -174,6 +187,7 @@ class Plan:
             "schedule": [list(segment) for segment in self.schedule.segments],
             "expected_batch_size": self.expected_batch_size,
             "mixture": self.mixture,
+            "release_std": self.release_std,
             "owners": len(self.targets),
             "owners_fingerprint": self.owners_fingerprint,
         }
@@ -218,6 +232,7 @@ class Plan:
             schedule=Schedule(tuple(map(tuple, header["schedule"]))),
             expected_batch_size=header["expected_batch_size"],
             mixture=header["mixture"],
+            release_std=header["release_std"],
             owners_fingerprint=header["owners_fingerprint"],
             owners=owners,
             **arrays,

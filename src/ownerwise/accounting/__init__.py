@@ -6,7 +6,7 @@ accountants, `pld` (tight, default) and `rdp`, are modules with one function eac
 dp-accounting.
 """
 
-from ownerwise.accounting.curves import ACCOUNTANTS, epsilon
+from ownerwise.accounting.curves import ACCOUNTANTS, epsilon, joint_multiplier
 from ownerwise.accounting.schedule import Schedule
 
-__all__ = ["ACCOUNTANTS", "Schedule", "epsilon"]
+__all__ = ["ACCOUNTANTS", "Schedule", "epsilon", "joint_multiplier"]

@@ -38,6 +38,17 @@ _MAX_NODES = 24  # distinct budgets per delta up to which each is a node
 _MAX_DELTAS = 64
 
 
+def joint_multiplier(multiplier: np.ndarray, release_std: float | None) -> np.ndarray:
+    """Return the multiplier of a step that also releases a sum of sensitivity 1 with noise.
+
+    Both releases come from ONE Poisson batch, so they are one Gaussian mechanism of multiplier
+    (m^-2 + release_std^-2)^-1/2, sampled once; two separately sampled ones would understate.
+    """
+    if release_std is None:
+        return multiplier
+    return (multiplier**-2.0 + release_std**-2.0) ** -0.5
+
+
 class Budgets:
     """Epsilon and delta of every owner, grouped by delta.
 
@@ -113,7 +124,7 @@ def rate_curve(
     schedule: Schedule,
     accountant: str,
     guess: LogQuantity | None = None,
-    tolerance: float = TOLERANCE,
+    release_std: float | None = None,
 ) -> BudgetCurve:
     """Return the sampling rate that spends each budget, given the noise multiplier.
 
@@ -122,8 +133,8 @@ def rate_curve(
     """
 
     def cost(log_rate: float, number: int, log_epsilon: float) -> tuple[float, float]:
-        multiplier = float(np.exp(log_multiplier(number, np.array([log_epsilon]))[0]))
-        return float(np.exp(log_rate)), multiplier
+        multiplier = np.exp(log_multiplier(number, np.array([log_epsilon]))[0])
+        return float(np.exp(log_rate)), float(joint_multiplier(multiplier, release_std))
 
     def first_guess(number: int, log_epsilon: float, delta: float) -> float:
         _, multiplier = cost(0.0, number, log_epsilon)
@@ -132,7 +143,7 @@ def rate_curve(
         return float(np.log(mu / np.sqrt(schedule.steps * growth)))
 
     bounds = (float(np.log(RATE_RANGE[0])), 0.0)
-    return _solve(budgets, cost, first_guess, guess, 1.0, bounds, schedule, accountant, tolerance)
+    return _solve(budgets, cost, first_guess, guess, 1.0, bounds, schedule, accountant, TOLERANCE)
 
 
 def multiplier_curve(
@@ -141,12 +152,13 @@ def multiplier_curve(
     schedule: Schedule,
     accountant: str,
     guess: LogQuantity | None = None,
+    release_std: float | None = None,
     tolerance: float = TOLERANCE,
 ) -> BudgetCurve:
     """Return the noise multiplier that spends each budget at sampling rate `rate`."""
 
     def cost(log_multiplier: float, number: int, log_epsilon: float) -> tuple[float, float]:
-        return rate, float(np.exp(log_multiplier))
+        return rate, float(joint_multiplier(np.exp(log_multiplier), release_std))
 
     def first_guess(number: int, log_epsilon: float, delta: float) -> float:
         mu = gaussian_mu(float(np.exp(log_epsilon)), delta)

@@ -253,8 +253,8 @@ def convolution(
     kernel = tape.value(weight)
     if tape.channels_last and input.dim() == 4:
         input = input.contiguous(memory_format=torch.channels_last)
-        # a copy, for with one channel the strides alone would not tell the format
-        kernel = kernel.clone(memory_format=torch.channels_last)
+        if input.is_contiguous():  # one channel or one pixel: the kernel must tell the format
+            kernel = kernel.clone(memory_format=torch.channels_last)
     output = func(input, kernel, tape.value(bias), stride, padding, dilation, groups)
     name = f"convolution({(weight_source or bias_source).name})"  # type: ignore[union-attr]
     saved = Saved(input, name) if weight_source is not None else None

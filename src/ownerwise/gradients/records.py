@@ -21,7 +21,7 @@ from ownerwise.gradients.sources import Source
 from ownerwise.gradients.vectors import Bank, RankOne
 
 if TYPE_CHECKING:
-    from ownerwise.gradients.tape import Tap
+    from ownerwise.gradients.taps import Tap
 
 __all__ = ["Collector", "Records"]
 

@@ -9,74 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ownerwise.gradients.contributions import Contribution, Policy
-from ownerwise.gradients.layout import WHOLE, Layout, candidates, fits, keeps_apart
+from ownerwise.gradients.contributions import Policy
+from ownerwise.gradients.layout import Layout
+from ownerwise.gradients.observation import find_layouts
 from ownerwise.gradients.problems import Problem, Refused
 from ownerwise.gradients.records import Collector, Records
 from ownerwise.gradients.sources import FACTORIES, Source, Sources, name_of, tensors_in
+from ownerwise.gradients.taps import Anchor, Build, Tap, Use
 from ownerwise.gradients.workspace import Workspace
 
-__all__ = ["Build", "Tap", "Tape"]
+__all__ = ["BROADCASTS", "FALLBACK", "GUARDS", "RULES", "Tape", "writes"]
 
 SOURCE, CONSTANT, DATA = 1, 2, 4  # kinds of tensors among the arguments of a call
 NESTED = (list, tuple, dict)
-
-# (gradient of the tapped output, its layout, number of records) -> what it means to each source
-Use = tuple[Source, tuple[int, int] | None]  # a source, and the range of rows if not all
-Build = Callable[[Tensor, Layout, int], Iterable[tuple[Source, Contribution]]]
-
-
-class _Anchor(torch.autograd.Function):
-    """Gives a tensor that needs no gradient a place in the graph, so that one arrives there."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:
-        ctx.mark_dirty(output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
-        return None, None
-
-
-class Tap:
-    """One use of parameters in the forward pass."""
-
-    __slots__ = (
-        *("build", "dims", "func", "key", "layout", "number", "shape", "sources"),
-        *("tape", "trials"),
-    )
-
-    def __init__(
-        self,
-        tape: Tape,
-        func: Callable[..., Any],
-        sources: Sequence[Use],
-        dims: tuple[int, ...],
-        output: Tensor,
-        build: Build,
-    ) -> None:
-        self.tape = tape
-        self.func = func
-        self.sources = sources
-        self.dims = dims
-        self.shape = output.shape
-        self.number = output.output_nr
-        self.build = build
-        self.key = (func, *[source.key for source, _ in sources], len(self.shape))
-        self.layout: Layout | None = None
-        self.trials: list[Layout] = []
-
-    @property
-    def name(self) -> str:
-        """The call and its parameters, for messages."""
-        return f"{name_of(self.func)}({', '.join(source.name for source, _ in self.sources)})"
-
-    def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
-        """The gradient of the tapped output arrives, before the call's own backward pass."""
-        gradient = gradients[self.number]
-        if gradient is not None and self.tape.arrive is not None:
-            self.tape.arrive(self, gradient)
 
 
 class Tape(TorchFunctionMode):
@@ -107,7 +52,7 @@ class Tape(TorchFunctionMode):
         self.channels_last = channels_last
         self.spare_bytes = spare_bytes
         self.batch_hint: int | None = None  # size of the first data tensor; a hint, never a proof
-        self._workspace = Workspace()
+        self._workspace = Workspace(lean)
         self.policy = Policy()
         self.problems: list[Problem] | None = None  # a list while a trial run collects problems
         self.checked: set[object] = set()  # calls of the fallback found to be per-record
@@ -264,7 +209,7 @@ class Tape(TorchFunctionMode):
             build: makes contributions of the gradient.
         """
         if output.grad_fn is None:
-            output = _Anchor.apply(output, self._anchor)  # type: ignore[assignment]
+            output = Anchor.apply(output, self._anchor)  # type: ignore[assignment]
         tap = Tap(self, func, sources, tuple(dims), output, build)
         assert output.grad_fn is not None
         output.grad_fn.register_prehook(tap)
@@ -304,6 +249,17 @@ class Tape(TorchFunctionMode):
         finally:
             self.reset()
 
+    def _find_layouts(self, losses: Tensor, parameters: list[nn.Parameter]) -> None:
+        def observe(weights: Tensor, arrive: Callable[[Tap, Tensor], None]) -> None:
+            self.arrive = arrive
+            self._run(losses, weights, parameters, keep=True)
+
+        problems = find_layouts(self._taps, self._layouts, losses, observe)
+        if problems and self.problems is None:
+            raise Refused(problems[0].where, problems[0].what, problems[0].remedy)
+        if self.problems is not None:
+            self.problems += problems
+
     def _run(
         self, losses: Tensor, weights: Tensor, parameters: list[nn.Parameter], keep: bool
     ) -> None:
@@ -328,62 +284,6 @@ class Tape(TorchFunctionMode):
                 "autograd function, or in compiled code), so it would train without clipping",
                 "use it inside the `with` block by torch functions, or freeze it",
             )
-
-    def _find_layouts(self, losses: Tensor, parameters: list[nn.Parameter]) -> None:
-        count = len(losses)
-        if count == 1:
-            for tap in self._taps:
-                tap.layout = WHOLE
-            return
-        signature = tuple([tap.key for tap in self._taps])
-        known = self._layouts.get(signature)
-        if known is not None:
-            for tap, layout in zip(self._taps, known, strict=True):
-                if not fits(layout, tap.shape, count):
-                    break
-                tap.layout = layout
-            else:
-                return
-        if self._observe_layouts(losses, parameters):
-            self._layouts[signature] = [tap.layout or WHOLE for tap in self._taps]
-
-    def _observe_layouts(self, losses: Tensor, parameters: list[nn.Parameter]) -> bool:
-        """Find every tap's layout; whether all were really seen (none had a zero gradient)."""
-        count = len(losses)
-        # A private generator: the user's random stream must not shift. Half of the records, never
-        # all or none, and no periodic pattern that a folded layout could imitate.
-        generator = torch.Generator().manual_seed(count)
-        kept = torch.zeros(count, dtype=torch.bool)
-        kept[torch.randperm(count, generator=generator)[: (count + 1) // 2]] = True
-        kept = kept.to(losses.device)
-        seen: set[int] = set()
-
-        def observe(tap: Tap, gradient: Tensor) -> None:
-            trials = candidates(tap.shape, count, tap.dims)
-            passed = [(t, *keeps_apart(t, gradient, kept)) for t in trials]
-            tap.trials = [t for t, apart, _ in passed if apart]
-            if any(apart and touched for _, apart, touched in passed):
-                seen.add(id(tap))
-
-        self.arrive = observe
-        for tap in self._taps:
-            tap.trials = candidates(tap.shape, count, tap.dims)
-        self._run(losses, kept.to(losses.dtype), parameters, keep=True)
-        for tap in self._taps:
-            if tap.trials:
-                tap.layout = tap.trials[0]
-                continue
-            refusal = Refused(
-                tap.name,
-                f"records cannot be told apart in its output of shape {list(tap.shape)} for "
-                f"{count} records: something after it mixes records, or no dimension is theirs",
-                "let every operation work on each record alone, with the records as a dimension",
-            )
-            if self.problems is None:
-                raise refusal
-            self.problems.append(refusal.problem)
-            tap.layout = None
-        return len(seen) == len(self._taps)
 
 
 def writes(func: Callable[..., Any]) -> bool:

@@ -18,7 +18,8 @@ __all__ = ["Workspace"]
 class Workspace:
     """Scratch and lent blocks of one tape."""
 
-    def __init__(self) -> None:
+    def __init__(self, lean: bool = False) -> None:
+        self.lean = lean  # then lent blocks are not kept for the next step
         self._scratch: dict[object, Tensor] = {}
         self.shelf: dict[object, Tensor] = {}  # small constants
         self._free: dict[tuple[int, torch.dtype, torch.device], list[Tensor]] = {}
@@ -51,5 +52,7 @@ class Workspace:
 
     def give_back(self, block: Tensor) -> None:
         """Take back a lent block; nobody may hold a view of it any more."""
+        if self.lean:
+            return
         key = (block.numel(), block.dtype, block.device)
         self._free.setdefault(key, []).append(block.view(-1))

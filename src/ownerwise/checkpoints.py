@@ -1,0 +1,206 @@
+"""Checkpoints: a private run can be stopped at any moment and goes on within its budgets.
+
+A checkpoint is one safetensors file: model, optimizer, and as its JSON header the plan's hash and
+the steps. It is written whole or not at all. The key of a private run is never written (who holds
+key and position can subtract the noise): a resumed run draws a fresh one. Beside the checkpoints
+lies `steps.json`, the ledger of steps whose results may have left the process (a history line, a
+checkpoint). It is brought up to date before they do, so steps are never under-counted: after a
+crash a private run redoes the updates since its last checkpoint, the steps spent on the lost ones
+stay spent, and it ends that many updates early. With a fixed seed (not private) the lost steps
+are redrawn bit for bit instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ownerwise.errors import OwnerwiseError
+from ownerwise.plan_files import write_whole
+from ownerwise.plans import Plan
+
+LEDGER = "steps.json"
+_HEADER = "ownerwise"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run needs to go on.
+
+    Attributes:
+        updates: updates that the stored model has received.
+        steps_spent: steps accounted, at least `updates`; a resumed run starts its plan here.
+        seed: the fixed seed of a run that is NOT private, else None.
+        path: the file.
+    """
+
+    updates: int
+    steps_spent: int
+    seed: int | None
+    path: Path
+
+
+def record_steps(folder: str | os.PathLike, plan: Plan, steps: int) -> None:
+    """Write into the ledger that `steps` steps are spent, before any result of them leaves."""
+    path = Path(folder) / LEDGER
+    text = json.dumps({"format": _FORMAT, "plan": plan.hash, "steps_spent": steps})
+    write_whole(path, lambda file: Path(file).write_text(text + "\n", encoding="utf-8"))
+
+
+def save(
+    folder: str | os.PathLike,
+    plan: Plan,
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    updates: int,
+    steps_spent: int,
+    seed: int | None,
+) -> Path:
+    """Write a checkpoint into `folder`, the ledger first, and return its path."""
+    record_steps(folder, plan, steps_spent)
+    tensors, state = _flatten_optimizer(optimizer)
+    for name, tensor in model.state_dict().items():
+        tensors[f"model.{name}"] = tensor
+    header = {
+        "format": _FORMAT,
+        "plan": plan.hash,
+        "updates": updates,
+        "steps_spent": steps_spent,
+        "seed": seed,
+        "optimizer": state,
+    }
+    path = Path(folder) / f"checkpoint-{updates:08d}.safetensors"
+    contents = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+    metadata = {_HEADER: json.dumps(header)}
+    write_whole(path, lambda file: save_file(contents, file, metadata=metadata))
+    return path
+
+
+def latest(folder: str | os.PathLike) -> Path | None:
+    """Return the newest checkpoint of a folder, or None."""
+    found = sorted(Path(folder).glob("checkpoint-*.safetensors"))
+    return found[-1] if found else None
+
+
+def load(
+    path: str | os.PathLike,
+    plan: Plan,
+    model: nn.Module,
+    optimizer: Optimizer,
+    seed: int | None,
+) -> Checkpoint:
+    """Fill model and optimizer from a checkpoint and return where the run stands.
+
+    `seed` is that of the run which goes on, None if private; it must be the stored one's.
+    """
+    path = Path(path)
+    header, tensors = _read(path)
+    problems = []
+    if header["plan"] != plan.hash:
+        problems.append(
+            f"{path.name} belongs to plan {header['plan'][:12]}, given was {plan.hash[:12]}: "
+            "resume with the plan of the run"
+        )
+    if header["seed"] != seed:
+        problems.append(
+            f"{path.name} comes from a run with {_seed_name(header['seed'])}, this one has "
+            f"{_seed_name(seed)}: resume with the same kind of stream"
+        )
+    spent = max(header["steps_spent"], _ledger_steps(path.parent, plan, problems))
+    stored = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
+    here = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if {name: tensor.shape for name, tensor in stored.items()} != here:
+        wrong = sorted(set(stored) ^ set(here)) or [
+            name for name in here if stored[name].shape != here[name]
+        ]
+        problems.append(
+            f"{path.name} holds another model: {wrong[0]} differs; build the model of the run"
+        )
+    if len(header["optimizer"]["param_groups"]) != len(optimizer.param_groups):
+        problems.append(f"{path.name} holds another optimizer; build the optimizer of the run")
+    if problems:
+        raise OwnerwiseError(problems)
+    model.load_state_dict(stored)
+    optimizer.load_state_dict(_restore_optimizer(header["optimizer"], tensors))
+    steps_spent = header["updates"] if seed is not None else spent
+    return Checkpoint(header["updates"], steps_spent, seed, path)
+
+
+def _seed_name(seed: int | None) -> str:
+    return "a secret key" if seed is None else f"the fixed seed {seed} (not private)"
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})[_HEADER])
+            if header["format"] != _FORMAT:
+                raise OwnerwiseError(f"{path.name} has format {header['format']}, not {_FORMAT}")
+            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise OwnerwiseError(f"no checkpoint at {path}") from None
+    except (SafetensorError, KeyError, ValueError) as error:
+        if isinstance(error, OwnerwiseError):
+            raise
+        raise OwnerwiseError(f"{path} is not a checkpoint of ownerwise, or damaged") from None
+
+
+def _ledger_steps(folder: Path, plan: Plan, problems: list[str]) -> int:
+    path = folder / LEDGER
+    try:
+        ledger = json.loads(path.read_text(encoding="utf-8"))
+        plan_hash, steps = ledger["plan"], int(ledger["steps_spent"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        problems.append(
+            f"the ledger {LEDGER} beside the checkpoint is missing or damaged: how many steps were "
+            "spent is not known, so the run cannot be resumed within its budgets"
+        )
+        return 0
+    if plan_hash != plan.hash:
+        problems.append(f"the ledger {LEDGER} belongs to plan {plan_hash[:12]}")
+    return steps
+
+
+def _flatten_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the optimizer's tensors by name, and the rest as JSON types."""
+    state = optimizer.state_dict()
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, dict[str, Any]] = {}
+    for number, values in state["state"].items():
+        plain[str(number)] = {}
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{number}.{name}"] = value
+            else:
+                plain[str(number)][name] = value
+    groups = [
+        {
+            name: value.item() if isinstance(value, Tensor) else value
+            for name, value in group.items()
+        }
+        for group in state["param_groups"]
+    ]
+    return tensors, {"state": plain, "param_groups": groups}
+
+
+def _restore_optimizer(plain: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    state: dict[int, dict[str, Any]] = {int(n): dict(v) for n, v in plain["state"].items()}
+    for name, tensor in tensors.items():
+        if name.startswith("optimizer."):
+            _, number, entry = name.split(".", 2)
+            state.setdefault(int(number), {})[entry] = tensor
+    groups = [
+        {name: tuple(v) if isinstance(v, list) and name == "betas" else v for name, v in g.items()}
+        for g in plain["param_groups"]
+    ]
+    return {"state": state, "param_groups": groups}

@@ -1,0 +1,103 @@
+"""Clipping rules: how a record's gradient is held to its owner's clip norm.
+
+A rule returns, for every record, the factor by which its gradient g is multiplied. Formal
+guarantee asked of every rule: factor * |g| <= C_o, so that adding or removing a record of owner o
+moves the sum by at most C_o (the sensitivity that the plan accounts with). A rule may look at the
+record's own norm, its own clip norm and fresh random numbers, at nothing else. The bound holds up
+to the rounding of the norms' own dtype (1e-6 relative in float32; plans leave 8e-4 of room).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ownerwise.random import StepStream
+
+
+class ClippingRule(Protocol):
+    """What the private step asks of a rule."""
+
+    @property
+    def randomised(self) -> bool:
+        """Whether `factors` draws from the stream."""
+        ...
+
+    def factors(self, norms: Tensor, clip_norms: Tensor, stream: StepStream | None) -> Tensor:
+        """Return one factor per record, with factor * norm <= clip norm.
+
+        Args:
+            norms: gradient norms, finite, [records].
+            clip_norms: the owners' clip norms, [records].
+            stream: secret random numbers of this step, for randomised rules.
+        """
+        ...
+
+    def sensitivity(self, clip_norm: float) -> float:
+        """Return how far one record of an owner with this clip norm can move the sum."""
+        ...
+
+
+class _Bounded:
+    """A deterministic rule that never exceeds the clip norm."""
+
+    randomised = False
+
+    def sensitivity(self, clip_norm: float) -> float:
+        """Return the clip norm: no record's contribution is longer."""
+        return clip_norm
+
+
+@dataclass(frozen=True)
+class Standard(_Bounded):
+    """g * min(1, C / |g|): gradients within the clip norm stay as they are.
+
+    Reference: Abadi et al. (2016), "Deep Learning with Differential Privacy", Algorithm 1.
+    """
+
+    def factors(self, norms: Tensor, clip_norms: Tensor, stream: StepStream | None) -> Tensor:
+        """Return min(1, C / |g|)."""
+        return torch.clamp(clip_norms / norms, max=1.0).nan_to_num(nan=1.0)  # 0/0: C = |g| = 0
+
+
+@dataclass(frozen=True)
+class AutoS(_Bounded):
+    """g * C / (|g| + stability): every gradient is brought to nearly the clip norm.
+
+    Reference: Bu, Wang, Zha, Karypis (2023), "Automatic Clipping", with its gamma = 0.01.
+    """
+
+    stability: float = 0.01
+
+    def __post_init__(self):
+        _check_positive("stability", self.stability)
+
+    def factors(self, norms: Tensor, clip_norms: Tensor, stream: StepStream | None) -> Tensor:
+        """Return C / (|g| + stability)."""
+        return clip_norms / (norms + self.stability)
+
+
+@dataclass(frozen=True)
+class Psac(_Bounded):
+    """g * C / (|g| + r / (|g| + r)): like AutoS, but small gradients do not gain as much.
+
+    Reference: Xia et al. (2023), "Differentially Private Learning with Per-Sample Adaptive
+    Clipping", with its r = 0.1.
+    """
+
+    r: float = 0.1
+
+    def __post_init__(self):
+        _check_positive("r", self.r)
+
+    def factors(self, norms: Tensor, clip_norms: Tensor, stream: StepStream | None) -> Tensor:
+        """Return C / (|g| + r / (|g| + r))."""
+        return clip_norms / (norms + self.r / (norms + self.r))
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be a positive finite number, got {value}")

@@ -1,0 +1,353 @@
+"""The private step: the one place where private data becomes a model update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ownerwise import checkpoints
+from ownerwise.errors import OwnerwiseError, PlanError, name_some
+from ownerwise.gradients import Tape, check
+from ownerwise.losses import Loss, per_record
+from ownerwise.mechanisms import ClippingRule, Standard
+from ownerwise.micro_batches import MEMORY_TARGET, bytes_per_record, slices, take
+from ownerwise.noise import Noise
+from ownerwise.plans import Plan
+from ownerwise.plugs import Peek, Randomness, Release, Weights
+from ownerwise.random import SecretStream, StepStream
+from ownerwise.sampling import Batch
+
+
+class PrivateStep:
+    """Takes one accounted step for every batch: `for batch in PoissonBatches(...): step(batch)`.
+
+    Phases of a step, in this order: forward over the logical batch, noised release (optional),
+    per-record loss, score, clipping rule, weights, sum, noise, division by the expected batch,
+    optimizer. One forward pass, unless the batch is cut into micro-batches and something needs
+    all of it: then a first pass is forward only.
+
+    Formal guarantee: with batches from `PoissonBatches` of the same plan, each record of owner o
+    moves the sum by at most `plan.clip_norms[o]`, Gaussian noise of std `plan.noise_std_at(step)`
+    is added once to the sum, and at most `plan.steps` steps are taken: the mechanism that the plan
+    accounts for. Public: the plan, the architecture, the optimizer's settings. Micro-batch size
+    and device change speed only.
+
+    Args:
+        model: an ordinary module; it stays one. A pre-flight check lists all its problems.
+        plan: the plan, with owners.
+        optimizer: any torch optimizer that needs no closure.
+        loss: `loss(outputs, targets)`, asked for `reduction="none"` (see `losses.per_record`);
+            `loss(outputs, targets, released)` if there is a release.
+        weights: weights over the whole batch, such as INO; bound to the plan here.
+        clipping: the clipping rule.
+        release: what to release besides, from the outputs; the plan needs `release_std`.
+        stream: the run's secret stream (one root for batches and noise). A private one if not
+            given; one with a fixed seed makes the run NOT private.
+        start: number of steps already spent, when a run is resumed.
+        micro_batch_size: records computed at once; chosen from `memory_target` if not given.
+        memory_target: bytes that activations of one micro-batch may take.
+        lean: less memory, more time.
+        noise_draws: normals summed into one, 4 against floating-point attacks (see `noise`).
+        not_private: keep losses, norms and factors of the last batch in `peek`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        optimizer: Optimizer,
+        loss: Loss,
+        *,
+        weights: Weights | None = None,
+        clipping: ClippingRule | None = None,
+        release: Release | None = None,
+        stream: SecretStream | None = None,
+        start: int = 0,
+        micro_batch_size: int | None = None,
+        memory_target: int = MEMORY_TARGET,
+        lean: bool = False,
+        noise_draws: int = 1,
+        not_private: bool = False,
+    ):
+        problems = [str(problem) for problem in check(model)]
+        problems += _optimizer_problems(model, optimizer)
+        if not 0 <= start <= plan.steps:
+            problems.append(f"start={start}: expected 0 to {plan.steps}, the planned steps")
+        if (release is None) != (plan.release_std is None):
+            given, paid = ("no", "a") if release is None else ("a", "no")
+            problems.append(
+                f"{given} release was given and the plan pays for {paid} release; make the plan "
+                "with release_std= exactly if the step makes a release"
+            )
+        if micro_batch_size is not None and micro_batch_size < 1:
+            problems.append(f"micro_batch_size={micro_batch_size}: expected at least 1")
+        if problems:
+            raise OwnerwiseError(problems)
+        self.model = model
+        self.plan = plan
+        self.optimizer = optimizer
+        self.loss = per_record(loss)
+        self.weights = None if weights is None else weights.bind(plan)
+        self.clipping: ClippingRule = Standard() if clipping is None else clipping
+        self.release = release
+        self.micro_batch_size = micro_batch_size
+        self.memory_target = memory_target
+        self.not_private = not_private
+        self.peek: Peek | None = None
+        self._bytes_per_record: float | None = None
+        self._tape = Tape(model, lean=lean)
+        root = SecretStream() if stream is None else stream
+        self._seed = root.seed
+        self._noise = Noise(root, draws=noise_draws)
+        self._release_noise = Noise(root, purpose="release", draws=noise_draws)
+        self._rule_stream = root.child("clipping rule") if self.clipping.randomised else None
+        self._layer_stream = root.child("layers")  # dropout and the like
+        self._spent = start
+        self._updates = start
+
+    @property
+    def private(self) -> bool:
+        """Whether the guarantee holds: secret randomness, and nothing un-noised kept."""
+        return self._noise.private and not self.not_private
+
+    @property
+    def steps_spent(self) -> int:
+        """Steps accounted so far; step `plan.steps` + 1 raises."""
+        return self._spent
+
+    @property
+    def updates(self) -> int:
+        """Updates that the model has received; fewer than `steps_spent` after a crash."""
+        return self._updates
+
+    def epsilon(self) -> np.ndarray:
+        """Return what every owner's records have spent so far."""
+        return self.plan.epsilon(steps=self._spent)
+
+    def save(self, folder: str | PathLike) -> Path:
+        """Write a checkpoint: model, optimizer, plan hash, steps. Never the key."""
+        return checkpoints.save(
+            folder,
+            self.plan,
+            self.model,
+            self.optimizer,
+            updates=self._updates,
+            steps_spent=self._spent,
+            seed=self._seed,
+        )
+
+    def restore(self, folder: str | PathLike) -> None:
+        """Go on from the newest checkpoint of `folder`, with every spent step counted.
+
+        Call it before the first step, then iterate `PoissonBatches(..., start=steps_spent)`.
+        """
+        if self._updates or self._spent:
+            raise OwnerwiseError("restore comes before the first step of a fresh PrivateStep")
+        path = checkpoints.latest(folder)
+        if path is None:
+            raise OwnerwiseError(f"no checkpoint in {folder}")
+        stored = checkpoints.load(path, self.plan, self.model, self.optimizer, self._seed)
+        self._updates, self._spent = stored.updates, stored.steps_spent
+
+    def __call__(self, batch: Batch) -> None:
+        """Take one step. The optimizer changes the model; nothing else leaves."""
+        step = self._spent
+        if step >= self.plan.steps:
+            raise PlanError(
+                f"all {self.plan.steps} planned steps are taken; a further one would overspend. "
+                "Make a plan with more steps"
+            )
+        if batch.step != step:
+            raise PlanError(
+                f"the batch is for step {batch.step}, the next step is {step}: take every batch of "
+                "PoissonBatches in order, each once (PoissonBatches(..., start=) when resuming)"
+            )
+        self._spent = step + 1  # a step that fails half-way counts: its noise is drawn
+        sums = self.clipped_sum(batch, self._randomness(step))
+        noise = self._noise.gaussian(step, self.plan.noise_std_at(step), list(sums.values()))
+        for (parameter, total), extra in zip(sums.items(), noise, strict=True):
+            gradient = total.add_(extra).div_(self.plan.expected_batch_size)
+            parameter.grad = gradient.to(parameter.dtype)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._updates += 1
+
+    def clipped_sum(
+        self, batch: Batch, randomness: Randomness | None = None
+    ) -> dict[nn.Parameter, Tensor]:
+        """Return the weighted sum of clipped gradients. NOT private before noise is added."""
+        self._look([], batch.owner_index)
+        if not len(batch):
+            return _zeros(self.model)
+        randomness = Randomness() if randomness is None else randomness
+        inputs, targets = _inputs_and_targets(batch.data)
+        clip_norms = self.plan.clip_norms[batch.owner_index]
+        parts = list(slices(len(batch), self._micro_batch_size(inputs, len(batch))))
+        at_once = len(parts) == 1
+        totals: dict[nn.Parameter, Tensor] = {}
+        seen: list[tuple[Tensor, Tensor, Tensor]] = []
+        with torch.random.fork_rng():
+            outputs: list[Any] = []
+            if at_once or self.weights is not None or self.release is not None:
+                with torch.set_grad_enabled(at_once):
+                    outputs = [
+                        self._forward(inputs, parts, n, randomness) for n in range(len(parts))
+                    ]
+            released = self._released(outputs, targets, parts, randomness)
+            losses: list[Tensor] = []
+            weights = None
+            if at_once or self.weights is not None:
+                pairs = zip(outputs, parts, strict=True)
+                losses = [self.loss(output, take(targets, p), *released) for output, p in pairs]
+            if self.weights is not None:
+                weights = self._weigh(torch.cat(losses), batch.owner_index, clip_norms)
+            for number, part in enumerate(parts):
+                if not at_once:
+                    output = self._forward(inputs, parts, number, randomness)
+                    losses = [self.loss(output, take(targets, part), *released)]
+                records = self._tape.backward(losses[0])
+                factors = self._factors(records.norms, clip_norms[part], randomness.rule)
+                if weights is not None:
+                    factors = factors * torch.as_tensor(weights[part]).to(factors)
+                for parameter, total in records.weighted_sum(factors).items():
+                    before = totals.get(parameter)
+                    totals[parameter] = total if before is None else before.add_(total)
+                seen.append((losses[0].detach(), records.norms, factors))
+        self._look(seen, batch.owner_index)
+        return totals
+
+    def _forward(self, inputs: Any, parts: list[slice], number: int, randomness: Randomness) -> Any:
+        """Run one micro-batch; the same number draws the same dropout masks in every pass."""
+        torch.manual_seed(randomness.layer_seed + number)
+        with self._tape:
+            return self.model(take(inputs, parts[number]))
+
+    def _released(
+        self, outputs: list[Any], targets: Any, parts: list[slice], randomness: Randomness
+    ) -> tuple[Tensor, ...]:
+        """Return the noised release as the loss's further argument, or nothing."""
+        if self.release is None:
+            return ()
+        with torch.no_grad():
+            rows = torch.cat(
+                [
+                    self.release.contributions(output, take(targets, part)).to(torch.float64)
+                    for output, part in zip(outputs, parts, strict=True)
+                ]
+            )
+            lengths = rows.flatten(1).norm(dim=1)
+            scale = torch.where(torch.isfinite(lengths), 1 / lengths.clamp(min=1.0), 0.0)
+            rows = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
+            return (randomness.release(torch.tensordot(scale, rows, dims=1)),)
+
+    def _weigh(self, losses: Tensor, owner_index: np.ndarray, clip_norms: np.ndarray) -> np.ndarray:
+        """Return the weights of the logical batch, checked."""
+        assert self.weights is not None
+        values = losses.detach().to(torch.float64).cpu().numpy()
+        scores = self.weights.score(values, owner_index)
+        weights = np.asarray(self.weights.weights(scores, clip_norms), dtype=np.float64)
+        if weights.shape != values.shape or not ((weights >= 0) & (weights <= 1)).all():
+            raise OwnerwiseError(
+                f"{type(self.weights).__name__} returned weights of shape {weights.shape} that do "
+                f"not all lie in [0, 1]; expected {values.shape} in [0, 1]"
+            )
+        return weights
+
+    def _factors(
+        self, norms: Tensor, clip_norms: np.ndarray, rule_stream: StepStream | None
+    ) -> Tensor:
+        """Return the clipping rule's factors; a record whose gradient is not finite gets zero."""
+        clips = torch.as_tensor(clip_norms, dtype=norms.dtype, device=norms.device)
+        finite = torch.isfinite(norms)
+        safe = torch.where(finite, norms, torch.ones_like(norms))
+        return self.clipping.factors(safe, clips, rule_stream) * finite
+
+    def _randomness(self, step: int) -> Randomness:
+        """Open the random numbers of one step."""
+
+        def noised(total: Tensor) -> Tensor:
+            std = self.plan.release_std_at(step)
+            return total + self._release_noise.gaussian(step, std, [total])[0]
+
+        return Randomness(
+            layer_seed=int(self._layer_stream.at_step(step).integers(2**62, 1)[0]),
+            rule=self._rule_stream.at_step(step) if self._rule_stream else None,
+            release=noised,
+        )
+
+    def _micro_batch_size(self, inputs: Any, records: int) -> int:
+        if self.micro_batch_size is not None:
+            return self.micro_batch_size
+        if self._bytes_per_record is None:
+            self._bytes_per_record = bytes_per_record(self.model, inputs, records)
+        return max(1, int(self.memory_target // max(1.0, self._bytes_per_record)))
+
+    def _look(
+        self,
+        seen: list[tuple[Tensor, Tensor, Tensor]],
+        owner_index: np.ndarray,
+    ) -> None:
+        """Keep what the step saw, if that was asked for."""
+        self.peek = None
+        if self.not_private:
+            empty = np.zeros(0)
+            losses, norms, factors = (
+                (torch.cat(column).cpu().numpy() for column in zip(*seen, strict=True))
+                if seen
+                else (empty, empty, empty)
+            )
+            self.peek = Peek(losses, norms, factors, owner_index)
+
+    def __repr__(self) -> str:
+        kind = "private" if self.private else "NOT PRIVATE"
+        done = f"{self._spent} of {self.plan.steps} steps"
+        return f"PrivateStep({done}, {kind}, plan {self.plan.hash[:12]})"
+
+
+def _inputs_and_targets(data: Any) -> tuple[Any, Any]:
+    if not (isinstance(data, tuple | list) and len(data) == 2):
+        shape = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
+        raise OwnerwiseError(
+            f"a batch holds {shape}; expected (inputs, targets). Give the data as (X, y), or a "
+            "Dataset or collate function that yields such pairs"
+        )
+    return data[0], data[1]
+
+
+def _zeros(model: nn.Module) -> dict[nn.Parameter, Tensor]:
+    return {
+        parameter: torch.zeros_like(
+            parameter,
+            dtype=torch.promote_types(parameter.dtype, torch.float32),
+            requires_grad=False,
+        )
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    }
+
+
+def _optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
+    """Yield what keeps the optimizer from working with private gradients."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        yield "LBFGS calls the model several times a step, each un-noised; use SGD or Adam"
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if foreign := held - set(names):
+        yield (
+            f"the optimizer holds {len(foreign)} parameters that are not the model's; build it "
+            "from model.parameters()"
+        )
+    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    held_names = {name for name, parameter in model.named_parameters() if id(parameter) in held}
+    if unheld := [name for name in trainable if name not in held_names]:
+        yield (
+            f"{name_some(unheld)} can be trained but the optimizer does not hold it; add it, or "
+            "freeze it (requires_grad_(False))"
+        )
