@@ -9,7 +9,7 @@ from ownerwise.errors import (
     PrivacyWarning,
 )
 from ownerwise.gradients import check
-from ownerwise.mechanisms import AutoS, Psac, Standard
+from ownerwise.mechanisms import INO, AutoS, BudgetAware, Psac, Standard, ino_sum
 from ownerwise.owners import Owners
 from ownerwise.planning import plan
 from ownerwise.plans import Plan, Verification
@@ -20,9 +20,11 @@ from ownerwise.step import PrivateStep
 __version__ = "0.1.0"
 
 __all__ = [
+    "INO",
     "AccountingError",
     "AutoS",
     "Batch",
+    "BudgetAware",
     "BudgetError",
     "Owners",
     "OwnerwiseError",
@@ -37,5 +39,6 @@ __all__ = [
     "Standard",
     "Verification",
     "check",
+    "ino_sum",
     "plan",
 ]

@@ -193,7 +193,7 @@ class PrivateStep:
         at_once = len(parts) == 1
         totals: dict[nn.Parameter, Tensor] = {}
         seen: list[tuple[Tensor, Tensor, Tensor]] = []
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(_gpus()):
             outputs: list[Any] = []
             if at_once or self.weights is not None or self.release is not None:
                 with torch.set_grad_enabled(at_once):
@@ -225,7 +225,7 @@ class PrivateStep:
 
     def _forward(self, inputs: Any, parts: list[slice], number: int, randomness: Randomness) -> Any:
         """Run one micro-batch; the same number draws the same dropout masks in every pass."""
-        torch.manual_seed(randomness.layer_seed + number)
+        _seed_layers(randomness.layer_seed + number)
         with self._tape:
             return self.model(take(inputs, parts[number]))
 
@@ -309,6 +309,17 @@ class PrivateStep:
         kind = "private" if self.private else "NOT PRIVATE"
         done = f"{self._spent} of {self.plan.steps} steps"
         return f"PrivateStep({done}, {kind}, plan {self.plan.hash[:12]})"
+
+
+def _gpus() -> list[int]:
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+
+
+def _seed_layers(seed: int) -> None:
+    """Seed the generators that dropout draws from; torch.manual_seed takes longer than a step."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
 
 
 def _inputs_and_targets(data: Any) -> tuple[Any, Any]:

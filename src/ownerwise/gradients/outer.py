@@ -22,6 +22,7 @@ from ownerwise.gradients.contributions import (
     accumulation_dtype,
     masked,
 )
+from ownerwise.gradients.workspace import Loan
 
 __all__ = ["Outer", "Plan", "SharedLeft", "choose", "gram"]
 
@@ -30,7 +31,6 @@ __all__ = ["Outer", "Plan", "SharedLeft", "choose", "gram"]
 TRAFFIC_IN_CACHE, TRAFFIC, CACHE_BYTES = 20, 110, 32 << 20
 # Gram matrices are small and computed twice over; their multiply-adds are slower by so much.
 GRAM = 1.5
-FEW_TERMS = 32
 
 Plan = str  # "ghost", "form" (and throw away) or "hold"
 
@@ -48,17 +48,15 @@ def choose(policy: Policy, count: int, terms: int, rows: int, columns: int, save
 
 def gram(vectors: Tensor) -> Tensor:
     """``[count, terms, width]`` to ``[count, terms, terms]``: all products within a record."""
-    if vectors.shape[1] <= FEW_TERMS:  # measured: the copy pays, short rows multiply badly
-        across = vectors.mT.contiguous()
-        return torch.bmm(across.mT, across)
     return torch.bmm(vectors, vectors.mT)
 
 
 class SharedLeft:
     """The Gram matrices of a left factor that several matrices have in common."""
 
-    def __init__(self, left: Tensor) -> None:
+    def __init__(self, left: Tensor, loan: Loan | None = None) -> None:
         self.left = left
+        self.loan = loan  # held as long as the factor, whose memory it is
         self.gram: Tensor | None = None
 
     def get(self) -> Tensor:

@@ -26,6 +26,7 @@ from ownerwise.gradients.outer import Outer, SharedLeft
 from ownerwise.gradients.problems import Refused
 from ownerwise.gradients.recurrence import GRU, LSTM, RNN
 from ownerwise.gradients.sources import Source, name_of
+from ownerwise.gradients.workspace import Loan
 
 if TYPE_CHECKING:
     from ownerwise.gradients.tape import Tape
@@ -132,11 +133,13 @@ def _direction(
         )
     else:  # both parts of the gates have the same gradient: one tap serves all weights
         input = input.contiguous()
-        stand_in = _tap(tape, func, stand_in, [use, _Use(tape, weight, bias, Saved(input, kind))])
+        loan = tape.policy.workspace.loan(shape, input) if kind == "lstm" else None
+        uses = [use, _Use(tape, weight, bias, Saved(input, kind))]
+        stand_in = _tap(tape, func, stand_in, uses, loan)
         total = tape.value(bias) + tape.value(recurrent_bias) if biases else None
         arguments = (input, stand_in, *firsts, matrix, recurrent_matrix, total)
         if kind == "lstm":
-            out, last_cell = LSTM.apply(*arguments, order)  # type: ignore[misc]
+            out, last_cell = LSTM.apply(*arguments, order, loan, tape.in_last_pass)  # type: ignore[misc]
         else:
             out = RNN.apply(*arguments, kind == "rnn_relu", order)
     assert isinstance(out, Tensor)
@@ -171,8 +174,14 @@ class _Use:
         return torch.cat([first, states[:-1]])
 
 
-def _tap(tape: Tape, func: Callable[..., Any], stand_in: Tensor, uses: list[_Use]) -> Tensor:
-    """Tap the stand-in for the recurrent part of the gates."""
+def _tap(
+    tape: Tape,
+    func: Callable[..., Any],
+    stand_in: Tensor,
+    uses: list[_Use],
+    loan: Loan | None = None,
+) -> Tensor:
+    """Tap the stand-in for the recurrent part of the gates, whose gradient is in ``loan``."""
     sources = [(s, None) for use in uses for s in (use.weight, use.bias) if s is not None]
     if not sources:
         return stand_in
@@ -182,7 +191,7 @@ def _tap(tape: Tape, func: Callable[..., Any], stand_in: Tensor, uses: list[_Use
         gradient: Tensor, layout: Layout, count: int
     ) -> Iterator[tuple[Source, Contribution]]:
         left = gradient.transpose(0, 1)  # records lie along dimension 1, or there is one
-        shared = SharedLeft(left)
+        shared = SharedLeft(left, loan)
         total = left.sum(dim=1, dtype=accumulation_dtype(left.dtype))
         for use in uses:
             if use.bias is not None:

@@ -95,4 +95,4 @@ def install() -> None:
     GUARDS[Tensor.as_strided] = _strided
     GUARDS[torch.as_strided] = _strided
     GUARDS[functional.batch_norm] = _batch_norm_guard
-    FALLBACK.append(fallback)
+    FALLBACK[:] = [fallback]

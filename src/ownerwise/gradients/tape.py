@@ -59,6 +59,7 @@ class Tape(TorchFunctionMode):
         self._layouts: dict[object, list[Layout]] = {}
         self._taps: list[Tap] = []
         self._uses: dict[int, list[Use]] = {}
+        self._last_pass = False
         self._parametric: dict[int, Source] = {}
         self._constant: dict[int, Tensor] = {}
         self._known: Sources | None = None  # kept between passes
@@ -191,6 +192,10 @@ class Tape(TorchFunctionMode):
         source = self._parametric.get(id(tensor))
         return tensor if source is None else source.value
 
+    def in_last_pass(self) -> bool:
+        """Whether the pass back that runs now is the last: saved tensors may be overwritten."""
+        return self._last_pass
+
     def tap(
         self,
         func: Callable[..., Any],
@@ -269,9 +274,11 @@ class Tape(TorchFunctionMode):
             parameter.grad = None
         missed = []
         try:
+            self._last_pass = not keep
             torch.autograd.backward(losses, weights, retain_graph=keep)
             missed = [p for p in parameters if p.grad is not None]
         finally:
+            self._last_pass = False
             for parameter in missed:
                 parameter.grad = None
             for parameter, gradient in before:

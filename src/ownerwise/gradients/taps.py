@@ -1,4 +1,4 @@
-"""One use of parameters in a forward pass, and the place in the graph where its gradient arrives."""
+"""One use of parameters in a forward pass, and where in the graph its gradient arrives."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ class Anchor(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:
+        """The output itself."""
         ctx.mark_dirty(output)
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        """Nothing: the gradient is taken on arrival, by the tap."""
         return None, None
 
 

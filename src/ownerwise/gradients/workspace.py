@@ -12,7 +12,19 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["Workspace"]
+__all__ = ["Loan", "Workspace"]
+
+
+class Loan:
+    """A lent block; who uses the block holds the loan."""
+
+    __slots__ = ("_workspace", "block")
+
+    def __init__(self, workspace: Workspace, block: Tensor) -> None:
+        self._workspace, self.block = workspace, block
+
+    def __del__(self) -> None:
+        self._workspace.give_back(self.block)
 
 
 class Workspace:
@@ -49,6 +61,10 @@ class Workspace:
         if free:
             return free.pop().view(shape)
         return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+    def loan(self, shape: tuple[int, ...], like: Tensor) -> Loan:
+        """A lent block that gives itself back when nobody holds the loan any more."""
+        return Loan(self, self.lend(shape, like))
 
     def give_back(self, block: Tensor) -> None:
         """Take back a lent block; nobody may hold a view of it any more."""

@@ -1,0 +1,119 @@
+"""Tail importance functions: how importance falls from 1 to 0 over the tail of a batch.
+
+A tail function f on [0, gamma] is non-increasing with values in [0, 1] (INO-SGD, Definition 3.2).
+Here it is kept on the unit interval and read from its END, which is kinder to floating point:
+`rising(x)` = f(gamma - gamma x) for x in [0, 1], and `area(x)` its integral from 0 to x. Both are
+exact: the integral decides the weights, and a rounded lookup grid can push a weight above 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy.special import betainc
+
+
+class Tail(Protocol):
+    """A non-decreasing function on [0, 1] with values in [0, 1], and its exact integral."""
+
+    def rising(self, x: np.ndarray) -> np.ndarray:
+        """Return the importance at distance x from the end of the tail (in tail lengths)."""
+        ...
+
+    def area(self, x: np.ndarray) -> np.ndarray:
+        """Return the integral of `rising` from 0 to x."""
+        ...
+
+
+@dataclass(frozen=True)
+class Beta:
+    """The flipped distribution function of Beta(alpha, beta).
+
+    A larger alpha keeps less of the tail, a larger beta keeps more; alpha = beta = 1 is a straight
+    line. The integral is closed: x I_x(a, b) - a/(a+b) I_x(a+1, b).
+    """
+
+    alpha: float = 1.0
+    beta: float = 1.0
+
+    def __post_init__(self):
+        for name in ("alpha", "beta"):
+            value = getattr(self, name)
+            if not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be a positive finite number, got {value}")
+
+    def rising(self, x: np.ndarray) -> np.ndarray:
+        """Return I_x(alpha, beta)."""
+        if self.alpha == self.beta == 1:
+            return np.asarray(x, dtype=np.float64)
+        return betainc(self.alpha, self.beta, x)
+
+    def area(self, x: np.ndarray) -> np.ndarray:
+        """Return the integral of I_u(alpha, beta) from 0 to x."""
+        if self.alpha == self.beta == 1:
+            return 0.5 * np.square(x)
+        a, b = self.alpha, self.beta
+        return np.maximum(x * betainc(a, b, x) - a / (a + b) * betainc(a + 1, b, x), 0.0)
+
+
+class Steps:
+    """Equal steps with the given values, from the start of the tail to its end.
+
+    `Steps()` is the paper's 1/2, 1/4, 1/8, 0. `Steps.of(function)` makes any user's function
+    piecewise constant, once; what is then checked and integrated is exactly what is used.
+    """
+
+    def __init__(self, values: Sequence[float] = (1 / 2, 1 / 4, 1 / 8, 0.0)):
+        falling = np.asarray(values, dtype=np.float64)
+        if falling.ndim != 1 or not len(falling):
+            raise ValueError(f"steps need a list of at least one value, got {values!r}")
+        if not ((falling >= 0) & (falling <= 1)).all():
+            raise ValueError(
+                f"importance must lie in [0, 1], got {falling.min()} to {falling.max()}"
+            )
+        if (np.diff(falling) > 0).any():
+            at = int(np.argmax(np.diff(falling) > 0))
+            raise ValueError(
+                f"importance must not rise along the tail: {falling[at]:g} is followed by "
+                f"{falling[at + 1]:g}"
+            )
+        self._rising = falling[::-1].copy()
+        self._areas = np.concatenate([[0.0], np.cumsum(self._rising)]) / len(falling)
+
+    @classmethod
+    def of(cls, function: Callable[[float], float], pieces: int = 1000) -> Steps:
+        """Return `function`, given on [0, 1] from start to end of the tail, in equal pieces."""
+        middles = (np.arange(pieces) + 0.5) / pieces
+        return cls([float(function(float(x))) for x in middles])
+
+    @property
+    def values(self) -> np.ndarray:
+        """The steps' values, from start to end of the tail."""
+        return self._rising[::-1].copy()
+
+    def rising(self, x: np.ndarray) -> np.ndarray:
+        """Return the value of the step in which x lies."""
+        return self._rising[self._piece(x)]
+
+    def area(self, x: np.ndarray) -> np.ndarray:
+        """Return the integral of the steps from 0 to x."""
+        piece = self._piece(x)
+        count = len(self._rising)
+        return self._areas[piece] + self._rising[piece] * (np.asarray(x) - piece / count)
+
+    def _piece(self, x: np.ndarray) -> np.ndarray:
+        count = len(self._rising)
+        return np.clip(np.floor(np.asarray(x) * count), 0, count - 1).astype(np.int64)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{value:g}" for value in self.values[:5])
+        return f"Steps([{shown}{', ...' if len(self._rising) > 5 else ''}])"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Steps) and np.array_equal(self._rising, other._rising)
+
+    def __hash__(self) -> int:
+        return hash(self._rising.tobytes())
