@@ -149,6 +149,33 @@ def test_batches_of_changing_size():
         assert_equal(run(tape, x), loop(model, x))
 
 
+@pytest.mark.parametrize("options", [{}, {"lean": True}], ids=["fast", "lean"])
+def test_records_of_two_batches_at_once(options):
+    """Micro-batches: memory used again by the second must not be the first one's."""
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cnn = small_cnn()
+            self.rnn = nn.LSTM(5, 4, batch_first=True)
+            self.wide = nn.Linear(4, 3)
+
+        def forward(self, x):
+            h = self.cnn(x)[:, None].expand(-1, 30, -1)
+            return self.wide(self.rnn(h)[0])
+
+    model = Both()
+    tape = Tape(model, **options)
+    batches = [torch.randn(4, 2, 6, 6) for _ in range(3)]
+    held = [run(tape, x) for x in batches]
+    for x, records in zip(batches, held, strict=True):
+        assert_equal(records, loop(model, x))
+    formed = run(tape, batches[0]).per_record()
+    run(tape, batches[1])
+    for parameter, gradients in loop(model, batches[0]).items():
+        torch.testing.assert_close(formed[parameter], gradients, rtol=1e-9, atol=1e-9)
+
+
 def test_dead_start():
     """A zero head hides all layouts behind zero gradients; the next step looks again."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))

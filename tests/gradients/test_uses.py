@@ -250,6 +250,21 @@ def test_loss_with_a_penalty_inside_the_block():
     assert_equal(records, loop(model, x, loss))
 
 
+def test_block_of_zeros_filled_with_data():
+    def forward(m, x):
+        h = torch.zeros(len(x), 2, 3)
+        h[:, 0] = x
+        h[:, 1].copy_(m.layer(x))
+        return m.layer(h)
+
+    assert_matches_loop(Model(forward, layer=nn.Linear(3, 3)), torch.randn(4, 3))
+
+
+def test_cast_to_the_type_of_a_parameter():
+    model = Model(lambda m, x: m.layer(x.to(m.layer.weight)), layer=nn.Linear(3, 2))
+    assert_matches_loop(model, torch.randn(4, 3))
+
+
 def test_view_after_a_convolution():
     """The inner channels-last format must not show: `view` works as on a contiguous tensor."""
     model = Model(

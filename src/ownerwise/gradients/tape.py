@@ -148,8 +148,9 @@ class Tape(TorchFunctionMode):
         """A call on constants, perhaps with data; or on no tensor at all."""
         assert self._sources is not None
         if kinds & DATA:
-            if writes(func):
-                self._sources.refuse_write(func, args[0] if args else None)
+            if writes(func) and args:
+                self._sources.refuse_write(func, args[0])
+                self._constant.pop(id(args[0]), None)  # from now on it is data
             guard = GUARDS.get(func)
             if guard is not None:
                 return guard(self, func, *args, **kwargs)

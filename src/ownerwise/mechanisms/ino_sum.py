@@ -73,7 +73,7 @@ def ino_sum(
         )
     ino = tail if isinstance(tail, INO) else INO(tail_length=float(tail))
     weights = ino.weights(np.asarray(scores, dtype=np.float64), bounds)
-    flat = values.reshape(len(values), -1)
+    flat = values.reshape(len(values), int(np.prod(values.shape[1:])))
     lengths = np.linalg.norm(flat, axis=1)
     finite = np.isfinite(lengths)
     scale = np.where(finite, np.minimum(1.0, bounds / np.where(lengths > 0, lengths, 1.0)), 0.0)
