@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import ownerwise as ow
@@ -116,9 +116,13 @@ def check_safe_side(budgets, method, accountant, steps, share):
     epsilon, delta, records = map(np.array, zip(*budgets, strict=True))
     ids = np.arange(len(epsilon))
     owners = ow.Owners(ids, epsilon, delta, records=records)
-    plan = ow.plan(
-        owners, method, steps=steps, batch_size=share * records.sum(), accountant=accountant
-    )
+    batch = share * records.sum()
+    try:
+        plan = ow.plan(owners, method, steps=steps, batch_size=batch, accountant=accountant)
+    except ow.PlanError as error:  # RDP proves nothing for strict owners where noise is small
+        assert accountant == "rdp"
+        assert "too small to be reached" in str(error)
+        assume(False)
     assert plan.sampling_rates @ plan.records == pytest.approx(plan.expected_batch_size)
     assert (plan.epsilon() <= plan.targets).all()
     if method != "uniform":

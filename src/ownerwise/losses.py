@@ -5,14 +5,18 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import OwnerwiseError, name_some
+from ownerwise.micro_batches import row_counts
 
 Loss = Callable[..., Tensor]
+
+_COMPARED = 16  # records among which one is looked at, to see whether the others change its loss
 
 
 def per_record(loss: Loss) -> Loss:
@@ -20,20 +24,30 @@ def per_record(loss: Loss) -> Loss:
 
     A loss with a `reduction` argument or attribute (all of torch's) is called with "none"; any
     other must itself return one entry per record. What is left per record (tokens, pixels, output
-    columns) is averaged within the record, so the gradient of a record depends on it alone. Further
-    arguments (a noised release) are handed through.
+    columns) is averaged within the record, so the gradient of a record depends on it alone; targets
+    that the loss ignores (`ignore_index`) do not count, else a record would depend on how far the
+    longest of its batch made it be padded. Class weights multiply: they are not divided out, as
+    their sum over the batch depends on the other records. Further arguments (a noised release) are
+    handed through.
     """
     unreduced = _without_reduction(loss)
+    ignored = _ignored_target(loss)
 
     def losses(outputs: Any, targets: Any, *further: Any) -> Tensor:
         values = unreduced(outputs, targets, *further)
-        records = len(targets) if hasattr(targets, "__len__") else None
-        if values.dim() == 0 or (records is not None and len(values) != records):
+        records = row_counts(targets)
+        if values.dim() == 0 or {len(values)} != records:
             raise OwnerwiseError(
-                f"the loss returned shape {list(values.shape)} for {records} records; expected "
-                "one entry (or row) per record: return values before any mean or sum over the batch"
+                f"the loss returned shape {list(values.shape)} for {name_some(sorted(records))} "
+                "records; expected one entry (or row) per record: return values before any mean or "
+                "sum over the batch"
             )
-        return values.flatten(1).mean(dim=1) if values.dim() > 1 else values
+        if values.dim() == 1:
+            return values
+        flat = values.flatten(1)
+        if ignored is None or not isinstance(targets, Tensor) or targets.shape != values.shape:
+            return flat.mean(dim=1)
+        return flat.sum(dim=1) / (targets != ignored).flatten(1).sum(dim=1).clamp(min=1)
 
     return losses
 
@@ -44,10 +58,55 @@ def _without_reduction(loss: Loss) -> Loss:
             loss = copy.copy(loss)
             vars(loss)["reduction"] = "none"
         return loss
-    try:
-        accepts_reduction = "reduction" in inspect.signature(loss).parameters
-    except (TypeError, ValueError):
-        accepts_reduction = False
-    if not accepts_reduction:
+    if "reduction" not in _parameters(loss):
         return loss
     return functools.partial(loss, reduction="none")
+
+
+def _ignored_target(loss: Loss) -> int | None:
+    if isinstance(loss, nn.Module):
+        return getattr(loss, "ignore_index", None)
+    argument = _parameters(loss).get("ignore_index")
+    return argument.default if argument and isinstance(argument.default, int) else None
+
+
+def _parameters(loss: Loss) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(loss).parameters
+    except (TypeError, ValueError):  # built into C
+        return {}
+
+
+def check_separation(losses: Callable[[list[int]], Tensor], records: int) -> None:
+    """Refuse a model or loss in which a record's loss depends on the other records.
+
+    So do statistics over the batch, or outputs [B, 1] that meet targets [B]. A record in the middle
+    of some others must have the loss that it has in the middle of copies of itself.
+
+    Args:
+        losses: the losses of the given rows of a batch.
+        records: number of rows that the batch has, 2 or more.
+    """
+    count = min(records, _COMPARED)
+    middle = count // 2
+    with torch.no_grad():
+        among_others, among_copies = losses(list(range(count))), losses([middle] * count)
+    pair = among_others[middle], among_copies[middle]
+    if not torch.isclose(*pair, rtol=1e-3, atol=1e-6, equal_nan=True):
+        raise OwnerwiseError(
+            "the loss of a record changes with the other records of its batch, so its influence "
+            "cannot be bounded: let model and loss work on each record alone (no statistics over "
+            "dimension 0, randomness only from torch), and give outputs and targets the same shape"
+        )
+
+
+def loss_problems(loss: Loss, model: nn.Module) -> Iterator[str]:
+    """Yield what a loss must not have: parameters that train outside of the private step."""
+    if isinstance(loss, nn.Module):
+        known = {id(parameter) for parameter in model.parameters()}
+        own = [n for n, p in loss.named_parameters() if p.requires_grad and id(p) not in known]
+        if own:
+            yield (
+                f"the loss has parameters of its own ({name_some(own)}), which would be neither "
+                "clipped nor noised; make them the model's, or freeze them"
+            )

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ownerwise.errors import OwnerwiseError
+
 MEMORY_TARGET = 2 << 30
 """Bytes that the activations of one micro-batch may take by default: 2 GiB."""
 
@@ -21,24 +23,42 @@ def slices(records: int, size: int) -> Iterator[slice]:
         yield slice(number * records // count, (number + 1) * records // count)
 
 
-def take(data: Any, part: slice) -> Any:
+def take(data: Any, part: slice | list[int]) -> Any:
     """Return the rows `part` of tensors, or of tuples, lists and dicts of them."""
     if isinstance(data, Tensor):
         return data[part]
     if isinstance(data, dict):
         return {key: take(value, part) for key, value in data.items()}
     if isinstance(data, tuple | list):
-        return type(data)(take(value, part) for value in data)
-    raise TypeError(
+        parts = [take(value, part) for value in data]
+        return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
+    raise _not_tensors(data)
+
+
+def row_counts(data: Any) -> set[int]:
+    """Return the numbers of rows of all tensors in `data`; 0-dimensional ones have none."""
+    if isinstance(data, Tensor):
+        return {len(data) if data.dim() else 0}
+    if isinstance(data, dict | tuple | list):
+        values = data.values() if isinstance(data, dict) else data
+        return set().union(*map(row_counts, values))
+    raise _not_tensors(data)
+
+
+def _not_tensors(data: Any) -> OwnerwiseError:
+    return OwnerwiseError(
         f"a batch holds a {type(data).__name__}; expected tensors, or tuples, lists or dicts of "
         "them"
     )
 
 
 def bytes_per_record(model: nn.Module, inputs: Any, records: int) -> float:
-    """Return how many bytes the backward pass keeps for one record, seen on a few records."""
+    """Return how many bytes the backward pass keeps for one record, seen on a few records.
+
+    Runs the model, so the random numbers of its layers advance.
+    """
     count = min(records, _PROBE)
-    probe = take(inputs, slice(0, count))
+    probe = take(inputs, list(range(count)))  # a copy: a view would count the whole batch
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -46,9 +66,10 @@ def bytes_per_record(model: nn.Module, inputs: Any, records: int) -> float:
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    shared = [*model.parameters(), *model.buffers()]
+    fixed = {tensor.untyped_storage().data_ptr() for tensor in shared}
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
-    with torch.random.fork_rng(), torch.enable_grad(), hooks:
+    with torch.enable_grad(), hooks:
         model(probe)
-    activations = sum(size for pointer, size in kept.items() if pointer not in parameters)
+    activations = sum(size for pointer, size in kept.items() if pointer not in fixed)
     return activations / count

@@ -455,13 +455,14 @@ class _Planner:
         if curve is None or not curve.unreachable:
             return
         problems = []
+        other = ", or accountant='pld', which proves more" if self.accountant == "rdp" else ""
         for epsilon, delta in curve.unreachable:
             close = np.isclose(self.budgets.epsilon, epsilon, rtol=1e-6)
             who = self.owners.ids[close][:1]
             name = f"owner {who[0]}" if len(who) else "an owner"
             problems.append(
                 f"{name}: epsilon {epsilon / (1 - SAFETY):g} at delta {delta:g} is too small to be "
-                "reached at any sampling rate; give it a larger epsilon or delta, use fewer steps "
-                "or more noise, or leave its records out"
+                "reached at any sampling rate; give it a larger epsilon or delta, use fewer steps, "
+                f"a larger batch or more noise, leave its records out{other}"
             )
         raise PlanError(problems)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from ownerwise.errors import OwnerwiseError
 from ownerwise.random import StepStream
 
 if TYPE_CHECKING:
@@ -71,3 +73,21 @@ class Randomness:
     layer_seed: int = 0
     rule: StepStream | None = None
     release: Callable[[Tensor], Tensor] = lambda total: total
+
+
+def sum_of_unit_rows(contributions: list[Tensor], parts: list[slice]) -> Tensor:
+    """Return the sum over all records of their contributions, each cut to length 1, float64.
+
+    Sensitivity 1: a row that is too long is scaled down, one that is not finite counts as zero.
+    """
+    for rows, part in zip(contributions, parts, strict=True):
+        if rows.shape[:1] != (part.stop - part.start,):
+            raise OwnerwiseError(
+                f"a release returned contributions of shape {list(rows.shape)} for "
+                f"{part.stop - part.start} records; expected one row per record: the step itself "
+                "cuts, sums and noises them"
+            )
+    rows = torch.cat(contributions).to(torch.float64)
+    lengths = rows.reshape(len(rows), -1).norm(dim=1)
+    scale = torch.where(torch.isfinite(lengths), 1 / lengths.clamp(min=1.0), 0.0)
+    return torch.tensordot(scale, rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), dims=1)

@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 from ownerwise import checkpoints
 from ownerwise.errors import OwnerwiseError, PlanError, name_some
 from ownerwise.gradients import Tape, check
-from ownerwise.losses import Loss, per_record
+from ownerwise.losses import Loss, check_separation, loss_problems, per_record
 from ownerwise.mechanisms import ClippingRule, Standard
-from ownerwise.micro_batches import MEMORY_TARGET, bytes_per_record, slices, take
+from ownerwise.micro_batches import MEMORY_TARGET, bytes_per_record, row_counts, slices, take
 from ownerwise.noise import Noise
 from ownerwise.plans import Plan
-from ownerwise.plugs import Peek, Randomness, Release, Weights
+from ownerwise.plugs import Peek, Randomness, Release, Weights, sum_of_unit_rows
 from ownerwise.random import SecretStream, StepStream
 from ownerwise.sampling import Batch
 
@@ -78,6 +78,7 @@ class PrivateStep:
     ):
         problems = [str(problem) for problem in check(model)]
         problems += _optimizer_problems(model, optimizer)
+        problems += loss_problems(loss, model)
         if not 0 <= start <= plan.steps:
             problems.append(f"start={start}: expected 0 to {plan.steps}, the planned steps")
         if (release is None) != (plan.release_std is None):
@@ -88,6 +89,8 @@ class PrivateStep:
             )
         if micro_batch_size is not None and micro_batch_size < 1:
             problems.append(f"micro_batch_size={micro_batch_size}: expected at least 1")
+        if noise_draws < 1:
+            problems.append(f"noise_draws={noise_draws}: expected at least 1")
         if problems:
             raise OwnerwiseError(problems)
         self.model = model
@@ -102,6 +105,7 @@ class PrivateStep:
         self.not_private = not_private
         self.peek: Peek | None = None
         self._bytes_per_record: float | None = None
+        self._separation_checked = False
         self._tape = Tape(model, lean=lean)
         root = SecretStream() if stream is None else stream
         self._seed = root.seed
@@ -172,9 +176,13 @@ class PrivateStep:
         self._spent = step + 1  # a step that fails half-way counts: its noise is drawn
         sums = self.clipped_sum(batch, self._randomness(step))
         noise = self._noise.gaussian(step, self.plan.noise_std_at(step), list(sums.values()))
-        for (parameter, total), extra in zip(sums.items(), noise, strict=True):
-            gradient = total.add_(extra).div_(self.plan.expected_batch_size)
-            parameter.grad = gradient.to(parameter.dtype)
+        gradients = {  # in the noise's memory, which is ours: sums may share theirs
+            parameter: extra.add_(total).div_(self.plan.expected_batch_size).to(parameter.dtype)
+            for (parameter, total), extra in zip(sums.items(), noise, strict=True)
+        }
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = gradients.get(parameter)  # None: frozen, whatever it held
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._updates += 1
@@ -187,13 +195,13 @@ class PrivateStep:
         if not len(batch):
             return _zeros(self.model)
         randomness = Randomness() if randomness is None else randomness
-        inputs, targets = _inputs_and_targets(batch.data)
+        inputs, targets = _inputs_and_targets(batch)
         clip_norms = self.plan.clip_norms[batch.owner_index]
-        parts = list(slices(len(batch), self._micro_batch_size(inputs, len(batch))))
-        at_once = len(parts) == 1
         totals: dict[nn.Parameter, Tensor] = {}
         seen: list[tuple[Tensor, Tensor, Tensor]] = []
-        with torch.random.fork_rng(_gpus()):
+        with torch.random.fork_rng(_gpus()), torch.enable_grad():
+            parts = list(slices(len(batch), self._micro_batch_size(inputs, len(batch))))
+            at_once = len(parts) == 1
             outputs: list[Any] = []
             if at_once or self.weights is not None or self.release is not None:
                 with torch.set_grad_enabled(at_once):
@@ -201,6 +209,7 @@ class PrivateStep:
                         self._forward(inputs, parts, n, randomness) for n in range(len(parts))
                     ]
             released = self._released(outputs, targets, parts, randomness)
+            self._check_separation(inputs, targets, released, len(batch))
             losses: list[Tensor] = []
             weights = None
             if at_once or self.weights is not None:
@@ -218,8 +227,9 @@ class PrivateStep:
                     factors = factors * torch.as_tensor(weights[part]).to(factors)
                 for parameter, total in records.weighted_sum(factors).items():
                     before = totals.get(parameter)
-                    totals[parameter] = total if before is None else before.add_(total)
+                    totals[parameter] = total if before is None else before + total
                 seen.append((losses[0].detach(), records.norms, factors))
+                del records  # and the activations it holds, before the next forward pass
         self._look(seen, batch.owner_index)
         return totals
 
@@ -236,16 +246,25 @@ class PrivateStep:
         if self.release is None:
             return ()
         with torch.no_grad():
-            rows = torch.cat(
-                [
-                    self.release.contributions(output, take(targets, part)).to(torch.float64)
-                    for output, part in zip(outputs, parts, strict=True)
-                ]
-            )
-            lengths = rows.flatten(1).norm(dim=1)
-            scale = torch.where(torch.isfinite(lengths), 1 / lengths.clamp(min=1.0), 0.0)
-            rows = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
-            return (randomness.release(torch.tensordot(scale, rows, dims=1)),)
+            rows = [
+                self.release.contributions(output, take(targets, part))
+                for output, part in zip(outputs, parts, strict=True)
+            ]
+            return (randomness.release(sum_of_unit_rows(rows, parts)),)
+
+    def _check_separation(
+        self, inputs: Any, targets: Any, released: tuple[Tensor, ...], records: int
+    ) -> None:
+        """Refuse, once a run, what no gradient shows: records whose loss the others change."""
+        if self._separation_checked or records < 2:
+            return
+
+        def losses(rows: list[int]) -> Tensor:
+            _seed_layers(0)
+            return self.loss(self.model(take(inputs, rows)), take(targets, rows), *released)
+
+        check_separation(losses, records)
+        self._separation_checked = True
 
     def _weigh(self, losses: Tensor, owner_index: np.ndarray, clip_norms: np.ndarray) -> np.ndarray:
         """Return the weights of the logical batch, checked."""
@@ -299,7 +318,7 @@ class PrivateStep:
         if self.not_private:
             empty = np.zeros(0)
             losses, norms, factors = (
-                (torch.cat(column).cpu().numpy() for column in zip(*seen, strict=True))
+                (torch.cat(column).double().cpu().numpy() for column in zip(*seen, strict=True))
                 if seen
                 else (empty, empty, empty)
             )
@@ -322,12 +341,18 @@ def _seed_layers(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
-def _inputs_and_targets(data: Any) -> tuple[Any, Any]:
+def _inputs_and_targets(batch: Batch) -> tuple[Any, Any]:
+    data = batch.data
     if not (isinstance(data, tuple | list) and len(data) == 2):
         shape = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
         raise OwnerwiseError(
             f"a batch holds {shape}; expected (inputs, targets). Give the data as (X, y), or a "
             "Dataset or collate function that yields such pairs"
+        )
+    if wrong := row_counts(data) - {len(batch)}:
+        raise OwnerwiseError(
+            f"a batch of {len(batch)} records holds tensors of {name_some(sorted(wrong))} rows; "
+            "expected one row per record: no padding rows, no tables shared by the records"
         )
     return data[0], data[1]
 

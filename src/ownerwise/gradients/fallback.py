@@ -198,6 +198,8 @@ def fallback(
         )
     if func in UNDIFFERENTIATED or name_of(func) == "__get__":
         return func(*args, **kwargs)
+    if func is Tensor.to and tape.source(args[0]) is None:  # x.to(parameter): its type only
+        return func(*args, **kwargs)
     values = [tape.value(v) if isinstance(v, Tensor) else v for v in leaves]
     inner_args, inner_kwargs = pytree.tree_unflatten(values, spec)
     output = func(*inner_args, **inner_kwargs)
@@ -209,8 +211,8 @@ def fallback(
         )
     if not (output.is_floating_point() or output.is_complex()):
         return output  # comparisons and the like carry no gradient
-    if output.grad_fn is not None and output._is_view():
-        output = output.clone()
+    if output._is_view() or any(output is value for value in values):
+        output = output.clone()  # what is tapped must be the call's own
     call = Call(func, values, spec, where)
     parametric = {i for i, _ in sources}
     policy = tape.policy

@@ -57,10 +57,14 @@ class INO:
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
-        if self.shape is None:
-            object.__setattr__(self, "shape", Beta(self.alpha, self.beta))
-        elif (self.alpha, self.beta) != (1.0, 1.0):
+        if self.shape is not None and (self.alpha, self.beta) != (1.0, 1.0):
             raise ValueError("alpha and beta belong to the Beta tail; do not give them with shape")
+        Beta(self.alpha, self.beta)  # refuses bad shapes now
+
+    @property
+    def tail_function(self) -> Tail:
+        """The tail importance function in use."""
+        return Beta(self.alpha, self.beta) if self.shape is None else self.shape
 
     def bind(self, plan: Plan) -> INO:
         """Return these weights with the tail's length fixed by the public plan."""
@@ -116,10 +120,10 @@ class INO:
 
     def _from_end(self, rest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return H and h at distance `rest` from the end of the batch."""
-        assert self.shape is not None
         assert self.tail_length is not None
+        tail = self.tail_function
         inside = np.minimum(rest / self.tail_length, 1.0)
         beyond = np.maximum(rest - self.tail_length, 0.0)
-        area = self.tail_length * self.shape.area(inside) + beyond
-        height = np.where(rest >= self.tail_length, 1.0, self.shape.rising(inside))
+        area = self.tail_length * tail.area(inside) + beyond
+        height = np.where(rest >= self.tail_length, 1.0, tail.rising(inside))
         return area, height
