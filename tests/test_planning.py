@@ -120,8 +120,8 @@ def check_safe_side(budgets, method, accountant, steps, share):
     try:
         plan = ow.plan(owners, method, steps=steps, batch_size=batch, accountant=accountant)
     except ow.PlanError as error:  # RDP proves nothing for strict owners where noise is small
-        assert accountant == "rdp"
-        assert "too small to be reached" in str(error)
+        if accountant != "rdp" or "too small to be reached" not in str(error):
+            raise
         assume(False)
     assert plan.sampling_rates @ plan.records == pytest.approx(plan.expected_batch_size)
     assert (plan.epsilon() <= plan.targets).all()

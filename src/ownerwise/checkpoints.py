@@ -1,10 +1,11 @@
 """Checkpoints: a private run can be stopped at any moment and goes on within its budgets.
 
 A checkpoint is one safetensors file: model, optimizer, and as its JSON header the plan's hash and
-the steps. It is written whole or not at all. The key of a private run is never written (who holds
-key and position can subtract the noise): a resumed run draws a fresh one. Beside the checkpoints
-lies `steps.json`, the ledger of steps whose results may have left the process (a history line, a
-checkpoint). It is brought up to date before they do, so steps are never under-counted: after a
+the steps, under one SHA-256. It is written whole or not at all. The key of a private run is never
+written (who holds key and position can subtract the noise): a resumed run draws a fresh one. Beside
+the checkpoints lies `steps.json`, the ledger of steps whose results may have left the process (a
+history line, a checkpoint). It is brought up to date before they do, and never goes back, so steps
+are never under-counted. A folder holds one run. After a
 crash a private run redoes the updates since its last checkpoint, the steps spent on the lost ones
 stay spent, and it ends that many updates early. With a fixed seed (not private) the lost steps
 are redrawn bit for bit instead.
@@ -12,12 +13,15 @@ are redrawn bit for bit instead.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -29,6 +33,7 @@ from ownerwise.plans import Plan
 
 LEDGER = "steps.json"
 _HEADER = "ownerwise"
+_HASH = "sha256"
 _FORMAT = 1
 
 
@@ -50,8 +55,16 @@ class Checkpoint:
 
 
 def record_steps(folder: str | os.PathLike, plan: Plan, steps: int) -> None:
-    """Write into the ledger that `steps` steps are spent, before any result of them leaves."""
+    """Write into the ledger that `steps` steps are spent, before any result of them leaves.
+
+    The ledger never goes back: if it holds more, that stays. A folder of another plan is refused.
+    """
     path = Path(folder) / LEDGER
+    if path.exists():
+        problems: list[str] = []
+        steps = max(steps, _ledger_steps(path.parent, plan, problems))
+        if problems:
+            raise OwnerwiseError([*problems, f"{folder}: give every run a folder of its own"])
     text = json.dumps({"format": _FORMAT, "plan": plan.hash, "steps_spent": steps})
     write_whole(path, lambda file: Path(file).write_text(text + "\n", encoding="utf-8"))
 
@@ -78,10 +91,12 @@ def save(
         "steps_spent": steps_spent,
         "seed": seed,
         "optimizer": state,
+        "held": _held(model, optimizer),
     }
     path = Path(folder) / f"checkpoint-{updates:08d}.safetensors"
     contents = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
-    metadata = {_HEADER: json.dumps(header)}
+    text = json.dumps(header)
+    metadata = {_HEADER: text, _HASH: _content_hash(text, contents)}
     write_whole(path, lambda file: save_file(contents, file, metadata=metadata))
     return path
 
@@ -118,21 +133,24 @@ def load(
         )
     spent = max(header["steps_spent"], _ledger_steps(path.parent, plan, problems))
     stored = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
-    here = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    if {name: tensor.shape for name, tensor in stored.items()} != here:
-        wrong = sorted(set(stored) ^ set(here)) or [
-            name for name in here if stored[name].shape != here[name]
-        ]
+    there, here = _kinds(stored), _kinds(model.state_dict())
+    if wrong := sorted({name for name, _ in there.items() ^ here.items()}):
+        name = wrong[0]
         problems.append(
-            f"{path.name} holds another model: {wrong[0]} differs; build the model of the run"
+            f"{path.name} holds another model: {name} is {there.get(name, 'missing')} in the file "
+            f"and {here.get(name, 'missing')} here; build the model of the run"
         )
-    if len(header["optimizer"]["param_groups"]) != len(optimizer.param_groups):
-        problems.append(f"{path.name} holds another optimizer; build the optimizer of the run")
+    elif header["held"] != _held(model, optimizer):
+        problems.append(
+            f"{path.name} holds the state of {header['held'][0]}, given was a "
+            f"{type(optimizer).__name__} or other groups of parameters; build the optimizer of the "
+            "run"
+        )
     if problems:
         raise OwnerwiseError(problems)
     model.load_state_dict(stored)
     optimizer.load_state_dict(_restore_optimizer(header["optimizer"], tensors))
-    steps_spent = header["updates"] if seed is not None else spent
+    steps_spent = header["steps_spent"] if seed is not None else spent
     return Checkpoint(header["updates"], steps_spent, seed, path)
 
 
@@ -140,18 +158,43 @@ def _seed_name(seed: int | None) -> str:
     return "a secret key" if seed is None else f"the fixed seed {seed} (not private)"
 
 
+def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return dtype and shape of every tensor, in words."""
+    return {name: f"{t.dtype} {list(t.shape)}" for name, t in tensors.items()}
+
+
+def _held(model: nn.Module, optimizer: Optimizer) -> list[Any]:
+    """Return the optimizer's class, then the names of the parameters of each of its groups."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+    return [type(optimizer).__name__, *groups]
+
+
+def _content_hash(header: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(header.encode())
+    for name, kind in sorted(_kinds(tensors).items()):
+        digest.update(f"{name} {kind}".encode())
+        digest.update(tensors[name].cpu().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})[_HEADER])
-            if header["format"] != _FORMAT:
-                raise OwnerwiseError(f"{path.name} has format {header['format']}, not {_FORMAT}")
-            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
+            text, content = metadata[_HEADER], metadata[_HASH]
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header = json.loads(text)
+        if header["format"] != _FORMAT:
+            raise OwnerwiseError(f"{path.name} has format {header['format']}, not {_FORMAT}")
+        if _content_hash(text, tensors) != content:
+            raise OwnerwiseError(f"{path} is damaged: its content hash differs")
+        return header, tensors
     except FileNotFoundError:
         raise OwnerwiseError(f"no checkpoint at {path}") from None
-    except (SafetensorError, KeyError, ValueError) as error:
-        if isinstance(error, OwnerwiseError):
-            raise
+    except OwnerwiseError:
+        raise
+    except (SafetensorError, KeyError, ValueError, TypeError):
         raise OwnerwiseError(f"{path} is not a checkpoint of ownerwise, or damaged") from None
 
 
@@ -159,15 +202,17 @@ def _ledger_steps(folder: Path, plan: Plan, problems: list[str]) -> int:
     path = folder / LEDGER
     try:
         ledger = json.loads(path.read_text(encoding="utf-8"))
-        plan_hash, steps = ledger["plan"], int(ledger["steps_spent"])
+        plan_hash, steps = str(ledger["plan"]), int(ledger["steps_spent"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         problems.append(
             f"the ledger {LEDGER} beside the checkpoint is missing or damaged: how many steps were "
-            "spent is not known, so the run cannot be resumed within its budgets"
+            "spent is not known, so the run cannot go on within its budgets"
         )
         return 0
     if plan_hash != plan.hash:
-        problems.append(f"the ledger {LEDGER} belongs to plan {plan_hash[:12]}")
+        problems.append(
+            f"the ledger {LEDGER} belongs to plan {plan_hash[:12]}, given was {plan.hash[:12]}"
+        )
     return steps
 
 
@@ -200,7 +245,10 @@ def _restore_optimizer(plain: dict[str, Any], tensors: dict[str, Tensor]) -> dic
             _, number, entry = name.split(".", 2)
             state.setdefault(int(number), {})[entry] = tensor
     groups = [
-        {name: tuple(v) if isinstance(v, list) and name == "betas" else v for name, v in g.items()}
-        for g in plain["param_groups"]
+        {
+            name: tuple(value) if isinstance(value, list) and name != "params" else value
+            for name, value in group.items()
+        }
+        for group in plain["param_groups"]
     ]
     return {"state": state, "param_groups": groups}

@@ -335,3 +335,18 @@ def test_random_score_draws_afresh_each_time():
     score = AtRandom(SecretStream.from_seed(1))
     first, second = (score(np.zeros(5), np.zeros(5, dtype=int), None) for _ in range(2))
     assert (first != second).all()
+
+
+def test_plots_show_the_function_and_the_weights():
+    scores, clips = np.arange(10.0), np.linspace(0.5, 2.0, 10)
+    ino = INO(tail_length=5.0, alpha=2.0)
+    figure = ino.plot(scores, clips)
+    tail, batch = figure.axes
+    drawn = tail.lines[0].get_ydata()
+    np.testing.assert_allclose(drawn, Beta(2.0, 1.0).rising(1 - np.linspace(0, 1, 1001)))
+    heights = [bar.get_height() for bar in batch.patches]
+    np.testing.assert_allclose(heights, ino.weights(scores, clips)[::-1])
+    importance = batch.lines[0].get_ydata()
+    assert importance[0] == 1.0
+    assert importance[-1] == 0.0
+    assert len(INO(tail=0.3).plot().axes) == 1

@@ -10,7 +10,7 @@ length. Private: scores, order, weights, the batch's total clip norm.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -117,6 +117,12 @@ class INO:
         weights = np.empty(len(clips))
         weights[order] = np.clip(average, height[1:], height[:-1])
         return weights
+
+    def plot(self, scores: np.ndarray | None = None, clip_norms: np.ndarray | None = None) -> Any:
+        """Return a matplotlib figure of the tail function, and of a batch's importance if given."""
+        from ownerwise.mechanisms.ino_plot import plot
+
+        return plot(self, scores, clip_norms)
 
     def _from_end(self, rest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return H and h at distance `rest` from the end of the batch."""
