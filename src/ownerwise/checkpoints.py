@@ -5,10 +5,9 @@ the steps, under one SHA-256. It is written whole or not at all. The key of a pr
 written (who holds key and position can subtract the noise): a resumed run draws a fresh one. Beside
 the checkpoints lies `steps.json`, the ledger of steps whose results may have left the process (a
 history line, a checkpoint). It is brought up to date before they do, and never goes back, so steps
-are never under-counted. A folder holds one run. After a
-crash a private run redoes the updates since its last checkpoint, the steps spent on the lost ones
-stay spent, and it ends that many updates early. With a fixed seed (not private) the lost steps
-are redrawn bit for bit instead.
+are never under-counted: after a crash a private run redoes the updates since its last checkpoint,
+the steps spent on the lost ones stay spent, and it ends that many updates early. With a fixed seed
+(not private) the lost steps are redrawn bit for bit instead. A folder holds one run.
 """
 
 from __future__ import annotations
@@ -166,7 +165,7 @@ def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def _held(model: nn.Module, optimizer: Optimizer) -> list[Any]:
     """Return the optimizer's class, then the names of the parameters of each of its groups."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+    groups = [[names.get(id(p), "?") for p in group["params"]] for group in optimizer.param_groups]
     return [type(optimizer).__name__, *groups]
 
 
@@ -174,7 +173,7 @@ def _content_hash(header: str, tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256(header.encode())
     for name, kind in sorted(_kinds(tensors).items()):
         digest.update(f"{name} {kind}".encode())
-        digest.update(tensors[name].cpu().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensors[name].cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
