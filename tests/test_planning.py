@@ -11,7 +11,7 @@ import ownerwise as ow
 from oracles import exact_rdp_epsilon, prv_epsilon
 from ownerwise.accounting import Schedule, pld, reference
 from ownerwise.accounting.curves import Budgets, multiplier_curve, rate_curve
-from ownerwise.planning import METHODS, SAFETY
+from ownerwise.planners import METHODS, SAFETY
 
 SVHN = {"records": 73257, "steps": 2146, "clip_norm": 0.9}
 CIFAR10 = {"records": 50000, "steps": 1465, "clip_norm": 0.4}

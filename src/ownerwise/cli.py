@@ -14,7 +14,8 @@ from ownerwise import __version__, plan_tables
 from ownerwise.accounting import ACCOUNTANTS
 from ownerwise.errors import OwnerwiseError, PrivacyWarning
 from ownerwise.owners import Owners
-from ownerwise.planning import METHODS, plan, request_problems
+from ownerwise.planners import METHODS
+from ownerwise.planning import plan, request_problems
 
 EXIT_BAD_INPUT = 2
 
