@@ -8,14 +8,15 @@ from scipy.integrate import quad
 from scipy.optimize import minimize_scalar
 
 
-def prv_epsilon(rate, multiplier, steps, delta):
-    """Opacus' PRV accountant: its estimate (its bounds lie `eps_error` around it)."""
+def prv_epsilon(rate, multiplier, steps, delta, target=1.0):
+    """Opacus' PRV accountant: its estimate. Its bounds lie `eps_error` around, its mesh follows."""
+    error = max(1e-4, min(0.01, 0.01 * target))
     accountant = PRVAccountant()
     accountant.history = [(multiplier, rate, steps)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        table = accountant._get_dprv(eps_error=0.01, delta_error=delta / 1000)
-    return float(table.compute_epsilon(delta, delta / 1000, 0.01)[1])
+        table = accountant._get_dprv(eps_error=error, delta_error=delta / 1000)
+    return float(table.compute_epsilon(delta, delta / 1000, error)[1])
 
 
 def exact_rdp_epsilon(rate, multiplier, steps, delta):
