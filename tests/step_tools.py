@@ -15,6 +15,22 @@ SEED = 5
 RECORDS = 60
 
 
+def one_thread():
+    """A fixture: tiny models on busy machines wait for threads most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def double_on_one_thread():
+    """A fixture: equality is shown in float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield from one_thread()
+    torch.set_default_dtype(before)
+
+
 @cache
 def owners() -> ow.Owners:
     return ow.Owners(np.arange(RECORDS) % 3, {0: 1.0, 1: 2.0, 2: 4.0})

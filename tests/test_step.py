@@ -7,19 +7,19 @@ import copy
 
 import numpy as np
 import pytest
-import step_tools as tools
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
 import ownerwise as ow
+import step_tools as tools
 from ownerwise.sampling import Batch
 
 cross_entropy = functional.cross_entropy
 
 
-pytestmark = pytest.mark.usefixtures("double_precision")
+_double = pytest.fixture(autouse=True)(tools.double_on_one_thread)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "text", "transformer"])
@@ -49,7 +49,7 @@ def test_an_update_is_that_of_the_loop_over_records(kind, weighted):
 
 
 class SharedSums(nn.Module):
-    """Gradients of `a` and `b` are one tensor in autograd's eyes, that of `c` is an expanded one."""
+    """Autograd's gradients of `a` and `b` are one tensor, that of `c` is an expanded one."""
 
     def __init__(self):
         super().__init__()

@@ -150,7 +150,9 @@ class PrivateStep:
     def restore(self, folder: str | PathLike) -> None:
         """Go on from the newest checkpoint of `folder`, with every spent step counted.
 
-        Call it before the first step, then iterate `PoissonBatches(..., start=steps_spent)`.
+        Call it before the first step, then iterate `PoissonBatches(..., start=steps_spent)`. With a
+        fixed seed the run goes on bit for bit, if its micro-batches have the same size: give
+        `micro_batch_size` where a batch does not fit the memory target.
         """
         if self._updates or self._spent:
             raise OwnerwiseError("restore comes before the first step of a fresh PrivateStep")

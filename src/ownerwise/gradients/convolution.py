@@ -2,8 +2,8 @@
 
 A record's weight gradient is ``sum_t gradient[:, t] (x) patch[t]`` over output positions t. Patches
 are cut channels-last (their inner run is then contiguous), for a few records at a time so that they
-stay in cache: measured, this costs no more than the batch weight gradient, while unfolding the
-whole batch costs 2.5 times as much.
+stay in cache. Over the six layers of the CIFAR CNN at batch 256 this took 1.25 times as long as
+torch's batch weight gradient (97 against 78 ms, two threads, best of repeated runs).
 """
 
 from __future__ import annotations

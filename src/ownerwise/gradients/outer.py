@@ -27,9 +27,9 @@ from ownerwise.gradients.workspace import Loan
 __all__ = ["Outer", "Plan", "SharedLeft", "choose", "gram"]
 
 # What one float of a held gradient costs (written, read for the norm, read for the sum), in
-# multiply-adds of a large matrix product; measured on two cores with AVX-512 and 48 MB of cache.
+# multiply-adds of a large matrix product: estimates for two cores with AVX-512 and 48 MB of cache.
 TRAFFIC_IN_CACHE, TRAFFIC, CACHE_BYTES = 20, 110, 32 << 20
-# Gram matrices are small and computed twice over; their multiply-adds are slower by so much.
+# Gram matrices are small and computed twice over; their multiply-adds are slower; a rough factor.
 GRAM = 1.5
 
 Plan = str  # "ghost", "form" (and throw away) or "hold"

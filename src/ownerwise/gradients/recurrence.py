@@ -24,13 +24,8 @@ from ownerwise.gradients.workspace import Loan
 
 __all__ = ["GRU", "LSTM", "RNN"]
 
+_sigmoid_back = torch.ops.aten.sigmoid_backward.grad_input
 _tanh_back = torch.ops.aten.tanh_backward.grad_input
-
-
-def _sigmoid_back(gradient: Tensor, value: Tensor, grad_input: Tensor) -> Tensor:
-    """gradient * value * (1 - value); changes ``gradient``. Four times as fast as torch's own."""
-    gradient.mul_(value)
-    return torch.addcmul(gradient, gradient, value, value=-1, out=grad_input)
 
 
 class LSTM(torch.autograd.Function):
