@@ -54,41 +54,19 @@ def plain(name: str, channels_last: bool = False) -> Step:
 
 
 def ours(name: str, **options: Any) -> Step:
-    """The private step of this library; `private_step` is the part to swap."""
+    """The private step of this library: noise from the secret stream, per-owner clip norms."""
+    import numpy as np
+
+    import ownerwise as ow
+
     model, x, y = build(name)
-    return private_step(model, x, y, **options)
-
-
-def private_step(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> Step:
-    """Tape, standard clipping, Gaussian noise by torch; to become ownerwise.PrivateStep."""
-    from ownerwise.gradients import Tape
-
+    owners = ow.Owners(np.zeros(len(x), dtype=int), {0: 8.0}, 1e-7, records=[1_000_000])
+    plan = ow.plan(owners, "uniform", steps=1_000_000, batch_size=len(x), clip_norm=CLIP)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    parameters = list(model.parameters())
-    sizes = [p.numel() for p in parameters]
-    tape = Tape(model, **options)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with tape:
-            outputs = model(x)
-        records = tape.backward(functional.cross_entropy(outputs, y, reduction="none"))
-        factors = (CLIP / records.norms).clamp_(max=1).div_(len(y))
-        sums = records.weighted_sum(factors)
-        gradients = [sums[p] for p in parameters]
-        scale = NOISE * CLIP / len(y)
-        if sum(sizes) < 100_000:  # few calls count more than little memory
-            noise = torch.randn(sum(sizes)).split(sizes)
-            shaped = [n.view(g.shape) for n, g in zip(noise, gradients, strict=True)]
-            torch._foreach_add_(gradients, shaped, alpha=scale)
-        else:
-            for gradient in gradients:
-                gradient.add_(torch.randn(gradient.shape), alpha=scale)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        optimizer.step()
-
-    return step
+    step = ow.PrivateStep(model, plan, optimizer, functional.cross_entropy, **options)
+    indices = np.arange(len(x))
+    owner_index = np.zeros(len(x), dtype=np.int64)
+    return lambda: step(ow.Batch(step.steps_spent, indices, owner_index, (x, y)))
 
 
 def opacus(name: str, mode: str) -> Step:

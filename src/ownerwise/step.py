@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
@@ -23,6 +24,8 @@ from ownerwise.plans import Plan
 from ownerwise.plugs import Peek, Randomness, Release, Weights, sum_of_unit_rows
 from ownerwise.random import SecretStream, StepStream
 from ownerwise.sampling import Batch
+
+_GOLDEN = 0x9E3779B97F4A7C15  # an odd constant that spreads consecutive steps over all seeds
 
 
 class PrivateStep:
@@ -112,7 +115,8 @@ class PrivateStep:
         self._noise = Noise(root, draws=noise_draws)
         self._release_noise = Noise(root, purpose="release", draws=noise_draws)
         self._rule_stream = root.child("clipping rule") if self.clipping.randomised else None
-        self._layer_stream = root.child("layers")  # dropout and the like
+        # Dropout and the like need numbers that differ, not secret ones: one draw, then steps.
+        self._layer_seed = int(root.child("layers").at_step(0).integers(2**62, 1)[0])
         self._spent = start
         self._updates = start
 
@@ -286,6 +290,8 @@ class PrivateStep:
     ) -> Tensor:
         """Return the clipping rule's factors; a record whose gradient is not finite gets zero."""
         clips = torch.as_tensor(clip_norms, dtype=norms.dtype, device=norms.device)
+        if math.isfinite(float(norms.sum())):  # the common case, in one call
+            return self.clipping.factors(norms, clips, rule_stream)
         finite = torch.isfinite(norms)
         safe = torch.where(finite, norms, torch.ones_like(norms))
         return self.clipping.factors(safe, clips, rule_stream) * finite
@@ -298,7 +304,7 @@ class PrivateStep:
             return total + self._release_noise.gaussian(step, std, [total])[0]
 
         return Randomness(
-            layer_seed=int(self._layer_stream.at_step(step).integers(2**62, 1)[0]),
+            layer_seed=(self._layer_seed + step * _GOLDEN) % 2**62,
             rule=self._rule_stream.at_step(step) if self._rule_stream else None,
             release=noised,
         )
