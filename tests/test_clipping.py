@@ -102,6 +102,7 @@ class Accepts:
     """Importance sampling: a record counts in full length with probability norm / C, else not."""
 
     randomised = True
+    proven = False
 
     def factors(self, norms, clip_norms, stream):
         full = clip_norms / norms.clamp(min=1e-30)

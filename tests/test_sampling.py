@@ -34,6 +34,7 @@ class Plan:
     sampling_rates: np.ndarray
     record_owner_index: np.ndarray
     steps: int
+    hash: str = "stand-in"
 
     def __post_init__(self):
         self.sampling_rates = np.asarray(self.sampling_rates, dtype=np.float64)

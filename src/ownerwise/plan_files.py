@@ -69,7 +69,18 @@ def write_whole(path: Path, write: Callable[[str], Any]) -> None:
     try:
         write(temporary)
         os.chmod(temporary, 0o644)
+        _to_disk(temporary)
         os.replace(temporary, path)
+        _to_disk(path.parent)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _to_disk(path: str | Path) -> None:
+    """Make sure that a file's content, or a folder's entries, survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

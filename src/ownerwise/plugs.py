@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.random import StepStream
+from ownerwise.random_layers import LayerRandomness
 
 if TYPE_CHECKING:
     from ownerwise.plans import Plan
@@ -70,7 +71,7 @@ class Randomness:
     The default has a fixed seed for dropout and no noise on a release: NOT private, for research.
     """
 
-    layer_seed: int = 0
+    layers: LayerRandomness = field(default_factory=LayerRandomness)
     rule: StepStream | None = None
     release: Callable[[Tensor], Tensor] = lambda total: total
 

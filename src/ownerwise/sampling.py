@@ -47,6 +47,8 @@ class _Plan(Protocol):
     def sampling_rates(self) -> np.ndarray: ...
     @property
     def steps(self) -> int: ...
+    @property
+    def hash(self) -> str: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +60,16 @@ class Batch:
         indices: record numbers, ascending, int64 [batch].
         owner_index: position of each record's owner in `plan.owners.ids`, int64 [batch].
         data: the rows: one tensor [batch, ...] per array, or what the collate function made.
+        plan_hash: the plan that drew it; None for a batch made by hand.
+        private: False if it was drawn with a fixed seed.
     """
 
     step: int
     indices: np.ndarray = field(repr=False)
     owner_index: np.ndarray = field(repr=False)
     data: Any = field(repr=False)
+    plan_hash: str | None = field(default=None, repr=False)
+    private: bool = field(default=True, repr=False)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -183,6 +189,7 @@ class PoissonBatches:
         self._sampler = PoissonSampler(plan.sampling_rates, plan.owners.record_owner_index)
         self._stream = (SecretStream() if stream is None else stream).child("sampling")
         self._steps = range(start, start + steps)
+        self._plan_hash = plan.hash
         self._num_workers = num_workers
         self._passes = 0
 
@@ -209,7 +216,7 @@ class PoissonBatches:
 
     def _batch(self, step: int, indices: np.ndarray, data: Any) -> Batch:
         owner_index = self._sampler.record_owner_index[indices].astype(np.int64)
-        return Batch(step, indices, owner_index, data)
+        return Batch(step, indices, owner_index, data, self._plan_hash, self.private)
 
     def _fetched_by_workers(
         self, drawn: Iterator[tuple[int, np.ndarray]], seeds: SecretStream

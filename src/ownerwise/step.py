@@ -23,9 +23,8 @@ from ownerwise.noise import Noise
 from ownerwise.plans import Plan
 from ownerwise.plugs import Peek, Randomness, Release, Weights, sum_of_unit_rows
 from ownerwise.random import SecretStream, StepStream
+from ownerwise.random_layers import LayerRandomness, kept_generators
 from ownerwise.sampling import Batch
-
-_GOLDEN = 0x9E3779B97F4A7C15  # an odd constant that spreads consecutive steps over all seeds
 
 
 class PrivateStep:
@@ -115,15 +114,15 @@ class PrivateStep:
         self._noise = Noise(root, draws=noise_draws)
         self._release_noise = Noise(root, purpose="release", draws=noise_draws)
         self._rule_stream = root.child("clipping rule") if self.clipping.randomised else None
-        # Dropout and the like need numbers that differ, not secret ones: one draw, then steps.
-        self._layer_seed = int(root.child("layers").at_step(0).integers(2**62, 1)[0])
+        self._layer_stream = root.child("layers")
         self._spent = start
         self._updates = start
+        self._secret_batches = True
 
     @property
     def private(self) -> bool:
         """Whether the guarantee holds: secret randomness, and nothing un-noised kept."""
-        return self._noise.private and not self.not_private
+        return self._noise.private and self._secret_batches and not self.not_private
 
     @property
     def steps_spent(self) -> int:
@@ -179,6 +178,12 @@ class PrivateStep:
                 f"the batch is for step {batch.step}, the next step is {step}: take every batch of "
                 "PoissonBatches in order, each once (PoissonBatches(..., start=) when resuming)"
             )
+        if batch.plan_hash not in (None, self.plan.hash):
+            raise PlanError(
+                f"the batch was drawn by plan {batch.plan_hash[:12]}, the step accounts for plan "
+                f"{self.plan.hash[:12]}: give PoissonBatches the step's plan"
+            )
+        self._secret_batches &= batch.private
         self._spent = step + 1  # a step that fails half-way counts: its noise is drawn
         sums = self.clipped_sum(batch, self._randomness(step))
         noise = self._noise.gaussian(step, self.plan.noise_std_at(step), list(sums.values()))
@@ -205,7 +210,7 @@ class PrivateStep:
         clip_norms = self.plan.clip_norms[batch.owner_index]
         totals: dict[nn.Parameter, Tensor] = {}
         seen: list[tuple[Tensor, Tensor, Tensor]] = []
-        with torch.random.fork_rng(_gpus()), torch.enable_grad():
+        with kept_generators(), torch.enable_grad():
             parts = list(slices(len(batch), self._micro_batch_size(inputs, len(batch))))
             at_once = len(parts) == 1
             outputs: list[Any] = []
@@ -241,7 +246,7 @@ class PrivateStep:
 
     def _forward(self, inputs: Any, parts: list[slice], number: int, randomness: Randomness) -> Any:
         """Run one micro-batch; the same number draws the same dropout masks in every pass."""
-        _seed_layers(randomness.layer_seed + number)
+        randomness.layers.enter(number)
         with self._tape:
             return self.model(take(inputs, parts[number]))
 
@@ -265,8 +270,10 @@ class PrivateStep:
         if self._separation_checked or records < 2:
             return
 
+        layers = LayerRandomness()
+
         def losses(rows: list[int]) -> Tensor:
-            _seed_layers(0)
+            layers.enter(0)
             return self.loss(self.model(take(inputs, rows)), take(targets, rows), *released)
 
         check_separation(losses, records)
@@ -290,11 +297,17 @@ class PrivateStep:
     ) -> Tensor:
         """Return the clipping rule's factors; a record whose gradient is not finite gets zero."""
         clips = torch.as_tensor(clip_norms, dtype=norms.dtype, device=norms.device)
-        if math.isfinite(float(norms.sum())):  # the common case, in one call
-            return self.clipping.factors(norms, clips, rule_stream)
-        finite = torch.isfinite(norms)
-        safe = torch.where(finite, norms, torch.ones_like(norms))
-        return self.clipping.factors(safe, clips, rule_stream) * finite
+        finite = None
+        if not math.isfinite(float(norms.sum())):  # one call in the common case
+            finite = torch.isfinite(norms)
+            norms = torch.where(finite, norms, torch.ones_like(norms))
+        factors = self.clipping.factors(norms, clips, rule_stream)
+        if not self.clipping.proven and not (factors * norms <= clips * (1 + 1e-5)).all():
+            raise OwnerwiseError(
+                f"{type(self.clipping).__name__} lets a record exceed its clip norm: factor * norm "
+                "<= clip norm is what the plan accounts for"
+            )
+        return factors if finite is None else factors * finite
 
     def _randomness(self, step: int) -> Randomness:
         """Open the random numbers of one step."""
@@ -304,7 +317,7 @@ class PrivateStep:
             return total + self._release_noise.gaussian(step, std, [total])[0]
 
         return Randomness(
-            layer_seed=(self._layer_seed + step * _GOLDEN) % 2**62,
+            layers=LayerRandomness(self._layer_stream.at_step(step)),
             rule=self._rule_stream.at_step(step) if self._rule_stream else None,
             release=noised,
         )
@@ -336,17 +349,6 @@ class PrivateStep:
         kind = "private" if self.private else "NOT PRIVATE"
         done = f"{self._spent} of {self.plan.steps} steps"
         return f"PrivateStep({done}, {kind}, plan {self.plan.hash[:12]})"
-
-
-def _gpus() -> list[int]:
-    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-
-
-def _seed_layers(seed: int) -> None:
-    """Seed the generators that dropout draws from; torch.manual_seed takes longer than a step."""
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(seed)
 
 
 def _inputs_and_targets(batch: Batch) -> tuple[Any, Any]:

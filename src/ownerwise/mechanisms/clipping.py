@@ -26,6 +26,11 @@ class ClippingRule(Protocol):
         """Whether `factors` draws from the stream."""
         ...
 
+    @property
+    def proven(self) -> bool:
+        """Whether factor * norm <= clip norm is proven; where not, the step checks every batch."""
+        ...
+
     def factors(self, norms: Tensor, clip_norms: Tensor, stream: StepStream | None) -> Tensor:
         """Return one factor per record, with factor * norm <= clip norm.
 
@@ -45,6 +50,7 @@ class _Bounded:
     """A deterministic rule that never exceeds the clip norm."""
 
     randomised = False
+    proven = True
 
     def sensitivity(self, clip_norm: float) -> float:
         """Return the clip norm: no record's contribution is longer."""
