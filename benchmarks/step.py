@@ -26,10 +26,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import ownerwise as ow
 from models import CASES, build
 
 CLIP, NOISE, RATE, THREADS = 1.0, 1.0, 0.01, 2
@@ -53,15 +55,15 @@ def plain(name: str, channels_last: bool = False) -> Step:
     return step
 
 
+def make_plan(batch: int) -> ow.Plan:
+    owners = ow.Owners(np.zeros(batch, dtype=int), {0: 8.0}, 1e-7, records=[1_000_000])
+    return ow.plan(owners, "uniform", steps=1_000_000, batch_size=batch, clip_norm=CLIP)
+
+
 def ours(name: str, **options: Any) -> Step:
     """The private step of this library: noise from the secret stream, per-owner clip norms."""
-    import numpy as np
-
-    import ownerwise as ow
-
     model, x, y = build(name)
-    owners = ow.Owners(np.zeros(len(x), dtype=int), {0: 8.0}, 1e-7, records=[1_000_000])
-    plan = ow.plan(owners, "uniform", steps=1_000_000, batch_size=len(x), clip_norm=CLIP)
+    plan = make_plan(len(x))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     step = ow.PrivateStep(model, plan, optimizer, functional.cross_entropy, **options)
     indices = np.arange(len(x))
@@ -172,7 +174,7 @@ def peak_memory(contender: str, name: str) -> float | None:
 
 def report_memory(contender: str, name: str) -> int:
     """In the child process: a few steps, then the peak."""
-    import ownerwise  # noqa: F401  in every process, so that the ratio is that of the steps
+    make_plan(1)  # in every process, so that the ratio is that of the steps
 
     step = start(contender, name)
     if isinstance(step, str):

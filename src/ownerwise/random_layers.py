@@ -13,6 +13,7 @@ the masks; it is not a cryptographic one.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from functools import cache
 
 import numpy as np
 import torch
@@ -52,13 +53,18 @@ def kept_generators() -> AbstractContextManager[None]:
     return torch.random.fork_rng(list(gpus))
 
 
-def _state_of(words: np.ndarray) -> torch.Tensor:
+@cache
+def _empty_state() -> torch.Tensor:
     state = torch.Generator().manual_seed(0).get_state()
     if len(state) != _STATE_BYTES:
         raise RuntimeError(
             f"torch's generator has a state of {len(state)} bytes; this version of ownerwise knows "
             f"{_STATE_BYTES}. Use another version of torch, or of ownerwise"
         )
-    slots = state.numpy()[_WORDS_START : _WORDS_START + 8 * _WORDS].view("<u8")
-    slots[:] = words
+    return state
+
+
+def _state_of(words: np.ndarray) -> torch.Tensor:
+    state = _empty_state().clone()
+    state.numpy()[_WORDS_START : _WORDS_START + 8 * _WORDS].view("<u8")[:] = words
     return state

@@ -187,10 +187,10 @@ class PrivateStep:
         self._spent = step + 1  # a step that fails half-way counts: its noise is drawn
         sums = self.clipped_sum(batch, self._randomness(step))
         noise = self._noise.gaussian(step, self.plan.noise_std_at(step), list(sums.values()))
-        gradients = {  # in the noise's memory, which is ours: sums may share theirs
-            parameter: extra.add_(total).div_(self.plan.expected_batch_size).to(parameter.dtype)
-            for (parameter, total), extra in zip(sums.items(), noise, strict=True)
-        }
+        # in the noise's memory, which is ours: sums may share theirs
+        torch._foreach_add_(noise, list(sums.values()))  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_div_(noise, self.plan.expected_batch_size)  # pyright: ignore[reportPrivateImportUsage]
+        gradients = {p: total.to(p.dtype) for p, total in zip(sums, noise, strict=True)}
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = gradients.get(parameter)  # None: frozen, whatever it held

@@ -1,0 +1,105 @@
+"""INO as a plug of the private step: every method, rule and micro-batch size, after a resume."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import ownerwise as ow
+
+RECORDS = 90
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def data():
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(RECORDS, 5, generator=generator, dtype=torch.float64)
+    return inputs, torch.randint(0, 3, (RECORDS,), generator=generator)
+
+
+OWNERS = ow.Owners(np.arange(RECORDS) % 3, {0: 0.5, 1: 2.0, 2: 8.0}, 1e-5)
+PLANS = {
+    method: ow.plan(OWNERS, method, steps=12, batch_size=30)
+    for method in ("sample", "scale", "both")
+}
+
+
+def run(data, plan, steps, folder=None, restore=False, **options):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    stream = ow.SecretStream.from_seed(7)
+    step = ow.PrivateStep(
+        model, plan, optimizer, functional.cross_entropy, stream=stream, **options
+    )
+    if restore:
+        step.restore(folder)
+    left = steps - step.steps_spent
+    for batch in ow.PoissonBatches(data, plan, stream=stream, start=step.steps_spent, steps=left):
+        step(batch)
+    if folder is not None:
+        step.save(folder)
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def slow_sum(model_outputs_losses, gradients, ino, plan, owner_index, rule):
+    """The weighted sum by the definition: rank all, weigh all, clip each, add."""
+    losses = np.array(model_outputs_losses)
+    clips = plan.clip_norms[owner_index]
+    bound = ino.bind(plan)
+    weights = bound.weights(bound.score(losses, owner_index), clips)
+    norms = torch.tensor([float(g.norm()) for g in gradients], dtype=torch.float64)
+    factors = rule.factors(norms, torch.from_numpy(clips), None)
+    parts = zip(weights, factors, gradients, strict=True)
+    return sum(float(w) * float(f) * g for w, f, g in parts)
+
+
+@pytest.mark.parametrize("method", PLANS)
+@pytest.mark.parametrize("rule", [ow.Standard(), ow.AutoS(), ow.Psac()], ids=repr)
+@pytest.mark.parametrize("score", [None, ow.BudgetAware(1.0)], ids=["loss", "budget aware"])
+def test_the_step_sums_what_the_definition_says(data, method, rule, score):
+    plan = PLANS[method]
+    ino = ow.INO(tail=0.6) if score is None else ow.INO(tail=0.6, score_by=score)
+    torch.manual_seed(2)
+    model = nn.Linear(5, 3).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"weights": ino, "clipping": rule, "stream": ow.SecretStream.from_seed(1)}
+    step = ow.PrivateStep(model, plan, optimizer, functional.cross_entropy, **options)
+    chosen = np.arange(0, RECORDS, 4)
+    owner_index = OWNERS.record_owner_index[chosen].astype(np.int64)
+    inputs, targets = data[0][chosen], data[1][chosen]
+    losses, gradients = [], []
+    for record in range(len(chosen)):
+        loss = functional.cross_entropy(
+            model(inputs[record : record + 1]), targets[record : record + 1]
+        )
+        found = torch.autograd.grad(loss, list(model.parameters()))
+        losses.append(loss.item())
+        gradients.append(torch.cat([g.flatten() for g in found]))
+    expected = slow_sum(losses, gradients, ino, plan, owner_index, rule)
+    for size in (None, 1, 7):
+        step.micro_batch_size = size
+        total = step.clipped_sum(ow.Batch(0, chosen, owner_index, (inputs, targets)))
+        ours = torch.cat([total[p].flatten() for p in model.parameters()])
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-9)
+
+
+def test_no_tail_is_idp_sgd_bit_for_bit(data):
+    plan = PLANS["sample"]
+    assert torch.equal(run(data, plan, 12, weights=ow.INO(tail=0.0)), run(data, plan, 12))
+
+
+def test_a_resumed_run_is_bit_equal(data, tmp_path):
+    plan, options = PLANS["both"], {"weights": ow.INO(tail=0.5), "micro_batch_size": 8}
+    whole = run(data, plan, 12, **options)
+    run(data, plan, 5, folder=tmp_path, **options)
+    assert torch.equal(run(data, plan, 12, folder=tmp_path, restore=True, **options), whole)
