@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-long check bench-plan figures clean
+.PHONY: demo test test-long check bench-plan bench-step figures clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +26,9 @@ check: $(VENV)/installed
 
 bench-plan: $(VENV)/installed
 	$(BIN)/python benchmarks/plan.py
+
+bench-step: $(VENV)/installed
+	$(BIN)/python benchmarks/step.py --quick
 
 figures: $(VENV)/installed
 	$(BIN)/python docs/figures/plan.py
