@@ -1,6 +1,6 @@
 """The six models of the step benchmark, each with one batch of made-up data.
 
-``build(name)`` gives the model, inputs and targets; sizes are those of issue 3.
+``build(name)`` gives the model, inputs and targets.
 """
 
 from __future__ import annotations
