@@ -14,8 +14,8 @@ import numpy as np
 from ownerwise.budget_tables import Column, as_array, as_ids, read_budgets, read_levels
 from ownerwise.errors import BudgetError, PrivacyWarning, name_some
 
-UNIT = "one record (add or remove one record; an owner with k records has the guarantee k times)"
-"""The unit of privacy, in the words that every table and card repeats."""
+UNIT = "ONE RECORD, not one owner"
+"""The unit of privacy, in the words that every table repeats."""
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ownerwise.owners import UNIT
+
 if TYPE_CHECKING:
     from ownerwise.plans import Plan
 
@@ -134,7 +136,7 @@ def _factors(plan: Plan) -> str:
 
 def _notes(plan: Plan) -> list[str]:
     largest = int(plan.records.max())
-    notes = ["UNIT OF PRIVACY: ONE RECORD, not one owner."]
+    notes = [f"UNIT OF PRIVACY: {UNIT}."]
     if largest > 1:
         notes[0] += (
             f" The largest owner declares {largest} records: each has the stated epsilon; "
