@@ -25,7 +25,7 @@ _double = pytest.fixture(autouse=True)(tools.double_on_one_thread)
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "text", "transformer"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_an_update_is_that_of_the_loop_over_records(kind, weighted):
-    """Clipping per owner, weights, noise, divisor, SGD: as written in MATH section 1 (trap 17)."""
+    """Clipping per owner, weights, noise, divisor, SGD: by a plain loop (trap 17)."""
     model, inputs, labels = tools.example(kind)
     plan, batch = tools.make_plan(), tools.batch_of(inputs, labels)
     plain = copy.deepcopy(model)

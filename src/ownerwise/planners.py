@@ -1,6 +1,6 @@
 """From budgets to a Plan: uniform, sample, scale, and the mixture of the last two.
 
-Notation (MATH of the IDP-SGD paper): rate q, clip norm C, noise multiplier m = noise std / C. For
+Notation: rate q, clip norm C, noise multiplier m = noise std / C. For
 every method the three public quantities noise, expected batch and number of steps are tied by the
 budgets: two are given, the third is found.
 

@@ -1,6 +1,6 @@
 """Poisson batches: every record takes part in a step independently, with its owner's own rate.
 
-Guarantee. In each step record i is drawn with probability q_o(i) (MATH section 1), independently of
+Guarantee. In each step record i is drawn with probability q_o(i), independently of
 all other records and steps, from the secret stream: amplification by sampling needs batches that
 nobody else knows. Nothing is redrawn, capped, dropped or padded; an empty batch is a step like any
 other. Public: the rates, the number of steps. Private: which records a batch holds, and how many.
