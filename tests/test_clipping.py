@@ -50,7 +50,7 @@ def test_the_standard_rule_is_exact_where_it_need_not_clip(clip, ratio):
 
 
 def test_the_formulas_of_the_papers():
-    """The published forms: AUTO-S C/(|g| + 0.01); PSAC C/(|g| + r/(|g| + r)), with its peak 1.88 C."""
+    """AUTO-S C/(|g| + 0.01); PSAC C/(|g| + r/(|g| + r)), with its peak 1.88 C."""
     norms = torch.linspace(0, 5, 50_001, dtype=torch.float64)
     clips = torch.full_like(norms, 0.5)
     auto, psac = AutoS().factors(norms, clips, None), Psac().factors(norms, clips, None)
