@@ -163,7 +163,9 @@ def test_random_tables_end_on_the_safe_side(budgets, method, accountant, steps, 
 
 @pytest.mark.long
 @TABLES
-@settings(max_examples=int(os.environ.get("OWNERWISE_LONG_EXAMPLES", "200")), **COMMON)
+@settings(
+    max_examples=int(os.environ.get("OWNERWISE_LONG_EXAMPLES", "200")), derandomize=False, **COMMON
+)
 def test_many_random_tables_end_on_the_safe_side(budgets, method, accountant, steps, share):
     check_safe_side(budgets, method, accountant, steps, share)
 

@@ -65,7 +65,10 @@ def test_strict_owner_is_not_ruined_by_a_sparse_grid_of_orders():
 )
 @settings(max_examples=60, deadline=None)
 def test_finer_grids_change_little_and_pld_stays_below_rdp(rate, multiplier, steps, log_delta):
-    """The overstatement by the grid is what it is said to be, wherever epsilon is of use."""
+    """The overstatement by the grid is what it is said to be, wherever epsilon is of use.
+
+    About 1e-4; a few steps of a rarely drawn record have a rougher loss, and up to ten times that.
+    """
     delta, schedule = float(np.exp(log_delta)), Schedule.constant(steps)
     ours = pld.epsilon(rate, multiplier, schedule, delta)
     bound = rdp.epsilon(rate, multiplier, schedule, delta)
@@ -77,7 +80,7 @@ def test_finer_grids_change_little_and_pld_stays_below_rdp(rate, multiplier, ste
             finer = pld.epsilon(rate, multiplier, schedule, delta)
         finally:
             pld.OVERSTATEMENT = fine
-        assert -2e-5 <= ours / finer - 1 <= 3e-4
+        assert -2e-5 <= ours / finer - 1 <= (3e-4 if steps >= 20 else 1e-3)
 
 
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
