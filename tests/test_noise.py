@@ -71,10 +71,10 @@ def test_the_extreme_words_give_finite_numbers_and_the_full_tail():
 
 def test_normals_are_the_box_muller_transform():
     words = [3, 2**62 + 987654321012345, 2**45 + 7**15, 2**63 + 5**20, 7**20, 11**18]
-    radius = [math.sqrt(-2 * math.log((word % 2**63 + 0.5) / 2**63)) for word in words[:3]]
-    signed = [word - 2**64 * (word >= 2**63) for word in words[3:]]
+    radius = [math.sqrt(-2 * math.log((word % 2**63 + 0.5) / 2**63)) for word in words[::2]]
+    signed = [word - 2**64 * (word >= 2**63) for word in words[1::2]]
     angle = [word / 2**63 * math.pi for word in signed]
-    expected = [r * f(a) for f in (math.cos, math.sin) for r, a in zip(radius, angle, strict=True)]
+    expected = [r * f(a) for r, a in zip(radius, angle, strict=True) for f in (math.cos, math.sin)]
     assert standard_normal(_Words(words), 6).tolist() == pytest.approx(expected, rel=1e-13)
 
 
@@ -151,6 +151,30 @@ def test_resume_under_a_fixed_seed_is_bit_equal_and_a_step_is_drawn_once():
     assert resumed.next_step == 6
     with pytest.raises(RuntimeError, match="reuse its randomness"):
         resumed.gaussian(5, 1.0, like)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_made_ahead_are_those_that_the_step_gets_by_itself(dtype):
+    """Whatever was made ahead: other sizes, stds and skipped steps on the way change nothing."""
+    requests = [(0, 1.0, 9), (1, 1.0, 9), (2, 2.0, 9), (3, 2.0, 4), (7, 2.0, 4), (8, 2.0, 31)]
+    requests += [(9, 1.0, 100_001), (11, 1.0, 5), (12, 1.0, 0), (13, 1.0, 70_000)]
+    run = seeded()
+    for step, std, size in requests:
+        like = [torch.empty(size, dtype=dtype)]
+        alone = standard_normal(SecretStream.from_seed(1).child("noise").at_step(step), size) * std
+        assert torch.equal(run.gaussian(step, std, like)[0], alone.to(dtype))
+        assert run.next_step == step + 1
+        with pytest.raises(RuntimeError, match="reuse its randomness"):
+            run.gaussian(step, std, like)
+
+
+def test_noise_made_ahead_shares_no_memory():
+    run = seeded()
+    first, second = (run.gaussian(step, 1.0, [torch.empty(3), torch.empty(2)]) for step in (0, 1))
+    kept = [part.clone() for part in second]
+    for part in first:
+        part.add_(1e9)
+    assert all(map(torch.equal, second, kept))
 
 
 def test_the_key_reaches_every_number():

@@ -14,7 +14,10 @@ def draw(layers, number, count=1000):
 
 def test_the_same_number_draws_the_same_masks_and_others_differ():
     stream = SecretStream.from_seed(1).child("layers")
-    first, second = LayerRandomness(stream.at_step(0)), LayerRandomness(stream.at_step(1))
+    first, second = (
+        LayerRandomness(lambda: stream.at_step(0)),
+        LayerRandomness(lambda: stream.at_step(1)),
+    )
     np.testing.assert_array_equal(draw(first, 0), draw(first, 0))
     assert (draw(first, 0) != draw(first, 1)).mean() > 0.99
     assert (draw(first, 0) != draw(second, 0)).mean() > 0.99
@@ -22,7 +25,7 @@ def test_the_same_number_draws_the_same_masks_and_others_differ():
 
 def test_draws_are_uniform():
     """False alarm below 1e-6."""
-    layers = LayerRandomness(SecretStream().child("layers").at_step(0))
+    layers = LayerRandomness(lambda: SecretStream().child("layers").at_step(0))
     assert kstest(draw(layers, 0, 20000), "uniform").pvalue > 1e-6
 
 

@@ -23,7 +23,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +33,8 @@ from ownerwise.random import SecretStream, StepStream
 
 __all__ = ["Noise", "standard_laplace", "standard_normal"]
 
-_BLOCK = 2**17  # normals made at once: 1 MiB, so that the passes of the transform stay in cache
+_BLOCK = 2**16  # normals made at once: the passes of the transform stay in cache
+_AHEAD = 64  # steps made at once, at most, where a step needs few numbers
 
 
 class Noise:
@@ -56,6 +59,7 @@ class Noise:
             raise ValueError(f"draws must be at least 1, got {draws}")
         self._stream = (SecretStream() if stream is None else stream).child(purpose)
         self._draws = draws
+        self._ahead: dict[int, tuple[StepStream, Tensor]] = {}  # of steps that are made already
 
     @property
     def private(self) -> bool:
@@ -65,30 +69,78 @@ class Noise:
     @property
     def next_step(self) -> int:
         """The first step that can still be drawn."""
-        return self._stream.next_step
+        return next(iter(self._ahead), self._stream.next_step)
 
     def gaussian(self, step: int, std: float, like: Sequence[Tensor]) -> list[Tensor]:
         """N(0, std^2) for every number of `like`, in its shapes, dtypes and devices."""
         _check_scale("std", std)
-        stream = self._stream.at_step(step)
-        return _fill(like, std, lambda size: standard_normal(stream, size, draws=self._draws))
+        size = sum(tensor.numel() for tensor in like)
+        if self._draws == 1 and (step in self._ahead or 2 * size <= _BLOCK):
+            return _split(self._made_ahead(step, size, std, _common_dtype(like)), like)
+        stream = self._open(step)
+        return _fill(like, std, lambda count: standard_normal(stream, count, draws=self._draws))
 
     def laplace(self, step: int, scale: float, like: Sequence[Tensor]) -> list[Tensor]:
         """Laplace(0, scale) (std = sqrt(2) scale) for every number of `like`."""
         _check_scale("scale", scale)
-        stream = self._stream.at_step(step)
+        stream = self._open(step)
         return _fill(like, scale, lambda size: standard_laplace(stream, size, draws=self._draws))
+
+    def _open(self, step: int) -> StepStream:
+        stream = self._stream.at_step(step)
+        self._ahead.clear()
+        return stream
+
+    def _made_ahead(self, step: int, size: int, std: float, dtype: torch.dtype) -> Tensor:
+        """The noise of a step, made together with that of the steps behind it.
+
+        These are the numbers that the step would get by itself: each step has its own part of the
+        key stream, and if more of them are asked than were made, the rest follows from there.
+        """
+        if step not in self._ahead:
+            count = max(1, min(_AHEAD, _BLOCK // max(1, size)))
+            length = size + size % 2
+            streams = [self._open(at) for at in range(step, step + count)]
+            words = np.concatenate([stream.words(length) for stream in streams])
+            normals = _box_muller(words).view(count, length)
+            noise = (normals * std).to(dtype)
+            self._ahead = {
+                step + row: _Ahead(streams[row], normals[row], std, noise[row])
+                for row in range(count)
+            }
+        for earlier in [at for at in self._ahead if at < step]:
+            del self._ahead[earlier]
+        return self._ahead.pop(step).take(size, std, dtype)
 
     def __repr__(self) -> str:
         return f"Noise({self._stream!r}, draws={self._draws})"
 
 
+@dataclass(frozen=True)
+class _Ahead:
+    """What was made ahead for a step: its normals, and the noise as it is most likely asked for."""
+
+    stream: StepStream
+    normals: Tensor
+    std: float
+    noise: Tensor
+
+    def take(self, size: int, std: float, dtype: torch.dtype) -> Tensor:
+        if size <= len(self.noise) and std == self.std and dtype == self.noise.dtype:
+            return self.noise[:size]
+        normals = self.normals[:size]
+        if size > len(normals):
+            rest = standard_normal(self.stream, size - len(normals))
+            normals = torch.cat([normals, rest])
+        return (normals * std).to(dtype)
+
+
 def standard_normal(stream: StepStream, size: int, *, draws: int = 1) -> Tensor:
     """Independent N(0, 1), float64 [size]; each the sum of `draws` samples over sqrt(draws)."""
-    total = _box_muller(stream, size)
+    total = _box_muller(stream.words(size + size % 2))
     for _ in range(draws - 1):
-        total += _box_muller(stream, size)
-    return total if draws == 1 else total.mul_(draws**-0.5)
+        total += _box_muller(stream.words(size + size % 2))
+    return (total if draws == 1 else total.mul_(draws**-0.5))[:size]
 
 
 def standard_laplace(stream: StepStream, size: int, *, draws: int = 1) -> Tensor:
@@ -97,29 +149,38 @@ def standard_laplace(stream: StepStream, size: int, *, draws: int = 1) -> Tensor
     return a * b - c * d
 
 
-def _box_muller(stream: StepStream, size: int) -> Tensor:
-    pairs = -(-size // 2)
-    words = torch.from_numpy(stream.words(2 * pairs).view("<i8"))
+def _box_muller(words: np.ndarray) -> Tensor:
+    """As many normals as words; each pair of words gives a pair of normals."""
+    pairs = torch.from_numpy(words.view("<i8")).view(-1, 2)
     # u = (k + 1/2) 2^-63 in (0, 1], k of 63 bits: the conversion rounds k to 53 significant bits
-    radius = (words[:pairs] & (2**63 - 1)).double().add_(0.5).mul_(2.0**-63)
+    radius = (pairs[:, 0] & (2**63 - 1)).double().add_(0.5).mul_(2.0**-63)
     radius = radius.log_().mul_(-2).sqrt_()
-    angle = words[pairs:].double().mul_(math.pi * 2.0**-63)  # uniform on [-pi, pi]
-    normals = torch.empty(2 * pairs, dtype=torch.float64)
-    torch.cos(angle, out=normals[:pairs])
-    torch.sin(angle, out=normals[pairs:])
-    normals.view(2, pairs).mul_(radius)
-    return normals[:size]
+    angle = pairs[:, 1].double().mul_(math.pi * 2.0**-63)  # uniform on [-pi, pi]
+    normals = torch.empty(len(pairs), 2, dtype=torch.float64)
+    torch.mul(angle.cos(), radius, out=normals[:, 0])
+    torch.mul(angle.sin_(), radius, out=normals[:, 1])
+    return normals.view(-1)
 
 
 def _fill(like: Sequence[Tensor], scale: float, sample: Callable[[int], Tensor]) -> list[Tensor]:
-    """One flat vector for all of `like`, made block by block and split; scaled, then cast."""
-    sizes = [tensor.numel() for tensor in like]
-    dtype = torch.float64 if any(t.dtype == torch.float64 for t in like) else torch.float32
-    flat = torch.empty(sum(sizes), dtype=dtype)
+    """Noise for all of `like`, made block by block; scaled, then cast."""
+    flat = torch.empty(sum(tensor.numel() for tensor in like), dtype=_common_dtype(like))
     for block in flat.split(_BLOCK) if len(flat) else ():
         block.copy_(sample(len(block)).mul_(scale))
-    parts = zip(flat.split(sizes), like, strict=True)
-    return [part.view(tensor.shape).to(tensor.device, tensor.dtype) for part, tensor in parts]
+    return _split(flat, like)
+
+
+def _common_dtype(like: Sequence[Tensor]) -> torch.dtype:
+    return torch.float64 if any(t.dtype == torch.float64 for t in like) else torch.float32
+
+
+def _split(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Views of one flat vector in the shapes of `like`; on other devices or dtypes, copies."""
+    parts = zip(flat.split([tensor.numel() for tensor in like]), like, strict=True)
+    shaped = [part.view(tensor.shape) for part, tensor in parts]
+    if all(t.dtype == flat.dtype and t.device == flat.device for t in like):
+        return shaped
+    return [part.to(t.device, t.dtype) for part, t in zip(shaped, like, strict=True)]
 
 
 def _check_scale(name: str, value: float) -> None:

@@ -12,6 +12,7 @@ the masks; it is not a cryptographic one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
 
@@ -28,17 +29,19 @@ _STATE_BYTES = 5056
 class LayerRandomness:
     """Generator states for the micro-batches of one step: the same number, the same masks.
 
-    The default is a fixed seed: NOT private, for research.
+    `stream` opens the step's numbers, and is called if a layer may need them. The default is a
+    fixed seed: NOT private, for research.
     """
 
-    def __init__(self, stream: StepStream | None = None):
-        if stream is None:
-            stream = SecretStream.from_seed(0).child("layers").at_step(0)
-        self._stream = stream
+    def __init__(self, stream: Callable[[], StepStream] | None = None):
+        self._open = _fixed_stream if stream is None else stream
+        self._stream: StepStream | None = None
         self._words: list[np.ndarray] = []
 
     def enter(self, number: int) -> None:
         """Put torch's generators into the state of micro-batch `number`."""
+        if self._stream is None:
+            self._stream = self._open()
         while len(self._words) <= number:
             self._words.append(self._stream.words(_WORDS // 2).view(np.uint32))
         words = self._words[number]
@@ -51,6 +54,10 @@ def kept_generators() -> AbstractContextManager[None]:
     """Leave torch's global generators as they were found."""
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     return torch.random.fork_rng(list(gpus))
+
+
+def _fixed_stream() -> StepStream:
+    return SecretStream.from_seed(0).child("layers").at_step(0)
 
 
 @cache

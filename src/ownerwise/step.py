@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ownerwise import checkpoints
 from ownerwise.errors import OwnerwiseError, PlanError, name_some
-from ownerwise.gradients import Tape, check
+from ownerwise.gradients import Chain, ChainRecords, Records, Tape, check
 from ownerwise.losses import Loss, check_separation, loss_problems, per_record
 from ownerwise.mechanisms import ClippingRule, Standard
 from ownerwise.micro_batches import MEMORY_TARGET, bytes_per_record, row_counts, slices, take
@@ -109,6 +109,8 @@ class PrivateStep:
         self._bytes_per_record: float | None = None
         self._separation_checked = False
         self._tape = Tape(model, lean=lean)
+        self._chain: Chain | None = None  # the pass under way, where the tape is not needed
+        self._loss_separate = False
         root = SecretStream() if stream is None else stream
         self._seed = root.seed
         self._noise = Noise(root, draws=noise_draws)
@@ -186,14 +188,17 @@ class PrivateStep:
         self._secret_batches &= batch.private
         self._spent = step + 1  # a step that fails half-way counts: its noise is drawn
         sums = self.clipped_sum(batch, self._randomness(step))
-        noise = self._noise.gaussian(step, self.plan.noise_std_at(step), list(sums.values()))
-        # in the noise's memory, which is ours: sums may share theirs
-        torch._foreach_add_(noise, list(sums.values()))  # pyright: ignore[reportPrivateImportUsage]
-        torch._foreach_div_(noise, self.plan.expected_batch_size)  # pyright: ignore[reportPrivateImportUsage]
-        gradients = {p: total.to(p.dtype) for p, total in zip(sums, noise, strict=True)}
+        # (sums + noise) / expected batch, in the noise's memory, which is ours
+        share = 1 / self.plan.expected_batch_size
+        std = self.plan.noise_std_at(step) * share
+        totals = list(sums.values())
+        noise = self._noise.gaussian(step, std, totals)
+        torch._foreach_add_(noise, totals, alpha=share)  # pyright: ignore[reportPrivateImportUsage]
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
-                parameter.grad = gradients.get(parameter)  # None: frozen, whatever it held
+                parameter.grad = None  # frozen ones too, whatever they held
+        for parameter, gradient in zip(sums, noise, strict=True):
+            parameter.grad = gradient.to(parameter.dtype)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._updates += 1
@@ -232,13 +237,12 @@ class PrivateStep:
                 if not at_once:
                     output = self._forward(inputs, parts, number, randomness)
                     losses = [self.loss(output, take(targets, part), *released)]
-                records = self._tape.backward(losses[0])
+                records = self._backward(losses[0])
                 factors = self._factors(records.norms, clip_norms[part], randomness.rule)
                 if weights is not None:
                     factors = factors * torch.as_tensor(weights[part]).to(factors)
-                for parameter, total in records.weighted_sum(factors).items():
-                    before = totals.get(parameter)
-                    totals[parameter] = total if before is None else before + total
+                sums = records.weighted_sum(factors)
+                totals = {p: totals[p] + total for p, total in sums.items()} if totals else sums
                 seen.append((losses[0].detach(), records.norms, factors))
                 del records  # and the activations it holds, before the next forward pass
         self._look(seen, batch.owner_index)
@@ -246,9 +250,21 @@ class PrivateStep:
 
     def _forward(self, inputs: Any, parts: list[slice], number: int, randomness: Randomness) -> Any:
         """Run one micro-batch; the same number draws the same dropout masks in every pass."""
+        rows = take(inputs, parts[number])
+        self._chain = Chain.of(self.model, rows)
+        if self._chain is not None:
+            return self._chain.forward(rows)
         randomness.layers.enter(number)
         with self._tape:
-            return self.model(take(inputs, parts[number]))
+            return self.model(rows)
+
+    def _backward(self, losses: Tensor) -> Records | ChainRecords:
+        """Return the per-record gradients of the micro-batch that was run last."""
+        if self._chain is None:
+            return self._tape.backward(losses)
+        records = self._chain.backward(losses, separate=self._loss_separate)
+        self._chain, self._loss_separate = None, True
+        return records
 
     def _released(
         self, outputs: list[Any], targets: Any, parts: list[slice], randomness: Randomness
@@ -317,7 +333,7 @@ class PrivateStep:
             return total + self._release_noise.gaussian(step, std, [total])[0]
 
         return Randomness(
-            layers=LayerRandomness(self._layer_stream.at_step(step)),
+            layers=LayerRandomness(lambda: self._layer_stream.at_step(step)),
             rule=self._rule_stream.at_step(step) if self._rule_stream else None,
             release=noised,
         )

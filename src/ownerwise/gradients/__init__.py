@@ -32,11 +32,15 @@ five models of the benchmark, 24 records each at their first weights; Gram matri
 where a record's own terms cancel). A record whose gradient is not finite contributes exactly zero.
 An empty batch gives zero sums.
 
+A chain of vector layers (a tabular network) needs no watching: :class:`Chain` works it by hand,
+with far fewer calls.
+
 Options: ``Tape(model, lean=True)`` spends less memory and more time; ``channels_last=False`` keeps
 2-D convolutions in the memory format of the model. Records of one tape may overlap in time
 (micro-batches); use one tape per thread.
 """
 
+from ownerwise.gradients.chain import Chain, ChainRecords
 from ownerwise.gradients.preflight import check
 from ownerwise.gradients.problems import Problem, Refused
 from ownerwise.gradients.records import Records
@@ -45,4 +49,4 @@ from ownerwise.gradients.tape import Tape
 
 install()
 
-__all__ = ["Problem", "Records", "Refused", "Tape", "check"]
+__all__ = ["Chain", "ChainRecords", "Problem", "Records", "Refused", "Tape", "check"]

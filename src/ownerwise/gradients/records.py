@@ -198,7 +198,7 @@ def are_separate(uses: list[tuple[Source, Part]]) -> bool:
 def shared_norms(
     contributions: list[tuple[Source, Contribution]], count: int, policy: Policy
 ) -> Iterable[Tensor]:
-    """Squared norms of parameters with several uses: of the SUM of the uses (trap 17)."""
+    """Squared norms of parameters with several uses: of the SUM of the uses."""
     rest = []
     by_root: dict[int, list[tuple[Source, Contribution]]] = {}
     for source, contribution in contributions:

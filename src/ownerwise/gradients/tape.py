@@ -18,7 +18,7 @@ from ownerwise.gradients.sources import FACTORIES, Source, Sources, name_of, ten
 from ownerwise.gradients.taps import Anchor, Build, Tap, Use
 from ownerwise.gradients.workspace import Workspace
 
-__all__ = ["BROADCASTS", "FALLBACK", "GUARDS", "RULES", "Tape", "writes"]
+__all__ = ["BROADCASTS", "FALLBACK", "GUARDS", "RULES", "Tape", "send_back", "writes"]
 
 SOURCE, CONSTANT, DATA = 1, 2, 4  # kinds of tensors among the arguments of a call
 NESTED = (list, tuple, dict)
@@ -269,29 +269,42 @@ class Tape(TorchFunctionMode):
     def _run(
         self, losses: Tensor, weights: Tensor, parameters: list[nn.Parameter], keep: bool
     ) -> None:
-        """One backward pass; a parameter that gets a gradient was used out of sight (trap 19)."""
-        before = [(p, p.grad) for p in parameters if p.grad is not None]
-        for parameter, _ in before:
-            parameter.grad = None
-        missed = []
         try:
             self._last_pass = not keep
-            torch.autograd.backward(losses, weights, retain_graph=keep)
-            missed = [p for p in parameters if p.grad is not None]
+            send_back(self.model, losses, weights, parameters, keep=keep)
         finally:
             self._last_pass = False
-            for parameter in missed:
-                parameter.grad = None
-            for parameter, gradient in before:
-                parameter.grad = gradient
-        if missed:
-            names = {id(p): name for name, p in self.model.named_parameters()}
-            raise Refused(
-                ", ".join(names[id(p)] for p in missed),
-                "used where the tape does not see it (outside of the `with` block, in a custom "
-                "autograd function, or in compiled code), so it would train without clipping",
-                "use it inside the `with` block by torch functions, or freeze it",
-            )
+
+
+def send_back(
+    model: nn.Module,
+    losses: Tensor,
+    weights: Tensor,
+    parameters: list[nn.Parameter],
+    *,
+    keep: bool,
+) -> None:
+    """One backward pass; a parameter that gets a gradient was used out of sight."""
+    before = [(p, p.grad) for p in parameters if p.grad is not None]
+    for parameter, _ in before:
+        parameter.grad = None
+    missed = []
+    try:
+        torch.autograd.backward(losses, weights, retain_graph=keep)
+        missed = [p for p in parameters if p.grad is not None]
+    finally:
+        for parameter in missed:
+            parameter.grad = None
+        for parameter, gradient in before:
+            parameter.grad = gradient
+    if missed:
+        names = {id(p): name for name, p in model.named_parameters()}
+        raise Refused(
+            ", ".join(names[id(p)] for p in missed),
+            "used where the tape does not see it (outside of the `with` block, in a custom "
+            "autograd function, or in compiled code), so it would train without clipping",
+            "use it inside the `with` block by torch functions, or freeze it",
+        )
 
 
 def writes(func: Callable[..., Any]) -> bool:

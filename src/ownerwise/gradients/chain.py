@@ -1,0 +1,222 @@
+"""Chains of vector layers, worked by hand: networks where calls cost more than arithmetic.
+
+A tabular network is a chain of ``Linear`` layers and activations on one vector per record. The tape
+would give its gradients too, but in such a small network the watching costs more than the work.
+Here the chain is run and sent back layer by layer, with the few calls that this needs; the loss
+alone is left to autograd. With input a_i and output gradient d_i of a layer, record i has the
+gradients d_i a_i' (weight) and d_i (bias), so its squared norm is |d_i|^2 (|a_i|^2 + 1).
+
+Only chains whose every module is of exactly a known type, without hooks, shared weights or replaced
+``forward``, are taken; everything else goes to the tape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from ownerwise.gradients.contributions import masked
+from ownerwise.gradients.problems import Refused
+from ownerwise.gradients.tape import send_back
+
+__all__ = ["Chain", "ChainRecords"]
+
+_aten = torch.ops.aten
+# the function, and its input's gradient from gradient and value of its output
+_ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[..., Tensor]]] = {
+    nn.ReLU: (torch.relu, lambda gradient, output: _relu_backward(gradient, output, 0)),
+    nn.Tanh: (torch.tanh, _aten.tanh_backward.default),
+    nn.Sigmoid: (torch.sigmoid, _aten.sigmoid_backward.default),
+}
+_relu_backward = _aten.threshold_backward.default
+
+
+class Chain:
+    """One pass forward and back through a chain; made by :meth:`of`, which tells if it is one."""
+
+    def __init__(
+        self, model: nn.Module, layers: list[nn.Module], parameters: list[nn.Parameter]
+    ) -> None:
+        self._model = model
+        self._layers = layers
+        self._parameters = parameters
+        self._kept: list[Tensor] = []  # input of a Linear, output of an activation
+        self._outputs: Tensor | None = None
+
+    @staticmethod
+    def of(model: nn.Module, inputs: object) -> Chain | None:
+        """The chain that ``model`` is for these inputs, or None."""
+        if type(inputs) is not Tensor or inputs.dim() < 2 or inputs.requires_grad:
+            return None
+        if inputs.dtype not in (torch.float32, torch.float64):
+            return None
+        if nn.modules.module._has_any_global_hook() or torch.is_autocast_enabled(
+            inputs.device.type
+        ):
+            return None
+        layers: list[nn.Module] = []
+        if not _unroll(model, layers):
+            return None
+        if layers and type(layers[0]) is nn.Flatten:
+            del layers[0]
+        elif inputs.dim() > 2:
+            return None
+        parameters = [p for layer in layers for p in layer._parameters.values() if p is not None]
+        dtype, device = inputs.dtype, inputs.device
+        for parameter in parameters:
+            if type(parameter) is not nn.Parameter:
+                return None
+            if parameter.dtype != dtype or parameter.device != device:
+                return None
+        trainable = [parameter for parameter in parameters if parameter.requires_grad]
+        if not trainable or len(set(map(id, parameters))) < len(parameters):
+            return None
+        return Chain(model, layers, trainable)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The outputs of the model; the loss may send its gradient back to them."""
+        values, kept = inputs.flatten(1), []
+        with torch.no_grad():
+            for layer in self._layers:
+                if type(layer) is nn.Linear:
+                    kept.append(values)
+                    values = nn.functional.linear(values, layer.weight, layer.bias)
+                else:
+                    values = _ACTIVATIONS[type(layer)][0](values)
+                    kept.append(values)
+        if torch.is_grad_enabled():
+            self._kept = kept
+            self._outputs = values = values.detach().requires_grad_()
+        return values
+
+    def backward(self, losses: Tensor, *, separate: bool = True) -> ChainRecords:
+        """Send the losses ``[B]`` back once; see :meth:`Tape.backward`.
+
+        Args:
+            losses: one loss per record.
+            separate: whether it is known that no loss depends on another record's outputs; if
+                not, that is tried by one more pass through the loss.
+        """
+        outputs = self._outputs
+        if outputs is None:
+            raise RuntimeError("run the chain forward first, with gradients enabled")
+        if losses.shape != outputs.shape[:1]:
+            raise ValueError(f"losses must have shape [{len(outputs)}]; got {list(losses.shape)}")
+        ones = torch.ones_like(losses)
+
+        def sent(weights: Tensor, keep: bool) -> Tensor:
+            outputs.grad = None
+            if losses.requires_grad:
+                send_back(self._model, losses, weights, self._parameters, keep=keep)
+            return torch.zeros_like(outputs) if outputs.grad is None else outputs.grad
+
+        if not separate:
+            weights = torch.linspace(0.5, 1.5, len(losses), dtype=ones.dtype, device=ones.device)
+            _check_rows(sent(weights, True).clone(), sent(ones, True).clone(), weights)
+        gradient = sent(ones, False)
+        uses: list[tuple[nn.Linear, Tensor, Tensor]] = []
+        first = next(
+            n
+            for n, layer in enumerate(self._layers)
+            if any(map(_trains, layer._parameters.values()))
+        )
+        for number in range(len(self._layers) - 1, first - 1, -1):
+            layer, kept = self._layers[number], self._kept[number]
+            if isinstance(layer, nn.Linear):
+                uses.append((layer, gradient, kept))
+                if number > first:
+                    gradient = gradient.mm(layer.weight.detach())
+            else:
+                gradient = _ACTIVATIONS[type(layer)][1](gradient, kept)
+        self._kept, self._outputs = [], None
+        return ChainRecords(self._parameters, uses)
+
+
+class ChainRecords:
+    """The per-record gradients of a chain; what :class:`Records` offers."""
+
+    def __init__(
+        self, parameters: list[nn.Parameter], uses: list[tuple[nn.Linear, Tensor, Tensor]]
+    ) -> None:
+        self._parameters = parameters
+        self._uses = uses
+        norm = torch.linalg.vector_norm
+        squares = torch.stack([norm(gradient, dim=1) for _, gradient, _ in uses]).square_()
+        sizes = torch.stack([norm(inputs, dim=1) for _, _, inputs in uses]).square_()
+        weights = [_trains(layer.weight) for layer, _, _ in uses]
+        biases = [_trains(layer.bias) for layer, _, _ in uses]
+        if all(weights) and all(biases):
+            sizes += 1
+        else:
+            sizes[[not trains for trains in weights]] = 0
+            sizes += sizes.new_tensor(biases)[:, None]
+        self.norms = squares.mul_(sizes).sum(dim=0).sqrt_()
+        if not math.isfinite(float(self.norms.sum())):  # one call in the common case
+            bad = ~torch.isfinite(self.norms)
+            self._uses = [(layer, masked(g, bad), masked(a, bad)) for layer, g, a in uses]
+
+    def __len__(self) -> int:
+        return len(self.norms)
+
+    def weighted_sum(self, factors: Tensor) -> dict[nn.Parameter, Tensor]:
+        """``{parameter: sum_i factors[i] * g_i}`` for all trainable parameters."""
+        column = factors.detach().to(self.norms.dtype)[:, None]
+        sums: dict[nn.Parameter, Tensor] = {}
+        for layer, gradient, inputs in reversed(self._uses):
+            scaled = gradient * column
+            if _trains(layer.weight):
+                sums[layer.weight] = scaled.t().mm(inputs)
+            if _trains(layer.bias):
+                sums[layer.bias] = scaled.sum(dim=0)
+        return sums
+
+    def per_record(self, start: int = 0, stop: int | None = None) -> dict[nn.Parameter, Tensor]:
+        """``{parameter: [records, *shape]}``: the gradients themselves. For tests and research."""
+        rows = slice(start, len(self) if stop is None else stop)
+        formed: dict[nn.Parameter, Tensor] = {}
+        for layer, gradient, inputs in reversed(self._uses):
+            formed[layer.weight] = gradient[rows, :, None] * inputs[rows, None, :]
+            if layer.bias is not None:
+                formed[layer.bias] = gradient[rows]
+        return {parameter: formed[parameter] for parameter in self._parameters}
+
+
+def _unroll(model: nn.Module, layers: list[nn.Module]) -> bool:
+    """Append the layers of nested ``Sequential``s in order; False if they are no chain."""
+    kind, state = type(model), model.__dict__
+    if (
+        "forward" in state
+        or state["_forward_hooks"]
+        or state["_forward_pre_hooks"]
+        or state["_backward_hooks"]
+        or state["_backward_pre_hooks"]
+    ):
+        return False
+    if kind is nn.Linear or kind in _ACTIVATIONS:
+        layers.append(model)
+        return True
+    if kind is nn.Flatten:
+        layers.append(model)
+        return model.start_dim == 1 and model.end_dim == -1
+    if kind is not nn.Sequential:
+        return False
+    return all(_unroll(module, layers) for module in state["_modules"].values())
+
+
+def _trains(parameter: nn.Parameter | None) -> bool:
+    return parameter is not None and parameter.requires_grad
+
+
+def _check_rows(weighted: Tensor, plain: Tensor, weights: Tensor) -> None:
+    """Weights on the losses must come out as the same weights on the rows of the gradient."""
+    finite = torch.isfinite(plain).all(dim=1) & torch.isfinite(weighted).all(dim=1)
+    expected = plain * weights[:, None]
+    if not torch.allclose(weighted[finite], expected[finite], rtol=1e-3, atol=1e-6):
+        raise Refused(
+            "loss",
+            "the loss of a record depends on the outputs of another",
+            "let the loss work on each record alone, with reduction='none'",
+        )
