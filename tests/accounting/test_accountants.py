@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oracles import exact_rdp_epsilon, prv_epsilon
@@ -63,12 +63,10 @@ def test_strict_owner_is_not_ruined_by_a_sparse_grid_of_orders():
     steps=st.integers(1, 20000),
     log_delta=st.floats(-20, -5),
 )
+@example(rate=1e-4, multiplier=0.4, steps=1, log_delta=-11.5)
 @settings(max_examples=60, deadline=None)
 def test_finer_grids_change_little_and_pld_stays_below_rdp(rate, multiplier, steps, log_delta):
-    """The overstatement by the grid is what it is said to be, wherever epsilon is of use.
-
-    About 1e-4; a few steps of a rarely drawn record have a rougher loss, and up to ten times that.
-    """
+    """The overstatement by the grid is what it is said to be, wherever epsilon is of use."""
     delta, schedule = float(np.exp(log_delta)), Schedule.constant(steps)
     ours = pld.epsilon(rate, multiplier, schedule, delta)
     bound = rdp.epsilon(rate, multiplier, schedule, delta)
@@ -80,7 +78,7 @@ def test_finer_grids_change_little_and_pld_stays_below_rdp(rate, multiplier, ste
             finer = pld.epsilon(rate, multiplier, schedule, delta)
         finally:
             pld.OVERSTATEMENT = fine
-        assert -2e-5 <= ours / finer - 1 <= (3e-4 if steps >= 20 else 1e-3)
+        assert -2e-5 <= ours / finer - 1 <= 3e-4
 
 
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)

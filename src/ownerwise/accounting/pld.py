@@ -42,6 +42,7 @@ _MAX_ROUNDING = 1e-4  # of delta: 1e-5 of epsilon
 _HIGHEST_LOSS = 600.0  # exp stays finite; nobody's epsilon lies above
 _MAX_CELLS = 1 << 20
 _ORDER_SPACING = 1.15
+_SMOOTH_STEPS = 20
 
 
 def epsilon(rate: float, multiplier: float, schedule: Schedule, delta: float) -> float:
@@ -126,9 +127,11 @@ class _Direction:
     def _width(self, epsilon: float, order: float) -> float:
         """Return the cell width whose connected dots add OVERSTATEMENT to epsilon.
 
-        Dots of width w add about T w^2 order / 12, the order being where delta is decided.
+        Dots of width w add about T w^2 order / 12, the order being where delta is decided. That
+        takes some steps to hold: the loss of a few is rougher, so they get the cells of 20.
         """
-        return float(np.sqrt(12.0 * OVERSTATEMENT * epsilon / (self.total_steps * order)))
+        steps = max(self.total_steps, _SMOOTH_STEPS)
+        return float(np.sqrt(12.0 * OVERSTATEMENT * epsilon / (steps * order)))
 
     def _choose_window(self, estimate: float, order: float) -> _Window | None:
         """Choose tilt, cell width and range from the moments; None if delta is out of reach."""
