@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+
+from ownerwise.models import ResNet18, cifar_cnn, mlp, mnist_cnn
 
 
 @dataclass(frozen=True)
@@ -19,33 +20,6 @@ class Case:
     batch: int
     inputs: Callable[[int], Tensor]
     classes: int
-
-
-def mlp() -> nn.Module:
-    sizes = (21, 47, 47, 47)
-    hidden = [m for i, o in pairwise(sizes) for m in (nn.Linear(i, o), nn.ReLU())]
-    return nn.Sequential(*hidden, nn.Linear(47, 3))
-
-
-def mnist_cnn() -> nn.Module:
-    """26,010 parameters."""
-    return nn.Sequential(
-        *(nn.Conv2d(1, 16, 8, stride=2, padding=2), nn.Tanh(), nn.MaxPool2d(2, stride=1)),
-        *(nn.Conv2d(16, 32, 4, stride=2), nn.Tanh(), nn.MaxPool2d(2, stride=1)),
-        *(nn.Flatten(), nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10)),
-    )
-
-
-def cifar_cnn() -> nn.Module:
-    """550,570 parameters."""
-    layers: list[nn.Module] = []
-    width = 3
-    for out in (32, 64, 128):
-        layers += [nn.Conv2d(width, out, 3, padding=1), nn.Tanh()]
-        layers += [nn.Conv2d(out, out, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)]
-        width = out
-    head = (nn.Flatten(), nn.Linear(2048, 128), nn.Tanh(), nn.Linear(128, 10))
-    return nn.Sequential(*layers, *head)
 
 
 class LSTMClassifier(nn.Module):
@@ -73,34 +47,8 @@ class Transformer(nn.Module):
         return self.head(self.encoder(self.embedding(x) + self.position).mean(dim=1))
 
 
-class Block(nn.Module):
-    def __init__(self, width: int, out: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(width, out, 3, stride, 1, bias=False)
-        self.norm1 = nn.GroupNorm(32, out)
-        self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
-        self.norm2 = nn.GroupNorm(32, out)
-        self.relu = nn.ReLU(inplace=True)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or width != out:
-            convolution = nn.Conv2d(width, out, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(convolution, nn.GroupNorm(32, out))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.relu(self.norm1(self.conv1(x)))
-        return self.relu(self.norm2(self.conv2(h)) + self.shortcut(x))
-
-
 def resnet18() -> nn.Module:
-    """ResNet-18 for 32x32 images (3x3 stem, no pooling after it), group norm with 32 groups."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.GroupNorm(32, 64), nn.ReLU(inplace=True),
-    ]  # fmt: skip
-    width = 64
-    for out, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        layers += [Block(width, out, stride), Block(out, out, 1)]
-        width = out
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+    return ResNet18()
 
 
 def images(channels: int, size: int) -> Callable[[int], Tensor]:

@@ -1,18 +1,39 @@
-"""Every example runs."""
+"""Every example runs, shows what each owner spent, and says what is private."""
 
 import runpy
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+from ownerwise.config import read_config
+
+FOLDER = Path(__file__).parents[1] / "examples"
+SCRIPTS = sorted(FOLDER.glob("*.py"))
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_the_example_runs(path, capsys):
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_the_example_runs(path, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write reports
     runpy.run_path(str(path), run_name="__main__")
-    assert "spent" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    for words in ("spent", "ONE RECORD, not one owner", "guarantee"):
+        assert words in shown
 
 
-def test_there_are_examples():
-    assert EXAMPLES
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_the_example_says_what_is_private(path):
+    text = path.read_text()
+    assert f"python examples/{path.name}" in text
+    assert "\nPRIVATE: " in text
+    assert "\nNOT PRIVATE: " in text
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_configuration_is_accepted(path):
+    assert read_config(path)["plan"]["steps"] > 0
+
+
+def test_each_kind_of_data_has_an_example():
+    assert {path.stem for path in SCRIPTS} >= {
+        "images", "own_loop", "sklearn_pipeline", "tabular", "text",
+    }  # fmt: skip

@@ -1,5 +1,8 @@
 """Private training where every data owner sets an own privacy budget."""
 
+from typing import TYPE_CHECKING, Any
+
+from ownerwise import data, models
 from ownerwise.accounting import Schedule
 from ownerwise.errors import (
     AccountingError,
@@ -14,8 +17,13 @@ from ownerwise.owners import Owners
 from ownerwise.planning import plan
 from ownerwise.plans import Plan, Verification
 from ownerwise.random import SecretStream
+from ownerwise.runs import Run
 from ownerwise.sampling import Batch, PoissonBatches
 from ownerwise.step import PrivateStep
+from ownerwise.training import Trainer
+
+if TYPE_CHECKING:
+    from ownerwise.estimator import PrivateClassifier
 
 __version__ = "0.1.0"
 
@@ -32,13 +40,26 @@ __all__ = [
     "PlanError",
     "PoissonBatches",
     "PrivacyWarning",
+    "PrivateClassifier",
     "PrivateStep",
     "Psac",
+    "Run",
     "Schedule",
     "SecretStream",
     "Standard",
+    "Trainer",
     "Verification",
     "check",
+    "data",
     "ino_sum",
+    "models",
     "plan",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "PrivateClassifier":  # scikit-learn is an optional extra
+        from ownerwise.estimator import PrivateClassifier
+
+        return PrivateClassifier
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
 
 from ownerwise.random import SecretStream, StepStream
 
@@ -59,7 +60,7 @@ class Noise:
             raise ValueError(f"draws must be at least 1, got {draws}")
         self._stream = (SecretStream() if stream is None else stream).child(purpose)
         self._draws = draws
-        self._ahead: dict[int, tuple[StepStream, Tensor]] = {}  # of steps that are made already
+        self._ahead: dict[int, _Ahead] = {}  # of steps that are made already
 
     @property
     def private(self) -> bool:
@@ -171,15 +172,14 @@ def _fill(like: Sequence[Tensor], scale: float, sample: Callable[[int], Tensor])
 
 
 def _common_dtype(like: Sequence[Tensor]) -> torch.dtype:
-    return torch.float64 if any(t.dtype == torch.float64 for t in like) else torch.float32
+    return torch.float64 if torch.float64 in {t.dtype for t in like} else torch.float32
 
 
 def _split(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Views of one flat vector in the shapes of `like`; on other devices or dtypes, copies."""
-    parts = zip(flat.split([tensor.numel() for tensor in like]), like, strict=True)
-    shaped = [part.view(tensor.shape) for part, tensor in parts]
-    if all(t.dtype == flat.dtype and t.device == flat.device for t in like):
-        return shaped
+    shaped = _unflatten_dense_tensors(flat, like)
+    if {(t.dtype, t.device) for t in like} <= {(flat.dtype, flat.device)}:
+        return list(shaped)
     return [part.to(t.device, t.dtype) for part, t in zip(shaped, like, strict=True)]
 
 

@@ -33,6 +33,9 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[.
 }
 _relu_backward = _aten.threshold_backward.default
 
+# weight and bias of a layer, gradient of its output, its input
+Use = tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]
+
 
 class Chain:
     """One pass forward and back through a chain; made by :meth:`of`, which tells if it is one."""
@@ -117,7 +120,7 @@ class Chain:
             weights = torch.linspace(0.5, 1.5, len(losses), dtype=ones.dtype, device=ones.device)
             _check_rows(sent(weights, True).clone(), sent(ones, True).clone(), weights)
         gradient = sent(ones, False)
-        uses: list[tuple[nn.Linear, Tensor, Tensor]] = []
+        uses: list[Use] = []
         first = next(
             n
             for n, layer in enumerate(self._layers)
@@ -126,9 +129,11 @@ class Chain:
         for number in range(len(self._layers) - 1, first - 1, -1):
             layer, kept = self._layers[number], self._kept[number]
             if isinstance(layer, nn.Linear):
-                uses.append((layer, gradient, kept))
+                weight, bias = layer._parameters["weight"], layer._parameters["bias"]
+                assert weight is not None
+                uses.append((weight, bias, gradient, kept))
                 if number > first:
-                    gradient = gradient.mm(layer.weight.detach())
+                    gradient = gradient.mm(weight.detach())
             else:
                 gradient = _ACTIVATIONS[type(layer)][1](gradient, kept)
         self._kept, self._outputs = [], None
@@ -138,16 +143,14 @@ class Chain:
 class ChainRecords:
     """The per-record gradients of a chain; what :class:`Records` offers."""
 
-    def __init__(
-        self, parameters: list[nn.Parameter], uses: list[tuple[nn.Linear, Tensor, Tensor]]
-    ) -> None:
+    def __init__(self, parameters: list[nn.Parameter], uses: list[Use]) -> None:
         self._parameters = parameters
         self._uses = uses
         norm = torch.linalg.vector_norm
-        squares = torch.stack([norm(gradient, dim=1) for _, gradient, _ in uses]).square_()
-        sizes = torch.stack([norm(inputs, dim=1) for _, _, inputs in uses]).square_()
-        weights = [_trains(layer.weight) for layer, _, _ in uses]
-        biases = [_trains(layer.bias) for layer, _, _ in uses]
+        squares = torch.stack([norm(gradient, dim=1) for _, _, gradient, _ in uses]).square_()
+        sizes = torch.stack([norm(inputs, dim=1) for _, _, _, inputs in uses]).square_()
+        weights = [weight.requires_grad for weight, _, _, _ in uses]
+        biases = [_trains(bias) for _, bias, _, _ in uses]
         if all(weights) and all(biases):
             sizes += 1
         else:
@@ -156,7 +159,7 @@ class ChainRecords:
         self.norms = squares.mul_(sizes).sum(dim=0).sqrt_()
         if not math.isfinite(float(self.norms.sum())):  # one call in the common case
             bad = ~torch.isfinite(self.norms)
-            self._uses = [(layer, masked(g, bad), masked(a, bad)) for layer, g, a in uses]
+            self._uses = [(w, b, masked(g, bad), masked(a, bad)) for w, b, g, a in uses]
 
     def __len__(self) -> int:
         return len(self.norms)
@@ -165,22 +168,22 @@ class ChainRecords:
         """``{parameter: sum_i factors[i] * g_i}`` for all trainable parameters."""
         column = factors.detach().to(self.norms.dtype)[:, None]
         sums: dict[nn.Parameter, Tensor] = {}
-        for layer, gradient, inputs in reversed(self._uses):
+        for weight, bias, gradient, inputs in reversed(self._uses):
             scaled = gradient * column
-            if _trains(layer.weight):
-                sums[layer.weight] = scaled.t().mm(inputs)
-            if _trains(layer.bias):
-                sums[layer.bias] = scaled.sum(dim=0)
+            if weight.requires_grad:
+                sums[weight] = scaled.t().mm(inputs)
+            if bias is not None and bias.requires_grad:
+                sums[bias] = scaled.sum(dim=0)
         return sums
 
     def per_record(self, start: int = 0, stop: int | None = None) -> dict[nn.Parameter, Tensor]:
         """``{parameter: [records, *shape]}``: the gradients themselves. For tests and research."""
         rows = slice(start, len(self) if stop is None else stop)
         formed: dict[nn.Parameter, Tensor] = {}
-        for layer, gradient, inputs in reversed(self._uses):
-            formed[layer.weight] = gradient[rows, :, None] * inputs[rows, None, :]
-            if layer.bias is not None:
-                formed[layer.bias] = gradient[rows]
+        for weight, bias, gradient, inputs in reversed(self._uses):
+            formed[weight] = gradient[rows, :, None] * inputs[rows, None, :]
+            if bias is not None:
+                formed[bias] = gradient[rows]
         return {parameter: formed[parameter] for parameter in self._parameters}
 
 
@@ -200,7 +203,7 @@ def _unroll(model: nn.Module, layers: list[nn.Module]) -> bool:
         return True
     if kind is nn.Flatten:
         layers.append(model)
-        return model.start_dim == 1 and model.end_dim == -1
+        return (state["start_dim"], state["end_dim"]) == (1, -1)
     if kind is not nn.Sequential:
         return False
     return all(_unroll(module, layers) for module in state["_modules"].values())

@@ -1,0 +1,21 @@
+"""Docstrings for the reference: "alpha, beta: shape of the tail" becomes an entry for each name."""
+
+import re
+
+from griffe import Extension, Object
+
+_SEVERAL = re.compile(r"^( +)(\w+(?:, \w+)+): (.*(?:\n\1 +.*)*)$", re.MULTILINE)
+
+
+class SeveralNames(Extension):
+    """Takes entries of several arguments or attributes apart."""
+
+    def on_object(self, *, obj: Object, **_: object) -> None:
+        """Rewrite the docstring of an object, if it has one."""
+        if obj.docstring is not None:
+            obj.docstring.value = _SEVERAL.sub(_apart, obj.docstring.value)
+
+
+def _apart(entry: re.Match[str]) -> str:
+    indent, names, text = entry.groups()
+    return "\n".join(f"{indent}{name}: {text}" for name in names.split(", "))

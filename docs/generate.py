@@ -1,0 +1,87 @@
+"""What pages say of the code, written from the code when the site is built.
+
+A page asks for it with `<!-- generated: NAME -->`. Links to files in examples/ lead to the page
+that shows them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ownerwise.cli import _parser
+
+ROOT = Path(__file__).parents[1]
+_SOURCE = ROOT / "src" / "ownerwise"
+_EXAMPLES = ROOT / "examples"
+_WIDTH = 88
+_PLACE = re.compile(r"<!-- generated: (\w+) -->")
+_EXAMPLE_LINK = re.compile(r"\]\((?:\.\./)+examples/([\w.-]+)\)")
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Fill in what a page asks for; MkDocs calls this for every page."""
+    up = "../" * page.file.src_uri.count("/")
+    linked = _EXAMPLE_LINK.sub(rf"]({up}examples.md#\1)", markdown)
+    return _PLACE.sub(lambda place: MAKERS[place[1]](), linked)
+
+
+def commands() -> str:
+    """Return the help of every command."""
+    return "\n\n".join(
+        f"## {name}\n\n```text\n{text}```" for name, text in _helps(_parser()).items()
+    )
+
+
+def _helps(parser: argparse.ArgumentParser) -> dict[str, str]:
+    parser.formatter_class = functools.partial(argparse.HelpFormatter, width=_WIDTH)
+    found = {parser.prog: parser.format_help()}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                found |= _helps(inner)
+    return found
+
+
+def modules() -> str:
+    """Return every module with the first line of its docstring, folder by folder."""
+    parts = []
+    for folder in (_SOURCE, *sorted(path for path in _SOURCE.iterdir() if path.is_dir())):
+        lines = list(_module_lines(folder))
+        if lines:
+            package = ".".join(folder.relative_to(_SOURCE.parent).parts)
+            table = "\n".join(["| module | what it holds |", "|---|---|", *lines])
+            parts.append(f"### {package}\n\n{_first_line(folder / '__init__.py')}\n\n{table}")
+    return "\n\n".join(parts)
+
+
+def _module_lines(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.glob("*.py")):
+        if path.name != "__init__.py":
+            yield f"| `{path.name}` | {_first_line(path).replace('|', '&#124;')} |"
+
+
+def _first_line(path: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return docstring.partition("\n")[0]
+
+
+def examples() -> str:
+    """Return the files of examples/ in full, tables shortened."""
+    parts = []
+    for path in sorted(_EXAMPLES.glob("*.*")):
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".csv":
+            lines = text.splitlines(keepends=True)
+            text = "".join(lines[:6]) + (f"... {len(lines) - 6} more rows\n" if lines[6:] else "")
+        kind = {".py": "python", ".toml": "toml"}.get(path.suffix, "text")
+        parts.append(f"## {path.name} {{ #{path.name} }}\n\n```{kind}\n{text}```")
+    return "\n\n".join(parts)
+
+
+MAKERS = {"commands": commands, "modules": modules, "examples": examples}

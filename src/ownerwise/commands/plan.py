@@ -1,0 +1,96 @@
+"""`ownerwise plan`: a table of budgets becomes a plan."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ownerwise import plan_tables
+from ownerwise.accounting import ACCOUNTANTS
+from ownerwise.errors import OwnerwiseError
+from ownerwise.owners import Owners
+from ownerwise.planners import METHODS
+from ownerwise.planning import plan, request_problems
+
+
+def add(commands: Any) -> None:
+    """Add the command's parser."""
+    command = commands.add_parser(
+        "plan",
+        help="turn a table of budgets into sampling rates, clip norms and noise",
+        description="Turn a table of budgets (CSV or Parquet with the columns owner, epsilon and, "
+        "optionally, delta and records) into a verified plan. Of --steps, --batch-size and "
+        "--noise-multiplier give two.",
+    )
+    command.set_defaults(command=_run)
+    command.add_argument("budgets", type=Path, help="CSV or Parquet file, one row per owner")
+    command.add_argument("--method", default="sample", help=f"{', '.join(METHODS)} [sample]")
+    command.add_argument("--steps", type=int, help="number of steps")
+    command.add_argument("--batch-size", type=float, help="expected number of records per step")
+    command.add_argument("--noise-multiplier", type=float, help="noise std over clip norm")
+    command.add_argument("--clip-norm", type=float, default=1.0, help="gradient bound [1.0]")
+    command.add_argument("--mixture", type=float, help="for both: 0 sample to 1 scale [0.5]")
+    command.add_argument("--accountant", default="pld", help=f"{', '.join(ACCOUNTANTS)} [pld]")
+    command.add_argument("--delta", type=float, help="where the table has none [1e-5]")
+    command.add_argument(
+        "--level",
+        action="append",
+        default=[],
+        metavar="NAME=EPSILON",
+        help="what a categorical budget means; may be repeated",
+    )
+    command.add_argument(
+        "--strict", action="store_true", help="refuse plans that cannot use up every budget"
+    )
+    command.add_argument("--owners", action="store_true", help="a row per owner, not per class")
+    command.add_argument("--json", action="store_true", help="print the table as JSON")
+    command.add_argument("--out", type=Path, help="write the plan here (JSON, arrays beside it)")
+
+
+def _run(options: argparse.Namespace) -> None:
+    request = {
+        name: getattr(options, name)
+        for name in (
+            "method", "steps", "batch_size", "noise_multiplier", "clip_norm", "mixture",
+            "accountant",
+        )
+    }  # fmt: skip
+    problems: list[str] = []
+    owners = None
+    try:
+        owners = Owners.from_table(
+            options.budgets, delta=options.delta, levels=_levels(options.level, problems)
+        )
+    except OwnerwiseError as error:
+        problems += error.problems
+    problems += request_problems(owners.total_records if owners else None, **request)
+    if options.out is not None and options.out.is_dir():
+        problems.append(f"--out {options.out} is a folder; expected the name of a file")
+    if problems or owners is None:
+        raise OwnerwiseError(problems)
+    made = plan(owners, strict=options.strict, **request)
+    if options.out is not None:
+        made.save(options.out)
+    if options.json:
+        rows = [asdict(row) for row in plan_tables.rows(made, owners=options.owners)]
+        print(json.dumps({**made.header(), "hash": made.hash, "rows": rows}, indent=2))
+        return
+    print(made.describe(owners=options.owners))
+    print(f"Verified by {made.verify()}.")
+    if options.out is not None:
+        print(f"Written to {options.out}.")
+
+
+def _levels(pairs: Sequence[str], problems: list[str]) -> dict[str, float] | None:
+    levels = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        try:
+            levels[name.strip()] = float(value)
+        except ValueError:
+            problems.append(f"--level {pair}: expected NAME=EPSILON, such as high=0.5")
+    return levels or None

@@ -1,0 +1,215 @@
+"""CIFAR-10 and CIFAR-100: the python batches, in a folder (plain, .gz, .xz) or in their archive.
+
+The batches are pickles, and a pickle can run any code when it is loaded. These are read by an
+unpickler that knows three names, those of the one array of pixels in each file, and puts inert
+stand-ins for them: whatever else a file asks for is refused, and nothing of numpy is called.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ownerwise.data.images import describe, scale_images
+from ownerwise.data.reading import read_bytes, reading
+from ownerwise.data.records import DataSet, Records
+from ownerwise.data.sources import Download, Part, Source, locate
+from ownerwise.errors import OwnerwiseError
+
+PIXELS = (3, 32, 32)  # red, green, blue planes
+
+CIFAR10_CLASSES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+_CLASSES = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
+    butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab
+    crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard
+    lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom
+    oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+    possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake
+    spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor
+    train trout tulip turtle wardrobe whale willow_tree wolf woman worm"""
+CIFAR100_CLASSES = tuple(_CLASSES.split())
+_CATEGORIES = """
+    aquatic_mammals fish flowers food_containers fruit_and_vegetables
+    household_electrical_devices household_furniture insects large_carnivores
+    large_man-made_outdoor_things large_natural_outdoor_scenes large_omnivores_and_herbivores
+    medium_mammals non-insect_invertebrates people reptiles small_mammals trees vehicles_1
+    vehicles_2"""
+CIFAR100_CATEGORIES = tuple(_CATEGORIES.split())
+FISH = ("aquarium_fish", "flatfish", "ray", "shark", "trout")
+VEHICLES = ("bicycle", "bus", "motorcycle", "pickup_truck", "train")
+"""The classes of the categories `fish` and `vehicles_1` of CIFAR-100."""
+
+_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+
+
+def _source(name: str, folder: str, archive: str, sha256: str) -> Source:
+    download = Download(archive, (f"https://www.cs.toronto.edu/~kriz/{archive}",), sha256)
+    return Source(name, _PAGE, (Part((folder, archive, f"{folder}.tar.xz"), (download,)),))
+
+
+CIFAR10 = _source(
+    "cifar10",
+    "cifar-10-batches-py",
+    "cifar-10-python.tar.gz",
+    "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+)
+CIFAR100 = _source(
+    "cifar100",
+    "cifar-100-python",
+    "cifar-100-python.tar.gz",
+    "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+)
+
+
+def load_cifar10(
+    data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
+) -> DataSet:
+    """Return CIFAR-10: 50000 + 10000 colour images 32x32 of ten classes, the official split.
+
+    `scale`: "unit" (0 to 1), "signed" (-1 to 1) or "published" (see `images.PUBLISHED`).
+    """
+    (path,) = locate(CIFAR10, data_dir, download)
+    files = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
+    parts = _read_parts(path, CIFAR10, files, ("labels",), scale)
+    train, test = (Records(images, labels["labels"]) for images, labels in parts)
+    return DataSet("cifar10", train, test, CIFAR10_CLASSES, form=describe(train.inputs, scale))
+
+
+def load_cifar100(
+    data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
+) -> DataSet:
+    """Return CIFAR-100: 50000 + 10000 colour images 32x32 of 100 classes, the official split.
+
+    The column `category` names the group of five classes that a record's class belongs to.
+    `scale` as for CIFAR-10.
+    """
+    (path,) = locate(CIFAR100, data_dir, download)
+    files = {"train": ["train"], "test": ["test"]}
+    names = np.array(CIFAR100_CATEGORIES)
+    train, test = (
+        Records(images, labels["fine_labels"], {"category": names[labels["coarse_labels"]]})
+        for images, labels in _read_parts(
+            path, CIFAR100, files, ("fine_labels", "coarse_labels"), scale
+        )
+    )
+    return DataSet("cifar100", train, test, CIFAR100_CLASSES, form=describe(train.inputs, scale))
+
+
+def read_batch(content: bytes, label_names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Return `data` uint8 [records, 3, 32, 32] and the named labels of a pickled batch.
+
+    Raises:
+        ValueError: the pickle holds something else, or asks for anything but an array of bytes.
+    """
+    batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+    pixels = batch[b"data"]
+    if not isinstance(pixels, _Array):
+        raise ValueError("its `data` is no array")
+    arrays = {"data": pixels.to_numpy().reshape(-1, *PIXELS)}
+    for name in label_names:
+        arrays[name] = np.array(batch[name.encode()], dtype=np.int64)
+        if len(arrays[name]) != len(arrays["data"]):
+            raise ValueError(f"{len(arrays[name])} {name} for {len(arrays['data'])} images")
+    return arrays
+
+
+class _Array:
+    """Stands for numpy.ndarray while a batch is unpickled: keeps the state, runs nothing."""
+
+    state: tuple[Any, ...] = ()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.state = state
+
+    def to_numpy(self) -> np.ndarray:
+        _, shape, kind, by_columns, raw = self.state
+        if getattr(kind, "name", None) not in (b"u1", "u1") or not isinstance(raw, bytes):
+            raise ValueError("its `data` is no array of unsigned bytes")
+        return np.frombuffer(raw, np.uint8).reshape(shape, order="F" if by_columns else "C")
+
+
+class _Kind:
+    """Stands for numpy.dtype."""
+
+    def __init__(self, name: bytes = b"", *_: Any):
+        self.name = name
+
+    def __setstate__(self, state: Any) -> None:
+        """Byte order and the like mean nothing for single bytes."""
+
+
+class _Unpickler(pickle.Unpickler):
+    _STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {  # noqa: RUF012
+        ("numpy.core.multiarray", "_reconstruct"): lambda *_: _Array(),
+        ("numpy", "ndarray"): _Array,
+        ("numpy", "dtype"): _Kind,
+    }
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        try:
+            return self._STAND_INS[module_name, global_name]
+        except KeyError:
+            raise ValueError(
+                f"it asks for {module_name}.{global_name}, which no batch of images needs; it was "
+                "not run"
+            ) from None
+
+
+def _read_parts(
+    path: Path,
+    source: Source,
+    files: dict[str, list[str]],
+    label_names: tuple[str, ...],
+    scale: str,
+) -> list[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """Return the scaled images and the labels of the training and the test part."""
+    wanted = [name for names in files.values() for name in names]
+    batches = {}
+    for name, content in _contents(path, wanted).items():
+        with reading(path / name, "a batch of CIFAR images"):
+            batches[name] = read_batch(content, label_names)
+    parts = []
+    for names in files.values():
+        pixels = np.concatenate([batches[name]["data"] for name in names])
+        labels = {
+            key: np.concatenate([batches[name][key] for name in names]) for key in label_names
+        }
+        parts.append((scale_images(pixels, source.name, scale), labels))
+    return parts
+
+
+def _contents(path: Path, wanted: list[str]) -> dict[str, bytes]:
+    """Return the content of the wanted files of a folder or archive."""
+    contents = {}
+    if path.is_dir():
+        for name in wanted:
+            places = (path / f"{name}{ending}" for ending in ("", ".xz", ".gz"))
+            place = next((place for place in places if place.is_file()), None)
+            if place is not None:
+                with reading(place, "a batch of CIFAR images"):
+                    contents[name] = read_bytes(place)
+    else:
+        with reading(path, "an archive of CIFAR batches"), tarfile.open(path) as archive:
+            for member in archive:
+                name = Path(member.name).name
+                file = archive.extractfile(member) if name in wanted else None
+                if file is not None:
+                    contents[name] = file.read()
+    missing = [name for name in wanted if name not in contents]
+    if missing:
+        raise OwnerwiseError(
+            f"{path} lacks {', '.join(missing)}; expected {', '.join(wanted)}: get it again from "
+            f"{_PAGE}"
+        )
+    return contents

@@ -1,0 +1,220 @@
+"""Tables as numbers for a model, by a schema that is public.
+
+Guarantee. With scaling by declared ranges nothing is learnt from the records: ranges and lists of
+categories are constants that the caller (or this package, for its data sets) declares, and each
+record is encoded on its own. Scaling by statistics of the training records is offered too. Means
+and deviations are then released without noise: it warns, and `not_private` says so.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ownerwise.data.records import DataSet, Records
+from ownerwise.errors import OwnerwiseError, PrivacyWarning, name_some
+
+SCALES = ("ranges", "statistics", "none")
+MISSING = ("", "?", None)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A column of numbers with the range that is declared for it.
+
+    Scaling by ranges maps low to -1 and high to 1; what lies beyond is clipped, what is missing
+    becomes 0, the middle. Without a range the numbers stay as they are.
+
+    Attributes:
+        name: of the column.
+        low, high: the declared range, or None.
+        logarithmic: scale sign(x) log(1 + |x|) instead of x, for amounts of money and counts.
+    """
+
+    name: str
+    low: float | None = None
+    high: float | None = None
+    logarithmic: bool = False
+
+
+@dataclass(frozen=True)
+class Category:
+    """A column of categories with their public list: one 0/1 input each, all 0 if missing."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+Schema = Sequence[Number | Category]
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Inputs [records, features] in float32, the features' names, and what is not private."""
+
+    inputs: np.ndarray
+    names: tuple[str, ...]
+    not_private: tuple[str, ...] = ()
+
+
+def encode(
+    cells: Mapping[str, Any],
+    schema: Schema,
+    scale: str = "ranges",
+    train: np.ndarray | None = None,
+) -> Encoded:
+    """Return the inputs that a schema makes of columns of cells (text or numbers).
+
+    Args:
+        cells: the columns by name; "", "?" and None are missing values.
+        schema: which columns become inputs, and how.
+        scale: "ranges" (public), "statistics" (of the training records: NOT private) or "none".
+        train: where scale is "statistics", which records are training records (mask).
+    """
+    if scale not in SCALES:
+        raise OwnerwiseError(f"scale {scale!r}; expected one of {', '.join(map(repr, SCALES))}")
+    problems: list[str] = []
+    blocks, names = [], []
+    for feature in schema:
+        column = cells[feature.name]
+        if isinstance(feature, Category):
+            blocks.append(_one_hot(column, feature, problems))
+            names += [f"{feature.name}={value}" for value in feature.values]
+        else:
+            values = _scaled(_numbers(column, feature.name, problems), feature, scale, train)
+            if np.isnan(values).any():
+                problems.append(
+                    f"column {feature.name}: {int(np.isnan(values).sum())} values are missing; "
+                    "expected none where no range is declared: declare one, or fill them in"
+                )
+            blocks.append(values[:, None])
+            names.append(feature.name)
+    if problems:
+        raise OwnerwiseError(problems)
+    not_private = ()
+    if scale == "statistics":
+        not_private = ("means and deviations of the features, from the training records",)
+        warnings.warn(
+            "scale='statistics' uses means and deviations of the training records without noise: "
+            "what they reveal is NOT private; scale='ranges' uses declared ranges instead",
+            PrivacyWarning,
+            stacklevel=4,
+        )
+    inputs = np.concatenate(blocks, axis=1, dtype=np.float32, casting="same_kind")
+    return Encoded(inputs, tuple(names), not_private)
+
+
+def make_table(
+    name: str,
+    cells: Mapping[str, Any],
+    schema: Schema,
+    labels: tuple[np.ndarray, tuple[str, ...]],
+    test: np.ndarray,
+    columns: Mapping[str, np.ndarray],
+    scale: str = "ranges",
+) -> DataSet:
+    """Return the data set that encoded cells make.
+
+    Args:
+        name: of the data set.
+        cells, schema, scale: as for `encode`.
+        labels: the targets, and the names of the classes.
+        test: which records are test records (mask).
+        columns: what else is known of each record.
+    """
+    encoded = encode(cells, schema, scale, ~test)
+    targets, classes = labels
+    records = Records(encoded.inputs, targets, columns)
+    form = {
+        "ranges": "numbers scaled by declared ranges to -1 to 1",
+        "statistics": "numbers standardised",
+        "none": "numbers as they are",
+    }[scale]
+    return DataSet(
+        name,
+        records.take(~test),
+        records.take(test) if test.any() else None,
+        classes,
+        features=encoded.names,
+        form=f"float32 [{len(encoded.names)}], {form}, categories 0 or 1",
+        not_private=encoded.not_private,
+    )
+
+
+def class_of(cells: Sequence[Any], values: Sequence[Any], what: str) -> np.ndarray:
+    """Return the position of each cell in the public list of values, as targets."""
+    place = {value: at for at, value in enumerate(values)}
+    unknown = [f"{cell!r} in record {at}" for at, cell in enumerate(cells) if cell not in place]
+    if unknown:
+        raise OwnerwiseError(
+            f"{what}: {name_some(unknown)}; expected one of {name_some(list(values), repr)}"
+        )
+    return np.array([place[cell] for cell in cells], dtype=np.int64)
+
+
+def _numbers(column: Sequence[Any], name: str, problems: list[str]) -> np.ndarray:
+    """Return a column as float64, with NaN for what is missing."""
+    if isinstance(column, np.ndarray) and column.dtype.kind in "iufb":
+        values = column.astype(np.float64)
+        wrong = [f"{values[at]} in record {at}" for at in np.flatnonzero(np.isinf(values))]
+    else:
+        values = np.full(len(column), np.nan)
+        wrong = []
+        for at, cell in enumerate(column):
+            if cell in MISSING:
+                continue
+            try:
+                values[at] = float(cell)
+            except (TypeError, ValueError):
+                wrong.append(f"{cell!r} in record {at}")
+            else:
+                if math.isinf(values[at]):
+                    wrong.append(f"{cell!r} in record {at}")
+    if wrong:
+        problems.append(f"column {name}: {name_some(wrong)}; expected finite numbers")
+    return values
+
+
+def _scaled(
+    values: np.ndarray, feature: Number, scale: str, train: np.ndarray | None
+) -> np.ndarray:
+    if scale == "none" or (scale == "ranges" and (feature.low is None or feature.high is None)):
+        return values
+    if feature.logarithmic:
+        values = _signed_log(values)
+    if scale == "statistics":
+        known = values if train is None else values[train]
+        known = known[~np.isnan(known)]
+        deviation = known.std() if len(known) else 1.0
+        centred = values - (known.mean() if len(known) else 0.0)
+        return np.nan_to_num(centred / (deviation or 1.0), nan=0.0)
+    low, high = np.array([feature.low, feature.high], dtype=np.float64)
+    if feature.logarithmic:
+        low, high = _signed_log(low), _signed_log(high)
+    shares = (np.clip(values, low, high) - low) / (high - low)
+    return np.nan_to_num(2 * shares - 1, nan=0.0)
+
+
+def _signed_log(values: Any) -> Any:
+    return np.sign(values) * np.log1p(np.abs(values))
+
+
+def _one_hot(column: Sequence[Any], feature: Category, problems: list[str]) -> np.ndarray:
+    place = {value: at for at, value in enumerate(feature.values)}
+    cells = [None if cell in MISSING else str(cell) for cell in column]
+    unknown = sorted({cell for cell in cells if cell is not None and cell not in place})
+    if unknown:
+        problems.append(
+            f"column {feature.name}: {name_some(unknown, repr)} is not in the declared list "
+            f"{name_some(feature.values, repr)}; add it, or correct the cell"
+        )
+    block = np.zeros((len(cells), len(place)), dtype=np.float32)
+    known = [(row, place[cell]) for row, cell in enumerate(cells) if cell in place]
+    if known:
+        block[tuple(np.array(known).T)] = 1
+    return block

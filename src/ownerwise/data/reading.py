@@ -1,0 +1,118 @@
+"""Reading files of other people's making: what is damaged is named, never half read."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import importlib
+import io
+import lzma
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ownerwise.errors import OwnerwiseError, name_some
+
+_OPEN = {".gz": gzip.open, ".xz": lzma.open}
+
+
+@contextmanager
+def reading(path: Path, expected: str) -> Iterator[None]:
+    """Turn whatever goes wrong while a file is read into an error that names the file."""
+    try:
+        yield
+    except (OwnerwiseError, MemoryError):
+        raise
+    except Exception as error:  # parsers of damaged files raise nearly anything
+        what = str(error) or type(error).__name__
+        raise OwnerwiseError(
+            f"{path} cannot be read as {expected} ({what}): it is damaged, cut short or another "
+            "file; get it again"
+        ) from error
+
+
+def require(module: str, extra: str, what: str) -> Any:
+    """Return an optional module, or say which extra of the package brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise OwnerwiseError(
+            f"{what} needs {module.partition('.')[0]}; install it with "
+            f"`pip install 'ownerwise[{extra}]'`"
+        ) from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file, unpacked if its name ends in .gz or .xz."""
+    with _OPEN.get(path.suffix, open)(path, "rb") as file:
+        return file.read()  # type: ignore[return-value]
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of a NumPy archive (.npz); pickled ones are refused."""
+    with (
+        reading(path, "a NumPy archive"),
+        path.open("rb") as file,
+        np.load(file, allow_pickle=False) as arrays,
+    ):
+        return dict(arrays.items())
+
+
+def read_rows(path: Path, columns: int | None = None) -> list[list[str]]:
+    """Return the rows of a CSV file, stripped; empty lines and `|` comments are left out.
+
+    Each must have so many cells; without a number, as many as the first.
+    """
+    with reading(path, "CSV"):
+        text = read_bytes(path).decode("utf-8-sig")
+        reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+        rows, misfits = [], []
+        for row in reader:
+            if not any(row) or row[0].startswith("|"):
+                continue
+            columns = columns or len(row)
+            if len(row) != columns:
+                misfits.append(f"line {reader.line_num} ({len(row)})")
+            rows.append([cell.strip() for cell in row])
+    if misfits:
+        raise OwnerwiseError(
+            f"{path}: expected {columns} cells in each line, found others in {name_some(misfits)}; "
+            "the file is damaged, cut short or another file: get it again"
+        )
+    if not rows:
+        raise OwnerwiseError(f"{path} has no rows; get it again")
+    return rows
+
+
+def read_sheet(path: Path, sheet: str) -> list[list[Any]]:
+    """Return the rows of a sheet of an Excel workbook (.xls): text, float or ""."""
+    xlrd = require("xlrd", "table", f"reading {path.name}")
+    with reading(path, f"an Excel workbook with a sheet {sheet!r}"):
+        cells = xlrd.open_workbook(str(path), logfile=io.StringIO()).sheet_by_name(sheet)
+        return [cells.row_values(row) for row in range(cells.nrows)]
+
+
+def by_column(path: Path, rows: list[list[Any]], names: Sequence[str]) -> dict[str, tuple]:
+    """Return the columns of a table by name."""
+    with reading(path, f"a table of {len(names)} columns"):
+        if not rows:
+            raise ValueError("it has no rows")
+        return dict(zip(names, zip(*rows, strict=True), strict=True))
+
+
+def whole_numbers(path: Path, cells: Sequence[Any]) -> np.ndarray:
+    """Return a column of whole numbers, int64."""
+    with reading(path, "a column of whole numbers"):
+        return np.array(cells, dtype=np.int64)
+
+
+def expect_header(path: Path, header: Sequence[str], expected: Sequence[str]) -> None:
+    """Refuse a table whose columns are not the expected ones."""
+    if list(header) != list(expected):
+        raise OwnerwiseError(
+            f"{path} has the columns {name_some(list(header), repr)}; expected "
+            f"{name_some(list(expected), repr)}: it is another file"
+        )

@@ -1,0 +1,217 @@
+"""Where the files of a data set lie, and how they are fetched when they lie nowhere.
+
+Looked through in turn: the folder given as `data_dir`, else the one that the environment variable
+OWNERWISE_DATA names; the system's shared data sets; the cache. What is found there by name is read
+as it is. What is not is downloaded into the cache (OWNERWISE_CACHE, else `ownerwise` in the user's
+cache folder), where a file appears whole and with the SHA-256 stated here, or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+from tqdm import tqdm
+
+from ownerwise.errors import OwnerwiseError
+from ownerwise.plan_files import write_whole
+
+DATA_VARIABLE = "OWNERWISE_DATA"
+CACHE_VARIABLE = "OWNERWISE_CACHE"
+_TIMEOUT = 30  # seconds without a byte
+_CHUNK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file on the network.
+
+    Attributes:
+        file: its path in the data set's folder of the cache.
+        urls: where it is served, tried in turn.
+        sha256: what its content must hash to.
+    """
+
+    file: str
+    urls: tuple[str, ...]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file or folder that a data set needs.
+
+    Attributes:
+        names: accepted names, the usual one first.
+        downloads: the files that make it up where it has to be fetched.
+    """
+
+    names: tuple[str, ...]
+    downloads: tuple[Download, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of a data set.
+
+    Attributes:
+        name: of the data set, and of its folder.
+        page: where people read about it and get it by hand.
+        parts: what is needed.
+        folders: other names that its folder goes by, as other programs write it.
+        system: its folder among the system's shared data sets, if some system ships it.
+        own_names: whether its files can be told by their names, so that they may also lie in the
+            data folder itself, beside those of other sets.
+    """
+
+    name: str
+    page: str
+    parts: tuple[Part, ...]
+    folders: tuple[str, ...] = ()
+    system: str | None = None
+    own_names: bool = True
+
+
+def locate(
+    source: Source, data_dir: str | os.PathLike | None = None, download: bool = True
+) -> list[Path]:
+    """Return where each part of a source lies, after fetching what lies nowhere.
+
+    Raises:
+        OwnerwiseError: lists every part that could not be had, and says what to put where.
+    """
+    root = _root(source, data_dir)
+    folders = _folders(source, root)
+    found: list[Path] = []
+    problems: list[str] = []
+    for part in source.parts:
+        path = _find(part, folders) or _find_cached(source, part)
+        why = ["download=False"]
+        if path is None and download:
+            try:
+                path = _fetch_part(source, part)
+            except OwnerwiseError as error:
+                why = error.problems
+        if path is None:
+            problems.append(_missing(source, part, root, why))
+        else:
+            found.append(path)
+    if problems:
+        raise OwnerwiseError(problems)
+    return found
+
+
+def cache_folder() -> Path:
+    """Return the folder for downloads."""
+    given = os.environ.get(CACHE_VARIABLE)
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ownerwise"
+
+
+def fetch(item: Download, path: Path) -> None:
+    """Download a file to `path`, whole and with the right SHA-256 or not at all."""
+    problems = []
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OwnerwiseError(
+            f"the cache folder {path.parent} cannot be made ({error}); set {CACHE_VARIABLE} to a "
+            "folder that can be written to"
+        ) from error
+    for url in item.urls:
+        try:
+            write_whole(path, lambda temporary, url=url: _stream(url, Path(temporary), item))
+            return
+        except (OSError, HTTPException, OwnerwiseError) as error:
+            problems.append(f"{url}: {error}")
+    raise OwnerwiseError(problems)
+
+
+def _root(source: Source, data_dir: str | os.PathLike | None) -> Path | None:
+    """Return the folder of data sets that was named, if any."""
+    given = os.environ.get(DATA_VARIABLE) if data_dir is None else os.fspath(data_dir)
+    if not given:
+        return None
+    if not Path(given).is_dir():
+        what = f"the variable {DATA_VARIABLE}" if data_dir is None else "data_dir"
+        raise OwnerwiseError(
+            f"{what} names {given}, which is no folder; expected the folder that holds "
+            f"{source.name}/ and other data sets"
+        )
+    return Path(given)
+
+
+def _folders(source: Source, root: Path | None) -> list[Path]:
+    """Return the folders to look through, before the cache."""
+    folders = []
+    if root is not None:
+        names = (source.name, *source.folders)
+        folders += [root / name for name in names]
+        if source.own_names or any(root.resolve().match(name) for name in names):
+            folders.append(root)
+    if source.system:
+        shared = os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share"
+        folders += [Path(share, "datasets", source.system) for share in shared.split(":")]
+    return folders
+
+
+def _find(part: Part, folders: list[Path]) -> Path | None:
+    places = (folder / name for folder in folders for name in part.names)
+    return next((place for place in places if place.exists()), None)
+
+
+def _find_cached(source: Source, part: Part) -> Path | None:
+    """Return the part in the cache if all of it is there: a download may have been cut short."""
+    folder = cache_folder() / source.name
+    files = [folder / item.file for item in part.downloads]
+    if files and all(file.is_file() for file in files):
+        return folder / Path(part.downloads[0].file).parts[0]
+    return _find(part, [folder]) if len(files) < 2 else None
+
+
+def _fetch_part(source: Source, part: Part) -> Path:
+    folder = cache_folder() / source.name
+    for item in part.downloads:
+        if not (folder / item.file).is_file():
+            fetch(item, folder / item.file)
+    return folder / Path(part.downloads[0].file).parts[0]
+
+
+def _missing(source: Source, part: Part, root: Path | None, why: list[str]) -> str:
+    """Return the message about a part that could not be had."""
+    cache = cache_folder() / source.name
+    looked = ", ".join(map(str, [*_folders(source, root), cache]))
+    place = f"{cache}, or into {source.name}/ below a folder that {DATA_VARIABLE} names"
+    return (
+        f"{source.name}: {' or '.join(part.names)} is in none of {looked}, and was not fetched "
+        f"({'; '.join(why)}). Get it from {source.page} and put it into "
+        f"{place if root is None else root / source.name}"
+    )
+
+
+def _stream(url: str, path: Path, item: Download) -> None:
+    digest = hashlib.sha256()
+    request = Request(url, headers={"User-Agent": "ownerwise"})  # some servers refuse Python's
+    with urlopen(request, timeout=_TIMEOUT) as response, path.open("wb") as file:
+        length = response.headers.get("Content-Length")
+        total = int(length) if length else None
+        # disable=None: no bar where the output is not a terminal
+        options = {"total": total, "unit": "B", "unit_scale": True, "disable": None}
+        with tqdm(desc=Path(item.file).name, **options) as bar:
+            while chunk := response.read(_CHUNK):
+                file.write(chunk)
+                digest.update(chunk)
+                bar.update(len(chunk))
+        received = file.tell()
+    if total is not None and received < total:
+        raise OwnerwiseError(f"the connection ended after {received} of {total} bytes; try again")
+    if digest.hexdigest() != item.sha256:
+        raise OwnerwiseError(
+            f"got {received} bytes with SHA-256 {digest.hexdigest()}, expected {item.sha256}: "
+            "another version or tampered with, and thrown away"
+        )

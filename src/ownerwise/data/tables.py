@@ -1,0 +1,228 @@
+"""A table of one's own, with a column that says whose record each row is."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ownerwise.budget_tables import as_array, as_ids
+from ownerwise.data.features import MISSING, Category, Number, Schema, class_of, make_table
+from ownerwise.data.reading import by_column, read_arrays, read_rows, reading, require
+from ownerwise.data.records import TEST_EVERY, DataSet, Records, in_test
+from ownerwise.errors import OwnerwiseError, PrivacyWarning, name_some
+
+Declared = tuple[float, float] | Sequence[str] | Number | Category | None
+"""What is said of a feature: its range, its categories, or nothing."""
+
+
+def load_table(
+    path: str | os.PathLike,
+    *,
+    target: str,
+    owner: str | None = None,
+    features: Mapping[str, Declared] | Sequence[str] | None = None,
+    classes: Sequence[Any] | None = None,
+    columns: Sequence[str] = (),
+    scale: str = "ranges",
+    test_every: int | None = TEST_EVERY,
+) -> DataSet:
+    """Return the records of a CSV, Parquet or NumPy (.npz) file.
+
+    Args:
+        path: a file with one row per record and named columns. In a .npz file each array is a
+            column; one array of two or more dimensions may be the inputs as they are (floats become
+            float32, whole numbers int64).
+        target: the column with the class of each record.
+        owner: the column with the id of each record's owner; it becomes the column `owner`, for
+            `Owners(data.train.columns["owner"], {id: epsilon})`.
+        features: the columns that become inputs; by default all others. A mapping also declares,
+            from public knowledge, the range (low, high) or the list of categories of each: ranges
+            are scaled to -1 to 1, categories become 0/1 inputs. None: numbers as they are.
+        classes: the classes, in the order of their targets. By default the distinct values found:
+            then the list itself is NOT private.
+        columns: further columns to keep beside the inputs.
+        scale: "ranges", "statistics" (of the training records: NOT private) or "none".
+        test_every: every fifth record of each class, in the order of the file, is a test record;
+            None: no test set.
+
+    Example:
+        >>> load_table("visits.csv", target="outcome", owner="clinic",
+        ...            features={"age": (0, 110), "ward": ["a", "b"]}, classes=["well", "ill"])
+    """
+    path = Path(path)
+    cells = _read(path)
+    named = {"target": target, "owner": owner} | {f"columns {name}": name for name in columns}
+    others = [name for name in cells if name not in named.values()]
+    chosen = dict.fromkeys(others) if features is None else _declarations(features)
+    named |= {f"features {name}": name for name in chosen}
+    problems = [
+        f"{path.name} has no column {name!r} ({what}); expected one of "
+        f"{name_some(list(cells), repr, shown=20)}"
+        for what, name in named.items()
+        if name is not None and name not in cells
+    ]
+    if not chosen:
+        problems.append(f"{path.name}: no column is left for the inputs; name some in features")
+    if test_every is not None and test_every < 2:
+        problems.append(f"test_every {test_every}; expected a whole number of at least 2, or None")
+    if problems:
+        raise OwnerwiseError(problems)
+
+    labels, not_private = _labels(cells[target], classes, target)
+    kept = {name: as_array(cells[name]) for name in columns}
+    if owner is not None:
+        ids = as_ids(_ids(cells[owner]), f"column {owner}", problems)
+        if problems or ids is None:
+            raise OwnerwiseError(problems)
+        kept["owner"] = ids
+    test = np.zeros(len(labels[0]), dtype=bool)
+    if test_every is not None:
+        test = in_test(labels[0], every=test_every)
+    if len(chosen) == 1 and np.ndim(cells[next(iter(chosen))]) > 1:
+        data = _array_data(path.stem, cells[next(iter(chosen))], labels, test, kept)
+    else:
+        data = make_table(path.stem, cells, _schema(cells, chosen), labels, test, kept, scale)
+    return replace(data, not_private=data.not_private + not_private)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """Return the columns of a file by name: arrays, or tuples of text."""
+    if not path.is_file():
+        raise OwnerwiseError(f"no file {path}; expected a table: .csv, .parquet or .npz")
+    kind = path.suffix.lower()
+    if kind == ".npz":
+        columns = read_arrays(path)
+    elif kind in (".parquet", ".pq"):
+        parquet = require("pyarrow.parquet", "table", f"reading {path.name}")
+        with reading(path, "Parquet"):
+            table = parquet.read_table(path)
+            columns = {
+                # with gaps, to_numpy would turn ints into floats
+                name: as_array(cells.to_pylist()) if cells.null_count else cells.to_numpy()
+                for name, cells in zip(table.column_names, table.columns, strict=True)
+            }
+    elif kind == ".csv":
+        header, *rows = read_rows(path)
+        if len(set(header)) < len(header):
+            raise OwnerwiseError(f"{path}: a column name stands twice in the header: rename it")
+        columns = by_column(path, rows, header)
+    else:
+        raise OwnerwiseError(f"{path}: files of type {kind!r}; expected .csv, .parquet or .npz")
+    lengths = {name: len(cells) if np.ndim(cells) else 0 for name, cells in columns.items()}
+    if len(set(lengths.values())) != 1 or not all(lengths.values()):
+        given = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise OwnerwiseError(
+            f"{path}: rows per column: {given or 'no columns'}; expected the same number in each, "
+            "at least one"
+        )
+    return columns
+
+
+def _declarations(features: Mapping[str, Declared] | Sequence[str]) -> dict[str, Declared]:
+    return dict(features) if isinstance(features, Mapping) else dict.fromkeys(features)
+
+
+def _schema(cells: Mapping[str, Any], declared: Mapping[str, Declared]) -> Schema:
+    schema: list[Number | Category] = []
+    problems = []
+    for name, said in declared.items():
+        if np.ndim(cells[name]) > 1:
+            shape = list(np.shape(cells[name]))
+            problems.append(f"column {name} has shape {shape}; expected it to be the only feature")
+        if said is None:
+            schema.append(Number(name))
+        elif isinstance(said, Number | Category):
+            schema.append(replace(said, name=name))
+        elif all(isinstance(value, str) for value in said) and len(said):
+            schema.append(Category(name, tuple(map(str, said))))
+        elif len(said) == 2 and not any(isinstance(value, str) for value in said):
+            schema.append(Number(name, float(said[0]), float(said[1])))
+        else:
+            problems.append(
+                f"feature {name}: {said!r} was declared; expected a range (low, high), a list of "
+                "categories (str), or None"
+            )
+    problems += [
+        f"feature {number.name}: the range {number.low:g} to {number.high:g}; expected low < high"
+        for number in schema
+        if isinstance(number, Number) and number.low is not None and number.high is not None
+        and not number.low < number.high
+    ]  # fmt: skip
+    if problems:
+        raise OwnerwiseError(problems)
+    return schema
+
+
+def _labels(
+    cells: Any, classes: Sequence[Any] | None, target: str
+) -> tuple[tuple[np.ndarray, tuple[str, ...]], tuple[str, ...]]:
+    """Return (targets, names of the classes), and what is not private about them."""
+    written = [_written(cell) for cell in (cells.tolist() if hasattr(cells, "tolist") else cells)]
+    missing = [at for at, cell in enumerate(written) if cell in (*MISSING, "nan", "None")]
+    if missing:
+        raise OwnerwiseError(
+            f"column {target}: no class in record {name_some(missing)}; fill it in, or leave the "
+            "record out"
+        )
+    not_private = ()
+    if classes is None:
+        found = sorted(set(written))
+        if all(name.lstrip("-").isdigit() for name in found):
+            found.sort(key=int)
+        names = tuple(found)
+        not_private = ("the list of classes, found in the records",)
+        warnings.warn(
+            f"the classes of {target} were found in the records: the list is NOT private; give it "
+            "as classes=[...], from public knowledge",
+            PrivacyWarning,
+            stacklevel=3,
+        )
+    else:
+        names = tuple(map(_written, classes))
+    return (class_of(written, names, f"column {target}"), names), not_private
+
+
+def _written(cell: Any) -> str:
+    """Return a label in words: 1, 1.0 and "1" are the same class."""
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+
+
+def _ids(cells: Any) -> np.ndarray:
+    """Return owner ids; text from a CSV file becomes ints if all are written as ints are."""
+    if isinstance(cells, tuple):
+        try:
+            ids = np.array(cells, dtype=np.int64)
+        except (ValueError, OverflowError):
+            return as_array(cells)
+        return ids if tuple(map(str, ids.tolist())) == cells else as_array(cells)
+    return as_array(cells)
+
+
+def _array_data(
+    name: str,
+    inputs: np.ndarray,
+    labels: tuple[np.ndarray, tuple[str, ...]],
+    test: np.ndarray,
+    columns: Mapping[str, np.ndarray],
+) -> DataSet:
+    kinds = {"f": np.float32, "i": np.int64, "u": np.int64}
+    if inputs.dtype.kind not in kinds:
+        raise OwnerwiseError(f"{name}: inputs of type {inputs.dtype}; expected numbers")
+    if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
+        raise OwnerwiseError(f"{name}: some inputs are not finite; expected numbers: fill them in")
+    targets, classes = labels
+    records = Records(inputs.astype(kinds[inputs.dtype.kind]), targets, columns)
+    shape = list(records.inputs.shape[1:])
+    return DataSet(
+        name,
+        records.take(~test),
+        records.take(test) if test.any() else None,
+        classes,
+        form=f"{records.inputs.dtype} {shape}, as they are",
+    )

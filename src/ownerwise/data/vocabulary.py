@@ -1,0 +1,115 @@
+"""Words as numbers. A vocabulary built from private text is itself a release of that text.
+
+That a word stands in it says that somebody wrote it: a rare name in the list gives a person away,
+and no noise in training takes that back. So the default vocabulary is no list at all: words are
+hashed into a fixed number of places by a public function, whatever the texts say. A list from
+public text is as good. A list counted from the training texts, as papers use it, is possible; it
+warns, and is marked as not private.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ownerwise.errors import OwnerwiseError, PrivacyWarning
+
+PADDING, UNKNOWN = 0, 1
+"""The two places that no word has: behind the end of a text, and words outside the list."""
+_RESERVED = 2
+_WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
+
+
+def tokenize(text: str) -> list[str]:
+    """Return the words of a text in lower case, without marks, punctuation and line breaks."""
+    return _WORD.findall(text.lower().replace("<br />", " "))
+
+
+class _Places(dict[str, int]):
+    """The place of each word; what is not in it has the place `UNKNOWN`, or is hashed."""
+
+    def __init__(self, words: Sequence[str] = (), hashed: int = 0):
+        super().__init__((word, place) for place, word in enumerate(words, _RESERVED))
+        self.hashed = hashed
+
+    def __missing__(self, word: str) -> int:
+        if not self.hashed:
+            return UNKNOWN
+        place = self[word] = _RESERVED + zlib.crc32(word.encode()) % self.hashed
+        return place
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The place of each word, from 0 to size - 1. Make one with `hashed`, `listed` or `counted`.
+
+    Attributes:
+        size: number of places, as an embedding layer needs it.
+        words: the words of a list, in order of their places; empty if words are hashed.
+        not_private: in words, if the list was computed from the training texts; else empty.
+    """
+
+    size: int
+    words: tuple[str, ...] = ()
+    not_private: str = ""
+    _places: _Places = field(default_factory=_Places, repr=False, compare=False)
+
+    @classmethod
+    def hashed(cls, size: int = 20_000) -> Vocabulary:
+        """Return a vocabulary that depends on no text: CRC-32 of the word gives its place.
+
+        Several words may share a place; with 20000 places that costs little.
+        """
+        _check_size(size)
+        return cls(size, _places=_Places(hashed=size - _RESERVED))
+
+    @classmethod
+    def listed(cls, words: Sequence[str], not_private: str = "") -> Vocabulary:
+        """Return the vocabulary of a list, which must be public; each word once."""
+        words = tuple(words)
+        places = _Places(words)
+        if len(places) < len(words) or not words:
+            raise OwnerwiseError(
+                f"a list of {len(words)} words with {len(places)} different ones; expected at "
+                "least one, and each once"
+            )
+        return cls(len(words) + _RESERVED, words, not_private, places)
+
+    @classmethod
+    def counted(cls, texts: Iterable[Sequence[str]], size: int = 20_000) -> Vocabulary:
+        """Return the most frequent words of tokenized texts, in the order of their counts.
+
+        NOT private: the list is released without noise, and `not_private` says so. Words of equal
+        count are taken in alphabetical order.
+        """
+        _check_size(size)
+        warnings.warn(
+            "a vocabulary counted from the training texts is a release without noise: it is NOT "
+            "private; the default (hashed) or a public list is",
+            PrivacyWarning,
+            stacklevel=2,
+        )
+        counts = Counter(word for text in texts for word in text)
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))[: size - _RESERVED]
+        return cls.listed(ranked, "the vocabulary: the most frequent words of the training texts")
+
+    def encode(self, text: Sequence[str], length: int) -> np.ndarray:
+        """Return the places of the first `length` words, int64, filled up with `PADDING`."""
+        places = np.full(length, PADDING, dtype=np.int64)
+        kept = text[:length]
+        places[: len(kept)] = list(map(self._places.__getitem__, kept))
+        return places
+
+
+def _check_size(size: int) -> None:
+    if size <= _RESERVED:
+        raise OwnerwiseError(
+            f"a vocabulary of size {size}; expected at least {_RESERVED + 1}: two places are for "
+            "padding and unknown words"
+        )

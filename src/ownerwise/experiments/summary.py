@@ -1,0 +1,259 @@
+"""What results come to over seeds: means, deviations, who gained, and who fell behind at first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.stats import pearsonr
+
+from ownerwise.diagnostics import minority_initial_drop
+from ownerwise.errors import OwnerwiseError
+
+Result = Mapping[str, Any]
+BASELINE = "idp"
+
+METRICS = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "worst_group": "worst group",
+    "strictest": "strictest owner",
+    "strict": "strict owners",
+    "spread": "spread",
+}
+"""What is measured of a run, and how tables call it. `strictest` is the recall of the group with
+the lowest budget, `strict` the mean recall over groups with less than the mean budget; both are
+missing where all groups have one budget."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs that may be compared: one setting, one profile, the same changes.
+
+    Attributes:
+        name: as files are named.
+        heading: in words.
+        methods: {method: its runs, by seed}.
+    """
+
+    name: str
+    heading: str
+    methods: dict[str, list[Result]] = field(default_factory=dict)
+
+    @property
+    def budgets(self) -> dict[str, float]:
+        """Declared epsilon of every group, by rising budget."""
+        found = next(iter(self.methods.values()))[0]["budgets"]
+        return dict(sorted(found.items(), key=lambda item: item[1]))
+
+    def label(self, method: str) -> str:
+        """Return a method's name for tables, with what must be said of it."""
+        first = self.methods[method][0]
+        notes = first["not_private"][1:]
+        return f"{first['label']} ({'; '.join(notes)})" if notes else first["label"]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation (of a sample) over seeds; deviation None for a single one."""
+
+    mean: float
+    deviation: float | None
+    seeds: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Return mean and deviation of values."""
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return cls(float(np.mean(values)), deviation, len(values))
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Recall of a method minus that of the baseline, by group, against the budget.
+
+    Attributes:
+        by_group: mean over the seeds that both have.
+        correlation: Pearson's r of gain and budget over groups; None for fewer than three groups
+            or budgets without differences.
+        interval: its 95 % confidence interval (Fisher), from four groups on.
+        p: of the hypothesis that there is no correlation.
+        seeds: number of seeds.
+    """
+
+    by_group: dict[str, float]
+    correlation: float | None
+    interval: tuple[float, float] | None
+    p: float | None
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Drop:
+    """The minority initial drop of a group, as means over seeds.
+
+    Attributes:
+        steps: number of steps in which the group's loss is above its start while the overall loss
+            is below its own.
+        depth: by how much at most.
+    """
+
+    steps: float
+    depth: float
+
+
+def studies(results: Sequence[Result]) -> list[Study]:
+    """Return the results sorted into studies, or say which runs stand twice."""
+    found: dict[str, Study] = {}
+    problems = []
+    for result in results:
+        name, heading = _name(result)
+        runs = found.setdefault(name, Study(name, heading)).methods.setdefault(result["method"], [])
+        if any(run["seed"] == result["seed"] for run in runs):
+            problems.append(
+                f"{heading}: {result['method']} has two results for seed {result['seed']}, made "
+                "from different values or data: remove the one that is out of date"
+            )
+        runs.append(result)
+    if problems:
+        raise OwnerwiseError(problems)
+    for study in found.values():
+        ranked = sorted(study.methods.items(), key=lambda item: _rank(item[0]))
+        study.methods.clear()
+        study.methods.update(ranked)
+    return list(found.values())
+
+
+def measure(result: Result, part: str = "final") -> dict[str, float]:
+    """Return the numbers of a run's last evaluation, those of `METRICS` that it has."""
+    final = result[part]
+    recalls = {group: found["recall"] for group, found in final["groups"].items()}
+    budgets = {group: result["budgets"][group] for group in recalls}
+    measured = {
+        "accuracy": final["accuracy"],
+        "balanced_accuracy": final["balanced_accuracy"],
+        "worst_group": final["worst_group"]["recall"],
+        "spread": final["spread"],
+    }
+    strict = strict_groups(budgets)
+    if strict:
+        lowest = min(budgets.values())
+        strictest = [recalls[group] for group in strict if budgets[group] == lowest]
+        measured["strictest"] = float(np.mean(strictest))
+        measured["strict"] = float(np.mean([recalls[group] for group in strict]))
+    return measured
+
+
+def strict_groups(budgets: Mapping[str, float]) -> list[str]:
+    """Return the groups with less than the mean budget; none if all budgets are equal."""
+    mean = np.mean(list(budgets.values()))
+    return [group for group, epsilon in budgets.items() if epsilon < mean - 1e-12]
+
+
+def over_seeds(runs: Sequence[Result], part: str = "final") -> dict[str, Spread]:
+    """Return every metric's mean and deviation over the runs of a method."""
+    measured = [measure(run, part) for run in runs]
+    return {
+        name: Spread.of([one[name] for one in measured]) for name in METRICS if name in measured[0]
+    }
+
+
+def group_recalls(runs: Sequence[Result]) -> dict[str, Spread]:
+    """Return every group's recall over the runs of a method."""
+    groups = runs[0]["final"]["groups"]
+    return {group: Spread.of([_recall(run, group) for run in runs]) for group in groups}
+
+
+def gain(baseline: Sequence[Result], runs: Sequence[Result]) -> Gain | None:
+    """Return who gained by a method, over seeds that both have; None if there are none.
+
+    None, too, if the method's groups have other budgets than the baseline's.
+    """
+    before = {run["seed"]: run for run in baseline}
+    pairs = [(before[run["seed"]], run) for run in runs if run["seed"] in before]
+    if not pairs or pairs[0][0]["budgets"] != pairs[0][1]["budgets"]:
+        return None
+    by_group = {
+        group: float(np.mean([_recall(new, group) - _recall(old, group) for old, new in pairs]))
+        for group in pairs[0][0]["final"]["groups"]
+    }
+    budgets = [pairs[0][0]["budgets"][group] for group in by_group]
+    correlation, interval, p = _correlate(budgets, list(by_group.values()))
+    return Gain(by_group, correlation, interval, p, len(pairs))
+
+
+def _correlate(
+    budgets: Sequence[float], gains: Sequence[float]
+) -> tuple[float | None, tuple[float, float] | None, float | None]:
+    if len(budgets) < 3 or np.ptp(budgets) == 0 or np.ptp(gains) == 0:
+        return None, None, None
+    found: Any = pearsonr(budgets, gains)
+    interval = None
+    if len(budgets) > 3:
+        low, high = found.confidence_interval(0.95)
+        interval = (float(low), float(high))
+    return float(found.statistic), interval, float(found.pvalue)
+
+
+def drops(runs: Sequence[Result]) -> dict[str, Drop]:
+    """Return the minority initial drop of every group, as means over the runs of a method."""
+    groups = list(runs[0]["history"][0]["groups"])
+    steps, depths = [], []
+    for run in runs:
+        history = run["history"]
+        by_group = [[_number(line["groups"][g]["loss"]) for g in groups] for line in history]
+        overall = [_number(line["loss"]) for line in history]
+        found = minority_initial_drop(np.array(by_group), np.array(overall))
+        apart = history[-1]["step"] / max(1, len(history) - 1)
+        steps.append([drop.length * apart for drop in found])
+        depths.append([drop.depth for drop in found])
+    mean_steps, mean_depths = np.mean(steps, axis=0).tolist(), np.mean(depths, axis=0).tolist()
+    return dict(zip(groups, map(Drop, mean_steps, mean_depths), strict=True))
+
+
+def epoch_seconds(runs: Sequence[Result]) -> float | None:
+    """Return the training time of one pass over the records, without evaluation; None if plain."""
+    times = []
+    for run in runs:
+        if not run["plans"]:
+            return None
+        seen = sum(plan["steps"] * plan["expected_batch_size"] for plan in run["plans"])
+        records = sum(plan["records"] for plan in run["plans"])
+        times.append(run["train_seconds"] * records / seen)
+    return float(np.mean(times))
+
+
+def spread_out(items: list[str], most: int) -> list[str]:
+    """Return all items, or of many some from the first to the last."""
+    if len(items) <= most:
+        return items
+    return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
+
+
+def _recall(run: Result, group: str) -> float:
+    return run["final"]["groups"][group]["recall"]
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _name(result: Result) -> tuple[str, str]:
+    """Return the name and the heading of the study that a result belongs to."""
+    parts = [] if result["profile"] == "paper" else [f"{result['profile']} profile"]
+    parts += sorted(result["changes"])
+    name = "-".join([result["setting"], *(_plain(part) for part in parts)])
+    heading = result["setting"] + (f" ({', '.join(parts)})" if parts else "")
+    return name, heading
+
+
+def _plain(text: str) -> str:
+    kept = "".join(letter if letter.isalnum() or letter in ".=_" else "-" for letter in text)
+    return kept.replace("-profile", "").strip("-")
+
+
+def _rank(method: str) -> tuple[int, str]:
+    order = ("uniform", "idp", "ino", "ino-budget")
+    return (order.index(method) if method in order else len(order), method)

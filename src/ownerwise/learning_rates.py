@@ -1,0 +1,102 @@
+"""Learning-rate schedules: a factor for every step of the plan, known before training.
+
+A schedule is a public function of the step. None here looks at losses: training losses are not
+private, and validation losses would make the run depend on records that no guarantee covers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Factor = Callable[[int], float]
+"""factor(step): multiplies the learning rate in step `step`, counted from 0."""
+
+
+def constant(steps: int) -> Factor:
+    """Return 1 throughout."""
+    return lambda step: 1.0
+
+
+def linear(steps: int, *, floor: float = 0.0) -> Factor:
+    """Return a straight fall from 1 to `floor`."""
+    return lambda step: 1.0 + (floor - 1.0) * step / steps
+
+
+def cosine(steps: int, *, floor: float = 0.0) -> Factor:
+    """Return half a cosine wave from 1 down to `floor`."""
+    return lambda step: floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * step / steps))
+
+
+def step(steps: int, *, every: int | None = None, factor: float = 0.1) -> Factor:
+    """Return 1, multiplied by `factor` after every `every` steps (a third of them by default)."""
+    length = max(1, steps // 3) if every is None else every
+    return lambda step: factor ** (step // length)
+
+
+SCHEDULES: Mapping[str, Callable[..., Factor]] = {
+    "constant": constant,
+    "linear": linear,
+    "cosine": cosine,
+    "step": step,
+}
+
+Schedule = str | Mapping[str, Any] | Factor
+"""A name; a name with options such as {"name": "cosine", "warmup": 100}; or a function."""
+
+
+def factors(schedule: Schedule, steps: int) -> Factor:
+    """Return the factor of every step. `warmup` steps, if any, rise to 1 and precede the rest."""
+    if callable(schedule):
+        return schedule
+    options: dict[str, Any] = {"name": schedule} if isinstance(schedule, str) else dict(schedule)
+    name, warmup = options.pop("name"), options.pop("warmup", 0)
+    after = SCHEDULES[name](max(1, steps - warmup), **options)
+    return lambda step: (step + 1) / (warmup + 1) if step < warmup else after(step - warmup)
+
+
+def schedule_problems(schedule: Schedule, steps: int) -> list[str]:
+    """Return everything wrong with a schedule for `steps` steps."""
+    if callable(schedule):
+        return _value_problems(schedule, steps)
+    options: dict[str, Any] = (
+        dict(schedule) if isinstance(schedule, Mapping) else {"name": schedule}
+    )
+    name = options.pop("name", None)
+    if name not in SCHEDULES:
+        return [
+            f"schedule {name!r}: expected one of {', '.join(SCHEDULES)}, or a function from the "
+            "step to a factor"
+        ]
+    problems = []
+    known = [*inspect.signature(SCHEDULES[name]).parameters][1:]
+    for option, value in options.items():
+        if option not in (*known, "warmup"):
+            allowed = ", ".join([*known, "warmup"])
+            problems.append(f"schedule {name} has no option {option!r}; expected {allowed}")
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            problems.append(f"schedule {name}: {option} is {value!r}; expected a number")
+        elif option in ("every", "warmup"):
+            least = 1 if option == "every" else 0
+            if value != int(value) or not least <= value <= steps:
+                problems.append(
+                    f"schedule {name}: {option} is {value}; expected a whole number from {least} "
+                    f"to {steps}, the planned steps"
+                )
+        elif not 0 <= value <= 1:
+            problems.append(f"schedule {name}: {option} is {value}; expected 0 to 1")
+    return problems or _value_problems(factors(schedule, steps), steps)
+
+
+def _value_problems(factor: Factor, steps: int) -> list[str]:
+    """Return what is wrong with the factors at some steps, the first and the last among them."""
+    for step in sorted({0, steps // 4, steps // 2, 3 * steps // 4, steps - 1}):
+        try:
+            value = float(factor(step))
+        except Exception as error:
+            return [f"the schedule fails at step {step}: {error}"]
+        if not 0 <= value < math.inf:
+            return [f"the schedule gives {value} at step {step}; expected a number of at least 0"]
+    return []

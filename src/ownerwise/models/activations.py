@@ -1,0 +1,68 @@
+"""Bounded activations, which keep gradients short under clipping."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ownerwise.errors import OwnerwiseError
+
+Activation = str | Mapping[str, float] | Callable[[], nn.Module]
+"""A name, the three numbers of a tempered sigmoid, or a function that makes the module."""
+
+
+class TemperedSigmoid(nn.Module):
+    """`scale * sigmoid(temperature * x) - offset`; the default is tanh.
+
+    References:
+        Papernot, Thakurta, Song, Chien, Erlingsson (2021), "Tempered Sigmoid Activations for Deep
+        Learning with Differential Privacy".
+    """
+
+    def __init__(self, scale: float = 2.0, temperature: float = 2.0, offset: float = 1.0) -> None:
+        super().__init__()
+        self.scale, self.temperature, self.offset = scale, temperature, offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activation of every entry."""
+        return self.scale * torch.sigmoid(self.temperature * x) - self.offset
+
+    def extra_repr(self) -> str:
+        """Return the three numbers, for `repr`."""
+        return f"scale={self.scale}, temperature={self.temperature}, offset={self.offset}"
+
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "tempered-sigmoid": TemperedSigmoid,
+}
+
+
+def activation_maker(activation: Activation) -> Callable[[], nn.Module]:
+    """Return the function that makes an activation module.
+
+    Args:
+        activation: `"relu"`, `"tanh"`, `"tempered-sigmoid"`; numbers of a tempered sigmoid such as
+            `{"scale": 1.5, "temperature": 3.0, "offset": 0.5}`; or such a function itself.
+    """
+    if isinstance(activation, Mapping):
+        unknown = sorted(set(activation) - {"scale", "temperature", "offset"})
+        if unknown:
+            raise OwnerwiseError(
+                f"a tempered sigmoid has no {', '.join(unknown)}; expected scale, temperature, "
+                "offset"
+            )
+        return lambda: TemperedSigmoid(**activation)
+    if not isinstance(activation, str):
+        return activation
+    if activation not in ACTIVATIONS:
+        near = difflib.get_close_matches(activation, ACTIVATIONS, 1, cutoff=0.0)[0]
+        raise OwnerwiseError(
+            f"activation {activation!r}: expected one of {', '.join(ACTIVATIONS)}; did you mean "
+            f"{near!r}?"
+        )
+    return ACTIVATIONS[activation]

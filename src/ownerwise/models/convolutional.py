@@ -1,0 +1,35 @@
+"""The small convolutional networks of private image classification.
+
+References:
+    Papernot, Thakurta, Song, Chien, Erlingsson (2021), "Tempered Sigmoid Activations for Deep
+    Learning with Differential Privacy"; used by IDP-SGD and INO-SGD.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ownerwise.models.activations import Activation, activation_maker
+
+
+def mnist_cnn(classes: int = 10, activation: Activation = "tanh") -> nn.Sequential:
+    """Return the network for grey images [batch, 1, 28, 28]: 26,010 parameters with 10 classes."""
+    make = activation_maker(activation)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 16, 8, stride=2, padding=2), make(), nn.MaxPool2d(2, stride=1)),
+        *(nn.Conv2d(16, 32, 4, stride=2), make(), nn.MaxPool2d(2, stride=1)),
+        *(nn.Flatten(), nn.Linear(512, 32), make(), nn.Linear(32, classes)),
+    )
+
+
+def cifar_cnn(classes: int = 10, activation: Activation = "tanh") -> nn.Sequential:
+    """Return the network for colour images [batch, 3, 32, 32]: 550,570 parameters, 10 classes."""
+    make = activation_maker(activation)
+    layers: list[nn.Module] = []
+    width = 3
+    for out in (32, 64, 128):
+        layers += [nn.Conv2d(width, out, 3, padding=1), make()]
+        layers += [nn.Conv2d(out, out, 3, padding=1), make(), nn.MaxPool2d(2)]
+        width = out
+    head = (nn.Flatten(), nn.Linear(2048, 128), make(), nn.Linear(128, classes))
+    return nn.Sequential(*layers, *head)

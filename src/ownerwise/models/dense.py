@@ -1,0 +1,53 @@
+"""Fully connected networks: for tables, and as heads on features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import nn
+
+from ownerwise.models.activations import Activation, activation_maker
+
+
+def mlp(
+    inputs: int = 21,
+    classes: int = 3,
+    hidden: Sequence[int] = (47, 47, 47),
+    activation: Activation = "relu",
+) -> nn.Sequential:
+    """Return a multi-layer perceptron; the default is that for the cardiotocography table.
+
+    Inputs [batch, inputs], or of any shape with so many numbers per record.
+    """
+    make = activation_maker(activation)
+    layers = [m for i, o in pairwise([inputs, *hidden]) for m in (nn.Linear(i, o), make())]
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear([inputs, *hidden][-1], classes))
+
+
+def linear_head(inputs: int, classes: int) -> nn.Sequential:
+    """Return a linear classifier on features (such as SimCLRv2's 4096)."""
+    return mlp(inputs, classes, hidden=())
+
+
+def mlp_head(
+    inputs: int,
+    classes: int,
+    hidden: Sequence[int] = (512,),
+    activation: Activation = "relu",
+) -> nn.Sequential:
+    """Return a perceptron on features (such as EfficientNet-B1's 1280)."""
+    return mlp(inputs, classes, hidden, activation)
+
+
+def scattering_head(
+    channels: int = 81, size: int = 7, classes: int = 10, groups: int = 27
+) -> nn.Sequential:
+    """Return a linear classifier on scattering coefficients [batch, channels, size, size].
+
+    Each record is first normalised by itself, within groups of channels: no statistics of the data
+    are needed. The default is for 28x28 grey images; colour images of 32x32 have channels=243,
+    size=8.
+    """
+    normalised = nn.GroupNorm(groups, channels, affine=False)
+    return nn.Sequential(normalised, *linear_head(channels * size * size, classes))

@@ -1,0 +1,67 @@
+"""Networks by name, for configuration files."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+
+from ownerwise.errors import OwnerwiseError
+from ownerwise.models.convolutional import cifar_cnn, mnist_cnn
+from ownerwise.models.dense import linear_head, mlp, mlp_head, scattering_head
+from ownerwise.models.residual import ResNet18
+from ownerwise.models.text import ImdbLSTM, SurnamesLSTM
+
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "mnist-cnn": mnist_cnn,
+    "cifar-cnn": cifar_cnn,
+    "resnet18": ResNet18,
+    "surnames-lstm": SurnamesLSTM,
+    "imdb-lstm": ImdbLSTM,
+    "linear-head": linear_head,
+    "mlp-head": mlp_head,
+    "scattering-head": scattering_head,
+}
+
+NAMES = tuple(_BUILDERS)
+"""What `build` knows."""
+
+
+def build(name: str, **options: Any) -> nn.Module:
+    """Return a fresh network.
+
+    Args:
+        name: one of `NAMES`.
+        options: arguments of the function or class behind the name, such as `classes=100`.
+
+    Example:
+        >>> sum(p.numel() for p in build("mnist-cnn").parameters())
+        26010
+    """
+    if name not in _BUILDERS:
+        raise OwnerwiseError(
+            f"no model {name!r}; did you mean {_nearest(name, NAMES)!r}? Known: {', '.join(NAMES)}"
+        )
+    arguments = inspect.signature(_BUILDERS[name]).parameters
+    problems = [
+        f"model {name!r} has no option {option!r}; did you mean {_nearest(option, arguments)!r}? "
+        f"Known: {', '.join(arguments)}"
+        for option in options
+        if option not in arguments
+    ]
+    problems += [
+        f"model {name!r} needs the option {argument.name!r}"
+        for argument in arguments.values()
+        if argument.default is argument.empty and argument.name not in options
+    ]
+    if problems:
+        raise OwnerwiseError(problems)
+    return _BUILDERS[name](**options)
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    return difflib.get_close_matches(word, list(known), 1, cutoff=0.0)[0]

@@ -1,0 +1,92 @@
+"""Budget classes of a plan: owners with one budget, or a range of budgets if there are many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ownerwise import accounting
+from ownerwise.plan_tables import budget_classes
+from ownerwise.plans import Plan
+
+_MOST_CLASSES = 12
+_RANGES = 8
+
+
+@dataclass(frozen=True)
+class BudgetClass:
+    """Owners whose records are promised the same, or nearly the same; ranges are (low, high)."""
+
+    plan: Plan
+    owners: int
+    records: int
+    epsilon: tuple[float, float]
+    delta: tuple[float, float]
+    ends: tuple[int, int]  # positions of the strictest and the laxest owner
+
+
+def spent(classes: Sequence[BudgetClass], steps: int) -> list[tuple[float, float]]:
+    """Return what the strictest and the laxest owner of each class have spent after `steps`.
+
+    All classes are of one plan; its other owners lie in between and are not computed.
+    """
+    ends = [end for one in classes for end in one.ends]
+    found = epsilon_of(classes[0].plan, ends, steps).reshape(-1, 2)
+    return [(float(pair.min()), float(pair.max())) for pair in found]
+
+
+def epsilon_of(plan: Plan, owners: Sequence[int], steps: int) -> np.ndarray:
+    """Return what chosen owners have spent after `steps` steps."""
+    at = np.asarray(owners)
+    return accounting.epsilon(
+        plan.sampling_rates[at],
+        plan.accounted_multipliers[at],
+        plan.schedule.first(steps),
+        plan.deltas[at],
+        plan.accountant,
+    )
+
+
+def classes_of(plan: Plan) -> list[BudgetClass]:
+    """Return at most 12 classes, the strictest first."""
+    first, index = budget_classes(plan.targets, plan.deltas)
+    if len(first) > _MOST_CLASSES:
+        edges = np.geomspace(plan.targets.min(), plan.targets.max(), _RANGES + 1)[1:-1]
+        index = np.searchsorted(edges, plan.targets, side="right")
+    found = []
+    for number in np.unique(index):
+        members = np.flatnonzero(index == number)
+        order = np.lexsort((plan.deltas[members], plan.targets[members]))
+        ends = int(members[order[0]]), int(members[order[-1]])
+        deltas = plan.deltas[members]
+        found.append(
+            BudgetClass(
+                plan,
+                len(members),
+                int(plan.records[members].sum()),
+                (float(plan.targets[ends[0]]), float(plan.targets[ends[1]])),
+                (float(deltas.min()), float(deltas.max())),
+                ends,
+            )
+        )
+    return sorted(found, key=lambda one: (one.epsilon, one.delta))
+
+
+def attacker_bound(epsilon: float, delta: float) -> float:
+    """Return how often in 100 an attacker can be right at most about one record.
+
+    The attacker knows everything but whether the record was used, which it would guess right 50
+    times in 100. (epsilon, delta)-differential privacy bounds the sum of its two error rates from
+    below by 2 (1 - delta) / (1 + e^epsilon).
+    """
+    return 100.0 * (1.0 - (1.0 - delta) / (1.0 + math.exp(min(epsilon, 700.0))))
+
+
+def attacker_words(bound: float) -> str:
+    """Return a bound, rounded up: "57.5 in 100", "99.97 in 100"."""
+    digits = 1 if bound < 99.9 else 2
+    up = math.ceil(bound * 10**digits - 1e-9) / 10**digits
+    return f"{up:.{digits}f} in 100" if up < 100 else "100 in 100"

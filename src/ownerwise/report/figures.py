@@ -1,0 +1,318 @@
+"""The figures about utility: who learned how well, who gained, and what it cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from ownerwise.report import plots
+from ownerwise.report.curves import MOST_POINTS, Curve, curve
+from ownerwise.report.groups import MOST_NAMED, Group, by_member, most_telling
+from ownerwise.report.numbers import epsilon, percent, points
+from ownerwise.report.plots import Figure, Key, Panel, Trace, View
+from ownerwise.report.study import METRICS, Method, Study
+
+MOST_PANELS = 12
+_FEWEST_POINTS, _ALL_POINTS = 40, 150_000
+_MARGIN = 0.04
+_WIDE_BUDGETS = 8.0
+
+
+def method_keys(study: Study) -> list[Key]:
+    """Return the legend of the methods, empty if there is only one."""
+    if len(study.methods) == 1:
+        return []
+    return [
+        Key(str(m.number), m.label, plots.colour(m.number), plots.dash(m.number))
+        for m in study.methods
+    ]
+
+
+def learning_curves(study: Study) -> Figure | None:
+    """Return recall and loss of every group over training, one panel per group."""
+    named = study.groups[:MOST_NAMED]
+    found = {
+        what: {
+            (group, method.label): track
+            for group in named
+            for method in study.methods
+            if (track := curve(method.runs, lambda e, g=group, w=what: g.of(e, w))) is not None
+        }
+        for what in ("recall", "loss")
+    }
+    if not found["recall"] or max(len(c.steps) for c in found["recall"].values()) < 2:
+        return None
+    ends = [min(_end(study, m, g, found["recall"]) for m in study.methods) for g in named]
+    shown = most_telling(named, ends, MOST_PANELS)
+    most = max(_FEWEST_POINTS, min(MOST_POINTS, _ALL_POINTS // (6 * len(found["recall"]))))
+    ranges = {what: _range(found[what].values(), unit=what == "recall") for what in found}
+
+    def view(group: Group, what: str) -> View:
+        form = ".1%" if what == "recall" else ".3g"
+        traces = [
+            trace
+            for method in study.methods
+            if (track := found[what].get((group, method.label))) is not None
+            for trace in plots.line_with_band(track, method.number, method.label, form, most)
+        ]
+        axis: dict[str, Any] = {"range": ranges[what], "nticks": 5}
+        if what == "recall":
+            axis["tickformat"] = ".0%"
+        layout = plots.axes("step", "", yaxis=axis, xaxis={"nticks": 5})
+        layout["margin"] = {"l": 42, "r": 10, "t": 6, "b": 38}
+        return View(traces, layout)
+
+    panels = [
+        Panel(
+            _group_title(study, group),
+            f"{_group_title(study, group)}: recall from start to end of training: "
+            + "; ".join(_journey(m, found["recall"].get((group, m.label))) for m in study.methods),
+            {"Recall": view(group, "recall"), "Loss": view(group, "loss")},
+            shown=group in shown,
+        )
+        for group in named
+    ]
+    caption = (
+        "Recall is the share of a group's validation records that the model gets right (not "
+        "private). All panels share their axes, the strictest budget comes first. " + _band(study)
+    )
+    if len(named) < len(study.groups):
+        caption += f" {len(study.groups) - len(named)} further groups are left out."
+    return Figure("learning", panels, caption, method_keys(study), height=210, small=True)
+
+
+def _end(study: Study, method: Method, group: Group, tracks: dict[Any, Curve]) -> float:
+    track = tracks.get((group, method.label))
+    return math.inf if track is None else float(track.mean[-1])
+
+
+def _group_title(study: Study, group: Group) -> str:
+    if len(group.members) > 1:
+        return group.name
+    budget = "" if group.epsilon is None else f" · ε {epsilon(group.epsilon)}"
+    return f"{study.group_noun} {group.name}{budget}"
+
+
+def _journey(method: Method, track: Curve | None) -> str:
+    if track is None:
+        return f"{method.label} not measured"
+    return f"{method.label} {percent(track.mean[0])} to {percent(track.mean[-1])}"
+
+
+def study_data(study: Study) -> str:
+    """Return what the figures at the end were measured on, as an adjective."""
+    return "test" if study.source == "test" else "validation"
+
+
+def _band(study: Study) -> str:
+    most = max(len(method.runs) for method in study.methods)
+    if most == 1:
+        return "One run per method: how much of this is chance is not known."
+    return f"Band: one standard deviation over runs (up to {most} per method)."
+
+
+def _range(tracks: Iterable[Curve], *, unit: bool) -> list[float]:
+    """Return the range of an axis that holds all curves and bands."""
+    ends = [
+        edge
+        for track in tracks
+        for deviation in (0.0 if track.deviation is None else track.deviation,)
+        for edge in (track.mean - deviation, track.mean + deviation)
+    ]
+    values = np.concatenate(ends)
+    values = values[np.isfinite(values)]
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    room = _MARGIN * (high - low or 1.0)
+    low, high = low - room, high + room
+    if unit:
+        low, high = max(low, -_MARGIN), min(high, 1 + _MARGIN)
+    return [round(low, 4), round(high, 4)]
+
+
+def worst_and_overall(study: Study) -> Figure | None:
+    """Return the worst group's recall and the overall accuracy over training."""
+    picks: dict[str, Callable[[dict[str, Any]], float | None]] = {
+        "Worst group": lambda e: (e.get("worst_group") or {}).get("recall"),
+        "All records": lambda e: e.get("accuracy"),
+    }
+    panels = []
+    for title, pick in picks.items():
+        tracks = {m.label: t for m in study.methods if (t := curve(m.runs, pick)) is not None}
+        tracks = {label: t for label, t in tracks.items() if np.isfinite(t.mean).sum() > 1}
+        if not tracks:
+            continue
+        traces = [
+            trace
+            for m in study.methods
+            if m.label in tracks
+            for trace in plots.line_with_band(
+                tracks[m.label], m.number, m.label, ".1%", MOST_POINTS
+            )
+        ]
+        axis = {"tickformat": ".0%", "range": _range(tracks.values(), unit=True)}
+        words = "; ".join(_journey(m, tracks.get(m.label)) for m in study.methods)
+        layout = plots.axes("step", "recall" if "group" in title else "accuracy", yaxis=axis)
+        panels.append(Panel(title, f"{title}: {words}", {"": View(traces, layout)}))
+    if not panels:
+        return None
+    caption = (
+        "First: at every evaluation the recall of whichever group is worst then. Second: the share "
+        "of all validation records that the model gets right (not private). " + _band(study)
+    )
+    if len(panels) == 1:
+        caption = "Share of validation records that are got right (not private). " + _band(study)
+    return Figure("worst", panels, caption, method_keys(study))
+
+
+def gain_against_budget(study: Study) -> Figure | None:
+    """Return each group's gain over the baseline against its budget, with a regression line."""
+    budgets = {n: e for run in reversed(study.runs) for n, e in run.group_budgets.items()}
+    groups = [g for g in by_member(study.groups, budgets) if g.epsilon is not None]
+    if not study.others or len(groups) < 2:
+        return None
+    noun = study.group_noun
+    names = [f"{noun} {g.name}" if len(groups) <= MOST_NAMED else f"One {noun.lower()}"
+             for g in groups]  # fmt: skip
+    x = np.array([group.epsilon for group in groups], dtype=np.float64)
+    scales = {"ε": x}
+    if x.max() > _WIDE_BUDGETS * x.min():
+        scales["log ε"] = np.log10(x)
+    traces: dict[str, list[Trace]] = {scale: [] for scale in scales}
+    findings, bars = [], ""
+    for method in study.others:
+        gains = [_gain(study, method, group) for group in groups]
+        y = np.array([gain for gain, _ in gains])
+        errors = [error for _, error in gains if error is not None]
+        cloud = plots.points(
+            x.tolist(),
+            y.tolist(),
+            method.number,
+            method.label,
+            names=names,
+            hover="%{text}<br>ε %{x:.3g}<br>%{y:+.1f} points",
+            y_error=errors or None,
+        )
+        if errors:
+            bars = " Bars: standard deviation of the difference over runs."
+        found = []
+        for scale, values in scales.items():
+            line, words = _regression(x, values, y, method)
+            found.append(words.format(scale=scale))
+            traces[scale] += [cloud, *line]
+        findings.append(f"{method.label}: {' and '.join(dict.fromkeys(found))}, n = {len(x)}.")
+    unit = f"recall against {plots.text(study.baseline.label)} (points)"
+    views = {}
+    for scale, drawn in traces.items():
+        layout = plots.axes(f"ε of the {noun.lower()}", unit, hovermode="closest")
+        layout["yaxis"].update(zeroline=True, zerolinewidth=2)
+        if scale != "ε":
+            layout["xaxis"].update(type="log", dtick="D2", tickformat="~g")
+        views[scale] = View(drawn, layout)
+    caption = (
+        f"Each point is one {noun.lower()} at the end of training, on {study_data(study)} data "
+        f"(not private). Above zero: better served than by {study.baseline.label}; left: stricter "
+        "budget. Line: least squares. "
+        f"{' '.join(findings)}{bars}"
+    )
+    panel = Panel("", f"Gain in recall against budget. {' '.join(findings)}", views)
+    keys = [key for key in method_keys(study) if key.series != str(study.baseline.number)]
+    return Figure("gain", [panel], caption, keys if len(keys) > 1 else [], height=380)
+
+
+def _gain(study: Study, method: Method, group: Group) -> tuple[float, float | None]:
+    """Return a group's gain over the baseline in points, and its deviation over seeds."""
+    mine, theirs = study.group_recall(method, group), study.group_recall(study.baseline, group)
+    error = None
+    if mine.deviation is not None and theirs.deviation is not None:
+        error = 100 * math.hypot(mine.deviation, theirs.deviation)
+    return 100 * (mine.mean - theirs.mean), error
+
+
+def _regression(
+    x: np.ndarray, values: np.ndarray, y: np.ndarray, method: Method
+) -> tuple[list[Trace], str]:
+    """Return the regression line over x, and Pearson's r of y with values of x in words."""
+    if len(x) < 3 or np.allclose(x, x[0]) or np.allclose(y, y[0]):
+        return [], "too few different points for a correlation"
+    found: Any = stats.pearsonr(values, y)
+    r, p = float(found.statistic), float(found.pvalue)
+    slope, intercept = np.polyfit(values, y, 1)
+    ends = [int(x.argmin()), int(x.argmax())]
+    trace = {
+        "type": "scatter",
+        "mode": "lines",
+        "hoverinfo": "skip",
+        "legendgroup": str(method.number),
+        "x": plots.numbers(x[ends]),
+        "y": plots.numbers(intercept + slope * values[ends]),
+        "line": {"color": plots.colour(method.number), "width": 2, "dash": "solid"},
+    }
+    chance = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+    r_words = f"{r:.2f}".replace("-", "−")
+    return [trace], f"Pearson r = {r_words} with {{scale}} ({chance})"
+
+
+def trade_off(study: Study) -> Figure | None:
+    """Return overall accuracy against imbalance, a point per run and a mean per method."""
+    accuracy, spread = METRICS[0], METRICS[-1]
+    if not study.others:
+        return None
+    singles, means, words = [], [], []
+    for method in study.methods:
+        x, y = study.amounts(method, accuracy), study.amounts(method, spread)
+        if x is None or y is None:
+            continue
+        words.append(f"{method.label}: accuracy {percent(x.mean)}, spread {points(y.mean)}")
+        hover = "%{text}<br>accuracy %{x:.1f} %<br>spread %{y:.1f} points"
+        if x.deviation is not None and y.deviation is not None:
+            singles.append(
+                plots.points(
+                    [100 * (study.value(run, accuracy) or 0.0) for run in method.runs],
+                    [100 * (study.value(run, spread) or 0.0) for run in method.runs],
+                    method.number,
+                    method.label,
+                    names=[f"{method.label}, {run.name}" for run in method.runs],
+                    hover=hover,
+                    size=7,
+                    opacity=0.35,
+                )
+            )
+        means.append(
+            plots.points(
+                [100 * x.mean],
+                [100 * y.mean],
+                method.number,
+                method.label,
+                names=[method.label],
+                hover=hover,
+                x_error=None if x.deviation is None else [100 * x.deviation],
+                y_error=None if y.deviation is None else [100 * y.deviation],
+                size=15,
+            )
+        )
+    if not means:
+        return None
+    layout = plots.axes("overall accuracy (%)", "spread over groups (points)", hovermode="closest")
+    layout["annotations"] = [
+        {
+            "text": "better: right and down ↘",
+            "xref": "paper",
+            "yref": "paper",
+            "x": 1,
+            "y": 1,
+            "xanchor": "right",
+            "yanchor": "top",
+            "showarrow": False,
+        }
+    ]
+    caption = (
+        "Spread is the standard deviation of recall over groups: 0 would serve all equally. Large "
+        "marks are means over runs with one standard deviation, faint ones single runs, at the end "
+        f"of training on {study_data(study)} data (not private)."
+    )
+    panel = Panel("", "Trade-off. " + "; ".join(words), {"": View(singles + means, layout)})
+    return Figure("trade-off", [panel], caption, method_keys(study), height=380)

@@ -1,0 +1,61 @@
+"""Numbers as people read them: rounded to what is known, with their units."""
+
+from __future__ import annotations
+
+import math
+
+from ownerwise.report.study import Amount
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage: "71.2 %"."""
+    return "not known" if not math.isfinite(share) else f"{100 * share:.1f} %"
+
+
+def points(share: float) -> str:
+    """Return a share as percentage points: "4.1 points"."""
+    return f"{100 * share:.1f} points"
+
+
+def signed_points(share: float) -> str:
+    """Return a difference with its sign, which -0.0 has not: "+4.1 points"."""
+    rounded = round(100 * share, 1)
+    return f"{rounded:+.1f} points".replace("-", "−") if rounded else "0.0 points"
+
+
+def amount(value: Amount | None) -> str:
+    """Return a mean in percent with its standard deviation: "71.2 ± 0.4"."""
+    if value is None:
+        return "–"
+    deviation = "" if value.deviation is None else f" ± {100 * value.deviation:.1f}"
+    return f"{100 * value.mean:.1f}{deviation}"
+
+
+def epsilon(value: float) -> str:
+    """Return a privacy parameter to three digits."""
+    return f"{value:.3g}"
+
+
+def delta(value: float) -> str:
+    """Return a delta without padding its exponent: "1e-5"."""
+    return f"{value:.2g}".replace("e-0", "e-")
+
+
+def span(low: float, high: float, digits: int = 3) -> str:
+    """Return "0.5 to 8", or one number if both round to it."""
+    a, b = f"{low:.{digits}g}", f"{high:.{digits}g}"
+    return a if a == b else f"{a} to {b}"
+
+
+def whole(count: float) -> str:
+    """Return a count with separated thousands: "12,000"."""
+    return f"{count:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in the unit that suits it."""
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

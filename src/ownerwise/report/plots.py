@@ -1,0 +1,200 @@
+"""Building blocks of charts, as the plain dictionaries that plotly draws.
+
+Colours are tokens such as "@series-0": the page replaces them by the colours of its theme, light
+or dark, whenever it draws. "@ramp:0.25" is a colour between the strictest (0) and the laxest (1).
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ownerwise.report.curves import Curve
+
+COLOURS = 7
+_DASHES = ("dash", "solid", "dot", "dashdot", "longdash")
+_MARKERS = ("circle", "diamond", "square", "triangle-up", "cross")
+Trace = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class View:
+    """One drawing: traces, and what differs from the common layout."""
+
+    traces: list[Trace]
+    layout: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart of a figure.
+
+    Attributes:
+        title: heading above the chart, "" for none.
+        description: what the chart shows, in words, for those who cannot see it.
+        views: drawings by name; several can be switched between.
+        shown: whether it is drawn from the start, or has to be chosen.
+    """
+
+    title: str
+    description: str
+    views: dict[str, View]
+    shown: bool = True
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a legend: clicking it hides or shows the traces of its series."""
+
+    series: str
+    label: str
+    colour: str
+    dash: str = "solid"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Charts under one legend and one caption."""
+
+    name: str
+    panels: list[Panel]
+    caption: str
+    keys: list[Key] = field(default_factory=list)
+    height: int = 340
+    small: bool = False
+
+
+def dash(number: int) -> str:
+    """Return the dash pattern of method `number`; the baseline's, 0, is dashed."""
+    return _DASHES[number % len(_DASHES)]
+
+
+def colour(number: int, band: bool = False) -> str:
+    """Return the colour token of method `number`, or of its translucent band."""
+    return f"@{'band' if band else 'series'}-{number % COLOURS}"
+
+
+def text(value: object) -> str:
+    """Return a name as text that plotly shows as it is, whatever it contains."""
+    return html.escape(str(value), quote=False)
+
+
+def numbers(values: Iterable[float], digits: int = 5) -> list[float | None]:
+    """Return values rounded to significant digits, None where there is none."""
+    return [float(f"{v:.{digits}g}") if np.isfinite(v) else None for v in values]
+
+
+def line_with_band(curve: Curve, number: int, label: str, form: str, most: int) -> list[Trace]:
+    """Return the line of a method over steps, and its band of one standard deviation."""
+    curve = curve.thinned(most)
+    steps = numbers(curve.steps, 9)
+    traces: list[Trace] = []
+    hover = f"%{{y:{form}}}"
+    line: Trace = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": text(label),
+        "legendgroup": str(number),
+        "x": steps,
+        "y": numbers(curve.mean),
+        "line": {"color": colour(number), "dash": dash(number), "width": 2.2},
+    }
+    if curve.deviation is not None:
+        known = np.isfinite(curve.mean) & np.isfinite(curve.deviation)
+        x, mean, deviation = (a[known] for a in (curve.steps, curve.mean, curve.deviation))
+        outline = np.concatenate([mean - deviation, (mean + deviation)[::-1]])
+        if form.endswith("%"):
+            outline = outline.clip(0.0, 1.0)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "none",
+                "fill": "toself",
+                "hoverinfo": "skip",
+                "legendgroup": str(number),
+                "x": numbers(np.concatenate([x, x[::-1]]), 9),
+                "y": numbers(outline),
+                "fillcolor": colour(number, band=True),
+            }
+        )
+        line["customdata"] = numbers(curve.deviation, 3)
+        hover += f" ± %{{customdata:{form}}}"
+    line["hovertemplate"] = hover
+    return [*traces, line]
+
+
+def points(
+    x: Sequence[float],
+    y: Sequence[float],
+    number: int,
+    label: str,
+    *,
+    names: Sequence[str],
+    hover: str,
+    x_error: Sequence[float] | None = None,
+    y_error: Sequence[float] | None = None,
+    size: int = 10,
+    opacity: float = 1.0,
+) -> Trace:
+    """Return the points of a method, with error bars if given; `hover` may use %{text}."""
+    trace: Trace = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": text(label),
+        "legendgroup": str(number),
+        "x": numbers(x),
+        "y": numbers(y),
+        "text": [text(name) for name in names],
+        "hovertemplate": hover + "<extra></extra>",
+        "marker": {
+            "color": colour(number),
+            "size": size,
+            "opacity": opacity,
+            "symbol": _MARKERS[number % len(_MARKERS)],
+            "line": {"color": "@card", "width": 1},
+        },
+    }
+    for axis, error in (("error_x", x_error), ("error_y", y_error)):
+        if error is not None:
+            trace[axis] = {
+                "array": numbers(error, 3),
+                "color": colour(number),
+                "thickness": 1.2,
+                "width": 3,
+            }
+    return trace
+
+
+def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
+    """Return a layout with titled axes; keywords such as `yaxis={...}` are added to it."""
+    layout: dict[str, Any] = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
+    for name, value in more.items():
+        if name in layout:
+            layout[name].update(value)
+        else:
+            layout[name] = value
+    return layout
+
+
+TEMPLATE: dict[str, Any] = {
+    "layout": {
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif",
+                 "size": 12, "color": "@muted"},
+        "margin": {"l": 56, "r": 14, "t": 10, "b": 44},
+        "showlegend": False,
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "@muted", "activecolor": "@accent"},
+        "hovermode": "x unified",
+        "hoverlabel": {"bgcolor": "@card", "bordercolor": "@rule", "font": {"color": "@ink"}},
+        "xaxis": {"gridcolor": "@grid", "zerolinecolor": "@grid", "linecolor": "@rule",
+                  "automargin": True, "title": {"standoff": 8}},
+        "yaxis": {"gridcolor": "@grid", "zerolinecolor": "@rule", "linecolor": "@rule",
+                  "automargin": True, "title": {"standoff": 8}},
+    }
+}  # fmt: skip
+"""The layout that all charts share."""

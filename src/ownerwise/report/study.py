@@ -1,0 +1,247 @@
+"""The runs of a report, sorted: methods and their seeds, the baseline, the figures at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ownerwise.errors import OwnerwiseError
+from ownerwise.plans import Plan
+from ownerwise.report.budget_classes import BudgetClass, classes_of
+from ownerwise.report.groups import Group, groups_of, nouns_of
+from ownerwise.runs import Run
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A mean over seeds; `deviation` is their standard deviation, None for a single run."""
+
+    mean: float
+    deviation: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Amount:
+        """Return mean and standard deviation of one value per seed."""
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return cls(float(np.mean(values)), deviation, len(values))
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of merit: how it is called and whether more of it is better."""
+
+    key: str
+    title: str
+    higher_is_better: bool = True
+
+
+METRICS = (
+    Metric("accuracy", "Overall accuracy"),
+    Metric("balanced_accuracy", "Balanced accuracy"),
+    Metric("worst", "Worst group"),
+    Metric("strictest", "Strictest owner"),
+    Metric("spread", "Spread", higher_is_better=False),
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """Runs with one label: the seeds of one method. `number` decides colour and dash."""
+
+    label: str
+    number: int
+    runs: tuple[Run, ...]
+
+    @property
+    def weights(self) -> dict[str, Any] | None:
+        """Settings of the importance weights, None without."""
+        return self.runs[0].config.get("weights")
+
+
+@dataclass(frozen=True)
+class PlanUse:
+    """A plan, and the runs that were trained under it."""
+
+    plan: Plan
+    runs: tuple[Run, ...]
+
+    @cached_property
+    def classes(self) -> list[BudgetClass]:
+        """The plan's budget classes."""
+        return classes_of(self.plan)
+
+    @property
+    def labels(self) -> str:
+        """The methods in words."""
+        return ", ".join(dict.fromkeys(run.label for run in self.runs))
+
+    @property
+    def steps_spent(self) -> int:
+        """The most steps that one of the runs has spent."""
+        return max(run.steps_spent for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything that the sections of a report are made from.
+
+    Attributes:
+        methods: the baseline first, if there are several.
+        source: "test" if every run was tested, else "validation"; None without either.
+        groups: validation groups that all runs share, the strictest budget first.
+    """
+
+    methods: tuple[Method, ...]
+    source: str | None
+    groups: tuple[Group, ...]
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> Study:
+        """Sort runs into methods by their labels."""
+        runs = list(runs)
+        problems = [
+            f"run {number} is a {type(run).__name__}; expected a Run, from Trainer.fit or Run.load"
+            for number, run in enumerate(runs, 1)
+            if not isinstance(run, Run)
+        ]
+        if not runs:
+            problems.append("no runs were given; expected at least one Run")
+        if problems:
+            raise OwnerwiseError(problems)
+        by_label: dict[str, list[Run]] = {}
+        for run in runs:
+            by_label.setdefault(run.label, []).append(run)
+        first = _baseline(by_label)
+        labels = [first, *(label for label in by_label if label != first)]
+        first_number = 0 if len(labels) > 1 else 1  # number 0 is dashed: it marks a baseline
+        methods = tuple(
+            Method(label, number, tuple(by_label[label]))
+            for number, label in enumerate(labels, first_number)
+        )
+        source = next(
+            (kind for kind in ("test", "validation") if all(last(run, kind) for run in runs)), None
+        )
+        return cls(methods, source, groups_of(runs, source))
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, method by method."""
+        return [run for method in self.methods for run in method.runs]
+
+    @property
+    def baseline(self) -> Method:
+        """What the other methods are compared with."""
+        return self.methods[0]
+
+    @property
+    def others(self) -> tuple[Method, ...]:
+        """The methods that are compared with the baseline."""
+        return self.methods[1:]
+
+    @property
+    def group_noun(self) -> str:
+        """What a group is called: "Owner", "Class" or "Group"."""
+        return nouns_of(self.runs)[0]
+
+    @cached_property
+    def plans(self) -> list[PlanUse]:
+        """The distinct plans, each with the runs that used it."""
+        by_hash: dict[str, list[Run]] = {}
+        for run in self.runs:
+            by_hash.setdefault(run.plan.hash, []).append(run)
+        return [PlanUse(runs[0].plan, tuple(runs)) for runs in by_hash.values()]
+
+    def amounts(self, method: Method, metric: Metric) -> Amount | None:
+        """Return a metric of a method at the end, over its seeds; None if it was not measured."""
+        values = [self.value(run, metric) for run in method.runs]
+        known = [value for value in values if value is not None]
+        return Amount.of(known) if known and len(known) == len(values) else None
+
+    def group_recall(self, method: Method, group: Group) -> Amount:
+        """Return a group's recall at the end, over the method's seeds."""
+        return Amount.of([group.of(self._final(run), "recall") for run in method.runs])
+
+    def _final(self, run: Run) -> dict[str, Any]:
+        assert self.source is not None
+        found = last(run, self.source)
+        assert found is not None
+        return found
+
+    def value(self, run: Run, metric: Metric) -> float | None:
+        """Return a metric of one run at the end; None if it was not measured."""
+        if self.source is None:
+            return None
+        evaluation = self._final(run)
+        if metric.key == "worst":
+            value = (evaluation.get("worst_group") or {}).get("recall")
+        elif metric.key == "strictest":
+            value = _strictest_recall(run, evaluation)
+        else:
+            value = evaluation.get(metric.key)
+        return None if value is None or not math.isfinite(value) else float(value)
+
+
+def last(run: Run, kind: str) -> dict[str, Any] | None:
+    """Return the last evaluation of a kind ("validation" or "test") in a run's history."""
+    return next((line[kind] for line in reversed(run.history) if line.get(kind)), None)
+
+
+def _strictest_recall(run: Run, evaluation: dict[str, Any]) -> float | None:
+    """Return the mean recall of the groups with the least epsilon."""
+    recalls = {
+        name: found["recall"]
+        for name, found in (evaluation.get("groups") or {}).items()
+        if name in run.group_budgets
+    }
+    if not recalls:
+        return None
+    least = min(run.group_budgets[name] for name in recalls)
+    return float(np.mean([recalls[name] for name in recalls if run.group_budgets[name] == least]))
+
+
+def _baseline(by_label: dict[str, list[Run]]) -> str:
+    """Return the label to compare with: the plain method that the others build upon."""
+    weighted = any(runs[0].config.get("weights") for runs in by_label.values())
+    usual = ("IDP-SGD", "DP-SGD") if weighted else ("DP-SGD",)
+    plain = sorted(by_label, key=len)  # "IDP-SGD" before "IDP-SGD (scale)"
+    found = (label for name in usual for label in plain if label.startswith(name))
+    return next(found, next(iter(by_label)))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A method minus the baseline in one metric.
+
+    `clear` is None where a single run of either leaves the chance of the draw unknown; else
+    whether the difference exceeds two standard errors.
+    """
+
+    metric: Metric
+    by: float
+    clear: bool | None
+
+    @property
+    def better(self) -> bool:
+        """Whether the difference is an improvement."""
+        return (self.by > 0) == self.metric.higher_is_better and self.by != 0
+
+
+def differences(study: Study, method: Method) -> list[Difference]:
+    """Return how a method differs from the baseline in every metric that both have."""
+    found = []
+    for metric in METRICS:
+        mine, theirs = study.amounts(method, metric), study.amounts(study.baseline, metric)
+        if mine is None or theirs is None:
+            continue
+        by, clear = mine.mean - theirs.mean, None
+        if mine.deviation is not None and theirs.deviation is not None:
+            error = math.sqrt(mine.deviation**2 / mine.count + theirs.deviation**2 / theirs.count)
+            clear = abs(by) > 2 * error
+        found.append(Difference(metric, by, clear))
+    return found

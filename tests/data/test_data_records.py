@@ -1,0 +1,82 @@
+"""What every loader returns."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_files import problems
+
+from ownerwise.data import DataSet, Records
+from ownerwise.data.records import in_test
+
+
+def records(targets, **columns):
+    targets = np.array(targets, dtype=np.int64)
+    inputs = np.arange(2.0 * len(targets), dtype=np.float32).reshape(-1, 2)
+    return Records(inputs, targets, columns)
+
+
+class TestRecords:
+    def test_take(self):
+        some = records([0, 1, 2], sex=np.array(["f", "m", "f"])).take(np.array([2, 0]))
+        assert some.targets.tolist() == [2, 0]
+        assert some.inputs.tolist() == [[4, 5], [0, 1]]
+        assert some.columns["sex"].tolist() == ["f", "f"]
+
+    def test_tensors_share_the_memory(self):
+        some = records([0, 1])
+        inputs, targets = some.tensors()
+        inputs[0, 0] = 7
+        assert some.inputs[0, 0] == 7
+        assert targets.tolist() == [0, 1]
+
+    def test_all_misfits_are_listed(self):
+        found = problems(lambda: Records(np.zeros((3, 2)), np.zeros(2), {"a": np.zeros(4)}))
+        assert len(found) == 2
+        assert "inputs 3, targets 2, column a 4" in found[0]
+        assert "float64" in found[1]
+
+    def test_repr_shows_no_record(self):
+        assert repr(records([0, 1], sex=np.array(["f", "m"]))) == (
+            "Records(2 of float32 [2], columns sex)"
+        )
+
+
+class TestDataSet:
+    def test_targets_must_be_classes(self):
+        found = problems(lambda: DataSet("x", records([0, 2]), records([-1]), ("a", "b")))
+        assert len(found) == 2
+        assert "x, train: 1 targets such as 2" in found[0]
+
+    def test_only(self):
+        whole = DataSet("x", records([0, 1, 2, 1]), records([2, 0]), ("a", "b", "c"))
+        some = whole.only(["c", "b"])
+        assert some.classes == ("c", "b")
+        assert some.train.targets.tolist() == [1, 0, 1]
+        assert some.train.inputs[:, 0].tolist() == [2, 4, 6]
+        assert some.test.targets.tolist() == [0]
+
+    @pytest.mark.parametrize("classes", [["d"], ["a", "a"], []])
+    def test_only_of_classes_there_are(self, classes):
+        problems(lambda: DataSet("x", records([0]), None, ("a", "b")).only(classes))
+
+
+class TestSplit:
+    @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(2, 6))
+    def test_each_class_gives_its_share(self, targets, every):
+        targets = np.array(targets)
+        test = in_test(targets, every=every)
+        for label in np.unique(targets):
+            own = test[targets == label]
+            assert own.sum() == len(own) // every
+            assert own[every - 1 :: every].all()
+
+    @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), min_size=1, max_size=60))
+    def test_groups_stay_together(self, pairs):
+        targets, groups = np.array(pairs).T
+        test = in_test(targets, groups)
+        assert not set(groups[test]) & set(groups[~test])
+
+    def test_order_of_appearance_decides(self):
+        groups = np.array(["z", "y", "x", "w", "v", "z"])
+        assert in_test(np.zeros(6, dtype=np.int64), groups).tolist() == [0, 0, 0, 0, 1, 0]

@@ -1,0 +1,221 @@
+import builtins
+import html
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import ownerwise as ow
+from ownerwise.report import write_report
+from ownerwise.report.overview import overview
+from ownerwise.report.study import Study
+from ownerwise.runs import Run
+from report_tools import made_run, small_plan, two_methods, wide_plan
+from step_tools import one_thread
+
+one_thread = pytest.fixture(autouse=True)(one_thread)
+
+HOSTILE = "<script>alert('x')</script>&\"'<b>"
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory) -> str:
+    """The report of two methods with three seeds each."""
+    return text_of(two_methods(), tmp_path_factory.mktemp("compared"))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> str:
+    """The report of one private run."""
+    return text_of([made_run(seed=None)], tmp_path_factory.mktemp("alone"))
+
+
+def text_of(runs, tmp_path, **options) -> str:
+    write_report(runs, tmp_path / "report.html", **options)
+    return (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def body_of(document: str) -> str:
+    """The page without plotly, the data and the style."""
+    return document.split("<body>")[1].split('<script type="application/json"')[0]
+
+
+def words_of(markup: str) -> str:
+    """The words of a page or of a piece of it, with single spaces."""
+    body = body_of(markup) if "<body>" in markup else markup
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def glance_of(*runs: Run) -> str:
+    return overview(Study.of(runs))
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path, compared):
+    assert text_of(two_methods(), tmp_path) == compared
+
+
+def test_plotly_is_embedded_once_and_nothing_is_fetched(compared):
+    assert compared.count("plotly.js v") == 1
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', compared)[1]
+    assert policy.startswith("default-src 'none';")
+    assert "http" not in policy
+    assert "unsafe" not in policy.split("script-src")[1]
+    assert "connect-src" not in policy  # the default, 'none', holds
+    page = compared.split("<body>")[0] + body_of(compared)
+    assert not re.search(r"""(src|href)=["'](?!#)""", page)
+    assert "url(" not in page
+
+
+def test_fixed_seeds_are_said_loudly(compared):
+    banner = '<div class="banner bad" role="note"><strong>NOT PRIVATE</strong>'
+    assert banner in body_of(compared)
+    assert "fixed seeds (0, 1, 2)" in words_of(compared)
+    assert "banner good" not in body_of(compared)
+    one_open = glance_of(made_run(seed=None), made_run("INO-SGD", seed=3))
+    assert "1 of 2 runs carry no guarantee" in words_of(one_open)
+    kept = glance_of(made_run(seed=None, not_private=["losses of training records were kept"]))
+    assert banner in kept
+    assert "losses of training records were kept" in words_of(kept)
+
+
+def test_private_runs_say_what_they_promise_and_that_runs_add_up():
+    words = words_of(glance_of(made_run(seed=None), made_run("INO-SGD", seed=None)))
+    assert "NOT PRIVATE" not in words
+    assert "budget that its owner set: ε 0.5 to 8 at δ 1e-5" in words
+    assert "No record has spent more than 99.9" in words
+    assert "released together, these 2 runs spend more" in words
+    assert "Not private: these figures were measured on validation records" in words
+
+
+def test_methods_are_tabled_with_the_best_marked_and_losses_told():
+    runs = two_methods()
+    glance = glance_of(*runs)
+    accuracies = [100 * run.history[-1]["validation"]["accuracy"] for run in runs[3:]]
+    shown = f"{np.mean(accuracies):.1f} ± {np.std(accuracies, ddof=1):.1f}"
+    assert f'aria-label="best">★</span>{shown}</td>' in glance
+    words = words_of(glance)
+    assert "INO-SGD against IDP-SGD. Gained: overall accuracy +" in words
+    assert "Of 3 owners 2 gained and 1 lost recall, most of all owner volunteers" in words
+
+
+def test_what_was_not_gained_is_said():
+    equal = [made_run(label, seed=s) for label in ("IDP-SGD", "other way") for s in range(3)]
+    words = words_of(glance_of(*equal))
+    assert "Nothing was gained beyond chance. Neither gained nor lost beyond chance: over" in words
+    worse = words_of(glance_of(made_run(), made_run("INO-SGD", seed=1, lift=-0.5)))
+    assert "Worse here: overall accuracy −" in worse
+    assert "how much of a difference is chance is not known" in worse
+
+
+def test_plain_language_of_an_epsilon(alone):
+    words = words_of(alone)
+    for bound in ("62.3 in 100", "88.1 in 100", "99.97 in 100"):
+        assert bound in words
+    assert "ONE RECORD, not one owner" in words
+    assert "the table of budgets" in words
+    assert "How long training took" in words
+
+
+def test_names_are_text_wherever_they_appear(tmp_path):
+    budgets = {HOSTILE: 0.5, "{x}%{y}": 2.0, "plain": 8.0}
+    owners = ow.Owners(
+        np.repeat([HOSTILE, "{x}%{y}", "plain"], [200, 300, 500]), budgets, delta=1e-5
+    )
+    plan = ow.plan(owners, "sample", steps=50, batch_size=64)
+    runs = [
+        made_run(label, plan=plan, budgets=budgets, name=HOSTILE, model=HOSTILE, data=HOSTILE,
+                 extra={HOSTILE: HOSTILE}, evaluations=3)
+        for label in (HOSTILE, "INO-SGD" + HOSTILE)
+    ]  # fmt: skip
+    document = text_of(runs, tmp_path, title=HOSTILE)
+    assert "<script>alert" not in document
+    assert "alert('x')" not in body_of(document)
+    assert document.count("<script") == 3 + _plotly().count("<script")
+    assert html.escape(HOSTILE, quote=True) in document
+    assert HOSTILE in words_of(document)
+
+
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs()
+
+
+def test_what_is_left_out_is_said_with_the_reason(tmp_path, alone):
+    words = words_of(alone)
+    assert "Who gained, by budget: needs at least two methods" in words
+    assert "How importance falls within a batch: no importance weights were used" in words
+    bare = words_of(text_of([made_run(seed=None, with_validation=False)], tmp_path))
+    assert "nothing is known here about how well the model works" in bare
+    assert "How each group learned: needs validation groups" in bare
+
+
+def test_single_owners_are_not_on_display_where_there_are_many(tmp_path, alone):
+    budgets = {str(i): e for i, e in enumerate(np.geomspace(0.3, 9.0, 60).tolist())}
+    plan = wide_plan()
+    runs = [made_run(label, plan=plan, budgets=budgets, evaluations=3)
+            for label in ("IDP-SGD", "INO-SGD")]  # fmt: skip
+    document = text_of(runs, tmp_path)
+    assert "By owner" not in document
+    assert "Owner 7" not in document
+    assert "(8 owners)" in document
+    assert "By owner" in alone
+
+
+def test_what_differs_between_methods_is_set_apart(compared):
+    document = body_of(compared)
+    differing = document.split("What differs</p>")[1].split("</table>")[0]
+    assert "weights: tail" in differing
+    assert "optimizer: lr" not in differing
+    assert "optimizer: lr" in document
+
+
+def test_an_interrupted_run_can_be_reported(tmp_path):
+    run = made_run(seed=None, steps_spent=0, evaluations=1)
+    words = words_of(text_of([run], tmp_path))
+    assert "0 of 200" in words
+    empty = Run(run.config, small_plan())
+    assert "No validation data" in words_of(text_of([empty], tmp_path))
+
+
+def test_missing_plotly_is_explained_and_nothing_is_written(tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def refuse(name, *arguments, **options):
+        if name.startswith("plotly"):
+            raise ImportError(name)
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ow.OwnerwiseError, match=r"pip install 'ownerwise\[report\]'"):
+        write_report([made_run()], tmp_path / "report.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_real_training_is_reported_from_its_folder(tmp_path):
+    from ownerwise.training import Trainer
+
+    generator = torch.Generator().manual_seed(0)
+    plan = small_plan(steps=12)
+    inputs = torch.randn(1000, 5, generator=generator)
+    labels = (inputs[:, 0] > 0).long()
+    groups = plan.owners.ids[plan.owners.record_owner_index]
+    runs = []
+    for weights in (None, ow.INO()):
+        trainer = Trainer(torch.nn.Linear(5, 2), plan, lr=0.5, weights=weights, progress=False,
+                          folder=tmp_path / f"run-{len(runs)}", evaluate_every=3)  # fmt: skip
+        chosen = slice(None, None, 7)
+        trainer.fit(
+            (inputs, labels),
+            validation=(inputs[chosen], labels[chosen]),
+            validation_groups=groups[chosen],
+        )
+        runs.append(Run.load(tmp_path / f"run-{len(runs)}"))
+    runs[0].report(tmp_path / "report.html", runs[1])
+    document = (tmp_path / "report.html").read_text(encoding="utf-8")
+    words = words_of(document)
+    assert "INO-SGD against IDP-SGD." in words
+    assert "Owner clinic · ε 0.5" in words
+    assert "NOT PRIVATE" not in words
+    assert "12 of 12" in words

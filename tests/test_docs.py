@@ -1,0 +1,202 @@
+"""What the documentation shows runs, its links lead somewhere, and it says what the code says."""
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import ownerwise as ow
+from ownerwise.assembly import assemble
+from ownerwise.cli import main
+from ownerwise.config import make_config, read_config
+from ownerwise.config_keys import ASSIGNMENTS, SECTIONS
+from ownerwise.report.budget_classes import attacker_bound, attacker_words
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+RUNNING = [DOCS / "getting-started.md", *sorted((DOCS / "how-to").glob("*.md"))]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"^ {4,8}ownerwise (.+)$", re.MULTILINE)
+
+
+def blocks(page: Path, kind: str) -> list[str]:
+    return [text for found, text in FENCE.findall(page.read_text()) if found == kind]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(DOCS))
+
+
+def generator():
+    """The module that fills pages in when the site is built."""
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def as_in_the_repository(tmp_path, monkeypatch):
+    """A scratch folder with the repository's examples."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [p for p in RUNNING if blocks(p, "python")], ids=name)
+def test_the_code_of_a_page_runs_from_top_to_bottom(page, as_in_the_repository, capsys):
+    names = {"__name__": "__main__"}
+    for number, code in enumerate(blocks(page, "python"), 1):
+        exec(compile(code, f"{page.name}, block {number}", "exec"), names)
+    shown = re.sub(r"\s+", " ", capsys.readouterr().out)
+    for text in blocks(page, "text"):
+        for line in text.splitlines():
+            assert re.sub(r"\s+", " ", line.strip()) in shown
+    for card in as_in_the_repository.glob("*.md"):
+        assert "**Private.**" in card.read_text()
+
+
+def test_pages_say_when_a_run_is_not_private():
+    for page in PAGES:
+        if re.search(r"\bseed=(?!None)\w", "".join(blocks(page, "python"))):
+            assert "NOT PRIVATE" in page.read_text(), page.name
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "toml")], ids=name)
+def test_configurations_can_be_trained(page, as_in_the_repository):
+    for text in blocks(page, "toml"):
+        assembly = assemble(make_config(tomllib.loads(text), base=ROOT / "examples"))
+        assert assembly.plan.steps > 0
+    assert not (as_in_the_repository / "runs").exists()
+
+
+def shown_commands() -> list[tuple[str, str]]:
+    pages = [ROOT / "README.md", *PAGES]
+    return [(page.name, line) for page in pages for line in COMMAND.findall(page.read_text())]
+
+
+@pytest.mark.parametrize(("page", "line"), shown_commands())
+def test_commands_that_are_shown_are_known(page, line, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(line.partition("#")[0])
+    options = generator()._parser().parse_args(words)
+    if words[0] == "train" and Path(words[1]).exists():
+        read_config(options.config, options.changes)
+    if words[0] == "plan":
+        assert Path(words[1]).exists()
+
+
+def test_links_lead_somewhere():
+    for page in [ROOT / "README.md", *PAGES]:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            if "://" in target or target.startswith("#"):
+                continue
+            assert (page.parent / target.partition("#")[0]).exists(), f"{name(page)}: {target}"
+
+
+def test_the_command_reference_has_the_help_of_every_command(capsys):
+    """Whatever commands there are: the list itself comes from the parser's own help."""
+    page = " ".join(generator().commands().split())
+
+    def check(words: list[str]) -> None:
+        with pytest.raises(SystemExit):
+            main([*words, "--help"])
+        text = capsys.readouterr().out
+        assert " ".join(text.split()) in page, words
+        inner = re.search(r"^  (?:COMMAND|ACTION)\n((?:    .*\n)+)", text, re.MULTILINE)
+        for command in re.findall(r"^ {4}(\w\S*)", inner[1] if inner else "", re.MULTILINE):
+            check([*words, command])
+
+    check([])
+    assert page.count("usage: ownerwise") >= 6
+    assert "<!-- generated: commands -->" in (DOCS / "command-line.md").read_text()
+
+
+def table_under(page: Path, heading: str) -> dict[str, str]:
+    """{first cell without marks: second cell} of the tables under a heading."""
+    section = re.search(rf"^{re.escape(heading)}$(.*?)(?=^## |\Z)", page.read_text(), re.M | re.S)
+    rows = re.sub(r"^\|.*\n\|---.*\n", "", section[1], flags=re.MULTILINE)  # without headings
+    return dict(re.findall(r"^\| `?([^`|]+?)`? \| (.*?) \|", rows, re.MULTILINE))
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_configuration_reference_is_complete(section):
+    shown = table_under(DOCS / "configuration.md", f"## [{section}]")
+    expected = {key: what.expected for key, what in SECTIONS[section].items()}
+    if section == "owners":
+        kinds = {kind: shown.pop(kind) for kind in ASSIGNMENTS}
+        for kind, options in ASSIGNMENTS.items():
+            assert re.findall(r"`(\w+)`", kinds[kind]) == list(options)
+    assert shown == expected
+
+
+def test_the_odds_are_those_of_the_report():
+    shown = table_under(DOCS / "concepts.md", "## What a budget means")
+    assert len(shown) >= 5
+    for epsilon, words in shown.items():
+        assert words == attacker_words(attacker_bound(float(epsilon), 1e-5))
+
+
+def test_every_pitfall_is_told_once_and_its_tests_exist():
+    text = (DOCS / "pitfalls.md").read_text()
+    entries = re.findall(r"^### (\d+)\. [^\n]+ \{ #trap-(\d+) \}\n(.*?)(?=^##)", text, re.M | re.S)
+    assert sorted(int(number) for number, _, _ in entries) == list(range(1, 35))
+    for number, anchor, body in entries:
+        assert number == anchor
+        assert all(f"*{part}:*" in body for part in ("Elsewhere", "Here", "Test")), number
+        tests = re.findall(r"`(tests/[\w/]+\.py)::(?:\w+::)?(\w+)`", body)
+        assert tests, f"{number} names no test"
+        for file, test in tests:
+            assert re.search(rf"def {test}\(", (ROOT / file).read_text()), f"{file}::{test}"
+    ranks = re.findall(r"^\| (critical|theoretical|negligible) \| (.*) \|", text, re.MULTILINE)
+    for rank, numbers in ranks:
+        section = re.search(rf"^## {rank.capitalize()}$(.*?)(?=^## |\Z)", text, re.M | re.S)[1]
+        assert re.findall(r"#trap-(\d+)\)", numbers) == re.findall(r"{ #trap-(\d+) }", section)
+
+
+def test_every_public_name_is_in_the_reference():
+    text = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    missing = [
+        public
+        for public in ow.__all__
+        if not re.search(rf"^::: ownerwise\.(\w+\.)*{public}\b", text, re.MULTILINE)
+    ]
+    assert missing == []
+
+
+def test_every_module_is_in_the_architecture():
+    text = generator().modules()
+    for path in (ROOT / "src" / "ownerwise").rglob("*.py"):
+        if path.name != "__init__.py":
+            assert re.search(rf"^\| `{path.name}` \| \S", text, re.MULTILINE), path.name
+
+
+def test_the_site_is_built_without_warnings_and_needs_no_network(tmp_path):
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", tmp_path / "site"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > len(PAGES)
+    for page in pages:
+        html = page.read_text()
+        loaded = re.findall(r"<(?:script|img|iframe)[^>]* src=\"?([^\s\">]+)", html)
+        loaded += re.findall(r"<link[^>]* rel=\"?(?:stylesheet|preconnect|icon)[^>]*>", html)
+        assert not [source for source in loaded if "//" in source], page.name
+        assert "<!-- generated" not in html
+        assert not re.search(r"<code>\w+,</code>", html), "names that share a line of a docstring"
+    commands = (tmp_path / "site" / "command-line.html").read_text()
+    assert "--noise-multiplier" in commands
+    assert "examples.html#own_loop.py" in (tmp_path / "site" / "how-to/own-loop.html").read_text()
