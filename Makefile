@@ -10,8 +10,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: $(VENV)/installed  ## plan the example budgets
-	$(BIN)/ownerwise plan examples/budgets.csv --method sample --steps 2000 --batch-size 512
+demo: $(VENV)/installed  ## compare the methods on embedded data: a table and a report
+	$(BIN)/ownerwise demo
 
 test: $(VENV)/installed check  ## linters, types and the test suite
 	$(BIN)/pytest

@@ -17,7 +17,7 @@ from ownerwise.data.registry import LOADERS
 from ownerwise.errors import OwnerwiseError
 from ownerwise.learning_rates import schedule_problems
 from ownerwise.mechanisms.tails import Steps
-from ownerwise.models.registry import _BUILDERS as BUILDERS
+from ownerwise.models.registry import BUILDERS
 
 _OF_TABLES = ("target", "owner", "features", "classes", "columns", "scale", "test_every")
 

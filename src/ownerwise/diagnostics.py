@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from scipy.stats import poisson
 from torch import Tensor, nn
 
 from ownerwise.losses import per_record
@@ -135,6 +134,8 @@ def objective_weights(plan: Plan, ino: INO, shares: np.ndarray) -> np.ndarray:
     total = float(plan.sampling_rates @ (plan.records * plan.clip_norms))
     clip = total / plan.expected_batch_size
     below = (1.0 - np.asarray(shares, dtype=np.float64)) * plan.expected_batch_size
+    from scipy.stats import poisson  # slow to import, and seldom needed
+
     most = int(poisson.ppf(1 - 1e-12, max(float(below.max()), 1e-9))) + 1
     ranks = np.arange(most, -1, -1.0)  # falling scores: rank i has i records below it
     weights = bound.weights(ranks, np.full(most + 1, clip))[::-1]  # by number below

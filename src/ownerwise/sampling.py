@@ -47,8 +47,7 @@ class _Plan(Protocol):
     def sampling_rates(self) -> np.ndarray: ...
     @property
     def steps(self) -> int: ...
-    @property
-    def hash(self) -> str: ...
+    hash: Any  # a str, however the plan keeps it
 
 
 @dataclass(frozen=True, eq=False)

@@ -168,7 +168,7 @@ class Trainer:
             )
             batches = PoissonBatches(
                 data,
-                self.plan,  # pyright: ignore[reportArgumentType]
+                self.plan,
                 stream=stream,
                 start=step.steps_spent,
                 num_workers=num_workers,

@@ -135,6 +135,7 @@ def test_run_folders_can_be_kept(tmp_path):
     assert (path.with_suffix("") / "history.jsonl").exists()
 
 
+@pytest.mark.long
 def test_processes_come_to_the_same_results(tmp_path, capfd):
     trials = [trial(seed=1), trial(seed=2)]
     before = os.environ.get("OMP_NUM_THREADS")

@@ -256,10 +256,10 @@ def load_parkinsons_telemonitoring(
 ) -> DataSet:
     """Return Parkinsons Telemonitoring: 5875 voice recordings of 42 people with the disease.
 
-    The class says whether the score total_UPDRS is above `threshold`. The default is the median
-    that others use and have published: a constant here. `motor_score` adds motor_UPDRS, a part of
-    that score, to the features. Columns: `subject`, `sex`, `score`. `split` as for Parkinsons,
-    `scale` as for Cardiotocography.
+    The class says whether the score total_UPDRS is above `threshold`. The default is the median of
+    this file, a constant here: not free of the data, and not private. `motor_score` adds
+    motor_UPDRS, a part of that score, to the features. Columns: `subject`, `sex`, `score`. `split`
+    as for Parkinsons, `scale` as for Cardiotocography.
     """
     (path,) = locate(TELEMONITORING, data_dir, download)
     header, *rows = read_rows(path, len(TELEMONITORING_COLUMNS))

@@ -15,7 +15,7 @@ from ownerwise.models.dense import linear_head, mlp, mlp_head, scattering_head
 from ownerwise.models.residual import ResNet18
 from ownerwise.models.text import ImdbLSTM, SurnamesLSTM
 
-_BUILDERS: dict[str, Callable[..., nn.Module]] = {
+BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "mnist-cnn": mnist_cnn,
     "cifar-cnn": cifar_cnn,
@@ -27,7 +27,7 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "scattering-head": scattering_head,
 }
 
-NAMES = tuple(_BUILDERS)
+NAMES = tuple(BUILDERS)
 """What `build` knows."""
 
 
@@ -42,11 +42,11 @@ def build(name: str, **options: Any) -> nn.Module:
         >>> sum(p.numel() for p in build("mnist-cnn").parameters())
         26010
     """
-    if name not in _BUILDERS:
+    if name not in BUILDERS:
         raise OwnerwiseError(
             f"no model {name!r}; did you mean {_nearest(name, NAMES)!r}? Known: {', '.join(NAMES)}"
         )
-    arguments = inspect.signature(_BUILDERS[name]).parameters
+    arguments = inspect.signature(BUILDERS[name]).parameters
     problems = [
         f"model {name!r} has no option {option!r}; did you mean {_nearest(option, arguments)!r}? "
         f"Known: {', '.join(arguments)}"
@@ -60,7 +60,7 @@ def build(name: str, **options: Any) -> nn.Module:
     ]
     if problems:
         raise OwnerwiseError(problems)
-    return _BUILDERS[name](**options)
+    return BUILDERS[name](**options)
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
