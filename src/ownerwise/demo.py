@@ -43,8 +43,8 @@ class Method:
 METHODS = (
     Method("DP-SGD", "uniform"),
     Method("IDP-SGD", "sample"),
-    Method("INO-SGD", "sample", INO(tail=0.5)),
-    Method("INO-SGD budget-aware", "sample", INO(tail=0.5, score_by=BudgetAware(1.0))),
+    Method("INO-SGD", "sample", INO(tail=0.8)),
+    Method("INO-SGD budget-aware", "sample", INO(tail=0.8, score_by=BudgetAware(1.0))),
 )
 BASELINE = "IDP-SGD"
 

@@ -1,9 +1,35 @@
-"""The oracle: one record at a time through autograd, and comparison of a tape with it."""
+"""The oracle: one record at a time through autograd, and comparison of a tape with it.
+
+Also how random cases are drawn: few, the same in every run, with batches of one record.
+"""
 
 import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ownerwise.gradients import Records, Tape
+
+FEW = settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+COUNT = st.integers(1, 5)
+
+
+class Model(nn.Module):
+    """A model from a forward function and its parameters and modules."""
+
+    def __init__(self, forward, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, nn.Parameter(part) if isinstance(part, torch.Tensor) else part)
+        self.run = forward
+
+    def forward(self, x):
+        return self.run(self, x)
 
 
 def wavy(outputs: Tensor, _: Tensor | None = None) -> Tensor:
@@ -56,7 +82,7 @@ def assert_equal(records: Records, expected: dict[nn.Parameter, Tensor], toleran
 def assert_matches_loop(model: nn.Module, x: Tensor, loss=wavy, **options) -> None:
     """Norms, clipped sums and gradients as the loop has them, in every memory mode, twice."""
     expected = loop(model, x, loss)
-    for settings in ({}, {"lean": True}, {"spare_bytes": 0, "channels_last": False}):
-        tape = Tape(model, **settings, **options)
+    for mode in ({}, {"lean": True}, {"spare_bytes": 0, "channels_last": False}):
+        tape = Tape(model, **mode, **options)
         for _ in range(2):  # the second time with the layouts known
             assert_equal(run(tape, x, loss), expected)

@@ -1,22 +1,14 @@
-"""Every rule against the loop over records, at random shapes."""
+"""Layers against the loop over records, at random shapes."""
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from record_loop import assert_matches_loop
+from record_loop import COUNT, FEW, assert_matches_loop
 from torch import nn
 
 # torch warns that even kernels need a padded copy; the values are what matters here
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
-
-FEW = settings(
-    max_examples=12,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-COUNT = st.integers(1, 5)
 
 
 @FEW
@@ -94,169 +86,25 @@ def test_embedding_bag_by_fallback():
     assert_matches_loop(nn.EmbeddingBag(9, 4, mode="sum"), torch.randint(0, 9, (4, 3)))
 
 
-@pytest.mark.parametrize(
-    ("layer", "shape"),
-    [
-        (nn.LayerNorm(6), (4, 6)),
-        (nn.LayerNorm(6), (4, 4, 3, 6)),
-        (nn.LayerNorm([3, 6]), (4, 4, 3, 6)),
-        (nn.LayerNorm(6, bias=False), (4, 3, 6)),
-        (nn.GroupNorm(3, 6), (4, 6)),
-        (nn.GroupNorm(2, 6), (4, 6, 5)),
-        (nn.GroupNorm(1, 6), (4, 6, 4, 4)),
-        (nn.InstanceNorm1d(6, affine=True), (4, 6, 5)),
-        (nn.InstanceNorm2d(6, affine=True), (4, 6, 4, 4)),
-        (nn.InstanceNorm3d(6, affine=True), (4, 6, 2, 2, 3)),
-        (nn.RMSNorm(6), (4, 3, 6)),
-        (nn.RMSNorm([3, 6], eps=1e-3), (4, 3, 6)),
-        (nn.BatchNorm1d(6).eval(), (4, 6, 5)),
-        (nn.BatchNorm2d(6).eval(), (4, 6, 4, 4)),
-        (nn.InstanceNorm1d(6, affine=True, track_running_stats=True).eval(), (4, 6, 5)),
-        (nn.PReLU(6), (4, 6, 5)),
-        (nn.Bilinear(6, 6, 3), (4, 6)),
-    ],
-    ids=str,
-)
-def test_normalisation_and_others(layer, shape):
-    layer.double()
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter)
+@FEW
+@given(COUNT, st.integers(1, 5), st.lists(st.integers(1, 4), max_size=2), st.booleans())
+def test_prelu_by_fallback(count, channels, inner, shared):
+    layer = nn.PReLU(1 if shared else channels)
+    assert_matches_loop(layer, torch.randn(count, channels, *inner))
 
+
+@FEW
+@given(COUNT, st.lists(st.integers(1, 4), max_size=2), st.integers(1, 4), st.booleans())
+def test_bilinear_by_fallback(count, inner, width, bias):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layer = layer
+            self.layer = nn.Bilinear(3, 3, width, bias=bias)
 
         def forward(self, x):
-            return self.layer(x, x.cos()) if isinstance(layer, nn.Bilinear) else self.layer(x)
+            return self.layer(x, x.cos())
 
-    assert_matches_loop(Model(), torch.randn(shape) * 2 + 1)
-
-
-class Recurrent(nn.Module):
-    def __init__(self, kind, batch_first, **options):
-        super().__init__()
-        self.batch_first = batch_first
-        self.layer = kind(3, 4, batch_first=batch_first, **options)
-        self.head = nn.Linear(8 if options.get("bidirectional") else 4, 2)
-
-    def forward(self, x):
-        outputs, last = self.layer(x if self.batch_first else x.transpose(0, 1))
-        if not self.batch_first:
-            outputs = outputs.transpose(0, 1)
-        states = last if isinstance(last, tuple) else (last,)
-        ends = [state.transpose(0, 1).flatten(1) for state in states]
-        return torch.cat([self.head(outputs).flatten(1), *ends], dim=1)
-
-
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False, "num_layers": 2}],
-    ids=["plain", "deep", "no bias"],
-)
-@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
-def test_recurrent(kind, options, batch_first):
-    model = Recurrent(kind, batch_first, **options)
-    for shape in ((4, 4, 3), (3, 5, 3), (1, 2, 3)):  # the first: as many steps as records
-        assert_matches_loop(model, torch.randn(shape))
-
-
-def test_recurrent_with_relu():
-    assert_matches_loop(Recurrent(nn.RNN, True, nonlinearity="relu"), torch.randn(4, 5, 3))
-
-
-def test_recurrent_values_are_torchs():
-    for kind in (nn.RNN, nn.GRU, nn.LSTM):
-        from ownerwise.gradients import Tape
-
-        model = Recurrent(kind, True, num_layers=2, bidirectional=True)
-        x = torch.randn(3, 5, 3)
-        with Tape(model):
-            ours = model(x)
-        torch.testing.assert_close(ours, model(x), rtol=1e-12, atol=1e-12)
-
-
-def test_recurrent_dropout_keeps_the_scale():
-    from ownerwise.gradients import Tape
-
-    model = nn.LSTM(3, 64, num_layers=2, dropout=0.5)
-    with Tape(model):
-        outputs, _ = model(torch.randn(5, 4, 3))
-    assert outputs.isfinite().all()
-
-
-@pytest.mark.parametrize("kind", [nn.RNNCell, nn.GRUCell, nn.LSTMCell])
-def test_recurrent_cells(kind):
-    class Steps(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cell = kind(3, 4)
-
-        def forward(self, x):
-            state = None
-            for t in range(x.shape[1]):
-                state = self.cell(x[:, t], state)
-            return state[0] if isinstance(state, tuple) else state
-
-    assert_matches_loop(Steps(), torch.randn(4, 3, 3))
-
-
-class Attending(nn.Module):
-    def __init__(self, batch_first, need_weights, cross, **options):
-        super().__init__()
-        self.layer = nn.MultiheadAttention(8, 2, batch_first=batch_first, **options)
-        self.batch_first, self.need_weights, self.cross = batch_first, need_weights, cross
-
-    def forward(self, x):
-        length = x.shape[1]
-        padding = torch.zeros(x.shape[0], length, dtype=torch.bool)
-        padding[:, -1] = True
-        query = x if self.batch_first else x.transpose(0, 1)
-        key = value = query
-        if self.cross:
-            key = query[..., : self.layer.kdim].cos()
-            value = query[..., : self.layer.vdim].sin()
-        mask = torch.ones(length, length, dtype=torch.bool).triu(1)
-        outputs, _ = self.layer(
-            query, key, value, padding, need_weights=self.need_weights, attn_mask=mask
-        )
-        return outputs if self.batch_first else outputs.transpose(0, 1)
-
-
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("need_weights", [True, False])
-@pytest.mark.parametrize(
-    ("cross", "options"),
-    [
-        (False, {}),
-        (False, {"bias": False}),
-        (False, {"add_bias_kv": True, "add_zero_attn": True}),
-        (True, {}),
-        (True, {"kdim": 5, "vdim": 7}),
-    ],
-    ids=["self", "no bias", "extra keys", "cross", "other widths"],
-)
-def test_attention(batch_first, need_weights, cross, options):
-    model = Attending(batch_first, need_weights, cross, **options)
-    for shape in ((4, 4, 8), (3, 5, 8)):
-        x = torch.randn(shape)
-        assert_matches_loop(model, x)
-
-
-def test_attention_values_are_torchs():
-    from ownerwise.gradients import Tape
-
-    for cross, options in (
-        (False, {}),
-        (True, {"kdim": 5, "vdim": 7}),
-        (False, {"add_bias_kv": 1}),
-    ):
-        model = Attending(True, True, cross, **options)
-        x = torch.randn(3, 5, 8)
-        with Tape(model):
-            ours = model(x)
-        torch.testing.assert_close(ours, model(x), rtol=1e-12, atol=1e-12)
+    assert_matches_loop(Model(), torch.randn(count, *inner, 3))
 
 
 @pytest.mark.parametrize("training", [True, False])

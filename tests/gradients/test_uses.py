@@ -1,7 +1,9 @@
 """Uses of parameters that hooks on layers get wrong: reuse, ties, in-place, views, plain ones."""
 
 import torch
-from record_loop import assert_equal, assert_matches_loop, loop, run
+from hypothesis import example, given
+from hypothesis import strategies as st
+from record_loop import COUNT, FEW, Model, assert_equal, assert_matches_loop, loop, run
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
@@ -9,24 +11,38 @@ from torch.nn.utils import parametrizations
 from ownerwise.gradients import Tape
 
 
-class Model(nn.Module):
-    """A model from a forward function and its parameters and modules."""
-
-    def __init__(self, forward, **parts):
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, nn.Parameter(part) if isinstance(part, torch.Tensor) else part)
-        self.run = forward
-
-    def forward(self, x):
-        return self.run(self, x)
-
-
 def test_reused_layer():
     """Trap 17: the norm is that of the sum of the uses."""
     model = Model(lambda m, x: m.layer(m.layer(m.layer(x).tanh()).tanh()), layer=nn.Linear(4, 4))
     assert_matches_loop(model, torch.randn(5, 4))
     assert_matches_loop(model, torch.randn(5, 5, 4))
+
+
+@FEW
+@given(COUNT, st.lists(st.sampled_from("LCNGRSTA"), min_size=1, max_size=3), st.integers(2, 3))
+@example(2, ["G", "S"], 2)  # the group norm gets what the LSTM leaves, not contiguous
+def test_reused_layers_of_every_kind(count, kinds, times):
+    """Trap 17: the same layers again and again, in any order."""
+    pool = {
+        "L": nn.Linear(4, 4),
+        "C": nn.Conv1d(4, 4, 3, padding=1),
+        "N": nn.LayerNorm(4),
+        "G": nn.GroupNorm(2, 4),
+        "R": nn.RMSNorm([4, 4]),
+        "S": nn.LSTM(4, 4, batch_first=True),
+        "T": nn.GRU(4, 2, bidirectional=True, batch_first=True),
+        "A": nn.MultiheadAttention(4, 2, batch_first=True),
+    }
+
+    def forward(m, x):
+        for kind in kinds * times:
+            layer = m.layers[kind]
+            x = layer(x, x, x) if kind == "A" else layer(x)
+            x = (x[0] if isinstance(x, tuple) else x).tanh()
+        return x
+
+    model = Model(forward, layers=nn.ModuleDict({kind: pool[kind] for kind in kinds}))
+    assert_matches_loop(model, torch.randn(count, 4, 4))
 
 
 def test_reused_convolution_and_normalisation():
@@ -46,16 +62,21 @@ def test_model_called_twice_in_one_pass():
     assert_matches_loop(pair, torch.randn(4, 3))
 
 
-def test_tied_embedding_and_projection():
+@FEW
+@given(COUNT, st.integers(1, 8), st.sampled_from([2, 6, 40, 200]), st.integers(1, 5), st.data())
+def test_tied_embedding_and_projection(count, length, words, width, data):
     """Trap 17: cross terms between look-up and projection; small and large vocabulary."""
-    for words, length in ((6, 6), (200, 3)):
-        model = Model(
-            lambda m, x: functional.linear(m.words(x).tanh(), m.words.weight),
-            words=nn.Embedding(words, 5),
-        )
-        x = torch.randint(0, words, (6, length))
-        x[0, 0] = x[0, 1]
-        assert_matches_loop(model, x)
+    padding = data.draw(st.sampled_from([None, 0, -1]))
+    repeated = data.draw(st.booleans())
+    model = Model(
+        lambda m, x: m.head(m.words(x).tanh() + (m.words(x.flip(1)) if repeated else 0)),
+        words=nn.Embedding(words, width, padding_idx=padding),
+        head=nn.Linear(width, words, bias=data.draw(st.booleans())),
+    )
+    model.head.weight = model.words.weight
+    x = torch.randint(0, words, (count, length))
+    x[0, -1] = x[0, 0]
+    assert_matches_loop(model, x)
 
 
 def test_tied_by_transposition():

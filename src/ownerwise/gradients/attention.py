@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ownerwise.gradients.linear import project
-from ownerwise.gradients.pointwise import spread
+from ownerwise.gradients.pointwise import as_single_record, spread
 from ownerwise.gradients.problems import Refused
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ def multi_head_attention(
         )
     if static_k is not None or static_v is not None:
         return NotImplemented
+    if query.shape[1] == 1:
+        query, key, value = (as_single_record(tape, func, t) for t in (query, key, value))
     if any(tape.source(t) is not None for t in (query, key, value)):
         return NotImplemented
     if use_separate_proj_weight:

@@ -24,7 +24,6 @@ __all__ = ["shared_ghost_norms"]
 
 def shared_ghost_norms(uses: Sequence[Contribution], policy: Policy) -> Tensor | None:
     """``[count]`` squared norms of the sum of the uses, or None if forming it is cheaper."""
-    rows, columns = uses[0].shape[0], uses[0].shape[-1]
     terms = 0
     for use in uses:
         if isinstance(use, Outer) and use.left is not None:
@@ -35,6 +34,7 @@ def shared_ghost_norms(uses: Sequence[Contribution], policy: Policy) -> Tensor |
             terms += use.ids.shape[1]
         else:
             return None
+    rows, columns = uses[0].shape[0], uses[0].shape[-1]
     if terms * (rows + columns) > rows * columns:
         return None
     count = uses[0].count

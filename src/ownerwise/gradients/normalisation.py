@@ -109,8 +109,10 @@ def group_norm(
         return NotImplemented
     count, channels = input.shape[:2]
     space = math.prod(input.shape[2:])
+    last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
+    dense = input if last else input.contiguous()  # the kernel takes no other strides
     output, mean, scale = torch.native_group_norm(
-        input, tape.value(weight), tape.value(bias), count, channels, space, num_groups, eps
+        dense, tape.value(weight), tape.value(bias), count, channels, space, num_groups, eps
     )
     mean, scale = mean.detach(), scale.detach()
 

@@ -26,7 +26,7 @@ from ownerwise.gradients.sources import Source, name_of
 if TYPE_CHECKING:
     from ownerwise.gradients.tape import Tape
 
-__all__ = ["POINTWISE", "REPEATING", "pointwise", "repeating", "spread"]
+__all__ = ["POINTWISE", "REPEATING", "as_single_record", "pointwise", "repeating", "spread"]
 
 NAMES = (
     *("add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide"),
@@ -144,6 +144,15 @@ def spread(tape: Tape, func: Callable[..., Any], tensor: Tensor, shape: tuple[in
     source: Source | None = tape.source(tensor)
     output = tape.value(tensor).expand(shape)
     return output if source is None else _tap_spread(tape, func, source, output, [0])
+
+
+def as_single_record(tape: Tape, func: Callable[..., Any], tensor: Tensor) -> Tensor:
+    """A parameter where a rule expects the data of a batch of one record, tapped.
+
+    Expanding a learned state or query to one record leaves it as it is, so it is still a parameter.
+    """
+    source: Source | None = tape.source(tensor)
+    return tensor if source is None else _tap_spread(tape, func, source, source.value, [])
 
 
 def _tap_spread(

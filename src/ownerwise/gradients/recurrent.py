@@ -23,6 +23,7 @@ from ownerwise.gradients.contributions import (
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.linear import project
 from ownerwise.gradients.outer import Outer, SharedLeft
+from ownerwise.gradients.pointwise import as_single_record
 from ownerwise.gradients.problems import Refused
 from ownerwise.gradients.recurrence import GRU, LSTM, RNN
 from ownerwise.gradients.sources import Source, name_of
@@ -78,6 +79,8 @@ def _layers(
     directions = 2 if bidirectional else 1
     per_layer = 4 if has_biases else 2
     name = name_of(func)
+    if input.dim() == 3 and input.shape[0 if batch_first else 1] == 1:
+        firsts = tuple(as_single_record(tape, func, first) for first in firsts)
     if any(tape.source(t) is not None for t in (input, *firsts)):
         raise Refused(
             name,
@@ -214,15 +217,18 @@ def cell(
     b_hh: Tensor | None = None,
 ) -> Any:
     """Rule of ``lstm_cell``, ``gru_cell``, ``rnn_tanh_cell`` and ``rnn_relu_cell``."""
-    state = hx[0] if isinstance(hx, list | tuple) else hx
-    if tape.source(input) is not None or tape.source(state) is not None:
+    states = list(hx) if isinstance(hx, list | tuple) else [hx]
+    if len(input) == 1:
+        states = [as_single_record(tape, func, state) for state in states]
+    if any(tape.source(t) is not None for t in (input, *states)):
         return NotImplemented
+    state = states[0]
     from_input = project(tape, functional.linear, input, w_ih, b_ih, None)
     from_state = project(tape, functional.linear, state, w_hh, b_hh, None)
     kind = name_of(func)
     if kind == "lstm_cell":
         i, f, g, o = (from_input + from_state).chunk(4, dim=-1)
-        after = f.sigmoid() * hx[1] + i.sigmoid() * g.tanh()
+        after = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
         return o.sigmoid() * after.tanh(), after
     if kind == "gru_cell":
         r, z, n = from_input.chunk(3, dim=-1)

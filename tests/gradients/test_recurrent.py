@@ -1,0 +1,114 @@
+"""Recurrent layers and cells against the loop over records, at random shapes and options."""
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from record_loop import COUNT, FEW, assert_matches_loop
+from torch import nn
+
+from ownerwise.gradients import Tape
+
+KINDS = [nn.RNN, nn.GRU, nn.LSTM]
+BOTH_WAYS = {"num_layers": 2, "bidirectional": True, "bias": True, "batch_first": True}
+
+
+class Recurrent(nn.Module):
+    """Outputs and last states count; ``start``: of zeros, of the data, or learned."""
+
+    def __init__(self, kind, start="zeros", **options):
+        super().__init__()
+        self.layer = layer = kind(3, options.pop("hidden_size", 4), **options)
+        self.directions = 2 if layer.bidirectional else 1
+        self.head = nn.Linear(self.directions * layer.hidden_size, 2)
+        self.start = start
+        if start == "learned":
+            shape = (self.directions * layer.num_layers, 1, layer.hidden_size)
+            self.first = nn.ParameterList(torch.randn(shape) for _ in range(2))
+
+    def first_states(self, x):
+        count = len(x)
+        if self.start == "zeros":
+            return None
+        if self.start == "learned":
+            states = [first.expand(-1, count, -1) for first in self.first]
+        else:
+            shape = (self.directions * self.layer.num_layers, count, self.layer.hidden_size)
+            states = [value.expand(shape) for value in (x.sum(dim=(1, 2))[:, None], x[:, 0, :1])]
+        return tuple(states) if isinstance(self.layer, nn.LSTM) else states[0]
+
+    def forward(self, x):
+        turned = not self.layer.batch_first
+        outputs, last = self.layer(x.transpose(0, 1) if turned else x, self.first_states(x))
+        outputs = outputs.transpose(0, 1) if turned else outputs
+        states = last if isinstance(last, tuple) else (last,)
+        ends = [state.transpose(0, 1).flatten(1) for state in states]
+        return torch.cat([self.head(outputs).flatten(1), *ends], dim=1)
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "hidden_size": st.integers(1, 4),
+        "num_layers": st.integers(1, 3),
+        "bidirectional": st.booleans(),
+        "bias": st.booleans(),
+        "batch_first": st.booleans(),
+        "start": st.sampled_from(["zeros", "data", "learned"]),
+    }
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@FEW
+@given(COUNT, st.integers(1, 5), OPTIONS)
+@example(4, 4, BOTH_WAYS)  # as many steps as records
+@example(4, 4, {**BOTH_WAYS, "batch_first": False})
+@example(3, 5, {**BOTH_WAYS, "bias": False})
+@example(1, 2, {**BOTH_WAYS, "start": "learned"})
+def test_recurrent(kind, count, length, options):
+    assert_matches_loop(Recurrent(kind, **options), torch.randn(count, length, 3))
+
+
+@FEW
+@given(COUNT, st.integers(1, 5), OPTIONS)
+def test_recurrent_with_relu(count, length, options):
+    model = Recurrent(nn.RNN, nonlinearity="relu", **options)
+    assert_matches_loop(model, torch.randn(count, length, 3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("start", ["zeros", "data"])
+def test_recurrent_values_are_torchs(kind, start):
+    model = Recurrent(kind, start, **BOTH_WAYS)
+    x = torch.randn(3, 5, 3)
+    with Tape(model):
+        ours = model(x)
+    torch.testing.assert_close(ours, model(x), rtol=1e-12, atol=1e-12)
+
+
+def test_recurrent_dropout_keeps_the_scale():
+    model = nn.LSTM(3, 64, num_layers=2, dropout=0.5)
+    with Tape(model):
+        outputs, _ = model(torch.randn(5, 4, 3))
+    assert outputs.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [nn.RNNCell, nn.GRUCell, nn.LSTMCell])
+@FEW
+@given(COUNT, st.integers(1, 4), st.integers(1, 4), st.booleans(), st.booleans())
+def test_recurrent_cells(kind, count, length, width, bias, learned):
+    class Steps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = kind(3, width, bias=bias)
+            self.first = nn.Parameter(torch.randn(1, width)) if learned else None
+
+        def forward(self, x):
+            state = self.first.expand(len(x), -1) if learned else None
+            if learned and kind is nn.LSTMCell:
+                state = (state, state.cos())
+            for t in range(x.shape[1]):
+                state = self.cell(x[:, t], state)
+            return torch.cat(state, dim=1) if isinstance(state, tuple) else state
+
+    assert_matches_loop(Steps(), torch.randn(count, length, 3))
