@@ -29,7 +29,7 @@ from ownerwise.run_folders import holds_a_run
 from ownerwise.runs import PLAN, Run
 from ownerwise.training import Trainer
 
-_OPTIMIZERS = {
+OPTIMIZERS = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -85,12 +85,12 @@ def assemble(
     run = config["run"]
     name = run.get("name", config.name)
     place = Path(folder or run.get("folder") or Path("runs") / name)
-    data, validation, test = _split(_load(config, data_dir), config["data"])
+    data, validation, test = split_records(load_data(config, data_dir), config["data"])
     problems: list[str] = []
-    model = _model(config, data, problems)
+    model = make_model(config, data, problems)
     try:
-        assignment, owners = _owners(config, data)
-        made = _stored_plan(place, owners) if resume else None
+        assignment, owners = make_owners(config, data)
+        made = stored_plan(place, owners) if resume else None
         made = plan(owners, **config["plan"]) if made is None else made
     except OwnerwiseError as error:
         raise OwnerwiseError(problems + error.problems) from None
@@ -101,12 +101,12 @@ def assemble(
         model,
         made,
         lr=training["lr"],
-        optimizer=_OPTIMIZERS[training.get("optimizer", "sgd")],
-        optimizer_options=_optimizer_options(training),
+        optimizer=OPTIMIZERS[training.get("optimizer", "sgd")],
+        optimizer_options=optimizer_options(training),
         schedule=training.get("schedule", "constant"),
         loss=getattr(functional, training.get("loss", "cross_entropy")),
-        weights=_weights(config["weights"]),
-        clipping=_clipping(training.get("clipping", "standard")),
+        weights=make_weights(config["weights"]),
+        clipping=make_clipping(training.get("clipping", "standard")),
         **{key: training[key] for key in ("micro_batch_size", "lean") if key in training},
         **{key: value for key, value in run.items() if key not in ("name", "folder")},
         folder=place,
@@ -118,7 +118,8 @@ def assemble(
     return Assembly(trainer, data, assignment, validation, test)
 
 
-def _load(config: Config, data_dir: str | PathLike | None) -> DataSet:
+def load_data(config: Config, data_dir: str | PathLike | None) -> DataSet:
+    """Return the data set that the configuration names, or its table."""
     asked = dict(config["data"])
     only = asked.pop("only", None)
     for key in ("validation_share", "validation_seed"):
@@ -130,7 +131,7 @@ def _load(config: Config, data_dir: str | PathLike | None) -> DataSet:
     return found if only is None else found.only(only)
 
 
-def _split(
+def split_records(
     data: DataSet, asked: Mapping[str, Any]
 ) -> tuple[DataSet, Records | None, Records | None]:
     """Return the data with the training records, the validation records and the test records.
@@ -163,7 +164,8 @@ def _split(
     )
 
 
-def _owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
+def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
+    """Return who owns which record, and the owners with their budgets."""
     asked = config["owners"]
     delta = asked.get("delta")
     if "assignment" in asked:
@@ -188,7 +190,7 @@ def _owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
     return assign.by_column(data, column, budgets), owners
 
 
-def _stored_plan(folder: Path, owners: Owners) -> Plan | None:
+def stored_plan(folder: Path, owners: Owners) -> Plan | None:
     """Return the plan of the run in a folder, if it is one for these owners."""
     if not holds_a_run(folder):
         return None
@@ -198,7 +200,7 @@ def _stored_plan(folder: Path, owners: Owners) -> Plan | None:
         return None  # a new plan then shows all the differences
 
 
-def _model(config: Config, data: DataSet, problems: list[str]) -> torch.nn.Module | None:
+def make_model(config: Config, data: DataSet, problems: list[str]) -> torch.nn.Module | None:
     """Return the model; its numbers of inputs and classes are the data's, if it asks for them."""
     options = dict(config["model"])
     name = options.pop("name")
@@ -218,12 +220,14 @@ def _model(config: Config, data: DataSet, problems: list[str]) -> torch.nn.Modul
     return None
 
 
-def _optimizer_options(training: Mapping[str, Any]) -> dict[str, Any]:
+def optimizer_options(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the optimizer's options besides the learning rate."""
     momentum = {"momentum": training["momentum"]} if "momentum" in training else {}
     return momentum | dict(training.get("options", {}))
 
 
-def _weights(asked: Mapping[str, Any]) -> INO | None:
+def make_weights(asked: Mapping[str, Any]) -> INO | None:
+    """Return the weights inside a batch, or None."""
     if not asked:
         return None
     options = {key: asked[key] for key in ("tail", "tail_length", "alpha", "beta") if key in asked}
@@ -235,7 +239,8 @@ def _weights(asked: Mapping[str, Any]) -> INO | None:
     return INO(**options)
 
 
-def _clipping(asked: str | Mapping[str, Any]) -> ClippingRule:
+def make_clipping(asked: str | Mapping[str, Any]) -> ClippingRule:
+    """Return the clipping rule."""
     options = {"kind": asked} if isinstance(asked, str) else dict(asked)
     return _CLIPPING[options.pop("kind")](**options)
 

@@ -1,10 +1,12 @@
 """The demonstration: ten owners, one per digit, with budgets from strict to lax.
 
-Everything is fixed beforehand: the data (scikit-learn's digits), the split, the budgets, the seeds
-and the search. Every method is tuned over the same clip norms and learning rates, on validation
-data, with as many runs as every other; test data are looked at once, at the end. What comes out is
-shown, also where nothing was gained. The runs have fixed seeds so that they can be repeated, which
-makes them NOT private: the data are public.
+Seeds and search are fixed beforehand. Every method is tuned over the same clip norms and learning
+rates, on validation data, with as many runs as every other; tail and kappa are the library's
+defaults and are not tuned. What comes out is shown, also where nothing was gained. The setting
+(budgets 1 to 10, 120 steps) was settled after trying about ten others on these digits, and
+docs/how-to/tail-and-kappa.md tells of nine choices of tail and kappa compared on the same test
+images; the seeds here are fresh, the images are not. The runs have fixed seeds so that they can be
+repeated, which makes them NOT private: the data are public.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ class Method:
 METHODS = (
     Method("DP-SGD", "uniform"),
     Method("IDP-SGD", "sample"),
-    Method("INO-SGD", "sample", INO(tail=0.8)),
-    Method("INO-SGD budget-aware", "sample", INO(tail=0.8, score_by=BudgetAware(1.0))),
+    Method("INO-SGD", "sample", INO()),
+    Method("INO-SGD budget-aware", "sample", INO(score_by=BudgetAware())),
 )
 BASELINE = "IDP-SGD"
 
@@ -56,7 +58,7 @@ class Search:
     clip_norms: tuple[float, ...] = (0.3, 1.0, 4.0)
     step_lengths: tuple[float, ...] = (2.0, 4.0, 8.0)
     search_seeds: tuple[int, ...] = (101, 102, 103)
-    seeds: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
+    seeds: tuple[int, ...] = (21, 22, 23, 24, 25, 26, 27, 28)
     steps: int = 120
     batch_size: int = 128
     evaluations: int = 20

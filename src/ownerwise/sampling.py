@@ -47,6 +47,7 @@ class _Plan(Protocol):
     def sampling_rates(self) -> np.ndarray: ...
     @property
     def steps(self) -> int: ...
+
     hash: Any  # a str, however the plan keeps it
 
 

@@ -185,7 +185,7 @@ def test_a_damaged_result_is_named(tmp_path):
     path = tmp_path / "digits" / "idp" / "seed-0-x.json"
     path.parent.mkdir(parents=True)
     path.write_text("{")
-    with pytest.raises(OwnerwiseError, match="seed-0-x.json is damaged"):
+    with pytest.raises(OwnerwiseError, match="is damaged: remove it"):
         Store(tmp_path).read()
     with pytest.raises(OwnerwiseError, match="run` first"):
         Store(tmp_path / "nothing").read()

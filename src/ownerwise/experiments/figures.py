@@ -21,6 +21,14 @@ from ownerwise.plan_files import write_whole
 _MOST_GROUPS = 4
 _STYLES = ("--", "-", ":", "-.")
 _COMPARED = ("idp", "ino", "ino-budget")
+_FAMILIES = {
+    "idp": "IDP-SGD",
+    "uniform": "DP-SGD",
+    "ino": "INO-SGD",
+    "ino-budget": "INO-SGD budget-aware",
+    "lowered": "lowered budgets",
+    "undersample": "undersampled",
+}
 
 
 def write_figures(study: Study, folder: str | PathLike) -> list[Path]:
@@ -59,7 +67,7 @@ def owner_curves(study: Study) -> Any:
         for style, method in zip(_STYLES, methods, strict=False):
             _curve(axis, study, method, lambda line, g=group: line["groups"][g]["recall"], style)
         axis.set_title(f"{group}, epsilon {study.budgets[group]:g}")
-    return _finish(figure, axes, "step", "recall")
+    return _finish(figure, axes, "step", "recall", share=True)
 
 
 def overall_curves(study: Study) -> Any:
@@ -73,7 +81,7 @@ def overall_curves(study: Study) -> Any:
         _curve(axes[1], study, method, lambda line: line["worst_group"]["recall"], style)
     axes[0].set_title("all records")
     axes[1].set_title("worst group")
-    return _finish(figure, axes, "step", "accuracy")
+    return _finish(figure, axes, "step", "accuracy", share=True)
 
 
 def gains(study: Study) -> Any:
@@ -120,25 +128,17 @@ def class_curves(study: Study) -> Any:
                     band=False,
                 )
         axis.set_title(f"{group}, epsilon {study.budgets[group]:g}")
-    return _finish(figure, axes, "step", "recall")
+    return _finish(figure, axes, "step", "recall", share=True)
 
 
 def trade_off(study: Study) -> Any:
     """Spread over groups against overall accuracy: down and to the right is better."""
-    families = {
-        "IDP-SGD": lambda name: name == BASELINE,
-        "DP-SGD": lambda name: name == "uniform",
-        "INO-SGD": lambda name: name == "ino" or name.startswith("ino-0"),
-        "INO-SGD budget-aware": lambda name: name.startswith("ino-budget"),
-        "lowered budgets": lambda name: name.startswith("lowered"),
-        "undersampled": lambda name: name.startswith("undersample"),
-    }
     figure, axes = new_figure(1)
     drawn = 0
-    for (family, belongs), marker in zip(families.items(), "^vosDx", strict=True):
-        names = sorted(name for name in study.methods if belongs(name))
-        measured = [summary.over_seeds(study.methods[name]) for name in names]
-        points = sorted((one["accuracy"].mean, one["spread"].mean) for one in measured)
+    for (method, family), marker in zip(_FAMILIES.items(), "^vosDx", strict=True):
+        members = [runs for runs in study.methods.values() if _method(runs) == method]
+        measured = map(summary.over_seeds, sorted(members, key=_strength))
+        points = [(one["accuracy"].mean, one["spread"].mean) for one in measured]
         if points:
             axes[0].plot(*zip(*points, strict=True), marker=marker, label=family)
             drawn += len(points)
@@ -146,20 +146,30 @@ def trade_off(study: Study) -> Any:
 
 
 def new_figure(panels: int) -> tuple[Any, list[Any]]:
-    """Return a figure with panels side by side, three to a row, and the panels."""
+    """Return a figure with panels side by side, at most three to a row, and the panels."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise OwnerwiseError(
             f"figures need another package: {error}; pip install 'ownerwise[figures]'"
         ) from None
-    columns = min(panels, 3)
+    columns = 2 if panels == 4 else min(panels, 3)
     rows = -(-panels // columns)
     figure = Figure(figsize=(4.2 * columns, 3.2 * rows), layout="constrained")
     axes = list(np.atleast_1d(figure.subplots(rows, columns, squeeze=True)).flatten())
     for axis in axes[panels:]:
-        axis.set_visible(False)
+        axis.remove()
     return figure, axes[:panels]
+
+
+def _method(runs: Sequence[Result]) -> str:
+    return runs[0]["spec"].partition(":")[0]
+
+
+def _strength(runs: Sequence[Result]) -> float:
+    """Return how strongly a method acts, for the order of a curve: its argument, or its tail."""
+    argument = runs[0]["spec"].partition(":")[2]
+    return float(argument or runs[0]["config"].get("weights", {}).get("tail", 0.0))
 
 
 def _compared(study: Study) -> list[str]:
@@ -191,11 +201,15 @@ def _curve(
         )
 
 
-def _finish(figure: Any, axes: list[Any], x: str, y: str, *, legend: bool = True) -> Any:
+def _finish(
+    figure: Any, axes: list[Any], x: str, y: str, *, legend: bool = True, share: bool = False
+) -> Any:
     for axis in axes:
         axis.set_xlabel(x)
         axis.set_ylabel(y)
         axis.grid(alpha=0.3)
+        if share:
+            axis.set_ylim(-0.02, 1.02)
         if legend:
             axis.legend(fontsize=7)
     return figure

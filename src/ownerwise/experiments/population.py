@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ownerwise.assembly import _load, _owners, _split
+from ownerwise.assembly import load_data, make_owners, split_records
 from ownerwise.config import Config
 from ownerwise.data import DataSet, Records
 from ownerwise.data.assign import Assignment, flip_labels
@@ -76,9 +76,9 @@ def populate(
     Labels are flipped after records were given to owners, so every record stays with the owner of
     its true label.
     """
-    data, validation, test = _split(_loaded(config, data_dir), config["data"])
+    data, validation, test = split_records(_loaded(config, data_dir), config["data"])
     assert validation is not None
-    assignment, owners = _owners(config, data)
+    assignment, owners = make_owners(config, data)
     assert owners.record_owner_index is not None
     if label_noise:
         seed = config["run"]["seed"]
@@ -106,4 +106,4 @@ def _loaded(config: Config, data_dir: str | PathLike | None) -> DataSet:
 @lru_cache(maxsize=1)
 def _read(asked: str, place: str | None) -> DataSet:
     """Read a data set once for several runs of a process."""
-    return _load(Config({"data": json.loads(asked)}, Path(), "data"), place)
+    return load_data(Config({"data": json.loads(asked)}, Path(), "data"), place)

@@ -27,7 +27,6 @@ from ownerwise.experiments.results import Store, trial_hash
 from ownerwise.experiments.trials import Report, Trial, run_trial
 from ownerwise.interruption import Interrupted
 
-
 _THREADS = "OMP_NUM_THREADS"  # read when a process loads torch
 _POLL = 0.5  # seconds between two looks at the processes
 
@@ -92,9 +91,7 @@ def _settle(path: Path, progress: Progress, run: Callable[[], dict[str, Any]]) -
         progress.failed(path, error.problems)
 
 
-def _places(
-    trials: Sequence[Trial], store: Store, data_dir: str | PathLike | None
-) -> list[Path]:
+def _places(trials: Sequence[Trial], store: Store, data_dir: str | PathLike | None) -> list[Path]:
     """Return where results lie, or raise everything that is wrong with settings and data."""
     places: list[Path] = []
     problems: list[str] = []

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ownerwise.experiments import summary
+from ownerwise.experiments import settings, summary
 from ownerwise.experiments.summary import BASELINE, METRICS, Gain, Spread, Study, spread_out
 from ownerwise.plan_files import write_whole
 
@@ -63,7 +63,7 @@ def describe(study: Study) -> dict[str, Any]:
         "study": study.name,
         "setting": first["setting"],
         "title": first["title"],
-        "not_private": "science: fixed seeds",
+        "not_private": "NOT PRIVATE (science): fixed seeds",
         "data": first["data"],
         "owners": first["owners"],
         "steps": first["history"][-1]["step"],
@@ -77,6 +77,7 @@ def page(study: Study, content: dict[str, Any], pictures: Sequence[str] = ()) ->
     parts = [
         f"# {study.heading}",
         f"{content['title']}. {content['owners'].capitalize()}; {content['steps']} steps.",
+        _origin(content["setting"]),
         _CAUTION,
         "Mean and standard deviation over seeds, in per cent. Spread is the standard deviation "
         "over groups; strict owners are those with less than the mean budget. An epoch counts "
@@ -108,6 +109,15 @@ def page(study: Study, content: dict[str, Any], pictures: Sequence[str] = ()) ->
         ]
     parts += [f"![{Path(name).stem}]({name})" for name in pictures]
     return "\n\n".join(parts) + "\n"
+
+
+def _origin(name: str) -> str:
+    """Return where a setting comes from, and which of its values are a choice of ours."""
+    setting = settings.setting(name)
+    lines = [f"Source: {setting.source}."]
+    if setting.choices:
+        lines += ["Choices of ours:", "", *(f"- {choice}" for choice in setting.choices)]
+    return "\n".join(lines)
 
 
 def overview(studies: Sequence[Study]) -> str:

@@ -18,12 +18,12 @@ import torch
 from torch.nn import functional
 
 from ownerwise.assembly import (
-    _OPTIMIZERS,
-    _clipping,
-    _model,
-    _optimizer_options,
-    _stored_plan,
-    _weights,
+    OPTIMIZERS,
+    make_clipping,
+    make_model,
+    make_weights,
+    optimizer_options,
+    stored_plan,
 )
 from ownerwise.config import Config, make_config
 from ownerwise.environment import environment
@@ -97,7 +97,7 @@ def run_trial(
     cells = Cells.of(population.assignment, population.data.classes)
     phases = trial.method.phases(population, config["plan"], trial.seed)
     problems: list[str] = []
-    model = _model(config, population.data, problems)
+    model = make_model(config, population.data, problems)
     if model is None:
         raise OwnerwiseError(problems)
     if trial.method.private:
@@ -152,17 +152,17 @@ def _train(
     for number, phase in enumerate(phases, 1):
         place = folder / f"phase-{number}" if len(phases) > 1 else folder
         owners = phase.population.owners()
-        made = _stored_plan(place, owners) or plan(owners, **phase.plan)
+        made = stored_plan(place, owners) or plan(owners, **phase.plan)
         trainer = Trainer(
             model,
             made,
             lr=training["lr"],
-            optimizer=_OPTIMIZERS[training.get("optimizer", "sgd")],
-            optimizer_options=_optimizer_options(training),
+            optimizer=OPTIMIZERS[training.get("optimizer", "sgd")],
+            optimizer_options=optimizer_options(training),
             schedule=training.get("schedule", "constant"),
             loss=_loss(config),
-            weights=_weights(config["weights"]),
-            clipping=_clipping(training.get("clipping", "standard")),
+            weights=make_weights(config["weights"]),
+            clipping=make_clipping(training.get("clipping", "standard")),
             micro_batch_size=training.get("micro_batch_size"),
             lean=training.get("lean", False),
             seed=trial.seed + 1000 * (number - 1),  # no noise comes twice

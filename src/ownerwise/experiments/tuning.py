@@ -148,7 +148,7 @@ def describe(found: Sequence[Point], trials: int, seeds: Sequence[int]) -> dict[
     """Return the search as JSON types: all points, the frontiers, and what each method chose."""
     methods = list(dict.fromkeys(point.method for point in found))
     described: dict[str, Any] = {
-        "not_private": "science: fixed seeds, values chosen on held-out records",
+        "not_private": "NOT PRIVATE (science): fixed seeds, values chosen on held-out records",
         "trials": trials,
         "seeds": list(seeds),
         "validation_share": VALIDATION_SHARE,
