@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from ownerwise.cli import main
 from ownerwise.report import write_report
 from report_tools import made_run
 
@@ -274,3 +275,32 @@ def test_the_policy_stops_every_connection_and_foreign_script(page):
     stopped = page.execute_async_script(script)
     assert {"img-src", "connect-src", "script-src-elem"} <= set(stopped)
     assert ask(page, "window.broken") is None
+
+
+def test_the_report_of_the_demo(browser, tmp_path):
+    """What `ownerwise demo` writes: every figure painted, hover alive, no error, no request."""
+    pytest.importorskip("sklearn")
+    path = tmp_path / "demo.html"
+    assert main(["demo", "--quick", "--out", str(path)]) == 0
+    emulate(browser, "light")
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    for log in ("browser", "performance"):
+        browser.get_log(log)  # forget what earlier pages did
+    opened(browser, path.as_uri())
+    shown = ask(
+        browser, "[...document.querySelectorAll('.panel:not([hidden]) .plot')].map(p => p.id)"
+    )
+    assert {name.rsplit("-", 1)[0] for name in shown} == {
+        *("learning", "gain", "worst", "trade-off", "spending", "importance")
+    }
+    for name in shown:
+        assert all(points > 0 for _, _, points, _ in traces(browser, name))
+        painted = "document.querySelectorAll('#' + arguments[0] + ' .trace path').length"
+        assert ask(browser, painted, name) > 0
+    point(browser, browser.find_element("css selector", "#learning-0 .nsewdrag"), 0.5, 0.5)
+    words = ask(browser, "document.querySelector('#learning-0 .hoverlayer').textContent")
+    assert "IDP-SGD" in words
+    assert browser.get_log("browser") == []
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    sent = [m["params"]["request"]["url"] for m in messages if m["method"].endswith("WillBeSent")]
+    assert [url for url in sent if not url.startswith(("file:", "data:", "blob:"))] == []
