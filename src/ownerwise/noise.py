@@ -128,7 +128,7 @@ class _Ahead:
 
     def take(self, size: int, std: float, dtype: torch.dtype) -> Tensor:
         if size <= len(self.noise) and std == self.std and dtype == self.noise.dtype:
-            return self.noise[:size]
+            return self.noise[:size].clone()  # whoever stores it must not store the next steps' too
         normals = self.normals[:size]
         if size > len(normals):
             rest = standard_normal(self.stream, size - len(normals))
