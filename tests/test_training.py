@@ -311,6 +311,14 @@ def test_a_model_is_not_trained_twice_by_one_trainer():
         trainer.fit(tools.data())
 
 
+@pytest.fixture
+def usual_ctrl_c():
+    """Ctrl-C as in a terminal; a shell that starts the tests in the background has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class StopAt:
     """A logger that presses Ctrl-C when a line is written."""
 
@@ -330,6 +338,7 @@ class StopAt:
         self.events.append("finish")
 
 
+@pytest.mark.usefixtures("usual_ctrl_c")
 def test_ctrl_c_leaves_a_run_that_goes_on_bit_for_bit(tmp_path):
     whole = tools.make_trainer(folder=tmp_path / "whole")
     whole.fit(tools.data(), **tools.validation())
@@ -346,6 +355,17 @@ def test_ctrl_c_leaves_a_run_that_goes_on_bit_for_bit(tmp_path):
     assert tools.timeless(run.history) == tools.timeless(tools.lines(tmp_path / "whole"))
 
 
+def test_ctrl_c_stays_ignored_where_the_shell_ignores_it():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        run = tools.make_trainer(loggers=[StopAt(4)]).fit(tools.data())
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert run.updates == run.plan.steps
+
+
+@pytest.mark.usefixtures("usual_ctrl_c")
 def test_ctrl_c_in_memory_says_that_the_run_is_lost():
     with pytest.raises(KeyboardInterrupt, match="cannot be resumed") as caught:
         tools.make_trainer(loggers=[StopAt(4)]).fit(tools.data())

@@ -93,6 +93,8 @@ def test_ctrl_c_exits_with_130_and_resume_ends_like_the_whole_run(tmp_path, monk
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # as in a terminal, also where the tests themselves run with Ctrl-C ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     history, end = tmp_path / "run" / "history.jsonl", time.monotonic() + 100
     while time.monotonic() < end and not (history.exists() and history.read_text().count("\n") > 1):
