@@ -49,7 +49,7 @@ def measure(job: tuple[str, Method]) -> tuple[str, dict[str, Any]]:
     (runs,) = shown.compare(progress=False).values()
     (summary,) = shown.summaries({method.label: runs})
     pull = runs[0].plan.sampling_rates * runs[0].plan.clip_norms
-    figures: dict[str, Any] = {k: list(v) for k, v in summary.figures.items()}
+    figures: dict[str, Any] = {k: [v.mean, v.deviation] for k, v in summary.figures.items()}
     figures |= {"clip_norm": summary.clip_norm, "lr": summary.lr, "seeds": len(runs)}
     return name, {"label": method.label, "pull_ratio": float(pull.max() / pull.min()), **figures}
 
@@ -58,7 +58,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     names = ("overall", "strictest three", "worst owner", "spread")
     lines = ["| | " + " | ".join(names) + " | clip norm, lr |", "|---" * (len(names) + 2) + "|"]
     for row in rows:
-        error = np.sqrt(max(1, row["seeds"] - 1))
+        error = np.sqrt(row["seeds"])
         cells = [f"{row[n][0]:.3f} ± {row[n][1] / error:.3f}" for n in names]
         chosen = f"{row['clip_norm']:g}, {row['lr']:g}"
         lines.append(f"| {row['label']} | " + " | ".join(cells) + f" | {chosen} |")

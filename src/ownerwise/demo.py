@@ -22,6 +22,7 @@ from tqdm import tqdm
 from ownerwise import models
 from ownerwise.data import DataSet, Records, assign, load_digits
 from ownerwise.data.assign import Assignment
+from ownerwise.evaluation import Amount
 from ownerwise.mechanisms import INO, BudgetAware
 from ownerwise.owners import Owners
 from ownerwise.planning import plan
@@ -81,7 +82,7 @@ class Summary:
     label: str
     clip_norm: float
     lr: float
-    figures: Mapping[str, tuple[float, float]]
+    figures: Mapping[str, Amount]
     recalls: Mapping[str, float]
     spent: tuple[float, float]
 
@@ -219,7 +220,7 @@ class Demo:
             label,
             float(runs[0].plan.clip_norm),
             runs[0].config["optimizer"]["lr"],
-            {name: (float(np.mean(v)), float(np.std(v))) for name, v in columns.items()},
+            {name: Amount.of(list(values)) for name, values in columns.items()},
             dict(zip(self.assignment.group_budgets, recalls.mean(axis=0).tolist(), strict=True)),
             (float(spent.min()), float(spent.max())),
         )
@@ -231,7 +232,7 @@ def table(summaries: Sequence[Summary]) -> Iterator[str]:
     width = max(len(summary.label) for summary in summaries)
     yield f"{'':{width}}  " + "  ".join(f"{name:>15}" for name in names) + "      epsilon spent"
     for summary in summaries:
-        cells = [f"{mean:.3f} ± {std:.3f}" for mean, std in summary.figures.values()]
+        cells = [f"{a.mean:.3f} ± {a.deviation or 0:.3f}" for a in summary.figures.values()]
         spent = f"{summary.spent[0]:.3g} to {summary.spent[1]:.3g}"
         yield f"{summary.label:{width}}  " + "  ".join(f"{c:>15}" for c in cells) + f"  {spent:>17}"
 
@@ -244,7 +245,7 @@ def owner_table(summaries: Sequence[Summary], budgets: Mapping[str, float]) -> I
         yield f"{owner:>5}  {epsilon:>7.3g}  {recalls}"
 
 
-def reading(summaries: Sequence[Summary], seeds: int) -> Iterator[str]:
+def reading(summaries: Sequence[Summary]) -> Iterator[str]:
     """Yield sentences on what was gained against the baseline, and what was not.
 
     A difference counts if it is above two standard errors of a difference of two means.
@@ -255,9 +256,10 @@ def reading(summaries: Sequence[Summary], seeds: int) -> Iterator[str]:
         if label == BASELINE:
             continue
         gained, lost, even = [], [], []
-        for name, (mean, std) in summary.figures.items():
-            change = mean - base[name][0]
-            error = np.sqrt((std**2 + base[name][1] ** 2) / max(1, seeds - 1))
+        for name, found in summary.figures.items():
+            change = found.mean - base[name].mean
+            deviations = np.array([found.deviation or 0.0, base[name].deviation or 0.0])
+            error = np.sqrt((deviations**2).sum() / found.count)
             words = f"{name} {100 * change:+.1f}"
             better = -change if name == "spread" else change
             (even if abs(change) <= 2 * error else gained if better > 0 else lost).append(words)

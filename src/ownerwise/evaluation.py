@@ -7,8 +7,9 @@ data whose owners agreed to that, never training records.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,21 @@ Collate = Callable[[list[Any]], Any]
 
 Predict = Callable[[Any], Tensor]
 """predict(outputs): the predicted class of each record."""
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A mean over seeds; `deviation` is their standard deviation, None for a single run."""
+
+    mean: float
+    deviation: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Amount:
+        """Return mean and standard deviation (of a sample) of one value per seed."""
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return cls(float(np.mean(values)), deviation, len(values))
 
 
 def predicted_classes(outputs: Tensor) -> Tensor:

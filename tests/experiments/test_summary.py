@@ -29,7 +29,7 @@ def test_no_strict_owners_where_all_budgets_are_equal():
 def test_mean_and_deviation_over_seeds():
     runs = [result(seed=0), result(seed=1, recalls=(0.4, 0.4, 0.6, 0.8))]
     found = summary.over_seeds(runs)
-    assert found["accuracy"] == summary.Spread(
+    assert found["accuracy"] == summary.Amount(
         pytest.approx(0.525), pytest.approx(0.05 / math.sqrt(2)), 2
     )
     assert found["worst_group"].mean == pytest.approx(0.3)

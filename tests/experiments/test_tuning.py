@@ -5,8 +5,8 @@ import json
 import pytest
 from made_results import result
 
+from ownerwise.evaluation import Amount
 from ownerwise.experiments import methods, settings, tuning
-from ownerwise.experiments.summary import Spread
 from ownerwise.experiments.trials import Trial, run_trial
 
 DIGITS = settings.setting("digits")
@@ -61,10 +61,10 @@ def test_test_records_are_not_those_chosen_by(tmp_path):
 
 def point(number, accuracy, strict, method="idp"):
     measured = {
-        "accuracy": Spread(accuracy, None, 1),
-        "balanced_accuracy": Spread(accuracy, None, 1),
-        "strict": Spread(strict, None, 1),
-        "worst_group": Spread(strict / 2, None, 1),
+        "accuracy": Amount(accuracy, None, 1),
+        "balanced_accuracy": Amount(accuracy, None, 1),
+        "strict": Amount(strict, None, 1),
+        "worst_group": Amount(strict / 2, None, 1),
     }
     return tuning.Point(method, number, {}, measured, measured)
 

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 import ownerwise as ow
-from ownerwise.report.study import METRICS, Amount, Study, differences
+from ownerwise.evaluation import Amount
+from ownerwise.report.study import METRICS, Study, differences
 from report_tools import evaluation, made_run, small_plan, two_methods
 
 ACCURACY, _, WORST, STRICTEST, SPREAD = METRICS

@@ -53,7 +53,7 @@ def _run(options: argparse.Namespace) -> None:
     print("\nRecall of each owner's digit:")
     print("\n".join(demo.owner_table(summaries, budgets)))
     print()
-    print("\n".join(demo.reading(summaries, len(search.seeds))))
+    print("\n".join(demo.reading(summaries)))
     chosen = ", ".join(f"{s.label}: clip norm {s.clip_norm:g}, lr {s.lr:g}" for s in summaries)
     print(f"Chosen by validation accuracy: {chosen}.")
     print(

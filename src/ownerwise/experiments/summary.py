@@ -11,6 +11,7 @@ from scipy.stats import pearsonr
 
 from ownerwise.diagnostics import minority_initial_drop
 from ownerwise.errors import OwnerwiseError
+from ownerwise.evaluation import Amount
 
 Result = Mapping[str, Any]
 BASELINE = "idp"
@@ -53,21 +54,6 @@ class Study:
         first = self.methods[method][0]
         notes = first["not_private"][1:]
         return f"{first['label']} ({'; '.join(notes)})" if notes else first["label"]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and standard deviation (of a sample) over seeds; deviation None for a single one."""
-
-    mean: float
-    deviation: float | None
-    seeds: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Return mean and deviation of values."""
-        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-        return cls(float(np.mean(values)), deviation, len(values))
 
 
 @dataclass(frozen=True)
@@ -152,18 +138,18 @@ def strict_groups(budgets: Mapping[str, float]) -> list[str]:
     return [group for group, epsilon in budgets.items() if epsilon < mean - 1e-12]
 
 
-def over_seeds(runs: Sequence[Result], part: str = "final") -> dict[str, Spread]:
+def over_seeds(runs: Sequence[Result], part: str = "final") -> dict[str, Amount]:
     """Return every metric's mean and deviation over the runs of a method."""
     measured = [measure(run, part) for run in runs]
     return {
-        name: Spread.of([one[name] for one in measured]) for name in METRICS if name in measured[0]
+        name: Amount.of([one[name] for one in measured]) for name in METRICS if name in measured[0]
     }
 
 
-def group_recalls(runs: Sequence[Result]) -> dict[str, Spread]:
+def group_recalls(runs: Sequence[Result]) -> dict[str, Amount]:
     """Return every group's recall over the runs of a method."""
     groups = runs[0]["final"]["groups"]
-    return {group: Spread.of([_recall(run, group) for run in runs]) for group in groups}
+    return {group: Amount.of([_recall(run, group) for run in runs]) for group in groups}
 
 
 def gain(baseline: Sequence[Result], runs: Sequence[Result]) -> Gain | None:

@@ -9,8 +9,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from ownerwise.evaluation import Amount
 from ownerwise.experiments import settings, summary
-from ownerwise.experiments.summary import BASELINE, METRICS, Gain, Spread, Study, spread_out
+from ownerwise.experiments.summary import BASELINE, METRICS, Gain, Study, spread_out
 from ownerwise.plan_files import write_whole
 
 _MOST_GROUPS = 10
@@ -176,7 +177,7 @@ def _drop_table(study: Study) -> str:
     return _table(["method", *(f"{g} (ε {study.budgets[g]:g})" for g in shown)], rows)
 
 
-def _percent(value: Spread | None) -> str:
+def _percent(value: Amount | None) -> str:
     if value is None:
         return ""
     deviation = "" if value.deviation is None else f" ± {100 * value.deviation:.2f}"

@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from ownerwise.evaluation import Amount
 from ownerwise.experiments import summary
 from ownerwise.experiments.figures import new_figure, save
 from ownerwise.experiments.methods import Method
 from ownerwise.experiments.settings import Setting
-from ownerwise.experiments.summary import Result, Spread
+from ownerwise.experiments.summary import Result
 from ownerwise.experiments.trials import Trial
 from ownerwise.plan_files import write_whole
 
@@ -51,8 +52,8 @@ class Point:
     method: str
     number: int
     values: Mapping[str, float]
-    validation: Mapping[str, Spread]
-    test: Mapping[str, Spread]
+    validation: Mapping[str, Amount]
+    test: Mapping[str, Amount]
 
 
 def draw(

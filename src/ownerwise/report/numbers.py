@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ownerwise.report.study import Amount
+from ownerwise.evaluation import Amount
 
 
 def percent(share: float) -> str:

@@ -11,25 +11,11 @@ from typing import Any
 import numpy as np
 
 from ownerwise.errors import OwnerwiseError
+from ownerwise.evaluation import Amount
 from ownerwise.plans import Plan
 from ownerwise.report.budget_classes import BudgetClass, classes_of
 from ownerwise.report.groups import Group, groups_of, nouns_of
 from ownerwise.runs import Run
-
-
-@dataclass(frozen=True)
-class Amount:
-    """A mean over seeds; `deviation` is their standard deviation, None for a single run."""
-
-    mean: float
-    deviation: float | None
-    count: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Amount:
-        """Return mean and standard deviation of one value per seed."""
-        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-        return cls(float(np.mean(values)), deviation, len(values))
 
 
 @dataclass(frozen=True)
