@@ -53,16 +53,14 @@ class LSTM(torch.autograd.Function):
         size = weight.shape[1]
         gates = loan.block
         flat, rows = gates.flatten(0, 1), inputs.flatten(0, 1)
-        if bias is None:
-            torch.mm(rows, matrix.t(), out=flat)
-        else:
-            torch.addmm(bias, rows, matrix.t(), out=flat)
+        torch.mm(rows, matrix.t(), out=flat)
         states = gates.new_empty(*gates.shape[:2], size)
         cells, squashed = torch.empty_like(states), torch.empty_like(states)
         transposed = weight.t()
         state, cell = first, first_cell
         for t in order:
-            gate = gates[t].addmm_(state, transposed)
+            gate = gates[t] if bias is None else gates[t].add_(bias)  # here it is in cache
+            gate.addmm_(state, transposed)
             i, f, g, o = gate.chunk(4, dim=1)
             gate[:, : 2 * size].sigmoid_()
             g.tanh_()

@@ -8,6 +8,7 @@ a contribution until it gives them back, which it does when it is dropped.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ class Workspace:
         self.lean = lean  # then lent blocks are not kept for the next step
         self._scratch: dict[object, Tensor] = {}
         self.shelf: dict[object, Tensor] = {}  # small constants
-        self._free: dict[tuple[int, torch.dtype, torch.device], list[Tensor]] = {}
+        self._free: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}  # flat, by size
 
     def scratch(self, key: object, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """A block of any content; the next call with the same key may overwrite it."""
@@ -56,11 +57,20 @@ class Workspace:
         return block
 
     def lend(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """A block that stays the caller's until it is given back."""
-        free = self._free.get((math.prod(shape), like.dtype, like.device))
-        if free:
-            return free.pop().view(shape)
-        return torch.empty(shape, dtype=like.dtype, device=like.device)
+        """A block that stays the caller's until it is given back.
+
+        Sizes of batches vary: a block serves every request from half of its size on, and a larger
+        one takes its place rather than lying beside it. So memory does not grow with the steps.
+        """
+        size = math.prod(shape)
+        free = self._free.get((like.dtype, like.device), [])
+        at = bisect_left(free, size, key=Tensor.numel)
+        if at < len(free) and free[at].numel() <= 2 * size:
+            return free.pop(at)[:size].view(shape)
+        if at and 2 * free[at - 1].numel() >= size:
+            del free[at - 1]
+        room = size if self.lean else size + size // 8
+        return torch.empty(room, dtype=like.dtype, device=like.device)[:size].view(shape)
 
     def loan(self, shape: tuple[int, ...], like: Tensor) -> Loan:
         """A lent block that gives itself back when nobody holds the loan any more."""
@@ -70,5 +80,6 @@ class Workspace:
         """Take back a lent block; nobody may hold a view of it any more."""
         if self.lean:
             return
-        key = (block.numel(), block.dtype, block.device)
-        self._free.setdefault(key, []).append(block.view(-1))
+        whole = block.new_empty(0).set_(block.untyped_storage())  # type: ignore[call-overload]
+        free = self._free.setdefault((block.dtype, block.device), [])
+        insort(free, whole, key=Tensor.numel)
