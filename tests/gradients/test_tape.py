@@ -1,6 +1,7 @@
 """Precision, odd batches, and that the model is left as it was."""
 
 import copy
+import gc
 import pickle
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from ownerwise.gradients import Refused, Tape
+from ownerwise.gradients.taps import Tap
 
 
 def small_cnn():
@@ -270,3 +272,39 @@ def test_exception_in_the_model_leaves_a_usable_tape():
 def test_refusals_can_be_pickled():
     refusal = pickle.loads(pickle.dumps(Refused("here", "wrong", "right")))
     assert str(refusal) == "here: wrong. Remedy: right"
+
+
+class Sequence(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(4, 2)
+
+    def forward(self, x):
+        found = self.layer(x) if not isinstance(self.layer, nn.MultiheadAttention) else None
+        outputs = found if isinstance(found, torch.Tensor) else (found or self.layer(x, x, x))[0]
+        return self.head(outputs).mean(dim=1)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.LSTM(4, 4, batch_first=True),
+        nn.LSTM(4, 2, num_layers=2, bidirectional=True, batch_first=True),
+        nn.GRU(4, 4, batch_first=True),
+        nn.RNN(4, 4, batch_first=True),
+        nn.MultiheadAttention(4, 2, batch_first=True),
+        nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
+        nn.Conv1d(3, 3, 3, padding=1),
+        nn.LayerNorm(4),
+        nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4)),
+        nn.PReLU(),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_nothing_of_a_pass_stays_in_memory(layer):
+    """A tap that can be reached from its own graph is a cycle that no collector sees."""
+    gc.collect()
+    before = sum(type(thing) is Tap for thing in gc.get_objects())
+    run(Tape(Sequence(layer)), torch.randn(5, 3, 4)).weighted_sum(torch.ones(5))
+    gc.collect()
+    assert sum(type(thing) is Tap for thing in gc.get_objects()) == before

@@ -16,7 +16,16 @@ from torch import Tensor
 from ownerwise.gradients.problems import Refused
 from ownerwise.gradients.workspace import Workspace
 
-__all__ = ["Contribution", "Dense", "Policy", "Rows", "Saved", "accumulation_dtype", "masked"]
+__all__ = [
+    "Contribution",
+    "Dense",
+    "Policy",
+    "Rows",
+    "Saved",
+    "accumulation_dtype",
+    "few_rows",
+    "masked",
+]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -27,6 +36,17 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 def masked(tensor: Tensor, bad: Tensor) -> Tensor:
     """A copy with the records in ``bad`` set to exact zero (also where they were inf or nan)."""
     return tensor.masked_fill(bad.reshape(-1, *[1] * (tensor.dim() - 1)), 0)
+
+
+def few_rows(factors: Tensor) -> Tensor | None:
+    """The rows whose factor is not zero, if leaving the others out saves work, else None.
+
+    Importance sampling gives most records the factor 0; a sum over fewer than half of the rows is
+    worth the copy of them.
+    """
+    if 2 * int(factors.count_nonzero()) >= len(factors):
+        return None
+    return factors.nonzero().squeeze(1)
 
 
 @dataclass(slots=True)
@@ -64,7 +84,7 @@ class Saved:
     __slots__ = ("tensor", "version", "where")
 
     def __init__(self, tensor: Tensor, where: str) -> None:
-        self.tensor = tensor
+        self.tensor = tensor.detach()  # without the graph, which may lead back to who saves it
         self.version = tensor._version
         self.where = where
 
@@ -78,7 +98,7 @@ class Saved:
                 f"was {self.version})",
                 "use the out-of-place operation on that tensor",
             )
-        return tensor.detach()
+        return tensor
 
 
 class Contribution(ABC):
