@@ -305,6 +305,6 @@ def test_nothing_of_a_pass_stays_in_memory(layer):
     """A tap that can be reached from its own graph is a cycle that no collector sees."""
     gc.collect()
     before = sum(type(thing) is Tap for thing in gc.get_objects())
-    run(Tape(Sequence(layer)), torch.randn(5, 3, 4)).weighted_sum(torch.ones(5))
+    run(Tape(Sequence(layer).double()), torch.randn(5, 3, 4)).weighted_sum(torch.ones(5))
     gc.collect()
     assert sum(type(thing) is Tap for thing in gc.get_objects()) == before
