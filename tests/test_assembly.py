@@ -7,8 +7,9 @@ import torch
 import ownerwise as ow
 import step_tools
 from ownerwise import data
-from ownerwise.assembly import assemble
+from ownerwise.assembly import assemble, make_weights
 from ownerwise.config import make_config
+from ownerwise.mechanisms import OwnerThenLoss
 
 _one_thread = pytest.fixture(autouse=True)(step_tools.one_thread)
 
@@ -130,6 +131,7 @@ def test_classes_found_in_the_records_make_the_run_not_private(tmp_path):
         ({"kind": "ino"}, ow.INO()),
         ({"kind": "ino", "tail": 0.2, "alpha": 2, "beta": 3}, ow.INO(tail=0.2, alpha=2, beta=3)),
         ({"kind": "ino", "kappa": 1.5}, ow.INO(score_by=ow.BudgetAware(1.5))),
+        ({"kind": "ino", "order": "owner-then-loss"}, ow.INO(score_by=OwnerThenLoss())),
     ],
 )
 def test_weights_and_training_options_arrive(tmp_path, options, expected):
@@ -147,6 +149,31 @@ def test_weights_and_training_options_arrive(tmp_path, options, expected):
     assert trainer.optimizer is torch.optim.Adam
     assert trainer.optimizer_options == {"betas": [0.5, 0.9]}
     assert trainer.micro_batch_size == 7
+
+
+def test_importance_sampling_and_noise_schedules_arrive(tmp_path):
+    schedule = {"name": "step", "every": 6, "factor": 0.5}
+    changed = DIGITS | {
+        "plan": {"steps": 10, "batch_size": 100, "release_std": 9.0, "noise_schedule": schedule},
+        "training": {"lr": 0.1, "clipping": {"kind": "importance", "acceptance": 0.4}},
+    }
+    assembly = assemble(make_config(changed), folder=tmp_path / "run")
+    assert assembly.trainer.clipping == ow.ImportanceSampling(acceptance=0.4)
+    assert assembly.plan.schedule.segments == ((6, 1.0), (4, 0.5))
+    assert assembly.plan.release_std == 9.0
+    run = assembly.fit()
+    assert run.config["clipping"]["acceptance"] == 0.4
+    assert (run.epsilon() <= assembly.plan.targets).all()
+
+
+def test_a_random_order_follows_the_seed():
+    asked = {"kind": "ino", "order": "random"}
+    first, again, other = (
+        make_weights(asked, seed).score_by(np.zeros(5), np.zeros(5, int), None)
+        for seed in (3, 3, 4)
+    )
+    assert (first == again).all()
+    assert (first != other).any()
 
 
 def test_weights_and_split_are_repeatable_and_leave_the_global_seed_alone(tmp_path):

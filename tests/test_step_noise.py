@@ -165,6 +165,7 @@ class Fixed:
 
     def __init__(self, rows):
         self.rows = rows
+        self.shape = rows.shape[1:]
 
     def contributions(self, outputs, targets):
         return self.rows[targets]
@@ -210,6 +211,33 @@ def test_a_release_is_cut_summed_and_noised(shape):
     expected = Noise(tools.seeded(9), purpose="release").gaussian(0, 4.0, like)[0]
     torch.testing.assert_close(noise, expected)
     torch.testing.assert_close(released_sum(rows, 3, seed=9), released_sum(rows, seed=9))
+
+
+def test_every_step_makes_its_release():
+    """Trap 7: an empty batch too, and then it is noise alone."""
+    seen = []
+
+    class Remembering(tools.CountClasses):
+        def bind(self, plan):
+            return self
+
+        def process(self, noised):
+            seen.append(noised)
+            return noised
+
+    def loss(outputs, targets, released):
+        return cross_entropy(outputs, targets, reduction="none") + released.sum() * 0
+
+    model, inputs, labels = tools.example("mlp")
+    paid = tools.make_plan(release_std=4.0)
+    step = tools.make_step(model, loss, plan=paid, release=Remembering())
+    for number, records in enumerate((11, 0, 5)):
+        step(tools.batch_of(inputs[:records], labels[:records], number))
+    assert len(seen) == 3
+    noise = Noise(tools.seeded(), purpose="release")
+    drawn = [noise.gaussian(number, 4.0, [seen[0]])[0] for number in range(3)]
+    torch.testing.assert_close(seen[1], drawn[1])
+    assert float((seen[2] - drawn[2]).sum()) == pytest.approx(5.0)  # shares add up to 1 a record
 
 
 def test_a_release_and_its_payment_belong_together():

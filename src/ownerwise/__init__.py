@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ownerwise import data, models
+from ownerwise import constraints, data, models
 from ownerwise.accounting import Schedule
+from ownerwise.constraints import Partition, RateConstraints, rate
 from ownerwise.errors import (
     AccountingError,
     BudgetError,
@@ -12,7 +13,15 @@ from ownerwise.errors import (
     PrivacyWarning,
 )
 from ownerwise.gradients import check
-from ownerwise.mechanisms import INO, AutoS, BudgetAware, Psac, Standard, ino_sum
+from ownerwise.mechanisms import (
+    INO,
+    AutoS,
+    BudgetAware,
+    ImportanceSampling,
+    Psac,
+    Standard,
+    ino_sum,
+)
 from ownerwise.owners import Owners
 from ownerwise.planning import plan
 from ownerwise.plans import Plan, Verification
@@ -34,8 +43,10 @@ __all__ = [
     "Batch",
     "BudgetAware",
     "BudgetError",
+    "ImportanceSampling",
     "Owners",
     "OwnerwiseError",
+    "Partition",
     "Plan",
     "PlanError",
     "PoissonBatches",
@@ -43,6 +54,7 @@ __all__ = [
     "PrivateClassifier",
     "PrivateStep",
     "Psac",
+    "RateConstraints",
     "Run",
     "Schedule",
     "SecretStream",
@@ -50,10 +62,12 @@ __all__ = [
     "Trainer",
     "Verification",
     "check",
+    "constraints",
     "data",
     "ino_sum",
     "models",
     "plan",
+    "rate",
 ]
 
 

@@ -20,11 +20,23 @@ from ownerwise.data import DataSet, Records, assign
 from ownerwise.data.assign import Assignment
 from ownerwise.errors import OwnerwiseError, PlanError
 from ownerwise.losses import Loss
-from ownerwise.mechanisms import INO, AutoS, BudgetAware, ClippingRule, Psac, Standard
+from ownerwise.mechanisms import (
+    INO,
+    AtRandom,
+    AutoS,
+    BudgetAware,
+    ByNegativeLoss,
+    ClippingRule,
+    ImportanceSampling,
+    OwnerThenLoss,
+    Psac,
+    Standard,
+)
 from ownerwise.mechanisms.tails import Steps
 from ownerwise.owners import Owners
 from ownerwise.planning import plan
 from ownerwise.plans import Plan
+from ownerwise.random import SecretStream
 from ownerwise.run_folders import holds_a_run
 from ownerwise.runs import PLAN, Run
 from ownerwise.training import Trainer
@@ -37,7 +49,13 @@ OPTIMIZERS = {
     "rmsprop": torch.optim.RMSprop,
 }
 _SINGLE_LOGIT = functional.binary_cross_entropy_with_logits
-_CLIPPING = {"standard": Standard, "auto_s": AutoS, "psac": Psac}
+_ORDERS = {"negative-loss": ByNegativeLoss, "owner-then-loss": OwnerThenLoss}
+_CLIPPING = {
+    "standard": Standard,
+    "auto_s": AutoS,
+    "psac": Psac,
+    "importance": ImportanceSampling,
+}
 
 
 @dataclass(frozen=True)
@@ -105,7 +123,7 @@ def assemble(
         optimizer_options=optimizer_options(training),
         schedule=training.get("schedule", "constant"),
         loss=getattr(functional, training.get("loss", "cross_entropy")),
-        weights=make_weights(config["weights"]),
+        weights=make_weights(config["weights"], run.get("seed")),
         clipping=make_clipping(training.get("clipping", "standard")),
         **{key: training[key] for key in ("micro_batch_size", "lean") if key in training},
         **{key: value for key, value in run.items() if key not in ("name", "folder")},
@@ -226,16 +244,21 @@ def optimizer_options(training: Mapping[str, Any]) -> dict[str, Any]:
     return momentum | dict(training.get("options", {}))
 
 
-def make_weights(asked: Mapping[str, Any]) -> INO | None:
-    """Return the weights inside a batch, or None."""
+def make_weights(asked: Mapping[str, Any], seed: int | None) -> INO | None:
+    """Return the weights inside a batch, or None; a random order follows the run's seed."""
     if not asked:
         return None
     options = {key: asked[key] for key in ("tail", "tail_length", "alpha", "beta") if key in asked}
     shape = asked.get("shape", "beta")
     if shape != "beta":
         options["shape"] = Steps() if shape == "steps" else Steps(shape)
+    order = asked.get("order", "loss")
     if asked.get("kappa"):
         options["score_by"] = BudgetAware(asked["kappa"])
+    elif order == "random":
+        options["score_by"] = AtRandom(None if seed is None else SecretStream.from_seed(seed))
+    elif order != "loss":
+        options["score_by"] = _ORDERS[order]()
     return INO(**options)
 
 

@@ -44,12 +44,14 @@ class Checkpoint:
         updates: updates that the stored model has received.
         steps_spent: steps accounted, at least `updates`; a resumed run starts its plan here.
         seed: the fixed seed of a run that is NOT private, else None.
+        plugs: {name: state} of the plugs that have one.
         path: the file.
     """
 
     updates: int
     steps_spent: int
     seed: int | None
+    plugs: dict[str, Any]
     path: Path
 
 
@@ -77,8 +79,12 @@ def save(
     updates: int,
     steps_spent: int,
     seed: int | None,
+    plugs: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a checkpoint into `folder`, the ledger first, and return its path."""
+    """Write a checkpoint into `folder`, the ledger first, and return its path.
+
+    `plugs`: {name: state} of plugs that remember something, as JSON types.
+    """
     record_steps(folder, plan, steps_spent)
     tensors, state = _flatten_optimizer(optimizer)
     for name, tensor in model.state_dict().items():
@@ -91,6 +97,7 @@ def save(
         "seed": seed,
         "optimizer": state,
         "held": _held(model, optimizer),
+        "plugs": dict(plugs or {}),
     }
     path = Path(folder) / f"checkpoint-{updates:08d}.safetensors"
     contents = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
@@ -150,7 +157,7 @@ def load(
     model.load_state_dict(stored)
     optimizer.load_state_dict(_restore_optimizer(header["optimizer"], tensors))
     steps_spent = header["steps_spent"] if seed is not None else spent
-    return Checkpoint(header["updates"], steps_spent, seed, path)
+    return Checkpoint(header["updates"], steps_spent, seed, header.get("plugs", {}), path)
 
 
 def _seed_name(seed: int | None) -> str:

@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ownerwise import data, models
+from ownerwise import data, models, noise_schedules
 from ownerwise.config_keys import ASSIGNMENT_KEYS, ASSIGNMENTS, CLIPPING, SECTIONS, Key
 from ownerwise.data.registry import LOADERS
 from ownerwise.errors import OwnerwiseError
@@ -131,6 +131,10 @@ def _key_problems(where: str, content: Mapping[str, Any], keys: Mapping[str, Key
             yield f"{where}.{key} is {value!r}; expected {keys[key].expected}"
 
 
+def _fits(section: str, key: str, value: Any) -> bool:
+    return SECTIONS[section][key].fits(value)
+
+
 def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     content = sections["data"]
     if ("name" in content) == ("file" in content):
@@ -201,6 +205,9 @@ def _plan_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         )
     if "mixture" in content and content.get("method") != "both":
         yield 'plan.mixture goes with plan.method = "both"'
+    schedule, steps = content.get("noise_schedule"), content.get("steps")
+    if isinstance(schedule, str | Mapping) and (steps is None or _fits("plan", "steps", steps)):
+        yield from (f"plan.{text}" for text in noise_schedules.schedule_problems(schedule, steps))
 
 
 def _model_problems(sections: Mapping[str, Any]) -> Iterator[str]:
@@ -228,7 +235,7 @@ def _training_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     if "momentum" in content and optimizer not in ("sgd", "rmsprop"):
         yield f"training.momentum goes with sgd or rmsprop, not with {optimizer}"
     schedule, steps = content.get("schedule", "constant"), sections["plan"].get("steps", 10**9)
-    if SECTIONS["training"]["schedule"].fits(schedule) and SECTIONS["plan"]["steps"].fits(steps):
+    if _fits("training", "schedule", schedule) and _fits("plan", "steps", steps):
         yield from (f"training.schedule: {text}" for text in schedule_problems(schedule, steps))
     clipping = content.get("clipping")
     if isinstance(clipping, Mapping):
@@ -237,8 +244,7 @@ def _training_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         if kind not in CLIPPING:
             yield f"training.clipping.kind is {kind!r}; {_known(kind, CLIPPING)}"
         else:
-            keys = dict.fromkeys(CLIPPING[kind], SECTIONS["training"]["lr"])  # positive numbers
-            yield from _key_problems("training.clipping", options, keys)
+            yield from _key_problems("training.clipping", options, CLIPPING[kind])
 
 
 def _weight_problems(sections: Mapping[str, Any]) -> Iterator[str]:
@@ -247,6 +253,8 @@ def _weight_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         yield f"weights.kind is missing; expected {SECTIONS['weights']['kind'].expected}"
     if "tail" in content and "tail_length" in content:
         yield "weights has tail (a share) and tail_length (absolute); expected one of them"
+    if content.get("kappa") and content.get("order", "loss") != "loss":
+        yield "weights.kappa belongs to the order loss"
     shape = content.get("shape", "beta")
     if shape != "beta" and ("alpha" in content or "beta" in content):
         yield "weights.alpha and weights.beta belong to the shape beta"

@@ -28,6 +28,16 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_segment(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and _is_whole(value[0])
+        and value[0] > 0
+        and _POSITIVE.fits(value[1])
+    )
+
+
 def _text() -> Key:
     return Key("a text", lambda value: isinstance(value, str) and bool(value))
 
@@ -83,7 +93,7 @@ def _either(words: str, *keys: Key) -> Key:
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
 LOSSES = ("cross_entropy", "binary_cross_entropy_with_logits")
-CLIPPING = {"standard": (), "auto_s": ("stability",), "psac": ("r",)}
+ORDERS = ("loss", "negative-loss", "random", "owner-then-loss")
 ASSIGNMENTS: Mapping[str, Mapping[str, bool]] = {
     "by_class": {"budgets": True},
     "by_classes": {"classes": True, "budgets": True},
@@ -102,6 +112,17 @@ ASSIGNMENTS: Mapping[str, Mapping[str, bool]] = {
 """Ways to give records to owners (`ownerwise.data.assign`), their options, and which are needed."""
 
 _POSITIVE = _above(0)
+CLIPPING: Mapping[str, Mapping[str, Key]] = {
+    "standard": {},
+    "auto_s": {"stability": _POSITIVE},
+    "psac": {"r": _POSITIVE},
+    "importance": {
+        "accepted_batch": _POSITIVE,
+        "acceptance": _between(0, 1),
+        "gain": _between(0, 1),
+    },
+}
+"""Clipping rules and their options."""
 _BUDGETS = _either(
     "a list of positive numbers, or a table {name = number}",
     _list_of("", _POSITIVE.fits),
@@ -164,6 +185,13 @@ SECTIONS: Mapping[str, Mapping[str, Key]] = {
         "clip_norm": _POSITIVE,
         "accountant": _choice(ACCOUNTANTS),
         "mixture": _within(0, 1),
+        "noise_schedule": _either(
+            "a name, a table with name and options, or a list of [steps, factor]",
+            _text(),
+            _table(""),
+            _list_of("", _is_segment),
+        ),
+        "release_std": _POSITIVE,
         "strict": _flag(),
     },
     "model": {"name": _text()},  # and the options of the model
@@ -189,6 +217,7 @@ SECTIONS: Mapping[str, Mapping[str, Key]] = {
         "alpha": _POSITIVE,
         "beta": _POSITIVE,
         "kappa": Key("a number of at least 0", lambda value: _is_number(value) and value >= 0),
+        "order": _choice(ORDERS),
         "shape": _either(
             '"beta", "steps", or a list of falling values from 0 to 1',
             _choice(("beta", "steps")),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from ownerwise.constraints import RateConstraints
 from ownerwise.diagnostics import group_recalls
 from ownerwise.errors import OwnerwiseError
 from ownerwise.losses import Loss, per_record
@@ -60,6 +61,7 @@ class Evaluation:
         groups: group of each record; its class if not given.
         collate: makes a batch of a Dataset's samples; torch's default if not given.
         predict: how outputs become classes.
+        constraints: whose values to measure too; targets then hold class and cell.
     """
 
     def __init__(
@@ -69,11 +71,13 @@ class Evaluation:
         *,
         collate: Collate | None = None,
         predict: Predict = predicted_classes,
+        constraints: RateConstraints | None = None,
     ):
         self._data = data
         self.groups = None if groups is None else np.asarray(groups)
         self._collate = collate
         self._predict = predict
+        self._constraints = constraints
 
     @property
     def records(self) -> int:
@@ -85,18 +89,24 @@ class Evaluation:
         """Return loss, accuracy, balanced accuracy (over classes), and recall and loss by group.
 
         The model is run in evaluation mode and put back. A loss that is not finite becomes None.
+        With constraints, their values on the predicted classes too; None where a group is empty.
         """
         unreduced = per_record(loss)
-        losses, predicted, actual = [], [], []
+        losses, predicted, actual, cells = [], [], [], []
         with evaluation_mode(model):
             for inputs, targets in parts_of(self._data, _RECORDS_AT_ONCE, self._collate):
                 outputs = model(inputs)
                 losses.append(unreduced(outputs, targets).double().cpu().numpy())
+                if self._constraints is not None:
+                    cells.append(targets[:, 1].cpu().numpy())
+                    targets = targets[:, 0]
                 predicted.append(self._classes(outputs, targets))
                 actual.append(targets.flatten().cpu().numpy())
-        return _summary(
-            np.concatenate(losses), np.concatenate(predicted), np.concatenate(actual), self.groups
-        )
+        classes = np.concatenate(predicted)
+        found = _summary(np.concatenate(losses), classes, np.concatenate(actual), self.groups)
+        if self._constraints is not None:
+            found["constraints"] = self._constraints.measure(classes, np.concatenate(cells))
+        return found
 
     def problems(self, name: str) -> list[str]:
         """Return everything wrong with data and groups, as they are."""
@@ -110,7 +120,11 @@ class Evaluation:
 
     def trial_problems(self, model: nn.Module, loss: Loss, name: str) -> list[str]:
         """Return what goes wrong when the first records are evaluated."""
-        return trial_problems(model, loss, self._data, self._collate, name, self._classes)
+
+        def predict(outputs: Any, targets: Any) -> np.ndarray:
+            return self._classes(outputs, targets if self._constraints is None else targets[:, 0])
+
+        return trial_problems(model, loss, self._data, self._collate, name, predict)
 
     def _classes(self, outputs: Any, targets: Any) -> np.ndarray:
         predicted = self._predict(outputs)

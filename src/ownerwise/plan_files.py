@@ -18,6 +18,14 @@ from ownerwise.errors import PlanError
 ARRAYS = ("sampling_rates", "clip_norms", "targets", "deltas", "records")
 """Per-owner arrays of a plan, in the order in which they are hashed."""
 
+RELEASE_SHARES = "release_shares"
+"""A further array of plans that pay for a release to which owners add different shares."""
+
+
+def columns(source: Any) -> tuple[str, ...]:
+    """Return the names of the per-owner arrays that a plan has."""
+    return ARRAYS if getattr(source, RELEASE_SHARES) is None else (*ARRAYS, RELEASE_SHARES)
+
 
 def arrays_path(path: str | os.PathLike) -> Path:
     """Return where the arrays of the plan at `path` lie."""
@@ -26,7 +34,7 @@ def arrays_path(path: str | os.PathLike) -> Path:
 
 def save(header: dict[str, Any], source: Any, path: str | os.PathLike, content: str) -> None:
     """Write both files whole or not at all: first the arrays, then the JSON that names them."""
-    arrays = {name: np.ascontiguousarray(getattr(source, name)) for name in ARRAYS}
+    arrays = {name: np.ascontiguousarray(getattr(source, name)) for name in columns(source)}
     text = json.dumps({**header, "arrays": arrays_path(path).name, "hash": content}, indent=2)
     write_whole(arrays_path(path), lambda file: save_file(arrays, file))
     write_whole(Path(path), lambda file: Path(file).write_text(text + "\n", encoding="utf-8"))
@@ -48,16 +56,17 @@ def load(
         raise PlanError(
             f"{path} has plan format {version}; this version reads format {expected_format}"
         )
-    columns = arrays_path(path)
+    place = arrays_path(path)
     try:
-        arrays = load_file(columns)
+        arrays = load_file(place)
     except (FileNotFoundError, SafetensorError):
         raise PlanError(
-            f"the plan's per-owner file {columns.name} is missing or damaged; it belongs beside "
+            f"the plan's per-owner file {place.name} is missing or damaged; it belongs beside "
             f"{Path(path).name}"
         ) from None
-    if set(arrays) != set(ARRAYS) or len({array.shape for array in arrays.values()}) != 1:
-        raise PlanError(f"{columns.name} does not hold the columns {', '.join(ARRAYS)}")
+    known = set(arrays) - {RELEASE_SHARES} == set(ARRAYS)
+    if not known or len({array.shape for array in arrays.values()}) != 1:
+        raise PlanError(f"{place.name} does not hold the columns {', '.join(ARRAYS)}")
     return stored, arrays, stored_hash
 
 

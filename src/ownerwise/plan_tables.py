@@ -121,7 +121,9 @@ def _heading(plan: Plan) -> list[str]:
     if len(plan.schedule.segments) > 1:
         noise += f" x {_factors(plan)} by schedule"
     if plan.release_std is not None:
-        noise += f" (and {plan.release_std:g} on a release of sensitivity 1)"
+        kind = "" if plan.release_noise == "gaussian" else f"{plan.release_noise}, "
+        least = "" if plan.release_shares is None else f"{plan.release_shares.min():.3g} to "
+        noise += f" (and {kind}{plan.release_std:.6g} on a release of sensitivity {least}1)"
     return [
         f"Plan {plan.hash[:12]}: method {plan.method}{mixture}, accountant {plan.accountant}",
         f"{plan.steps} steps, expected batch {plan.expected_batch_size:g} of "

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ownerwise.accounting import Schedule
+from ownerwise.accounting import PaidRelease, Schedule
 from ownerwise.accounting.curves import (
     BudgetCurve,
     Budgets,
@@ -46,7 +46,14 @@ class Solution:
 
 
 class Planner:
-    """Solves for noise, batch or steps; keeps the last curves as first guesses."""
+    """Solves for noise, batch or steps; keeps the last curves as first guesses.
+
+    Args:
+        owners, method, mixture, accountant: as for `ownerwise.plan`.
+        release: what every step releases besides the gradient.
+        reweighted: whether records add to the release in inverse proportion to their rates, the
+            least drawn ones fully, so that it tells of all records alike.
+    """
 
     def __init__(
         self,
@@ -54,13 +61,15 @@ class Planner:
         method: str,
         mixture: float | None,
         accountant: str,
-        release_std: float | None,
+        release: PaidRelease | None = None,
+        reweighted: bool = False,
     ):
         self.owners = owners
         self.method = method
         self.mixture = mixture
         self.accountant = accountant
-        self.release_std = release_std
+        self.release = release
+        self.reweighted = reweighted and release is not None
         self.records = owners.records.astype(np.float64)
         self.total = float(self.records.sum())
         self.budgets = Budgets(owners.epsilon * (1 - SAFETY), owners.delta)
@@ -81,7 +90,7 @@ class Planner:
         ones = np.ones(len(self.owners))
         if self.method == "uniform":
             curve = multiplier_curve(
-                self.strictest, rate, schedule, self.accountant, None, self.release_std
+                self.strictest, rate, schedule, self.accountant, None, self.release
             )
             self._refuse_unreachable(curve)
             return Solution(float(curve(self.strictest).max()), rate * ones, ones)
@@ -107,7 +116,7 @@ class Planner:
             return Solution(noise, np.full(len(self.owners), rate), relative_clips)
         if self.last_noise is None:
             curve = multiplier_curve(
-                self._middle(), rate, schedule, self.accountant, None, self.release_std, 0.05
+                self._middle(), rate, schedule, self.accountant, None, self.release, 0.05
             )
             self.last_noise = float(curve(self._middle())[0])
         bounds = (np.log(0.05), np.log(1e6))
@@ -134,7 +143,7 @@ class Planner:
     def _multipliers(self, rate: float, schedule: Schedule) -> np.ndarray:
         guess = None if self.last_multipliers is None else self.last_multipliers.log_at
         self.last_multipliers = multiplier_curve(
-            self.budgets, rate, schedule, self.accountant, guess, self.release_std
+            self.budgets, rate, schedule, self.accountant, guess, self.release
         )
         self._refuse_unreachable(self.last_multipliers)
         return self.last_multipliers(self.budgets)
@@ -154,16 +163,30 @@ class Planner:
         return clips / average, log_relative
 
     def _rates(self, log_noise: float, log_relative, schedule: Schedule) -> np.ndarray:
-        curve = rate_curve(
-            self.budgets,
-            lambda number, log_epsilon: log_noise - log_relative(number, log_epsilon),
-            schedule,
-            self.accountant,
-            self._rate_guess(log_noise),
-            self.release_std,
-        )
+        def log_multiplier(number: int, log_epsilon: np.ndarray) -> np.ndarray:
+            return log_noise - log_relative(number, log_epsilon)
+
+        guess = self._rate_guess(log_noise)
+        curve = self._rate_curve(self.budgets, log_multiplier, schedule, guess)
         self.rate_curves.append((log_noise, curve))
         return curve(self.budgets)
+
+    def _rate_curve(
+        self,
+        budgets: Budgets,
+        log_multiplier: LogQuantity,
+        schedule: Schedule,
+        guess: LogQuantity | None = None,
+    ) -> BudgetCurve:
+        """Return the curve of rates; what each adds to the release depends on the least of them."""
+        least_rate = None
+        if self.reweighted:  # the least drawn owner pays for the release in full
+            strict = self.strictest if self.mixture is None else self.budgets
+            full = (log_multiplier, schedule, self.accountant, None, self.release)
+            least_rate = float(rate_curve(strict, *full)(strict).min())
+        return rate_curve(
+            budgets, log_multiplier, schedule, self.accountant, guess, self.release, least_rate
+        )
 
     def _rate_guess(self, log_noise: float) -> LogQuantity | None:
         """Return rates extrapolated from the last two noise levels tried."""
@@ -186,13 +209,8 @@ class Planner:
         log_noise = float(np.log(noise))
         if self.method in ("uniform", "sample"):
             budgets = self.budgets if self.method == "sample" else self.strictest
-            curve = rate_curve(
-                budgets,
-                lambda _, x: np.full(np.shape(x), log_noise),
-                schedule,
-                self.accountant,
-                None,
-                self.release_std,
+            curve = self._rate_curve(
+                budgets, lambda _, x: np.full(np.shape(x), log_noise), schedule
             )
             self._refuse_unreachable(curve)
             rates = curve(budgets)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import numpy as np
 
-from ownerwise.accounting import ACCOUNTANTS, Schedule
+from ownerwise.accounting import ACCOUNTANTS, NOISES, PaidRelease, Schedule
+from ownerwise.constraints import NO_CONSTRAINTS, RateConstraints
 from ownerwise.errors import PlanError
+from ownerwise.noise_schedules import NoiseSchedule, schedule_problems, segments
 from ownerwise.owners import Owners
 from ownerwise.planners import MAX_STEPS, METHODS, Planner
 from ownerwise.plans import Plan
+
+RELEASE_SHARE = 0.1
+"""What the histogram of constraints takes of a step's cost, if nothing else is said."""
 
 
 def plan(
@@ -23,8 +28,11 @@ def plan(
     noise_multiplier: float | None = None,
     clip_norm: float = 1.0,
     mixture: float | None = None,
-    noise_schedule: Iterable[tuple[int, float]] | None = None,
+    noise_schedule: NoiseSchedule | None = None,
     release_std: float | None = None,
+    release_share: float | None = None,
+    release_noise: str = "gaussian",
+    constraints: RateConstraints | None = None,
     accountant: str = "pld",
     strict: bool = False,
 ) -> Plan:
@@ -44,15 +52,26 @@ def plan(
         noise_multiplier: noise std of the sum, over `clip_norm`.
         clip_norm: bound on a record's gradient (the average over records if they differ).
         mixture: for `both`: 0 is sample, 1 is scale; default 0.5.
-        noise_schedule: segments (number of steps, noise factor) adding up to `steps`.
+        noise_schedule: how the noise changes over the steps: "constant", "exponential", "time",
+            "step" or "polynomial"; with options, {"name": "exponential", "rate": 0.02, "every":
+            117}; or segments (number of steps, noise factor) adding up to `steps`. The noise that
+            is found or given is that of factor 1, the start.
         release_std: noise std of a further sum released in every step (a histogram, counts) to
             which each record adds a vector of length at most 1; accounted jointly.
+        release_share: instead of its noise, the share of a step's cost that the release takes: of
+            the squared inverse multiplier of the strictest owner.
+        release_noise: "gaussian", or "laplace" (for vectors whose absolute values add up to at most
+            1; needs `pld`).
+        constraints: pays for the histogram of rate constraints, a release with `release_share` 0.1
+            if neither that nor `release_std` is given. Owners who are drawn more often add less to
+            it, so that it counts all records alike.
         accountant: `pld` (tight) or `rdp`.
         strict: refuse plans in which some owner cannot use up its budget.
     """
-    segments = None if noise_schedule is None else tuple(noise_schedule)
-    if segments is not None and steps is None:
-        steps = sum(int(count) for count, _ in segments)
+    named = isinstance(noise_schedule, str | Mapping)
+    pieces = None if noise_schedule is None or named else segments(noise_schedule, steps)
+    if pieces is not None and steps is None:
+        steps = sum(int(count) for count, _ in pieces)
     problems = request_problems(
         owners.total_records,
         method=method,
@@ -63,25 +82,46 @@ def plan(
         mixture=mixture,
         accountant=accountant,
         release_std=release_std,
-        segments=segments,
+        release_share=release_share,
+        release_noise=release_noise,
+        segments=pieces,
     )
+    if named:
+        problems += schedule_problems(noise_schedule, steps)
+    if constraints is not None and not isinstance(constraints, RateConstraints):
+        problems.append(NO_CONSTRAINTS.format(constraints))
     if problems:
         raise PlanError(problems)
+    if named:
+        pieces = segments(noise_schedule, steps)
     mixture = (0.5 if mixture is None else mixture) if method == "both" else None
-    planner = Planner(owners, method, mixture, accountant, release_std)
-    if steps is None:
+    schedule = None
+    if steps is not None:
+        schedule = Schedule.constant(steps) if pieces is None else Schedule(pieces)
+    if constraints is not None and release_std is None and release_share is None:
+        release_share = RELEASE_SHARE
+    if release_share is not None and noise_multiplier is not None:
+        release_std = noise_multiplier * ((1 - release_share) / release_share) ** 0.5
+    elif release_share is not None:
+        assert schedule is not None
+        assert batch_size is not None
+        alone = Planner(owners, method, mixture, accountant).find_noise(schedule, batch_size)
+        strictest = alone.noise / float(alone.relative_clips.min())  # its multiplier, all in all
+        release_std = strictest / release_share**0.5
+    release = None if release_std is None else PaidRelease(float(release_std), release_noise)
+    reweighted = constraints is not None and method in ("sample", "both")
+    planner = Planner(owners, method, mixture, accountant, release, reweighted)
+    if schedule is None:
         assert batch_size is not None
         assert noise_multiplier is not None
         steps, solution = planner.find_steps(batch_size, noise_multiplier)
         schedule = Schedule.constant(steps)
+    elif noise_multiplier is None:
+        assert batch_size is not None
+        solution = planner.find_noise(schedule, batch_size)
     else:
-        schedule = Schedule.constant(steps) if segments is None else Schedule(segments)
-        if noise_multiplier is None:
-            assert batch_size is not None
-            solution = planner.find_noise(schedule, batch_size)
-        else:
-            solution = planner.find_batch(schedule, noise_multiplier)
-            batch_size = float(solution.rates @ owners.records)
+        solution = planner.find_batch(schedule, noise_multiplier)
+        batch_size = float(solution.rates @ owners.records)
     assert batch_size is not None
     made = Plan(
         method=method,
@@ -97,7 +137,9 @@ def plan(
         records=owners.records,
         owners_fingerprint=owners.fingerprint,
         mixture=mixture,
-        release_std=None if release_std is None else float(release_std),
+        release_std=None if release is None else release.std,
+        release_noise=release_noise,
+        release_shares=solution.rates.min() / solution.rates if reweighted else None,
         owners=owners,
     )
     made.verify()
@@ -122,6 +164,8 @@ def request_problems(
     mixture: float | None,
     accountant: str,
     release_std: float | None = None,
+    release_share: float | None = None,
+    release_noise: str = "gaussian",
     segments: tuple[tuple[int, float], ...] | None = None,
 ) -> list[str]:
     """Return everything wrong with the arguments of `plan` (records unknown: None)."""
@@ -129,6 +173,7 @@ def request_problems(
     for what, given, known in (
         ("method", method, METHODS),
         ("accountant", accountant, ACCOUNTANTS),
+        ("release_noise", release_noise, NOISES),
     ):
         if given not in known:
             near = difflib.get_close_matches(str(given), known, 1)
@@ -156,6 +201,15 @@ def request_problems(
     for what, value in positive.items():
         if value is not None and not 0 < value < float("inf"):
             problems.append(f"{what} {value}: expected a positive finite number")
+    if release_share is not None and not 0 < release_share < 1:
+        problems.append(f"release_share {release_share}: expected more than 0 and less than 1")
+    if release_share is not None and release_std is not None:
+        problems.append("release_share and release_std were both given; expected one of them")
+    if release_noise == "laplace" and accountant != "pld":
+        problems.append(
+            f"release_noise 'laplace' with accountant {accountant!r}: expected 'pld', the one that "
+            "accounts for it"
+        )
     if mixture is not None and method != "both":
         problems.append(f"mixture {mixture}: only method='both' has a mixture")
     elif mixture is not None and not 0 <= mixture <= 1:

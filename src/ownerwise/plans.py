@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
+from typing import Any
 
 import numpy as np
 
 from ownerwise import accounting, plan_files, plan_tables
-from ownerwise.accounting import Schedule, reference
+from ownerwise.accounting import PaidRelease, Schedule, reference
 from ownerwise.errors import PlanError
 from ownerwise.owners import Owners
 
@@ -42,9 +44,10 @@ class Plan:
     Formal guarantee: a run that, in each of at most `steps` steps, draws each record of owner o
     independently with probability `sampling_rates[o]`, bounds its contribution to the step's sum
     by `clip_norms[o]`, adds Gaussian noise of std `noise_std_at(step)` to that sum, and releases
-    nothing else but (with `release_std`) one sum of per-record vectors of length at most 1 with
-    noise of std `release_std_at(step)`, is (targets[o], deltas[o])-differentially private for
-    each single record of owner o (add or remove one record). Public: everything in the plan.
+    nothing else but (with `release_std`) one sum of per-record vectors of length at most 1, or at
+    most `release_shares[o]`, with noise of std `release_std_at(step)`, is
+    (targets[o], deltas[o])-differentially private for each single record of owner o (add or remove
+    one record). Public: everything in the plan.
     Private: the records, the noise, which records were drawn. Rests on the sampled Gaussian
     mechanism composed by PLD or RDP accounting (Mironov, Talwar, Zhang 2019; Koskela, Jalko,
     Honkela 2020), and for individual budgets on Boenisch et al. (2023), "Have it your way:
@@ -67,14 +70,20 @@ class Plan:
     owners_fingerprint: str = field(repr=False)
     mixture: float | None = None
     release_std: float | None = None
+    release_noise: str = "gaussian"
+    release_shares: np.ndarray | None = field(default=None, repr=False)
     owners: Owners | None = field(default=None, repr=False)
 
     def __post_init__(self):
         for name in plan_files.ARRAYS:
-            array = np.ascontiguousarray(getattr(self, name))
-            array = array.view()
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
+            self._freeze(name)
+        if self.release_shares is not None:
+            self._freeze("release_shares")
+
+    def _freeze(self, name: str) -> None:
+        array = np.ascontiguousarray(getattr(self, name)).view()
+        array.flags.writeable = False
+        object.__setattr__(self, name, array)
 
     @property
     def steps(self) -> int:
@@ -87,9 +96,28 @@ class Plan:
         return self.noise_std / self.clip_norms
 
     @property
+    def release(self) -> PaidRelease | None:
+        """What the plan pays for besides the gradient."""
+        if self.release_std is None:
+            return None
+        return PaidRelease(self.release_std, self.release_noise)
+
+    @property
     def accounted_multipliers(self) -> np.ndarray:
-        """Noise multipliers with the cost of the release, if there is one, included."""
-        return accounting.joint_multiplier(self.noise_multipliers, self.release_std)
+        """Noise multipliers with the cost of a release with Gaussian noise included."""
+        if self.release_std is None:
+            return self.noise_multipliers
+        if self.release_noise != "gaussian":
+            raise PlanError(
+                f"a release with {self.release_noise} noise makes the step no Gaussian mechanism: "
+                "no single multiplier stands for it; ask epsilon() or verify()"
+            )
+        return accounting.joint_multiplier(self.noise_multipliers, self.release_std / self._shares)
+
+    @property
+    def _shares(self) -> np.ndarray:
+        ones = np.ones(len(self.targets))
+        return ones if self.release_shares is None else self.release_shares
 
     def noise_std_at(self, step: int) -> float:
         """Return the std of the noise added to the sum in step `step` (from 0)."""
@@ -110,9 +138,19 @@ class Plan:
             return self._epsilon_at_end
         return self._epsilon_after(self.schedule.first(steps))
 
-    def _epsilon_after(self, schedule: Schedule) -> np.ndarray:
+    def epsilon_of(self, owners: Sequence[int], steps: int) -> np.ndarray:
+        """Return what the owners at these positions have spent after `steps` steps."""
+        return self._epsilon_after(self.schedule.first(steps), np.asarray(owners))
+
+    def _epsilon_after(self, schedule: Schedule, at: Any = ...) -> np.ndarray:
         return accounting.epsilon(
-            self.sampling_rates, self.accounted_multipliers, schedule, self.deltas, self.accountant
+            self.sampling_rates[at],
+            self.noise_multipliers[at],
+            schedule,
+            self.deltas[at],
+            self.accountant,
+            self.release,
+            self._shares[at],
         )
 
     @cached_property
@@ -145,10 +183,12 @@ class Plan:
             target = float(self.targets[owner])
             spent = reference.epsilon(
                 float(self.sampling_rates[owner]),
-                float(self.accounted_multipliers[owner]),
+                float(self.noise_multipliers[owner]),
                 self.schedule,
                 float(self.deltas[owner]),
                 target,
+                self.release,
+                float(self._shares[owner]),
             )
             ratios[at] = spent / target
             if spent > target:
@@ -178,7 +218,7 @@ class Plan:
 
     def header(self) -> dict:
         """Return all but the per-owner arrays, as JSON types."""
-        return {
+        header = {
             "format": FORMAT,
             "method": self.method,
             "accountant": self.accountant,
@@ -191,12 +231,15 @@ class Plan:
             "owners": len(self.targets),
             "owners_fingerprint": self.owners_fingerprint,
         }
+        if self.release_noise != "gaussian":
+            header["release_noise"] = self.release_noise
+        return header
 
     @cached_property
     def hash(self) -> str:
         """Content hash over everything the plan decides."""
         digest = hashlib.sha256(json.dumps(self.header(), sort_keys=True).encode())
-        for name in plan_files.ARRAYS:
+        for name in plan_files.columns(self):
             digest.update(name.encode())
             digest.update(np.asarray(getattr(self, name)).astype("<f8").tobytes())
         return digest.hexdigest()
@@ -233,6 +276,7 @@ class Plan:
             expected_batch_size=header["expected_batch_size"],
             mixture=header["mixture"],
             release_std=header["release_std"],
+            release_noise=header.get("release_noise", "gaussian"),
             owners_fingerprint=header["owners_fingerprint"],
             owners=owners,
             **arrays,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from ownerwise.random_layers import LayerRandomness
 
 if TYPE_CHECKING:
     from ownerwise.plans import Plan
+    from ownerwise.sampling import Batch
 
 
 class Weights(Protocol):
@@ -41,11 +42,91 @@ class Weights(Protocol):
 class Release(Protocol):
     """A sum over the batch that is noised and released before the loss: a histogram, counts.
 
-    The plan must pay for it (`release_std`). Every record's contribution is cut to length 1.
+    The plan must pay for it (`release_std`). Every record's contribution is cut to length 1 (to a
+    sum of absolute values of 1, if the noise is Laplace). It is made in every step, of an empty
+    batch too, so its shape is public.
     """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one record's contribution, and of the release."""
+        ...
 
     def contributions(self, outputs: Any, targets: Any) -> Tensor:
         """Return one vector per record, [records, ...], from its own outputs and targets."""
+        ...
+
+
+class Steering(Protocol):
+    """Changes sampling rates and clip norms during a run, from a noisy count of its records.
+
+    The plan pays for the count (`release_std`): each record adds 0 or 1 to it, with its own
+    factor. Formal guarantee asked of it: `share` and `clip_scale` are functions of public constants
+    and of earlier noisy counts, and `share` is at most 1. Then every step costs at most what the
+    plan accounts for: records take part at most at their planned rates, and clip norms and noise
+    grow or shrink together (docs/proofs/dpis.md).
+    """
+
+    @property
+    def share(self) -> float:
+        """Share of the drawn records that take part, in (0, 1]."""
+        ...
+
+    @property
+    def clip_scale(self) -> float:
+        """What all clip norms, and the noise with them, are multiplied by."""
+        ...
+
+    def begin(self, batch: Batch, stream: StepStream) -> Batch:
+        """Begin a step: return the records of the batch that take part."""
+        ...
+
+    def see(self, factors: Tensor) -> None:
+        """Count records by their clipping factors, before weights."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """NOT private: the records counted in this step."""
+        ...
+
+    def learn(self, noisy_count: float) -> None:
+        """End a step with the count as it was released."""
+        ...
+
+
+@runtime_checkable
+class Steered(Protocol):
+    """A clipping rule that may bring its own steering."""
+
+    def steering(self, plan: Plan) -> Steering | None:
+        """Return the steering of one run, at its start; None if nothing is to be steered."""
+        ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A plug that remembers something from step to step: checkpoints keep it."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what the next step needs, as JSON types; nothing un-noised of private records."""
+        ...
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a stored state."""
+        ...
+
+
+@runtime_checkable
+class AdaptiveRelease(Release, Protocol):
+    """A release that learns from its own noised sums, which costs nothing further."""
+
+    def bind(self, plan: Plan) -> Self:
+        """Return the release at the start of a run of the plan."""
+        ...
+
+    def process(self, noised: Tensor) -> Tensor:
+        """Learn from the noised sum of a step, and return what the loss is given instead of it."""
         ...
 
 
@@ -76,19 +157,38 @@ class Randomness:
     release: Callable[[Tensor], Tensor] = lambda total: total
 
 
-def sum_of_unit_rows(contributions: list[Tensor], parts: list[slice]) -> Tensor:
+def sum_of_unit_rows(
+    contributions: list[Tensor],
+    parts: list[slice],
+    shape: tuple[int, ...],
+    shares: np.ndarray | None = None,
+    *,
+    absolute: bool = False,
+) -> Tensor:
     """Return the sum over all records of their contributions, each cut to length 1, float64.
 
-    Sensitivity 1: a row that is too long is scaled down, one that is not finite counts as zero.
+    Sensitivity 1, or the record's share: a row that is too long is scaled down, one that is not
+    finite counts as zero.
+
+    Args:
+        contributions: one row per record, micro-batch by micro-batch; none for an empty batch.
+        parts: which records each holds.
+        shape: that of a row.
+        shares: factor of each record after the cut, 1 if not given.
+        absolute: cut the sum of absolute values to 1 instead of the length, as Laplace noise needs.
     """
     for rows, part in zip(contributions, parts, strict=True):
-        if rows.shape[:1] != (part.stop - part.start,):
+        if rows.shape != (part.stop - part.start, *shape):
             raise OwnerwiseError(
                 f"a release returned contributions of shape {list(rows.shape)} for "
-                f"{part.stop - part.start} records; expected one row per record: the step itself "
-                "cuts, sums and noises them"
+                f"{part.stop - part.start} records; expected one row of shape {list(shape)} per "
+                "record: the step itself cuts, sums and noises them"
             )
+    if not contributions:
+        return torch.zeros(shape, dtype=torch.float64)
     rows = torch.cat(contributions).to(torch.float64)
-    lengths = rows.reshape(len(rows), -1).norm(dim=1)
+    lengths = rows.reshape(len(rows), -1).norm(p=1 if absolute else 2, dim=1)
     scale = torch.where(torch.isfinite(lengths), 1 / lengths.clamp(min=1.0), 0.0)
+    if shares is not None:
+        scale = scale * torch.as_tensor(shares, dtype=scale.dtype, device=scale.device)
     return torch.tensordot(scale, rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), dims=1)

@@ -82,6 +82,7 @@ def _make_step(trainer: Trainer, stream: SecretStream, problems: list[str]) -> P
             loss,
             weights=trainer.weights,
             clipping=trainer.clipping,
+            release=trainer.constraints,
             stream=stream,
             micro_batch_size=trainer.micro_batch_size,
             lean=trainer.lean,

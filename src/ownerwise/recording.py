@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from ownerwise import checkpoints
+from ownerwise.constraints import RateConstraints
 from ownerwise.evaluation import Evaluation
 from ownerwise.learning_rates import Factor
 from ownerwise.loggers import Logger
@@ -109,6 +110,8 @@ class Recorder:
             "learning_rate": self.rate(max(spent - 1, 0)),
             "validation": self._validation(model, self._loss) if self._validation else None,
         }
+        if isinstance(self._step.release, RateConstraints):
+            line["constraints"] = self._step.release.record()
         if self._test is not None and spent == self._run.plan.steps:
             line["test"] = self._test(model, self._loss)
         return line

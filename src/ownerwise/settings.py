@@ -50,7 +50,8 @@ def describe_plug(plug: Any) -> dict[str, Any] | None:
         return _describe_ino(plug)
     fields = dataclasses.fields(plug) if dataclasses.is_dataclass(plug) else ()
     options = {field.name: getattr(plug, field.name) for field in fields}
-    return {"kind": type(plug).__name__, **{n: v for n, v in options.items() if _is_json(v)}}
+    given = {name: value for name, value in options.items() if value is not None}
+    return {"kind": type(plug).__name__, **{n: v for n, v in given.items() if _is_json(v)}}
 
 
 def _describe_ino(ino: INO) -> dict[str, Any]:

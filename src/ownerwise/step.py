@@ -21,7 +21,16 @@ from ownerwise.mechanisms import ClippingRule, Standard
 from ownerwise.micro_batches import MEMORY_TARGET, bytes_per_record, row_counts, slices, take
 from ownerwise.noise import Noise
 from ownerwise.plans import Plan
-from ownerwise.plugs import Peek, Randomness, Release, Weights, sum_of_unit_rows
+from ownerwise.plugs import (
+    AdaptiveRelease,
+    Peek,
+    Randomness,
+    Release,
+    Stateful,
+    Steered,
+    Weights,
+    sum_of_unit_rows,
+)
 from ownerwise.random import SecretStream, StepStream
 from ownerwise.random_layers import LayerRandomness, kept_generators
 from ownerwise.sampling import Batch
@@ -38,8 +47,9 @@ class PrivateStep:
     Formal guarantee: with batches from `PoissonBatches` of the same plan, each record of owner o
     moves the sum by at most `plan.clip_norms[o]`, Gaussian noise of std `plan.noise_std_at(step)`
     is added once to the sum, and at most `plan.steps` steps are taken: the mechanism that the plan
-    accounts for. Public: the plan, the architecture, the optimizer's settings. Micro-batch size
-    and device change speed only.
+    accounts for. A rule that steers scales clip norms and noise alike, and lowers rates, by past
+    outputs alone: never dearer. Public: the plan, the architecture, the optimizer's settings.
+    Micro-batch size and device change speed only.
 
     Args:
         model: an ordinary module; it stays one. A pre-flight check lists all its problems.
@@ -48,7 +58,8 @@ class PrivateStep:
         loss: `loss(outputs, targets)`, asked for `reduction="none"` (see `losses.per_record`);
             `loss(outputs, targets, released)` if there is a release.
         weights: weights over the whole batch, such as INO; bound to the plan here.
-        clipping: the clipping rule.
+        clipping: the clipping rule. One that steers (`ImportanceSampling`) releases a noisy count
+            in every step, for which the plan needs `release_std`.
         release: what to release besides, from the outputs; the plan needs `release_std`.
         stream: the run's secret stream (one root for batches and noise). A private one if not
             given; one with a fixed seed makes the run NOT private.
@@ -83,10 +94,23 @@ class PrivateStep:
         problems += loss_problems(loss, model)
         if not 0 <= start <= plan.steps:
             problems.append(f"start={start}: expected 0 to {plan.steps}, the planned steps")
-        if (release is None) != (plan.release_std is None):
-            given, paid = ("no", "a") if release is None else ("a", "no")
+        rule: ClippingRule = Standard() if clipping is None else clipping
+        steering = rule.steering(plan) if isinstance(rule, Steered) else None
+        if release is not None and steering is not None:
             problems.append(
-                f"{given} release was given and the plan pays for {paid} release; make the plan "
+                f"{type(rule).__name__} releases a count to steer by, and a release was given too; "
+                "the plan pays for one: leave the release out, or the rule's steering"
+            )
+        if steering is not None and plan.release_shares is not None:
+            problems.append(
+                f"{type(rule).__name__} counts every record as one, and the plan pays for a "
+                "release to which some add less: make the plan with release_std=, no constraints="
+            )
+        if (release is None and steering is None) != (plan.release_std is None):
+            given, paid = ("no", "a") if plan.release_std is not None else ("a", "no")
+            what = "release was given" if steering is None else "count to steer by is released"
+            problems.append(
+                f"{given} {what} and the plan pays for {paid} release; make the plan "
                 "with release_std= exactly if the step makes a release"
             )
         if micro_batch_size is not None and micro_batch_size < 1:
@@ -100,8 +124,9 @@ class PrivateStep:
         self.optimizer = optimizer
         self.loss = per_record(loss)
         self.weights = None if weights is None else weights.bind(plan)
-        self.clipping: ClippingRule = Standard() if clipping is None else clipping
-        self.release = release
+        self.clipping = rule
+        self.steering = steering
+        self.release = release.bind(plan) if isinstance(release, AdaptiveRelease) else release
         self.micro_batch_size = micro_batch_size
         self.memory_target = memory_target
         self.not_private = not_private
@@ -150,6 +175,7 @@ class PrivateStep:
             updates=self._updates,
             steps_spent=self._spent,
             seed=self._seed,
+            plugs={name: plug.state() for name, plug in self._stateful().items()},
         )
 
     def restore(self, folder: str | PathLike) -> None:
@@ -165,7 +191,25 @@ class PrivateStep:
         if path is None:
             raise OwnerwiseError(f"no checkpoint in {folder}")
         stored = checkpoints.load(path, self.plan, self.model, self.optimizer, self._seed)
+        stateful = self._stateful()
+        if stored.plugs.keys() != stateful.keys():
+            raise OwnerwiseError(
+                f"{path.name} holds the state of {', '.join(stored.plugs) or 'no plug'}, this step "
+                f"has {', '.join(stateful) or 'none'}: build the step of the run"
+            )
+        for name, plug in stateful.items():
+            plug.load_state(stored.plugs[name])
         self._updates, self._spent = stored.updates, stored.steps_spent
+
+    def _stateful(self) -> dict[str, Stateful]:
+        """Return the plugs that remember something, by name."""
+        plugs = {
+            "weights": self.weights,
+            "clipping": self.clipping,
+            "steering": self.steering,
+            "release": self.release,
+        }
+        return {name: plug for name, plug in plugs.items() if isinstance(plug, Stateful)}
 
     def __call__(self, batch: Batch) -> None:
         """Take one step. The optimizer changes the model; nothing else leaves."""
@@ -187,10 +231,16 @@ class PrivateStep:
             )
         self._secret_batches &= batch.private
         self._spent = step + 1  # a step that fails half-way counts: its noise is drawn
-        sums = self.clipped_sum(batch, self._randomness(step))
+        randomness, steering = self._randomness(step), self.steering
         # (sums + noise) / expected batch, in the noise's memory, which is ours
         share = 1 / self.plan.expected_batch_size
-        std = self.plan.noise_std_at(step) * share
+        std = self.plan.noise_std_at(step)
+        if steering is not None:
+            assert randomness.rule is not None
+            batch = steering.begin(batch, randomness.rule)
+            share, std = share / steering.share, std * steering.clip_scale
+        sums = self.clipped_sum(batch, randomness)
+        std *= share
         totals = list(sums.values())
         noise = self._noise.gaussian(step, std, totals)
         torch._foreach_add_(noise, totals, alpha=share)  # pyright: ignore[reportPrivateImportUsage]
@@ -201,6 +251,9 @@ class PrivateStep:
             parameter.grad = gradient.to(parameter.dtype)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if steering is not None:
+            count = torch.tensor([steering.count], dtype=torch.float64)
+            steering.learn(float(randomness.release(count)))
         self._updates += 1
 
     def clipped_sum(
@@ -208,11 +261,13 @@ class PrivateStep:
     ) -> dict[nn.Parameter, Tensor]:
         """Return the weighted sum of clipped gradients. NOT private before noise is added."""
         self._look([], batch.owner_index)
-        if not len(batch):
-            return _zeros(self.model)
         randomness = Randomness() if randomness is None else randomness
+        if not len(batch):
+            self._released([], None, [], batch.owner_index, randomness)
+            return _zeros(self.model)
         inputs, targets = _inputs_and_targets(batch)
         clip_norms = self.plan.clip_norms[batch.owner_index]
+        limits = clip_norms if self.steering is None else clip_norms * self.steering.clip_scale
         totals: dict[nn.Parameter, Tensor] = {}
         seen: list[tuple[Tensor, Tensor, Tensor]] = []
         with kept_generators(), torch.enable_grad():
@@ -224,7 +279,7 @@ class PrivateStep:
                     outputs = [
                         self._forward(inputs, parts, n, randomness) for n in range(len(parts))
                     ]
-            released = self._released(outputs, targets, parts, randomness)
+            released = self._released(outputs, targets, parts, batch.owner_index, randomness)
             self._check_separation(inputs, targets, released, len(batch))
             losses: list[Tensor] = []
             weights = None
@@ -238,7 +293,9 @@ class PrivateStep:
                     output = self._forward(inputs, parts, number, randomness)
                     losses = [self.loss(output, take(targets, part), *released)]
                 records = self._backward(losses[0])
-                factors = self._factors(records.norms, clip_norms[part], randomness.rule)
+                factors = self._factors(records.norms, limits[part], randomness.rule)
+                if self.steering is not None:
+                    self.steering.see(factors)
                 if weights is not None:
                     factors = factors * torch.as_tensor(weights[part]).to(factors)
                 sums = records.weighted_sum(factors)
@@ -267,17 +324,32 @@ class PrivateStep:
         return records
 
     def _released(
-        self, outputs: list[Any], targets: Any, parts: list[slice], randomness: Randomness
+        self,
+        outputs: list[Any],
+        targets: Any,
+        parts: list[slice],
+        owner_index: np.ndarray,
+        randomness: Randomness,
     ) -> tuple[Tensor, ...]:
         """Return the noised release as the loss's further argument, or nothing."""
-        if self.release is None:
+        release = self.release
+        if release is None:
             return ()
         with torch.no_grad():
             rows = [
-                self.release.contributions(output, take(targets, part))
+                release.contributions(output, take(targets, part))
                 for output, part in zip(outputs, parts, strict=True)
             ]
-            return (randomness.release(sum_of_unit_rows(rows, parts)),)
+            shares = self.plan.release_shares
+            total = sum_of_unit_rows(
+                rows,
+                parts,
+                release.shape,
+                None if shares is None else shares[owner_index],
+                absolute=self.plan.release_noise == "laplace",
+            )
+            noised = randomness.release(total)
+            return (release.process(noised) if isinstance(release, AdaptiveRelease) else noised,)
 
     def _check_separation(
         self, inputs: Any, targets: Any, released: tuple[Tensor, ...], records: int
@@ -330,6 +402,8 @@ class PrivateStep:
 
         def noised(total: Tensor) -> Tensor:
             std = self.plan.release_std_at(step)
+            if self.plan.release_noise == "laplace":
+                return total + self._release_noise.laplace(step, std / math.sqrt(2), [total])[0]
             return total + self._release_noise.gaussian(step, std, [total])[0]
 
         return Randomness(

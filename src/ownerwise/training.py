@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from tqdm import tqdm
 
 from ownerwise import run_folders, settings
+from ownerwise.constraints import NO_CONSTRAINTS, RateConstraints
 from ownerwise.environment import environment
 from ownerwise.errors import OwnerwiseError
 from ownerwise.evaluation import Collate, Evaluation, Predict, group_name, predicted_classes
@@ -56,6 +57,9 @@ class Trainer:
             from the step to the factor.
         loss: as for `PrivateStep`.
         weights, clipping, micro_batch_size, lean: as for `PrivateStep`.
+        constraints: rate constraints to train under. Targets then hold class and cell, as
+            `Partition.targets` makes them, in training, validation and test data; the plan pays for
+            the histogram (`plan(..., constraints=)`).
         seed: None takes secret randomness. A number makes the run repeatable and NOT PRIVATE.
         folder: run folder, made if needed; None keeps the run in memory, and it cannot be resumed.
         name: name of the run; the folder's if not given.
@@ -84,6 +88,7 @@ class Trainer:
         loss: Loss = functional.cross_entropy,
         weights: Weights | None = None,
         clipping: ClippingRule | None = None,
+        constraints: RateConstraints | None = None,
         micro_batch_size: int | None = None,
         lean: bool = False,
         seed: int | None = None,
@@ -98,21 +103,26 @@ class Trainer:
         progress: bool | None = None,
         notes: Mapping[str, Any] | None = None,
     ):
+        if constraints is not None and not isinstance(constraints, RateConstraints):
+            raise OwnerwiseError(NO_CONSTRAINTS.format(constraints))
         self.model = model
         self.plan = plan
         self.lr = lr
         self.optimizer = optimizer
         self.optimizer_options = dict(optimizer_options or {})
         self.schedule = schedule
-        self.loss = loss
+        self.loss = loss if constraints is None else constraints.penalised(loss)
         self.weights = weights
         self.clipping = clipping
+        self.constraints = constraints
         self.micro_batch_size = micro_batch_size
         self.lean = lean
         self.seed = seed
         self.folder = None if folder is None else Path(folder)
         self.name = name or (self.folder.resolve().name if self.folder else "run")
         self.label = label or default_label(plan, settings.describe_plug(weights))
+        if constraints is not None and label is None:
+            self.label += " constrained"
         few = max(1, plan.steps // _EVALUATIONS)
         self.evaluate_every = few if evaluate_every is None else evaluate_every
         self.checkpoint_every = (
@@ -234,7 +244,7 @@ class Trainer:
             "seed": self.seed,
             "model": self.notes.get("model", settings.describe_model(self.model)),
             "data": self.notes.get("data", settings.describe_data(data)),
-            "loss": settings.describe_function(self.loss),
+            "loss": settings.describe_function(getattr(self.loss, "plain", self.loss)),
             "optimizer": {
                 "name": settings.describe_function(self.optimizer),
                 "lr": self.lr,
@@ -253,6 +263,8 @@ class Trainer:
             "test_records": testing.records if testing else 0,
             **self._groups(validating, testing, groups_are),
         }
+        if self.constraints is not None:
+            config["constraints"] = self.constraints.describe()
         return json.loads(json.dumps(config, default=str))  # tuples become lists, as when read
 
     def _groups(
@@ -275,7 +287,9 @@ class Trainer:
     def _evaluation(self, data: Any, groups: Any, collate: Collate | None) -> Evaluation | None:
         if data is None and groups is None:
             return None
-        return Evaluation(data, groups, collate=collate, predict=self.predict)
+        return Evaluation(
+            data, groups, collate=collate, predict=self.predict, constraints=self.constraints
+        )
 
     def _bar(self, step: PrivateStep) -> tqdm:
         return tqdm(

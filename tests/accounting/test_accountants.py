@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from oracles import exact_rdp_epsilon, prv_epsilon
 from ownerwise.accounting import Schedule, pld, rdp
-from ownerwise.accounting.curves import ACCOUNTANTS
+from ownerwise.accounting.costs import ACCOUNTANTS
 from ownerwise.errors import AccountingError
 
 CASES = [  # rate, multiplier, steps, delta

@@ -8,9 +8,10 @@ from ownerwise.data import sources
 def data_dir(tmp_path_factory):
     """Tiny files of every data set that a setting names."""
     root = tmp_path_factory.mktemp("data")
-    for name in ("cifar10", "ctg", "pneumoniamnist", "surnames"):
+    for name in ("cifar10", "ctg", "imdb", "pneumoniamnist", "surnames"):
         make(name, root)
-    make_mnist(root / "mnist", records=(60, 20))
+    for name in ("mnist", "fashion_mnist"):
+        make_mnist(root / name, records=(60, 20))
     make_svhn(root / "svhn", records=(60, 20))
     make_folder(root / "cifar100" / "cifar-100-python", cifar_files("cifar100", records=200))
     return root

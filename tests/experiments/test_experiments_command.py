@@ -43,6 +43,23 @@ def test_run_table_and_tune(tmp_path, capsys):
     found = json.loads(Path("results/tuning/digits.json").read_text())
     assert len(found["methods"]["ino"]["points"]) == 2
     assert Path("results/tuning/digits.svg").exists()
+    assert found["command"].startswith("ownerwise experiments tune digits --method ino --seeds 1 ")
+    assert main(["experiments", "table", "--out", "docs/results", "--no-figures"]) == 0
+    assert "(tuning-digits.md)" in Path("docs/results/README.md").read_text()
+    assert not list(Path("docs/results").glob("*.svg"))
+
+
+def test_plans(capsys):
+    plans = ["experiments", "plans", "digits", "--out", "docs/results"]
+    assert main(plans) == 0
+    assert "docs/results/plans.md" in capsys.readouterr().out
+    page = Path("docs/results/plans.md").read_text()
+    assert page.count("| digits, ε 0.5 |") == 3
+    assert f"    ownerwise {' '.join(plans)}" in page
+    assert main(["experiments", "plans", "digitz", "MN", "--out", "x"]) == EXIT_BAD_INPUT
+    err = capsys.readouterr().err
+    assert "digitz" in err
+    assert "'MN'" in err
 
 
 def test_all_problems_at_once(capsys):

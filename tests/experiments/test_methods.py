@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from ownerwise.config_keys import ORDERS
 from ownerwise.errors import OwnerwiseError
 from ownerwise.experiments import methods, settings
 from ownerwise.experiments.population import populate
@@ -28,7 +29,9 @@ def phases(spec, **plan):
 
 @pytest.mark.parametrize(
     "spec",
-    ["idp", "ino", "ino:0.2", "ino-budget:2", "uniform", "exclude", "sequential:lax-first",
+    ["idp", "ino", "ino:0.2", "ino-budget:2", "ino-shape:2/5", "ino-order:random", "uniform",
+     "exclude", "sequential:lax-first",
+     "dpis", "dpis:0.4", "accepted", "ts", "decay",
      "undersample:0.5", "lowered:0.4", "class-budget:0=3", "top", "nonprivate"],
 )  # fmt: skip
 def test_a_method_runs(spec, tmp_path):
@@ -54,12 +57,17 @@ def test_methods_without_argument_stand_for_all_levels():
         "idp",
     ]
     assert len(methods.parse("class-budget")) == 20
+    assert len(methods.parse("ino-shape")) == 17
+    assert [method.argument for method in methods.parse("ino-order")] == list(ORDERS[1:])
 
 
 def test_all_problems_of_a_list_at_once():
     with pytest.raises(OwnerwiseError) as error:
-        methods.parse("idq,lowered:2,sequential:up,ino:1.5,idp:3,class-budget:x=1")
-    assert len(error.value.problems) == 6
+        methods.parse(
+            "idq,lowered:2,sequential:up,ino:1.5,idp:3,class-budget:x=1,ino-shape:2,ino-order:up,"
+            "ino-budget:1/2"
+        )
+    assert len(error.value.problems) == 9
     with pytest.raises(OwnerwiseError, match="no method"):
         methods.parse(" , ")
 
@@ -71,6 +79,14 @@ def test_sections():
     assert one("ino:0.2").sections(sections)["weights"]["tail"] == 0.2
     assert one("ino-budget").sections(sections)["weights"]["kappa"] == 1.0
     assert one("ino-budget:2").sections(sections)["weights"]["kappa"] == 2.0
+    both = one("ino-budget:2/0.9").sections(sections)["weights"]
+    assert (both["kappa"], both["tail"]) == (2.0, 0.9)
+    assert one("ino-shape:2/5").sections(sections)["weights"] == {
+        "kind": "ino", "tail": 0.4, "alpha": 2.0, "beta": 5.0
+    }  # fmt: skip
+    assert one("ino-shape:steps").sections(sections)["weights"]["shape"] == "steps"
+    assert one("ino-shape:2/5").slug == "ino-shape-2-5"
+    assert one("ino-order:random").sections(sections)["weights"]["order"] == "random"
     assert one("uniform").sections(sections)["plan"]["method"] == "uniform"
     changed = one("class-budget:3=1").sections(sections)["owners"]["assignment"]["budgets"]
     assert changed[3] == 1.0
@@ -145,3 +161,35 @@ def test_options_of_a_run_reach_the_training(tmp_path):
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["clipping"]["kind"] == "AutoS"
     assert result["plans"][0]["accountant"] == "rdp"
+
+
+def test_gradients_are_counted_and_a_run_that_goes_on_counts_on(tmp_path):
+    changes = (*TINY, "plan.clip_norm=20", "plan.steps=4")
+    whole = run_trial(Trial(DIGITS, one("dpis"), 0, "paper", changes), tmp_path / "whole")
+    found = whole["gradients"]
+    assert 0 < found["summed"] < 0.6 * found["evaluated"]
+    assert found["evaluated"] == pytest.approx(4 * whole["config"]["plan"]["batch_size"], rel=0.4)
+    again = run_trial(Trial(DIGITS, one("dpis"), 0, "paper", changes), tmp_path / "whole")
+    assert again["gradients"] == found
+    plain = run_trial(Trial(DIGITS, one("accepted:0.25"), 0, "paper", changes), tmp_path / "plain")
+    batch = whole["config"]["plan"]["batch_size"]
+    assert plain["gradients"] == {"evaluated": batch, "summed": batch}
+
+
+def test_rivals_of_importance_sampling():
+    sections = DIGITS.configure(0).sections
+    steered = one("dpis:0.3").sections(sections)
+    assert steered["training"]["clipping"] == {"kind": "importance", "acceptance": 0.3}
+    assert steered["plan"]["release_std"] == 0.1 * sections["plan"]["batch_size"]
+    assert one("dpis").sections(sections)["training"]["clipping"] == {"kind": "importance"}
+    assert one("accepted:0.5").sections(sections)["plan"]["batch_size"] == (
+        0.5 * sections["plan"]["batch_size"]
+    )
+    assert one("ts").sections(sections)["model"]["activation"] == "tempered-sigmoid"
+    assert one("decay:time").sections(sections)["plan"]["noise_schedule"] == "time"
+    assert "release_std" not in sections["plan"]
+    for spec in ("dpis", "accepted:0.5", "ts", "decay:step"):
+        assert one(spec).sections(sections)["plan"]["method"] == "uniform"
+    with pytest.raises(OwnerwiseError) as error:
+        methods.parse("dpis:2,accepted:1,ts:1,decay:fast")
+    assert len(error.value.problems) == 4

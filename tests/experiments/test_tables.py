@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from made_results import result
 
-from ownerwise.experiments import figures, summary, tables
+from ownerwise.experiments import claims, figures, summary, tables
 
 
 @pytest.fixture
@@ -39,32 +39,98 @@ def test_table_of_all_methods(study):
 
 
 def test_pages_and_json(study, tmp_path):
-    written = tables.write_tables([study], tmp_path, {"digits": [tmp_path / "picture.svg"]})
+    picture = figures.Picture(tmp_path / "picture.svg", "What is seen.")
+    written = tables.write_tables([study], tmp_path, {"digits": [picture]})
     assert [path.name for path in written] == ["README.md", "digits.md", "digits.json"]
     page = (tmp_path / "digits.md").read_text()
     assert "NOT PRIVATE" in page
     assert "- learning rate: between values of a scan" in page  # choices of ours are shown
     assert "| IDP-SGD | 30.00 ± 14.14 |" in page  # group a
     assert "10 (0.50)" in page  # its drop
-    assert "![picture](picture.svg)" in page
+    assert "What is seen.\n\n![picture](picture.svg)" in page
+    assert "    ownerwise experiments run digits --method idp,ino --seeds 2\n" in page
+    assert "| IDP-SGD | `0123456789ab` | 0, 1 | 8 s | 9 s |" in page
     stored = json.loads((tmp_path / "digits.json").read_text())
     assert stored["methods"]["idp"]["metrics"]["accuracy"]["mean"] == pytest.approx(0.525)
     gain = stored["methods"]["ino"]["gain"]
     assert gain["by_group"]["a"] == pytest.approx(0.2)
     assert f"| INO-SGD | {gain['correlation']:.3f} |" in page
     assert stored["methods"]["idp"]["gain"] is None
+    assert stored["methods"]["idp"]["plans"] == ["0123456789abcdef"]
+    assert stored["methods"]["idp"]["wall_seconds"] == [9.0, 9.0]
+    assert stored["commands"][0].endswith("--method uniform --seeds 1")
     assert "[digits](digits.md)" in (tmp_path / "README.md").read_text()
+
+
+def test_page_over_all(study, tmp_path):
+    claimed = claims.Claim("IDP-SGD", "Table 2", "it works", 50.0, "digits", "idp", "accuracy")
+    written = tables.write_tables(
+        [study],
+        tmp_path,
+        findings=claims.find([claimed], [study]),
+        further={"Tuned": "tuning-digits.md"},
+    )
+    page = written[0].read_text()
+    ours = "**52.50 ± 3.54 %**, 2 seeds, [digits](digits.md)"
+    assert f"| IDP-SGD, Table 2 | it works | 50.00 % | {ours} | +2.50 |" in page
+    assert "- [Tuned](tuning-digits.md)" in page
+    assert page.index("Table 2") < page.index("tuning-digits.md") < page.index("## [digits]")
+    assert written[1].name == "claims.json"
+    (stored,) = json.loads(written[1].read_text())
+    assert stored["claim"]["theirs"] == 50.0
+    assert stored["ours"] == "52.50 ± 3.54 %"
+
+
+def test_ablations_have_their_own_tables():
+    (study,) = summary.studies(
+        [result("idp"), result("ino"), result("ino-0.8", spec="ino:0.8", label="INO-SGD, tail 0.8")]
+    )
+    page = tables.page(study, tables.describe(study))
+    before, _, after = page.partition("## Tail length")
+    assert "INO-SGD, tail 0.8" not in before
+    assert "| INO-SGD, tail 0.8 |" in after
+    assert "tail 0.8" not in tables.overview([study])
+    assert "ino:0.8" in page  # in the command
 
 
 def test_figures(study, tmp_path):
     written = figures.write_figures(study, tmp_path)
-    assert [path.name for path in written] == [
+    assert [one.path.name for one in written] == [
         f"digits-{name}.svg" for name in ("owners", "overall", "gain", "trade-off")
     ]  # no classes within owners here
-    contents = [path.read_bytes() for path in written]
+    contents = [one.path.read_bytes() for one in written]
     for content in contents:
         ElementTree.fromstring(content)
-    assert [path.read_bytes() for path in figures.write_figures(study, tmp_path)] == contents
+    again = figures.write_figures(study, tmp_path)
+    assert [one.path.read_bytes() for one in again] == contents
+
+
+def test_trade_off_starts_at_the_baseline(study):
+    lowered = result("lowered-0.4", 0, (0.3, 0.3, 0.4, 0.4), spec="lowered:0.4")
+    (more,) = summary.studies([run for runs in study.methods.values() for run in runs] + [lowered])
+    panel, balanced = figures.trade_off(more).get_axes()
+    lines = {line.get_label(): line.get_xydata() for line in panel.get_lines()}
+    assert lines["IDP-SGD"].tolist() == [lines["lowered budgets"][0].tolist()]
+    assert lines["lowered budgets"][1] == pytest.approx([0.35, 0.05])
+    assert lines["INO-SGD"][0].tolist() == lines["IDP-SGD"][0].tolist()
+    star = panel.get_lines()[-1]
+    assert star.get_marker() == "*"
+    assert star.get_xydata()[0].tolist() == lines["INO-SGD"][1].tolist()
+    assert balanced.get_xlabel() == "balanced accuracy"
+
+
+def test_worse_half_of_many_groups():
+    made = result()
+    names = [f"g{k}" for k in range(20)]
+    for line in (*made["history"], made["final"]):
+        line["groups"] = {
+            name: {"recall": k / 20, "loss": 1.0, "records": 1} for k, name in enumerate(names)
+        }
+    (study,) = summary.studies([made | {"budgets": dict.fromkeys(names, 1.0)}])
+    panels = figures.overall_curves(study).get_axes()
+    assert panels[2].get_title() == "worse half of the groups"
+    assert panels[2].get_lines()[0].get_ydata() == pytest.approx([0.225] * 3)  # mean of 0 to 9 / 20
+    assert summary.over_seeds(study.methods["idp"])["worst_half"].mean == pytest.approx(0.225)
 
 
 def test_figure_of_classes_within_owners():
@@ -78,3 +144,19 @@ def test_figure_of_classes_within_owners():
     assert [len(panel.get_lines()) for panel in panels] == [3, 3, 3, 3]
     assert figures.gains(study) is None
     assert figures.trade_off(study) is None
+
+
+def test_gradients_are_shown_where_not_all_are_summed():
+    all_summed = {"evaluated": 9000, "summed": 9000}
+    results = [
+        result("uniform", gradients=all_summed),
+        result("idp"),  # from before gradients were counted
+        result("dpis", gradients={"evaluated": 9000, "summed": 2500}),
+    ]
+    (mixed,) = summary.studies(results)
+    text = tables.overall_table(mixed)
+    assert "gradients, thousands (summed) |" in text
+    assert "9.0 (9.0) |" in text
+    assert "9.0 (2.5) |" in text
+    (plain,) = summary.studies(results[:2])
+    assert "gradients" not in tables.overall_table(plain)

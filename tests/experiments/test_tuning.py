@@ -66,20 +66,21 @@ def point(number, accuracy, strict, method="idp"):
         "strict": Amount(strict, None, 1),
         "worst_group": Amount(strict / 2, None, 1),
     }
-    return tuning.Point(method, number, {}, measured, measured)
+    return tuning.Point(method, number, {}, measured, measured, 1.0, [])
 
 
 def test_frontier_and_best():
     found = [point(0, 0.9, 0.1), point(1, 0.8, 0.05), point(2, 0.7, 0.5), point(3, 0.7, 0.4)]
     found += [point(4, 0.2, 0.6), point(0, 0.95, 0.9, "ino")]
     assert [p.number for p in tuning.frontier(found[:5], "strict")] == [0, 2, 4]
-    described = tuning.describe(found, 5, [0])
+    described = tuning.describe(found, 5, [0], "as typed")
     assert described["methods"]["idp"]["frontier"]["worst_group"] == [0, 2, 4]
     assert described["methods"]["idp"]["best"] == {
         "accuracy": 0, "balanced_accuracy": 0, "strict": 4, "worst_group": 4,
     }  # fmt: skip
     assert described["methods"]["ino"]["frontier"]["strict"] == [0]
     assert "NOT PRIVATE" in described["not_private"]
+    assert described["command"] == "as typed"
 
 
 def test_points_and_files(tmp_path):
@@ -89,8 +90,10 @@ def test_points_and_files(tmp_path):
     assert found[0].validation["accuracy"].mean == pytest.approx(0.5)
     assert found[1].validation["accuracy"].mean == pytest.approx(0.1)
     assert found[1].test["accuracy"].mean == pytest.approx(0.5)
+    assert found[1].wall_seconds == 9.0
+    assert found[1].plans == ["0123456789abcdef"]
     assert "weights.tail" not in found[0].values
     assert set(found[1].values) == {"plan.clip_norm", "training.lr", "plan.steps", "weights.tail"}
-    table, picture = tuning.write("digits", found, 2, [0], tmp_path)
+    table, picture = tuning.write("digits", found, 2, [0], "as typed", tmp_path)
     assert json.loads(table.read_text())["trials"] == 2
     assert picture.read_text().startswith("<?xml")

@@ -157,6 +157,21 @@ def test_tanh_and_the_tempered_sigmoid_make_the_same_network(name):
     assert any(isinstance(module, nn.GELU) for module in made)
 
 
+@pytest.mark.parametrize("name", ["mlp", "mnist-cnn", "imdb-lstm"])
+def test_the_private_step_trains_tempered_sigmoids(name):
+    small = {"imdb-lstm": {"words": 200}}.get(name, {})
+    numbers = {"scale": 1.5, "temperature": 3.0, "offset": 0.5}
+    torch.manual_seed(0)
+    model = models.build(name, activation=numbers, **small).double()
+    inputs = records(name, 6)
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    batch = tools.batch_of(inputs, torch.randint(0, CLASSES.get(name, 10), (6,)))
+    step = tools.make_step(model, functional.cross_entropy)
+    expected = tools.loop_over_records(model, functional.cross_entropy, batch, step.plan.clip_norms)
+    for total, wanted in zip(step.clipped_sum(batch).values(), expected, strict=True):
+        torch.testing.assert_close(total, wanted, rtol=0, atol=1e-9)
+
+
 def test_groups_divide_the_width():
     model = models.ResNet18(width=24)
     norms = [m for m in model.modules() if isinstance(m, nn.GroupNorm)]

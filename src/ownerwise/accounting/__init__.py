@@ -6,7 +6,8 @@ accountants, `pld` (tight, default) and `rdp`, are modules with one function eac
 dp-accounting.
 """
 
-from ownerwise.accounting.curves import ACCOUNTANTS, epsilon, joint_multiplier
+from ownerwise.accounting.costs import ACCOUNTANTS, NOISES, PaidRelease, joint_multiplier
+from ownerwise.accounting.curves import epsilon
 from ownerwise.accounting.schedule import Schedule
 
-__all__ = ["ACCOUNTANTS", "Schedule", "epsilon", "joint_multiplier"]
+__all__ = ["ACCOUNTANTS", "NOISES", "PaidRelease", "Schedule", "epsilon", "joint_multiplier"]

@@ -17,14 +17,13 @@ import numpy as np
 from scipy.interpolate import CubicSpline
 from scipy.special import log_ndtr, ndtr
 
-from ownerwise.accounting import pld, rdp
+from ownerwise.accounting import pld
+from ownerwise.accounting.costs import PaidRelease, joint_multiplier, spent
 from ownerwise.accounting.roots import find_root
 from ownerwise.accounting.schedule import Schedule
 
-ACCOUNTANTS: dict[str, Callable[[float, float, Schedule, float], float]] = {
-    "pld": pld.epsilon,
-    "rdp": rdp.epsilon,
-}
+Cost = tuple[float, float, float]
+"""Sampling rate, noise multiplier, share of the release."""
 
 LogQuantity = Callable[[int, np.ndarray], np.ndarray]
 """Logarithm of a quantity at (number of the delta, log epsilon)."""
@@ -36,17 +35,6 @@ TOLERANCE = 2e-4
 
 _MAX_NODES = 24  # distinct budgets per delta up to which each is a node
 _MAX_DELTAS = 64
-
-
-def joint_multiplier(multiplier: np.ndarray, release_std: float | None) -> np.ndarray:
-    """Return the multiplier of a step that also releases a sum of sensitivity 1 with noise.
-
-    Both releases come from ONE Poisson batch, so they are one Gaussian mechanism of multiplier
-    (m^-2 + release_std^-2)^-1/2, sampled once; two separately sampled ones would understate.
-    """
-    if release_std is None:
-        return multiplier
-    return (multiplier**-2.0 + release_std**-2.0) ** -0.5
 
 
 class Budgets:
@@ -124,26 +112,34 @@ def rate_curve(
     schedule: Schedule,
     accountant: str,
     guess: LogQuantity | None = None,
-    release_std: float | None = None,
+    release: PaidRelease | None = None,
+    least_rate: float | None = None,
 ) -> BudgetCurve:
     """Return the sampling rate that spends each budget, given the noise multiplier.
 
     `log_multiplier(number, log_epsilon)` gives the multiplier's logarithm at points of delta
-    `number`. A rate is capped at 1 (the budget is then not spent).
+    `number`. A rate is capped at 1 (the budget is then not spent). With `least_rate`, records that
+    are drawn more often than that add accordingly less to the release.
     """
 
-    def cost(log_rate: float, number: int, log_epsilon: float) -> tuple[float, float]:
+    def cost(log_rate: float, number: int, log_epsilon: float) -> Cost:
         multiplier = np.exp(log_multiplier(number, np.array([log_epsilon]))[0])
-        return float(np.exp(log_rate)), float(joint_multiplier(multiplier, release_std))
+        rate = float(np.exp(log_rate))
+        share = 1.0 if least_rate is None else min(1.0, least_rate / rate)
+        return rate, float(multiplier), share
 
     def first_guess(number: int, log_epsilon: float, delta: float) -> float:
-        _, multiplier = cost(0.0, number, log_epsilon)
+        _, multiplier, _ = cost(0.0, number, log_epsilon)
+        if release is not None and least_rate is None:
+            multiplier = joint_multiplier(multiplier, release.std)
         mu = gaussian_mu(float(np.exp(log_epsilon)), delta)
         growth = np.expm1(min(1.0 / multiplier**2, 50.0))
         return float(np.log(mu / np.sqrt(schedule.steps * growth)))
 
     bounds = (float(np.log(RATE_RANGE[0])), 0.0)
-    return _solve(budgets, cost, first_guess, guess, 1.0, bounds, schedule, accountant, TOLERANCE)
+    return _solve(
+        budgets, cost, first_guess, guess, 1.0, bounds, schedule, accountant, release, TOLERANCE
+    )
 
 
 def multiplier_curve(
@@ -152,35 +148,37 @@ def multiplier_curve(
     schedule: Schedule,
     accountant: str,
     guess: LogQuantity | None = None,
-    release_std: float | None = None,
+    release: PaidRelease | None = None,
     tolerance: float = TOLERANCE,
 ) -> BudgetCurve:
     """Return the noise multiplier that spends each budget at sampling rate `rate`."""
 
-    def cost(log_multiplier: float, number: int, log_epsilon: float) -> tuple[float, float]:
-        return rate, float(joint_multiplier(np.exp(log_multiplier), release_std))
+    def cost(log_multiplier: float, number: int, log_epsilon: float) -> Cost:
+        return rate, float(np.exp(log_multiplier)), 1.0
 
     def first_guess(number: int, log_epsilon: float, delta: float) -> float:
         mu = gaussian_mu(float(np.exp(log_epsilon)), delta)
         return -0.5 * float(np.log(np.log1p(mu**2 / (schedule.steps * rate**2))))
 
     bounds = (float(np.log(MULTIPLIER_RANGE[0])), float(np.log(MULTIPLIER_RANGE[1])))
-    return _solve(budgets, cost, first_guess, guess, -1.0, bounds, schedule, accountant, tolerance)
+    return _solve(
+        budgets, cost, first_guess, guess, -1.0, bounds, schedule, accountant, release, tolerance
+    )
 
 
 def _solve(
     budgets: Budgets,
-    cost: Callable[[float, int, float], tuple[float, float]],
+    cost: Callable[[float, int, float], Cost],
     first_guess: Callable[[int, float, float], float],
     guess: LogQuantity | None,
     slope: float,
     bounds: tuple[float, float],
     schedule: Schedule,
     accountant: str,
+    release: PaidRelease | None,
     tolerance: float,
 ) -> BudgetCurve:
-    """Return the curve of the unknown whose `cost` (rate, multiplier) meets each epsilon."""
-    account = ACCOUNTANTS[accountant]
+    """Return the curve of the unknown whose `cost` meets each epsilon."""
     safest = bounds[0] if slope > 0 else bounds[1]
     curve = BudgetCurve()
     for group in budgets.groups:
@@ -188,9 +186,9 @@ def _solve(
         targets = np.unique(budgets.epsilon[group.members])
 
         def miss(value: float, log_epsilon: float, number=number, delta=delta) -> float:
-            rate, multiplier = cost(value, number, log_epsilon)
-            spent = account(rate, multiplier, schedule, delta)
-            return float(np.log(max(spent, 1e-12))) - log_epsilon
+            rate, multiplier, share = cost(value, number, log_epsilon)
+            found = spent(accountant, rate, multiplier, schedule, delta, release, share)
+            return float(np.log(max(found, 1e-12))) - log_epsilon
 
         def solve(log_epsilon: float, start: float, miss=miss) -> float:
             return find_root(
@@ -255,58 +253,61 @@ def epsilon(
     steps: int | Schedule,
     delta: np.ndarray | float,
     accountant: str = "pld",
+    release: PaidRelease | None = None,
+    shares: np.ndarray | float = 1.0,
 ) -> np.ndarray:
     """Return epsilon of every owner after `steps` steps at its rate, multiplier and delta.
 
     Owners with equal parameters cost one evaluation. Those that lie on one curve of rising cost
     per delta (as in every plan) are interpolated and rounded up; where they do not, each distinct
-    rate is a curve of its own.
+    rate is a curve of its own. A record of an owner adds at most its share to the release.
     """
     schedule = Schedule.of(steps)
-    rate, multiplier, delta = np.broadcast_arrays(*map(np.atleast_1d, (rate, multiplier, delta)))
-    result = np.zeros(rate.shape)
+    *costs, delta = np.broadcast_arrays(*map(np.atleast_1d, (rate, multiplier, shares, delta)))
+    result = np.zeros(delta.shape)
     if schedule.steps == 0:
         return result
-    for group in Budgets(np.ones(len(rate)), delta).groups:
+    for group in Budgets(np.ones(len(delta)), delta).groups:
         members = group.members
-        rates, multipliers = rate[members], multiplier[members]
-        order = np.lexsort((-multipliers, rates))
-        rates, multipliers, members = rates[order], multipliers[order], members[order]
-        if (np.diff(multipliers) <= 0).all():
+        rates, multipliers, parts = (cost[members] for cost in costs)
+        order = np.lexsort((parts, -multipliers, rates))
+        members = members[order]
+        points = np.stack([rates[order], multipliers[order], parts[order]], axis=1)
+        if (np.diff(points[:, 1]) <= 0).all():
             chains = [slice(0, len(members))]
         else:
-            starts = np.flatnonzero(np.diff(rates, prepend=-1.0))
+            starts = np.flatnonzero(np.diff(points[:, 0], prepend=-1.0))
             chains = map(slice, starts, [*starts[1:], len(members)])
         for chain in chains:
             result[members[chain]] = _along_chain(
-                rates[chain], multipliers[chain], schedule, group.delta, accountant
+                points[chain], schedule, group.delta, accountant, release
             )
     return result
 
 
 def _along_chain(
-    rates: np.ndarray,
-    multipliers: np.ndarray,
+    points: np.ndarray,
     schedule: Schedule,
     delta: float,
     accountant: str,
+    release: PaidRelease | None,
 ) -> np.ndarray:
     """Return epsilon for points of rising cost: nodes, checks between them, rounded up."""
-    new = np.ones(len(rates), dtype=bool)
-    new[1:] = (np.diff(rates) != 0) | (np.diff(multipliers) != 0)
+    new = np.ones(len(points), dtype=bool)
+    new[1:] = (np.diff(points, axis=0) != 0).any(axis=1)
     back = np.cumsum(new) - 1
-    rates, multipliers = rates[new], multipliers[new]
+    points = points[new]
+    rates, multipliers, _ = points.T
+
+    def spent_at(at: int) -> float:
+        rate, multiplier, share = points[at].tolist()
+        return spent(accountant, rate, multiplier, schedule, delta, release, share)
 
     def log_spent(at: int) -> float:
-        spent = ACCOUNTANTS[accountant](float(rates[at]), float(multipliers[at]), schedule, delta)
-        return float(np.log(max(spent, pld.LEAST_EPSILON)))
+        return float(np.log(max(spent_at(at), pld.LEAST_EPSILON)))
 
-    if len(rates) <= 2 * _MAX_NODES:
-        direct = [
-            ACCOUNTANTS[accountant](float(q), float(m), schedule, delta)
-            for q, m in zip(rates, multipliers, strict=True)
-        ]
-        return np.array(direct)[back]
+    if len(points) <= 2 * _MAX_NODES:
+        return np.array([spent_at(at) for at in range(len(points))])[back]
     position = np.log(np.maximum(rates, RATE_RANGE[0])) - np.log(multipliers)
     wanted = np.linspace(position[0], position[-1], _MAX_NODES // 2)
     nodes = np.unique(np.minimum(np.searchsorted(position, wanted), len(position) - 1))

@@ -19,7 +19,8 @@ from scipy.special import logsumexp
 MAX_SHIFT = 1000.0
 """Orders beyond MAX_SHIFT * m are not evaluated: their mass lies too far out to tabulate."""
 
-_TAIL = 13.0  # standard deviations: 1e-38 of the mass lies outside
+TAIL = 13.0
+"""Standard deviations beyond which nothing is integrated: 1e-38 of the mass lies outside."""
 
 
 def highest_order(rate: float, multiplier: float) -> float:
@@ -45,16 +46,29 @@ def log_moments(rate: float, multiplier: float, orders: np.ndarray) -> np.ndarra
     if rate == 1.0:
         return orders * (orders - 1.0) / (2.0 * multiplier**2)
     step = min(0.25, multiplier / 2.0)
-    upper = max(1.0, float(orders.max())) / multiplier + _TAIL
-    lower = max(min(0.0, float(orders.min())) / multiplier, -multiplier * 40.0) - _TAIL
+    upper = max(1.0, float(orders.max())) / multiplier + TAIL
+    lower = max(min(0.0, float(orders.min())) / multiplier, -multiplier * 40.0) - TAIL
     u = np.arange(lower, upper + step, step)  # standard deviations of Q
     log_weight = -0.5 * u**2 - 0.5 * math.log(2 * math.pi) + math.log(step)
     tilt = u / multiplier - 0.5 / multiplier**2  # log density ratio N(1, m^2) / N(0, m^2)
-    with np.errstate(over="ignore"):
-        gain = rate * np.expm1(tilt)  # P/Q - 1
-        log_ratio = np.where(
-            tilt < 30.0, np.log1p(gain), np.logaddexp(math.log1p(-rate), math.log(rate) + tilt)
-        )  # [nodes], log P/Q
+    return moments_at(rate, tilt, log_weight, orders)
+
+
+def moments_at(
+    rate: float, loss: np.ndarray, log_weight: np.ndarray, orders: np.ndarray
+) -> np.ndarray:
+    """Return the same from nodes: log density ratios before sampling, and logarithms of Q's mass.
+
+    The masses must add up to 1 and make E_Q[exp(loss)] = 1.
+    """
+    if rate == 1.0:
+        gain, log_ratio = np.expm1(np.minimum(loss, 600.0)), loss
+    else:
+        with np.errstate(over="ignore"):
+            gain = rate * np.expm1(loss)  # P/Q - 1
+            log_ratio = np.where(
+                loss < 30.0, np.log1p(gain), np.logaddexp(math.log1p(-rate), math.log(rate) + loss)
+            )  # [nodes], log P/Q
     powers = orders[:, None] * log_ratio  # [orders, nodes]
     with np.errstate(over="ignore", invalid="ignore"):
         weight = np.exp(log_weight)

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.fft import next_fast_len
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtri
 
-from ownerwise.accounting.moments import highest_order, log_moments
+from ownerwise.accounting.moments import highest_order
+from ownerwise.accounting.pairs import GaussianPair, LaplacePair, Pair
 from ownerwise.accounting.rdp import convert, order_grid
 from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
@@ -45,12 +46,23 @@ _ORDER_SPACING = 1.15
 _SMOOTH_STEPS = 20
 
 
-def epsilon(rate: float, multiplier: float, schedule: Schedule, delta: float) -> float:
-    """Return epsilon at `delta` after the steps of `schedule` at (rate, multiplier)."""
+def epsilon(
+    rate: float,
+    multiplier: float,
+    schedule: Schedule,
+    delta: float,
+    laplace: float | None = None,
+) -> float:
+    """Return epsilon at `delta` after the steps of `schedule` at (rate, multiplier).
+
+    With `laplace`, every step also releases a sum of sensitivity 1 (in absolute values) of the same
+    batch, with Laplace noise of that scale.
+    """
     if rate == 0.0 or schedule.steps == 0:
         return 0.0
-    removed = _Direction(rate, multiplier, schedule, delta, removing=True).epsilon()
-    return _Direction(rate, multiplier, schedule, delta, removing=False).epsilon(floor=removed)
+    pair = GaussianPair(multiplier) if laplace is None else LaplacePair(multiplier, laplace)
+    removed = _Direction(rate, pair, schedule, delta, removing=True).epsilon()
+    return _Direction(rate, pair, schedule, delta, removing=False).epsilon(floor=removed)
 
 
 @dataclass(frozen=True)
@@ -71,24 +83,24 @@ class _Direction:
     """The privacy loss of a whole run when the record is removed, or when it is added."""
 
     def __init__(
-        self, rate: float, multiplier: float, schedule: Schedule, delta: float, *, removing: bool
+        self, rate: float, pair: Pair, schedule: Schedule, delta: float, *, removing: bool
     ):
         self.rate = rate
-        self.steps = [(count, multiplier * factor) for count, factor in schedule.segments]
+        self.steps = [(count, pair.times(factor)) for count, factor in schedule.segments]
         self.total_steps = schedule.steps
         self.delta = delta
         self.removing = removing
-        lowest = min(multiplier for _, multiplier in self.steps)
+        lowest = min(pair.multiplier for _, pair in self.steps)
         positive = order_grid(highest_order(rate, lowest), _ORDER_SPACING)
         self.tilts = np.concatenate([-positive[positive <= 64][::-1], [0.0], positive])
         self.zero = len(self.tilts) - len(positive) - 1
         orders = 1.0 + self.tilts if removing else -self.tilts
         self.cumulant = np.zeros_like(self.tilts)  # log E[exp(tilt * loss)] over the whole run
-        for count, step_multiplier in self.steps:
-            self.cumulant += count * log_moments(rate, step_multiplier, orders)
+        for count, step in self.steps:
+            self.cumulant += count * step.log_moments(rate, orders)
         if not np.isfinite(self.cumulant).all():
             raise AccountingError(
-                f"the moments of rate {rate:g}, noise multiplier {multiplier:g} are not finite "
+                f"the moments of rate {rate:g}, noise multiplier {lowest:g} are not finite "
                 f"over {schedule.steps} steps; use a larger noise multiplier"
             )
 
@@ -164,10 +176,10 @@ class _Direction:
         """Return epsilon by composing all steps on the window's grid, and -d log(delta)/d eps."""
         spectrum = np.ones(window.cells // 2 + 1, dtype=np.complex128)
         log_mass, cut = 0.0, 0.0
-        for count, multiplier in self.steps:
+        for count, pair in self.steps:
             index, mass, beyond = _one_step(
                 self.rate,
-                multiplier,
+                pair,
                 window.width,
                 _SPARE * self.delta / self.total_steps,
                 removing=self.removing,
@@ -204,32 +216,37 @@ def _power(values: np.ndarray, exponent: int) -> np.ndarray:
 
 
 def _one_step(
-    rate: float, multiplier: float, width: float, tail: float, *, removing: bool
+    rate: float, pair: Pair, width: float, tail: float, *, removing: bool
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Return (cell numbers, probabilities, probability beyond the last cell) of one step's loss.
 
-    `u` is the noise in standard deviations. Removing: the loss rises with u and u follows
-    (1-q) N(0,1) + q N(1/m, 1). Adding: the loss falls with u and u follows N(0,1).
+    L is the loss before sampling. Removing: the step's loss rises with L, and L is that of
+    (1-q) Q + q P. Adding: the step's loss falls with L, and L is that of Q.
     """
     reach = -float(ndtri(tail))
-    shift = 1.0 / multiplier
+    shift = 1.0 / pair.multiplier
     log_rest = np.log1p(-rate) if rate < 1 else -np.inf
 
-    def loss(u: float) -> float:
-        log_ratio = float(np.logaddexp(log_rest, np.log(rate) + shift * u - shift**2 / 2))
+    def loss(u: float, extra: float) -> float:
+        before = shift * u - shift**2 / 2 + extra
+        log_ratio = float(np.logaddexp(log_rest, np.log(rate) + before))
         return log_ratio if removing else -log_ratio
 
     ends = (-reach, reach + shift) if removing else (reach, -reach)
-    low, high = int(np.floor(loss(ends[0]) / width)), int(np.ceil(loss(ends[1]) / width))
+    extra = pair.bounded_loss if removing else -pair.bounded_loss
+    low = int(np.floor(loss(ends[0], -extra) / width))
+    high = int(np.ceil(loss(ends[1], extra) / width))
     index = np.arange(low, high + 1)
     edges = width * index
-    # u at which the loss equals the edge; -inf where the loss never gets that low (high)
+    # L at which the loss equals the edge; -inf where the loss never gets that low (high)
     argument = np.expm1(edges if removing else -edges) / rate
     with np.errstate(divide="ignore"):
-        crossing = multiplier * np.log1p(np.maximum(argument, -1.0)) + 0.5 * shift
-    outward = -crossing if removing else crossing  # survival of the loss = ndtr(outward)
-    base = ndtr(outward)
-    mixed = (1 - rate) * base + rate * ndtr(outward + shift if removing else outward - shift)
+        crossing = np.log1p(np.maximum(argument, -1.0))
+    if removing:
+        base, other = pair.above(crossing)
+    else:  # L < crossing; by symmetry Q(L < t) = P(L > -t)
+        other, base = pair.above(-crossing)
+    mixed = (1 - rate) * base + rate * other
     upper, lower = (mixed, base) if removing else (base, mixed)
     upper[0], lower[0] = 1.0, 1.0  # everything below the first edge is rounded up into its cell
     inside_upper = upper[:-1] - upper[1:]

@@ -10,7 +10,9 @@ from __future__ import annotations
 from importlib.metadata import version
 
 import numpy as np
+from scipy.special import ndtr
 
+from ownerwise.accounting.costs import PaidRelease
 from ownerwise.accounting.curves import gaussian_mu
 from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
@@ -25,12 +27,26 @@ def name() -> str:
 
 
 def epsilon(
-    rate: float, multiplier: float, schedule: Schedule, delta: float, target: float
+    rate: float,
+    multiplier: float,
+    schedule: Schedule,
+    delta: float,
+    target: float,
+    release: PaidRelease | None = None,
+    share: float = 1.0,
 ) -> float:
-    """Return the reference's epsilon; `target` only sets how finely it computes."""
+    """Return the reference's epsilon; `target` only sets how finely it computes.
+
+    A record adds at most `share` to the release of every step.
+    """
     if rate == 0.0 or schedule.steps == 0:
         return 0.0
-    result = float(_compose(rate, multiplier, schedule, delta, target))
+    laplace = None
+    if release is not None and release.noise == "laplace":
+        laplace = release.std / (np.sqrt(2.0) * share)
+    elif release is not None:
+        multiplier = (multiplier**-2.0 + (share / release.std) ** 2) ** -0.5
+    result = float(_compose(rate, multiplier, schedule, delta, target, laplace))
     if not (np.isfinite(result) and result >= 0):
         raise AccountingError(
             f"the reference accountant returned {result} for rate {rate:g}, noise multiplier "
@@ -40,7 +56,12 @@ def epsilon(
 
 
 def _compose(
-    rate: float, multiplier: float, schedule: Schedule, delta: float, target: float
+    rate: float,
+    multiplier: float,
+    schedule: Schedule,
+    delta: float,
+    target: float,
+    laplace: float | None,
 ) -> float:
     from dp_accounting.pld import privacy_loss_distribution
 
@@ -50,13 +71,64 @@ def _compose(
     width = min(5e-3, np.sqrt(12.0 * OVERSTATEMENT * target / (schedule.steps * order)))
     composed = None
     for count, factor in schedule.segments:
-        step = privacy_loss_distribution.from_gaussian_mechanism(
-            multiplier * factor,
-            sampling_prob=rate,
-            value_discretization_interval=width,
-            log_mass_truncation_bound=float(min(-50.0, np.log(delta / schedule.steps) - 12.0)),
-        )
+        log_cut = float(min(-50.0, np.log(delta / schedule.steps) - 12.0))
+        if laplace is None:
+            step = privacy_loss_distribution.from_gaussian_mechanism(
+                multiplier * factor,
+                sampling_prob=rate,
+                value_discretization_interval=width,
+                log_mass_truncation_bound=log_cut,
+            )
+        else:
+            step = _laplace_step(rate, multiplier * factor, laplace * factor, width, log_cut)
         part = step.self_compose(count) if count > 1 else step
         composed = part if composed is None else composed.compose(part)
     assert composed is not None
     return composed.get_epsilon_for_delta(delta)
+
+
+def _laplace_step(rate: float, multiplier: float, scale: float, width: float, log_cut: float):
+    """Return dp-accounting's distribution of a step with a Gaussian and a Laplace release.
+
+    dp-accounting has no such mechanism, but makes a distribution of any curve of deltas. The curve
+    is integrated over the Laplace coordinate by quadrature: atoms outside [0, 1], nodes inside.
+    """
+    from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+
+    nodes, weights = np.polynomial.legendre.leggauss(64 + 8 * int(np.ceil(multiplier / scale)))
+    place = np.concatenate([[0.0], 0.5 * (nodes + 1), [1.0]])
+    loss = (2 * place - 1) / scale
+    inside = 0.25 * weights / scale * np.exp(-place[1:-1] / scale)
+    mass_q = np.concatenate([[0.5], inside, [0.5 * np.exp(-1 / scale)]])
+    mass_p = mass_q * np.exp(loss)
+    shift = 0.5 / multiplier
+    reach = (np.sqrt(-2 * log_cut) / multiplier + 2 * shift**2) + 1 / scale
+
+    def above(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        parts = []
+        for some in np.array_split(points, 1 + points.size * loss.size // 10**6):
+            u = multiplier * (loss - some[:, None])
+            parts.append((ndtr(u - shift) @ mass_q, ndtr(u + shift) @ mass_p))
+        under_q, under_p = zip(*parts, strict=True)
+        return np.concatenate(under_q), np.concatenate(under_p)
+
+    def direction(removing: bool):
+        sign = 1 if removing else -1
+        with np.errstate(divide="ignore"):
+            ends = sign * np.log1p(np.maximum(rate * np.expm1([-reach, reach]), -1.0))
+        low, high = np.floor(max(ends.min(), -50) / width), np.ceil(ends.max() / width)
+        cells = np.arange(int(low), int(high) + 1)
+        edges = width * cells
+        with np.errstate(divide="ignore"):
+            crossing = np.log1p(np.maximum(np.expm1(sign * edges) / rate, -1.0))
+        with np.errstate(invalid="ignore"):
+            base, other = above(np.maximum(crossing, -2 * reach - 50))
+        if not removing:
+            base, other = 1 - base, 1 - other
+        mixed = (1 - rate) * base + rate * other
+        upper, lower = (mixed, base) if removing else (base, mixed)
+        deltas = np.clip(upper - np.exp(edges) * lower, 0.0, 1.0)
+        deltas = np.minimum.accumulate(deltas)
+        return pld_pmf.create_pmf_pessimistic_connect_dots(width, cells, deltas)
+
+    return privacy_loss_distribution.PrivacyLossDistribution(direction(True), direction(False))

@@ -1,15 +1,27 @@
-"""`ownerwise experiments`: the papers' experiments: list | run NAME | table | tune NAME."""
+"""`ownerwise experiments`: the papers' experiments: list | run | table | tune | plans."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.experiments import figures, methods, settings, summary, tables, tuning
+from ownerwise.experiments import (
+    claims,
+    figures,
+    methods,
+    plan_pages,
+    provenance,
+    settings,
+    summary,
+    tables,
+    tuning,
+    tuning_pages,
+)
 from ownerwise.experiments.results import Store, is_current
 from ownerwise.experiments.runner import FailedRuns, run_trials
 from ownerwise.experiments.settings import PROFILES, Setting
@@ -34,6 +46,7 @@ def add(commands: Any) -> None:
     _add_run(actions)
     _add_table(actions)
     _add_tune(actions)
+    _add_plans(actions)
 
 
 def _add_run(actions: Any) -> None:
@@ -53,8 +66,9 @@ def _add_table(actions: Any) -> None:
     table = actions.add_parser(
         "table",
         help="write tables and figures of all results",
-        description="Write a page, a JSON file and figures for every setting with results, and a "
-        "page over all of them.",
+        description="Write a page, a JSON file and figures for every setting with results and for "
+        "every search of `tune`, and README.md over all of them: the papers' claims beside what "
+        "was found.",
     )
     table.set_defaults(command=_table)
     table.add_argument("names", nargs="*", metavar="NAME", help="settings [all]")
@@ -77,6 +91,23 @@ def _add_tune(actions: Any) -> None:
     tune.add_argument("--out", type=Path, help="folder to write to [RESULTS/tuning]")
 
 
+def _add_plans(actions: Any) -> None:
+    plans = actions.add_parser(
+        "plans",
+        help="plan settings by both accountants, without training",
+        description="Plan settings with every method and accountant, and write plans.md: noise, "
+        "rates and clip norms of the strictest owners, and budgets over the steps. Nothing is "
+        "trained; the data are read for the numbers of records.",
+    )
+    plans.set_defaults(command=_plans)
+    plans.add_argument(
+        "names", nargs="*", metavar="NAME", help="settings [those of the papers' tables]"
+    )
+    plans.add_argument("--out", type=Path, required=True, help="folder to write to")
+    plans.add_argument("--data-dir", type=Path, help="where data sets lie")
+    plans.add_argument("--no-figures", action="store_true", help="write no figures")
+
+
 def _add_trial_options(command: argparse.ArgumentParser, wanted: str, seeds: int) -> None:
     command.add_argument("names", nargs="+", metavar="NAME", help="setting, such as MN-PC")
     command.add_argument(
@@ -85,7 +116,7 @@ def _add_trial_options(command: argparse.ArgumentParser, wanted: str, seeds: int
     command.add_argument("--seeds", type=int, default=seeds, help=f"seeds 0, 1, ... [{seeds}]")
     command.add_argument("--profile", default="paper", help=f"{' or '.join(PROFILES)} [paper]")
     command.add_argument("--steps", type=int, help="number of steps, instead of the setting's")
-    command.add_argument("--clipping", help="clipping rule: standard, auto-s or psac")
+    command.add_argument("--clipping", help="clipping rule: standard, auto-s, psac or importance")
     command.add_argument("--accountant", help="pld or rdp")
     command.add_argument(
         "--set",
@@ -129,23 +160,37 @@ def _table(options: argparse.Namespace) -> None:
             f"{len(stored) - len(found)} results are left out: their settings have changed since",
             file=sys.stderr,
         )
-    if options.names:
-        problems: list[str] = []
-        names = {setting.name for setting in _settings(options.names, problems)}
-        if problems:
-            raise OwnerwiseError(problems)
+    names = [setting.name for setting in _known(options.names)]
+    if names:
         found = [result for result in found if result["setting"] in names]
     studies = summary.studies(found)
     if not studies:
-        raise OwnerwiseError(f"no results of {', '.join(options.names) or 'any setting'}")
+        raise OwnerwiseError(f"no results of {', '.join(names) or 'any setting'}")
     if options.out is None:
         print(tables.overview(studies), end="")
         return
-    pictures = {}
-    if not options.no_figures:
+    searches = tuning_pages.read(options.results / "tuning", names)
+    pictures, drawn = {}, not options.no_figures
+    if drawn:
         pictures = {study.name: figures.write_figures(study, options.out) for study in studies}
-    written = tables.write_tables(studies, options.out, pictures)
+    further = tuning_pages.write_pages(searches, options.out, figures=drawn)
+    if (options.out / plan_pages.PAGE).exists():
+        further[plan_pages.TITLE] = plan_pages.PAGE
+    asked = [claim for claim in claims.read() if not names or claim.setting in names]
+    written = tables.write_tables(
+        studies, options.out, pictures, findings=claims.find(asked, studies), further=further
+    )
     print(f"{len(studies)} settings. Written to {options.out}: {written[0].name} and others.")
+
+
+def _plans(options: argparse.Namespace) -> None:
+    chosen = _known(options.names or plan_pages.SETTINGS)
+    planned = [plan_pages.make_plans(setting, options.data_dir) for setting in chosen]
+    words = [*provenance.PROGRAM.split(), "plans", *options.names, "--out", str(options.out)]
+    written = plan_pages.write_page(
+        planned, options.out, shlex.join(words), figures=not options.no_figures
+    )
+    print(f"Written to {', '.join(map(str, written))}.")
 
 
 def _tune(options: argparse.Namespace) -> None:
@@ -162,7 +207,16 @@ def _tune(options: argparse.Namespace) -> None:
         results = iter([store.read_one(path) for path in paths])
         by_point = {key: [next(results) for _ in group] for key, group in trials.items()}
         points = tuning.points(drawn, by_point)
-        written = tuning.write(setting.name, points, options.trials, seeds, folder)
+        command = provenance.command(
+            "tune",
+            setting.name,
+            [method.spec for method in wanted],
+            seeds,
+            options.profile,
+            asked,
+            ["--trials", str(options.trials)],
+        )
+        written = tuning.write(setting.name, points, options.trials, seeds, command, folder)
         print(f"Written to {', '.join(map(str, written))}. {_SCIENCE}")
 
 
@@ -204,7 +258,16 @@ def _asked(options: argparse.Namespace) -> tuple[list[Setting], list[methods.Met
     return chosen, wanted
 
 
-def _settings(names: list[str], problems: list[str]) -> list[Setting]:
+def _known(names: Sequence[str]) -> list[Setting]:
+    """Return the settings of some names, or raise all problems."""
+    problems: list[str] = []
+    found = _settings(names, problems)
+    if problems:
+        raise OwnerwiseError(problems)
+    return found
+
+
+def _settings(names: Sequence[str], problems: list[str]) -> list[Setting]:
     found = []
     for name in names:
         try:

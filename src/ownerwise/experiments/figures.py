@@ -1,4 +1,4 @@
-"""Figures of results with matplotlib (`pip install 'ownerwise[figures]'`).
+"""Figures of a study: curves over training, gains against budgets, trade-offs and ablations.
 
 All curves are measured on validation or test records, which no guarantee covers. Bands are one
 standard deviation over seeds.
@@ -7,20 +7,21 @@ standard deviation over seeds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ownerwise.errors import OwnerwiseError
-from ownerwise.experiments import summary
-from ownerwise.experiments.summary import BASELINE, Result, Study, spread_out
-from ownerwise.plan_files import write_whole
+from ownerwise.experiments import ablations, summary
+from ownerwise.experiments.drawing import finish, new_figure, save
+from ownerwise.experiments.summary import BASELINE, MANY_GROUPS, METRICS, Result, Study, spread_out
 
 _MOST_GROUPS = 4
 _STYLES = ("--", "-", ":", "-.")
 _COMPARED = ("idp", "ino", "ino-budget")
+_FROM_BASELINE = ("ino", "lowered", "undersample")
 _FAMILIES = {
     "idp": "IDP-SGD",
     "uniform": "DP-SGD",
@@ -31,29 +32,29 @@ _FAMILIES = {
 }
 
 
-def write_figures(study: Study, folder: str | PathLike) -> list[Path]:
-    """Draw every figure that a study has the runs for, and return where they lie."""
+@dataclass(frozen=True)
+class Picture:
+    """A figure on disk.
+
+    Attributes:
+        path: where it lies.
+        caption: what it shows.
+    """
+
+    path: Path
+    caption: str
+
+
+def write_figures(study: Study, folder: str | PathLike) -> list[Picture]:
+    """Draw every figure that a study has the runs for, and return them."""
     written = []
-    for name, draw in _FIGURES.items():
+    for name, (draw, caption) in _FIGURES.items():
         figure = draw(study)
         if figure is not None:
             path = Path(folder) / f"{study.name}-{name}.svg"
             save(figure, path)
-            written.append(path)
+            written.append(Picture(path, caption))
     return written
-
-
-def save(figure: Any, path: Path) -> None:
-    """Write a figure, the same bytes for the same figure."""
-    import matplotlib
-
-    with matplotlib.rc_context({"svg.hashsalt": "ownerwise"}):
-        write_whole(
-            path,
-            lambda file: figure.savefig(
-                file, format="svg", bbox_inches="tight", metadata={"Date": None}
-            ),
-        )
 
 
 def owner_curves(study: Study) -> Any:
@@ -67,21 +68,26 @@ def owner_curves(study: Study) -> Any:
         for style, method in zip(_STYLES, methods, strict=False):
             _curve(axis, study, method, lambda line, g=group: line["groups"][g]["recall"], style)
         axis.set_title(f"{group}, epsilon {study.budgets[group]:g}")
-    return _finish(figure, axes, "step", "recall", share=True)
+    return finish(figure, axes, "step", "recall", share=True)
 
 
 def overall_curves(study: Study) -> Any:
-    """Overall accuracy and the worst group over training."""
+    """Overall accuracy, the worst group and, of many groups, the worse half over training."""
     methods = _compared(study)
     if not methods:
         return None
-    figure, axes = new_figure(2)
-    for style, method in zip(_STYLES, methods, strict=False):
-        _curve(axes[0], study, method, lambda line: line["accuracy"], style)
-        _curve(axes[1], study, method, lambda line: line["worst_group"]["recall"], style)
-    axes[0].set_title("all records")
-    axes[1].set_title("worst group")
-    return _finish(figure, axes, "step", "accuracy", share=True)
+    shown: dict[str, Callable[[dict[str, Any]], float]] = {
+        "all records": lambda line: line["accuracy"],
+        "worst group": lambda line: line["worst_group"]["recall"],
+    }
+    if len(study.budgets) >= MANY_GROUPS:
+        shown["worse half of the groups"] = summary.worst_half
+    figure, axes = new_figure(len(shown))
+    for axis, (title, value) in zip(axes, shown.items(), strict=True):
+        for style, method in zip(_STYLES, methods, strict=False):
+            _curve(axis, study, method, value, style)
+        axis.set_title(title)
+    return finish(figure, axes, "step", "accuracy", share=True)
 
 
 def gains(study: Study) -> Any:
@@ -104,7 +110,7 @@ def gains(study: Study) -> Any:
         axis.scatter(budgets, points)
         axis.plot(budgets, np.polyval(np.polyfit(budgets, points, 1), budgets), color="tab:orange")
         axis.set_title(f"{study.label(method)}, r = {one.correlation:.2f}, p = {one.p:.2g}")
-    return _finish(figure, axes, "epsilon", "gain in recall, points", legend=False)
+    return finish(figure, axes, "epsilon", "gain in recall, points", legend=False)
 
 
 def class_curves(study: Study) -> Any:
@@ -128,38 +134,41 @@ def class_curves(study: Study) -> Any:
                     band=False,
                 )
         axis.set_title(f"{group}, epsilon {study.budgets[group]:g}")
-    return _finish(figure, axes, "step", "recall", share=True)
+    return finish(figure, axes, "step", "recall", share=True)
 
 
 def trade_off(study: Study) -> Any:
-    """Spread over groups against overall accuracy: down and to the right is better."""
-    figure, axes = new_figure(1)
-    drawn = 0
-    for (method, family), marker in zip(_FAMILIES.items(), "^vosDx", strict=True):
-        members = [runs for runs in study.methods.values() if _method(runs) == method]
-        measured = map(summary.over_seeds, sorted(members, key=_strength))
-        points = [(one["accuracy"].mean, one["spread"].mean) for one in measured]
-        if points:
-            axes[0].plot(*zip(*points, strict=True), marker=marker, label=family)
-            drawn += len(points)
-    return _finish(figure, axes, "accuracy", "spread over groups") if drawn > 2 else None
+    """Spread over groups against overall accuracy: down and to the right is better.
+
+    Methods of which IDP-SGD is the weakest form start at its point. The star is INO-SGD as the
+    setting has it.
+    """
+    members = {
+        method: sorted(
+            (runs for runs in study.methods.values() if _method(runs) == method), key=_strength
+        )
+        for method in _FAMILIES
+    }
+    if sum(map(len, members.values())) <= 2:
+        return None
+    figure, axes = new_figure(2)
+    for axis, overall in zip(axes, ("accuracy", "balanced_accuracy"), strict=True):
+        for (method, family), marker in zip(_FAMILIES.items(), "^vosDx", strict=True):
+            start = members[BASELINE] if members[method] and method in _FROM_BASELINE else []
+            points = [_point(runs, overall) for runs in (*start, *members[method])]
+            if points:
+                above = 3 if method == BASELINE else 2
+                axis.plot(*zip(*points, strict=True), marker=marker, label=family, zorder=above)
+        if "ino" in study.methods:
+            axis.plot(*_point(study.methods["ino"], overall), "*", color="black", markersize=11)
+        finish(figure, [axis], METRICS[overall], "spread over groups")
+        axis.locator_params(axis="x", nbins=6)
+    return figure
 
 
-def new_figure(panels: int) -> tuple[Any, list[Any]]:
-    """Return a figure with panels side by side, at most three to a row, and the panels."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise OwnerwiseError(
-            f"figures need another package: {error}; pip install 'ownerwise[figures]'"
-        ) from None
-    columns = 2 if panels == 4 else min(panels, 3)
-    rows = -(-panels // columns)
-    figure = Figure(figsize=(4.2 * columns, 3.2 * rows), layout="constrained")
-    axes = list(np.atleast_1d(figure.subplots(rows, columns, squeeze=True)).flatten())
-    for axis in axes[panels:]:
-        axis.remove()
-    return figure, axes[:panels]
+def _point(runs: Sequence[Result], overall: str) -> tuple[float, float]:
+    measured = summary.over_seeds(runs)
+    return measured[overall].mean, measured["spread"].mean
 
 
 def _method(runs: Sequence[Result]) -> str:
@@ -201,25 +210,18 @@ def _curve(
         )
 
 
-def _finish(
-    figure: Any, axes: list[Any], x: str, y: str, *, legend: bool = True, share: bool = False
-) -> Any:
-    for axis in axes:
-        axis.set_xlabel(x)
-        axis.set_ylabel(y)
-        axis.grid(alpha=0.3)
-        if share:
-            axis.set_ylim(-0.02, 1.02)
-        if legend:
-            axis.legend(fontsize=7)
-    return figure
-
-
-_FIGURES = {
-    "owners": owner_curves,
-    "overall": overall_curves,
-    "gain": gains,
-    "classes": class_curves,
-    "trade-off": trade_off,
+_FIGURES: dict[str, tuple[Callable[[Study], Any], str]] = {
+    "owners": (owner_curves, "Recall of owners from strict to lax over training."),
+    "overall": (overall_curves, "Overall accuracy and the worst groups over training."),
+    "gain": (gains, "Gain in recall over IDP-SGD against the owner's budget."),
+    "classes": (class_curves, "Recall of classes within each owner over training."),
+    "trade-off": (
+        trade_off,
+        "Spread over groups against overall accuracy; lower and further right is better. The star "
+        "is INO-SGD with the setting's tail.",
+    ),
+    "tails": (ablations.tails, "INO-SGD by tail length, after each quarter of the steps."),
+    "shapes": (ablations.shapes, "INO-SGD by the shape of its tail, alpha and beta."),
+    "orders": (ablations.orders, "INO-SGD by the order in which records lose weight."),
 }
-"""Figures by name: those of INO-SGD numbered 5, 7 and 12, 6, 15 and 20."""
+"""Figures by name: those of INO-SGD numbered 5, 7 and 12, 6, 15, 20, 16, 17, and 19."""

@@ -20,10 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from ownerwise.config_keys import ORDERS
 from ownerwise.errors import OwnerwiseError
 from ownerwise.experiments.population import Population
+from ownerwise.noise_schedules import SCHEDULES
 
 Sections = dict[str, dict[str, Any]]
+_COUNT_NOISE = 0.1  # of the expected batch: the count of accepted records costs next to nothing
 MOST_TIERS = 10
 """Groups that `sequential` makes of the budgets, at most."""
 
@@ -62,7 +65,7 @@ class Method:
     @property
     def slug(self) -> str:
         """Name and argument, as files are named."""
-        return f"{self.name}-{self.argument}" if self.argument else self.name
+        return self.spec.replace(":", "-").replace("/", "-")
 
     def sections(self, sections: Mapping[str, Mapping[str, Any]]) -> Sections:
         """Return the sections of the configuration as this method trains with them."""
@@ -125,16 +128,60 @@ def _ino(sections: Sections, argument: str) -> Sections:
     return sections | {"weights": weights}
 
 
+def _ino_shape(sections: Sections, argument: str) -> Sections:
+    weights = {key: value for key, value in _ino(sections, "")["weights"].items() if key != "shape"}
+    if argument == "steps":
+        weights = {k: v for k, v in weights.items() if k not in ("alpha", "beta")}
+        weights["shape"] = "steps"
+    else:
+        weights["alpha"], weights["beta"] = map(float, argument.split("/"))
+    return sections | {"weights": weights}
+
+
+def _ino_order(sections: Sections, argument: str) -> Sections:
+    return sections | {"weights": _ino(sections, "")["weights"] | {"order": argument}}
+
+
 def _ino_budget(sections: Sections, argument: str) -> Sections:
     weights = {"kind": "ino", "kappa": 1.0, **sections["weights"]}
-    if argument:
-        weights["kappa"] = float(argument)
+    kappa, _, tail = argument.partition("/")
+    if kappa:
+        weights["kappa"] = float(kappa)
+    if tail:
+        weights.pop("tail_length", None)
+        weights["tail"] = float(tail)
     return sections | {"weights": weights}
 
 
 def _uniform(sections: Sections, argument: str) -> Sections:
     plan = {key: value for key, value in sections["plan"].items() if key != "mixture"}
     return sections | {"plan": plan | {"method": "uniform"}, "weights": {}}
+
+
+def _dpis(sections: Sections, argument: str) -> Sections:
+    """Accept by norm; with an argument, steer the clip norm towards accepting such a share."""
+    changed = _uniform(sections, "")
+    clipping: dict[str, Any] = {"kind": "importance"}
+    if argument:
+        clipping["acceptance"] = float(argument)
+        changed["plan"]["release_std"] = _COUNT_NOISE * changed["plan"]["batch_size"]
+    return changed | {"training": changed["training"] | {"clipping": clipping}}
+
+
+def _smaller_batch(sections: Sections, argument: str) -> Sections:
+    changed = _uniform(sections, "")
+    changed["plan"]["batch_size"] *= float(argument)
+    return changed
+
+
+def _tempered(sections: Sections, argument: str) -> Sections:
+    changed = _uniform(sections, "")
+    return changed | {"model": changed["model"] | {"activation": "tempered-sigmoid"}}
+
+
+def _decaying(sections: Sections, argument: str) -> Sections:
+    changed = _uniform(sections, "")
+    return changed | {"plan": changed["plan"] | {"noise_schedule": argument}}
 
 
 def _class_budget(sections: Sections, argument: str) -> Sections:
@@ -235,8 +282,17 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _is_optional_number(text: str) -> bool:
-    return text == "" or _is_number(text)
+def _is_kappa(text: str) -> bool:
+    kappa, slash, tail = text.partition("/")
+    return text == "" or (
+        _is_number(kappa) and (not slash or (_is_number(tail) and float(tail) <= 1))
+    )
+
+
+def _is_shape(text: str) -> bool:
+    parts = text.split("/")
+    positive = [_is_number(part) and float(part) > 0 for part in parts]
+    return text == "steps" or (len(parts) == 2 and all(positive))
 
 
 def _is_class_budget(text: str) -> bool:
@@ -259,10 +315,51 @@ KINDS: Mapping[str, _Kind] = {
         _ino_budget,
         _all_at_once,
         "INO-SGD budget-aware, kappa {}",
-        check=_is_optional_number,
-        expected="a kappa of at least 0, or the setting's",
+        check=_is_kappa,
+        expected="a kappa of at least 0, with /TAIL if it has its own, or the setting's",
+    ),
+    "ino-shape": _Kind(
+        "INO-SGD, shape {}",
+        _ino_shape,
+        _all_at_once,
+        levels=(*(f"{a}/{b}" for a in (0.5, 1, 2, 5) for b in (0.5, 1, 2, 5)), "steps"),
+        check=_is_shape,
+        expected="alpha/beta, such as 2/5, or steps",
+    ),
+    "ino-order": _Kind(
+        "INO-SGD, order {}",
+        _ino_order,
+        _all_at_once,
+        levels=ORDERS[1:],
+        check=lambda text: text in ORDERS,
+        expected=f"one of {', '.join(ORDERS)}",
     ),
     "uniform": _Kind("DP-SGD", _uniform, _all_at_once),
+    "dpis": _Kind(
+        "DPIS",
+        _dpis,
+        _all_at_once,
+        "DPIS, acceptance {}",
+        check=lambda text: text == "" or _is_share(text),
+        expected="a share of records to accept, or the setting's clip norm",
+    ),
+    "accepted": _Kind(
+        "DP-SGD at {} of the batch",
+        _smaller_batch,
+        _all_at_once,
+        levels=("0.5",),
+        check=_is_share,
+        expected="a share between 0 and 1",
+    ),
+    "ts": _Kind("DP-SGD, tempered sigmoid", _tempered, _all_at_once),
+    "decay": _Kind(
+        "DP-SGD, {} noise",
+        _decaying,
+        _all_at_once,
+        levels=("exponential",),
+        check=lambda text: text in SCHEDULES,
+        expected=f"one of {', '.join(SCHEDULES)}",
+    ),
     "exclude": _Kind("DP-SGD without strict owners", _uniform, _lax_alone),
     "sequential": _Kind(
         "DP-SGD group by group, {}",

@@ -17,10 +17,10 @@ from typing import Any
 
 from ownerwise.data.cifar import CIFAR10, CIFAR100
 from ownerwise.data.clinic import CTG
-from ownerwise.data.mnist import MNIST
+from ownerwise.data.mnist import FASHION_MNIST, MNIST
 from ownerwise.data.pictures import PNEUMONIA, SVHN
 from ownerwise.data.sources import locate
-from ownerwise.data.texts import SURNAMES
+from ownerwise.data.texts import IMDB, SURNAMES
 from ownerwise.errors import OwnerwiseError
 from ownerwise.experiments import methods, settings
 from ownerwise.experiments.trials import Trial
@@ -30,7 +30,11 @@ FORMAT = 1
 """Part of every hash: raised when the meaning of a result changes."""
 
 _SOURCES = {
-    source.name: source for source in (CIFAR10, CIFAR100, CTG, MNIST, PNEUMONIA, SURNAMES, SVHN)
+    source.name: source
+    for source in (
+        *(CIFAR10, CIFAR100, CTG, FASHION_MNIST, IMDB),
+        *(MNIST, PNEUMONIA, SURNAMES, SVHN),
+    )
 }
 
 

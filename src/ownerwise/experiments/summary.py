@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,17 @@ METRICS = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
     "worst_group": "worst group",
+    "worst_half": "worse half of groups",
     "strictest": "strictest owner",
     "strict": "strict owners",
     "spread": "spread",
 }
 """What is measured of a run, and how tables call it. `strictest` is the recall of the group with
 the lowest budget, `strict` the mean recall over groups with less than the mean budget; both are
-missing where all groups have one budget."""
+missing where all groups have one budget. `worst_half`, the mean recall over the worse half of the
+groups, is there if they are many."""
+MANY_GROUPS = 20
+"""From so many groups on, the worst of them is mostly chance."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,19 @@ class Study:
     methods: dict[str, list[Result]] = field(default_factory=dict)
 
     @property
+    def first(self) -> Result:
+        """Some run: what all of them have in common can be read from it."""
+        return next(iter(self.methods.values()))[0]
+
+    @property
     def budgets(self) -> dict[str, float]:
         """Declared epsilon of every group, by rising budget."""
-        found = next(iter(self.methods.values()))[0]["budgets"]
+        found = self.first["budgets"]
         return dict(sorted(found.items(), key=lambda item: item[1]))
+
+    def only(self, methods: Sequence[str]) -> Study:
+        """Return the study with some of its methods."""
+        return replace(self, methods={name: self.methods[name] for name in methods})
 
     def label(self, method: str) -> str:
         """Return a method's name for tables, with what must be said of it."""
@@ -114,15 +127,21 @@ def studies(results: Sequence[Result]) -> list[Study]:
 
 def measure(result: Result, part: str = "final") -> dict[str, float]:
     """Return the numbers of a run's last evaluation, those of `METRICS` that it has."""
-    final = result[part]
-    recalls = {group: found["recall"] for group, found in final["groups"].items()}
-    budgets = {group: result["budgets"][group] for group in recalls}
+    return measure_line(result[part], result["budgets"])
+
+
+def measure_line(line: Result, declared: Mapping[str, float]) -> dict[str, float]:
+    """Return the numbers of one evaluation, for groups with the declared budgets."""
+    recalls = {group: found["recall"] for group, found in line["groups"].items()}
+    budgets = {group: declared[group] for group in recalls}
     measured = {
-        "accuracy": final["accuracy"],
-        "balanced_accuracy": final["balanced_accuracy"],
-        "worst_group": final["worst_group"]["recall"],
-        "spread": final["spread"],
+        "accuracy": line["accuracy"],
+        "balanced_accuracy": line["balanced_accuracy"],
+        "worst_group": line["worst_group"]["recall"],
+        "spread": line["spread"],
     }
+    if len(recalls) >= MANY_GROUPS:
+        measured["worst_half"] = worst_half(line)
     strict = strict_groups(budgets)
     if strict:
         lowest = min(budgets.values())
@@ -130,6 +149,12 @@ def measure(result: Result, part: str = "final") -> dict[str, float]:
         measured["strictest"] = float(np.mean(strictest))
         measured["strict"] = float(np.mean([recalls[group] for group in strict]))
     return measured
+
+
+def worst_half(line: Result) -> float:
+    """Return the mean recall over the worse half of the groups of an evaluation."""
+    recalls = sorted(group["recall"] for group in line["groups"].values())
+    return float(np.mean(recalls[: -(-len(recalls) // 2)]))
 
 
 def strict_groups(budgets: Mapping[str, float]) -> list[str]:
@@ -209,6 +234,18 @@ def epoch_seconds(runs: Sequence[Result]) -> float | None:
         records = sum(plan["records"] for plan in run["plans"])
         times.append(run["train_seconds"] * records / seen)
     return float(np.mean(times))
+
+
+def gradients(runs: Sequence[Result]) -> tuple[float, float] | None:
+    """Return how many gradients a run evaluates, and how many it sums, on average; None if unknown.
+
+    They differ where records are accepted by the norms of their gradients.
+    """
+    found = [run["gradients"] for run in runs if "gradients" in run]
+    if not found:
+        return None
+    evaluated, summed = (np.mean([one[key] for one in found]) for key in ("evaluated", "summed"))
+    return float(evaluated), float(summed)
 
 
 def spread_out(items: list[str], most: int) -> list[str]:

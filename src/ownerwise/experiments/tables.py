@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ownerwise.evaluation import Amount
-from ownerwise.experiments import settings, summary
+from ownerwise.experiments import ablations, claims, provenance, settings, summary
+from ownerwise.experiments.claims import Finding
+from ownerwise.experiments.figures import Picture
+from ownerwise.experiments.markdown import percent, table, write_text
+from ownerwise.experiments.progress import duration
 from ownerwise.experiments.summary import BASELINE, METRICS, Gain, Study, spread_out
-from ownerwise.plan_files import write_whole
 
 _MOST_GROUPS = 10
-_CAUTION = (
+_MOST_HASHES = 3
+CAUTION = (
     "Fixed seeds: these runs are science on public data and NOT PRIVATE. Accuracies are measured "
     "on test records, which no guarantee covers."
 )
 
 
 def write_tables(
-    studies: Sequence[Study], folder: str | PathLike, pictures: dict[str, list[Path]] | None = None
+    studies: Sequence[Study],
+    folder: str | PathLike,
+    pictures: Mapping[str, Sequence[Picture]] | None = None,
+    *,
+    findings: Sequence[Finding] = (),
+    further: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Write all pages into a folder and return them, the page over all first.
 
@@ -30,18 +38,23 @@ def write_tables(
         studies: what to write of.
         folder: made if needed.
         pictures: {study: figures in that folder}, shown on its page.
+        findings: what the papers claim beside what was found, for the page over all.
+        further: {title: file} of other pages in the folder, for the page over all.
     """
     folder = Path(folder)
-    written = []
+    index = folder / "README.md"
+    write_text(index, overview(studies, findings, further or {}))
+    written = [index]
+    if findings:
+        written.append(folder / "claims.json")
+        write_text(written[-1], json.dumps(list(map(asdict, findings)), indent=2) + "\n")
     for study in studies:
         content = describe(study)
-        shown = [path.name for path in (pictures or {}).get(study.name, [])]
-        _write(folder / f"{study.name}.json", json.dumps(content, indent=2) + "\n")
-        _write(folder / f"{study.name}.md", page(study, content, shown))
+        shown = (pictures or {}).get(study.name, ())
+        write_text(folder / f"{study.name}.json", json.dumps(content, indent=2) + "\n")
+        write_text(folder / f"{study.name}.md", page(study, content, shown))
         written += [folder / f"{study.name}.md", folder / f"{study.name}.json"]
-    index = folder / "README.md"
-    _write(index, overview(studies))
-    return [index, *written]
+    return written
 
 
 def describe(study: Study) -> dict[str, Any]:
@@ -52,19 +65,22 @@ def describe(study: Study) -> dict[str, Any]:
         gained = None if baseline is None or name == BASELINE else summary.gain(baseline, runs)
         methods[name] = {
             "label": study.label(name),
-            "seeds": [run["seed"] for run in runs],
+            **provenance.origin(runs),
             "metrics": {key: asdict(value) for key, value in summary.over_seeds(runs).items()},
             "groups": {key: asdict(value) for key, value in summary.group_recalls(runs).items()},
             "initial_drop": {key: asdict(value) for key, value in summary.drops(runs).items()},
             "gain": None if gained is None else asdict(gained),
             "epoch_seconds": summary.epoch_seconds(runs),
+            "gradients": summary.gradients(runs),
         }
-    first = next(iter(study.methods.values()))[0]
+    first = study.first
     return {
         "study": study.name,
         "setting": first["setting"],
         "title": first["title"],
         "not_private": "NOT PRIVATE (science): fixed seeds",
+        "commands": provenance.commands(study),
+        "environment": first["environment"],
         "data": first["data"],
         "owners": first["owners"],
         "steps": first["history"][-1]["step"],
@@ -73,25 +89,26 @@ def describe(study: Study) -> dict[str, Any]:
     }
 
 
-def page(study: Study, content: dict[str, Any], pictures: Sequence[str] = ()) -> str:
+def page(study: Study, content: dict[str, Any], pictures: Sequence[Picture] = ()) -> str:
     """Return the Markdown page of a study."""
+    main = study.only(ablations.main_methods(study))
     parts = [
         f"# {study.heading}",
         f"{content['title']}. {content['owners'].capitalize()}; {content['steps']} steps.",
         _origin(content["setting"]),
-        _CAUTION,
+        CAUTION,
         "Mean and standard deviation over seeds, in per cent. Spread is the standard deviation "
         "over groups; strict owners are those with less than the mean budget. An epoch counts "
         "training time alone.",
-        overall_table(study),
+        overall_table(main),
     ]
     gains = {
-        name: summary.gain(study.methods[BASELINE], runs)
-        for name, runs in study.methods.items()
-        if BASELINE in study.methods and name != BASELINE
+        name: summary.gain(main.methods[BASELINE], runs)
+        for name, runs in main.methods.items()
+        if BASELINE in main.methods and name != BASELINE
     }
     if len(study.budgets) > 1:
-        parts += ["## Groups", _group_table(study)]
+        parts += ["## Groups", _group_table(main)]
     known = {name: found for name, found in gains.items() if found is not None}
     if any(found.correlation is not None for found in known.values()):
         parts += [
@@ -99,17 +116,48 @@ def page(study: Study, content: dict[str, Any], pictures: Sequence[str] = ()) ->
             "Gain in recall over IDP-SGD against the budget: Pearson's r over the groups' means, "
             "its 95 % confidence interval, and p of no correlation. Negative r: strict owners "
             "gain more.",
-            _gain_table(study, known),
+            _gain_table(main, known),
         ]
     if len(study.budgets) > 1:
         parts += [
             "## Minority initial drop",
             "Steps in which a group's loss is above its start while the overall loss is below "
             "its own, and by how much at most; means over seeds.",
-            _drop_table(study),
+            _drop_table(main),
         ]
-    parts += [f"![{Path(name).stem}]({name})" for name in pictures]
+    for kind, heading in ablations.KINDS.items():
+        varied = ablations.part(study, kind)
+        if varied is not None:
+            parts += [f"## {heading}", overall_table(varied)]
+    if pictures:
+        parts.append("## Figures")
+    for picture in pictures:
+        parts += [picture.caption, f"![{picture.path.stem}]({picture.path.name})"]
+    parts += [
+        "## How it was made",
+        "\n".join(f"    {command}" for command in content["commands"]),
+        "Time of a run: training alone, over all parts of a run that was stopped, and wall time of "
+        "its last part. The JSON file beside this page has all plan hashes and times by run.",
+        _origin_table(content),
+    ]
     return "\n\n".join(parts) + "\n"
+
+
+def _origin_table(content: dict[str, Any]) -> str:
+    rows = []
+    for method in content["methods"].values():
+        runs, hashes = len(method["seeds"]), method["plans"]
+        more = f" and {len(hashes) - _MOST_HASHES} more" if len(hashes) > _MOST_HASHES else ""
+        rows.append(
+            [
+                method["label"],
+                ", ".join(f"`{one[:12]}`" for one in hashes[:_MOST_HASHES]) + more,
+                ", ".join(map(str, method["seeds"])),
+                duration(sum(method["train_seconds"]) / runs),
+                duration(sum(method["wall_seconds"]) / runs),
+            ]
+        )
+    return table(["method", "plans", "seeds", "training", "wall"], rows, texts=2)
 
 
 def _origin(name: str) -> str:
@@ -121,12 +169,24 @@ def _origin(name: str) -> str:
     return "\n".join(lines)
 
 
-def overview(studies: Sequence[Study]) -> str:
-    """Return the page over all studies."""
-    parts = ["# Results", _CAUTION]
+def overview(
+    studies: Sequence[Study],
+    findings: Sequence[Finding] = (),
+    further: Mapping[str, str] | None = None,
+) -> str:
+    """Return the page over all studies: claims at a glance, other pages, and all settings."""
+    parts = ["# Results", CAUTION]
+    if findings:
+        parts += ["## The papers' claims at a glance", claims.page_part(findings)]
+    if further:
+        links = "\n".join(f"- [{title}]({file})" for title, file in further.items())
+        parts += ["## Beyond the papers' tables", links]
     for study in studies:
-        title = next(iter(study.methods.values()))[0]["title"]
-        parts += [f"## [{study.heading}]({study.name}.md)", f"{title}.", overall_table(study)]
+        parts += [
+            f"## [{study.heading}]({study.name}.md)",
+            f"{study.first['title']}.",
+            overall_table(study.only(ablations.main_methods(study))),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -134,18 +194,32 @@ def overall_table(study: Study) -> str:
     """Return the table of all methods of a study."""
     measured = {name: summary.over_seeds(runs) for name, runs in study.methods.items()}
     columns = [key for key in METRICS if any(key in found for found in measured.values())]
+    work = _work(study)
     rows = []
     for name, found in measured.items():
         seconds = summary.epoch_seconds(study.methods[name])
         rows.append(
             [
                 study.label(name),
-                *(_percent(found.get(key)) for key in columns),
+                *(percent(found.get(key)) for key in columns),
                 str(len(study.methods[name])),
                 "" if seconds is None else f"{seconds:.2f}",
+                *work.get(name, ()),
             ]
         )
-    return _table(["method", *(METRICS[key] for key in columns), "seeds", "s / epoch"], rows)
+    heading = ["method", *(METRICS[key] for key in columns), "seeds", "s / epoch"]
+    return table(heading + (["gradients, thousands (summed)"] if work else []), rows)
+
+
+def _work(study: Study) -> dict[str, list[str]]:
+    """Return the gradients of every method, if some method does not sum all that it evaluates."""
+    found = {name: summary.gradients(runs) for name, runs in study.methods.items()}
+    if all(one is None or one[0] == one[1] for one in found.values()):
+        return {}
+    return {
+        name: ["" if one is None else f"{one[0] / 1000:.1f} ({one[1] / 1000:.1f})"]
+        for name, one in found.items()
+    }
 
 
 def _group_table(study: Study) -> str:
@@ -153,8 +227,8 @@ def _group_table(study: Study) -> str:
     rows = []
     for name, runs in study.methods.items():
         recalls = summary.group_recalls(runs)
-        rows.append([study.label(name), *(_percent(recalls.get(group)) for group in shown)])
-    return _table(["method", *(f"{g} (ε {study.budgets[g]:g})" for g in shown)], rows)
+        rows.append([study.label(name), *(percent(recalls.get(group)) for group in shown)])
+    return table(["method", *(f"{g} (ε {study.budgets[g]:g})" for g in shown)], rows)
 
 
 def _gain_table(study: Study, gains: dict[str, Gain]) -> str:
@@ -164,7 +238,7 @@ def _gain_table(study: Study, gains: dict[str, Gain]) -> str:
             low_high = "" if found.interval is None else "{:.3f} to {:.3f}".format(*found.interval)
             row = [study.label(name), f"{found.correlation:.3f}", low_high, f"{found.p:.2g}"]
             rows.append([*row, str(found.seeds)])
-    return _table(["method", "r", "95 % interval", "p", "seeds"], rows)
+    return table(["method", "r", "95 % interval", "p", "seeds"], rows)
 
 
 def _drop_table(study: Study) -> str:
@@ -174,20 +248,4 @@ def _drop_table(study: Study) -> str:
         found = summary.drops(runs)
         cells = (f"{found[group].steps:.0f} ({found[group].depth:.2f})" for group in shown)
         rows.append([study.label(name), *cells])
-    return _table(["method", *(f"{g} (ε {study.budgets[g]:g})" for g in shown)], rows)
-
-
-def _percent(value: Amount | None) -> str:
-    if value is None:
-        return ""
-    deviation = "" if value.deviation is None else f" ± {100 * value.deviation:.2f}"
-    return f"{100 * value.mean:.2f}{deviation}"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _write(path: Path, text: str) -> None:
-    write_whole(path, lambda file: Path(file).write_text(text, encoding="utf-8"))
+    return table(["method", *(f"{g} (ε {study.budgets[g]:g})" for g in shown)], rows)

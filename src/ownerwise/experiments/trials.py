@@ -29,12 +29,14 @@ from ownerwise.config import Config, make_config
 from ownerwise.environment import environment
 from ownerwise.errors import OwnerwiseError
 from ownerwise.evaluation import Evaluation
+from ownerwise.experiments.counting import counted, gradients
 from ownerwise.experiments.methods import Method, Phase
 from ownerwise.experiments.outcomes import Cells
 from ownerwise.experiments.plain import train_plainly
 from ownerwise.experiments.population import Population, populate
 from ownerwise.experiments.settings import Setting
 from ownerwise.loggers import Line
+from ownerwise.mechanisms import ClippingRule
 from ownerwise.owners import Owners
 from ownerwise.planning import plan
 from ownerwise.plans import Plan
@@ -100,8 +102,9 @@ def run_trial(
     model = make_model(config, population.data, problems)
     if model is None:
         raise OwnerwiseError(problems)
+    clipping = counted(make_clipping(config["training"].get("clipping", "standard")))
     if trial.method.private:
-        runs = _train(trial, config, model, phases, cells, Path(folder), report)
+        runs = _train(trial, config, model, clipping, phases, cells, Path(folder), report)
         lines = [line for run in runs for line in run.history]
         plans = [run.plan for run in runs]
     else:
@@ -127,6 +130,7 @@ def run_trial(
         "evaluated_on": "test" if population.test is None else "validation",
         "plans": described,
         "within_budgets": bool(described) and all(one["within_budgets"] for one in described),
+        "gradients": gradients(clipping, [phase.plan for phase in phases]),
         "history": history,
         "final": cells.line(last.get("test") or last["validation"]),
         "validation": cells.line(last["validation"]),
@@ -140,6 +144,7 @@ def _train(
     trial: Trial,
     config: Config,
     model: torch.nn.Module,
+    clipping: ClippingRule,
     phases: Sequence[Phase],
     cells: Cells,
     folder: Path,
@@ -161,8 +166,8 @@ def _train(
             optimizer_options=optimizer_options(training),
             schedule=training.get("schedule", "constant"),
             loss=_loss(config),
-            weights=make_weights(config["weights"]),
-            clipping=make_clipping(training.get("clipping", "standard")),
+            weights=make_weights(config["weights"], trial.seed),
+            clipping=clipping,
             micro_batch_size=training.get("micro_batch_size"),
             lean=training.get("lean", False),
             seed=trial.seed + 1000 * (number - 1),  # no noise comes twice

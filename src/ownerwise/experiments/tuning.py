@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from ownerwise.evaluation import Amount
-from ownerwise.experiments import summary
-from ownerwise.experiments.figures import new_figure, save
+from ownerwise.experiments import provenance, summary
+from ownerwise.experiments.drawing import new_figure, save
+from ownerwise.experiments.markdown import write_text
 from ownerwise.experiments.methods import Method
 from ownerwise.experiments.settings import Setting
 from ownerwise.experiments.summary import Result
 from ownerwise.experiments.trials import Trial
-from ownerwise.plan_files import write_whole
 
 VALIDATION_SHARE = 0.1
 FACTOR = 4.0
@@ -47,6 +47,8 @@ class Point:
         number: of the draw, the same for all methods.
         values: {"section.key": value}.
         validation, test: every metric over seeds; the choice is made by the first.
+        wall_seconds: of all seeds together.
+        plans: hashes of the plans behind it.
     """
 
     method: str
@@ -54,6 +56,8 @@ class Point:
     values: Mapping[str, float]
     validation: Mapping[str, Amount]
     test: Mapping[str, Amount]
+    wall_seconds: float
+    plans: Sequence[str]
 
 
 def draw(
@@ -123,6 +127,8 @@ def points(
             _relevant(method, drawn[number]),
             summary.over_seeds(runs, "validation"),
             summary.over_seeds(runs, "final"),
+            sum(run["wall_seconds"] for run in runs),
+            provenance.plan_hashes(runs),
         )
         for (method, number), runs in results.items()
     ]
@@ -145,11 +151,14 @@ def frontier(found: Sequence[Point], other: str) -> list[Point]:
     return kept
 
 
-def describe(found: Sequence[Point], trials: int, seeds: Sequence[int]) -> dict[str, Any]:
+def describe(
+    found: Sequence[Point], trials: int, seeds: Sequence[int], command: str
+) -> dict[str, Any]:
     """Return the search as JSON types: all points, the frontiers, and what each method chose."""
     methods = list(dict.fromkeys(point.method for point in found))
     described: dict[str, Any] = {
         "not_private": "NOT PRIVATE (science): fixed seeds, values chosen on held-out records",
+        "command": command,
         "trials": trials,
         "seeds": list(seeds),
         "validation_share": VALIDATION_SHARE,
@@ -170,12 +179,25 @@ def describe(found: Sequence[Point], trials: int, seeds: Sequence[int]) -> dict[
 
 
 def write(
-    name: str, found: Sequence[Point], trials: int, seeds: Sequence[int], folder: str | PathLike
+    name: str,
+    found: Sequence[Point],
+    trials: int,
+    seeds: Sequence[int],
+    command: str,
+    folder: str | PathLike,
 ) -> list[Path]:
-    """Write the search as NAME.json and its figure as NAME.svg, and return both."""
-    text = json.dumps(describe(found, trials, seeds), indent=2) + "\n"
+    """Write the search as NAME.json and its figure as NAME.svg, and return both.
+
+    Args:
+        name: of the setting.
+        found: every method and draw.
+        trials: number of draws.
+        seeds: of the runs.
+        command: that makes the search.
+        folder: where both go.
+    """
     table, picture = Path(folder) / f"{name}.json", Path(folder) / f"{name}.svg"
-    write_whole(table, lambda file: Path(file).write_text(text, encoding="utf-8"))
+    write_text(table, json.dumps(describe(found, trials, seeds, command), indent=2) + "\n")
     save(frontier_figure(found), picture)
     return [table, picture]
 

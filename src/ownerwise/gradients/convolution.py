@@ -22,6 +22,7 @@ from ownerwise.gradients.contributions import (
     Policy,
     Saved,
     accumulation_dtype,
+    few_rows,
     masked,
 )
 from ownerwise.gradients.layout import Layout
@@ -213,8 +214,11 @@ class Convolved(Contribution):
         assert self.gradient is not None
         if self.frames > 1:
             factors = factors.repeat_interleave(self.frames)
-        scale = factors.reshape(-1, *[1] * (self.gradient.dim() - 1))
         inputs, gradient = self.inputs.to(self.dtype), self.gradient.to(self.dtype)
+        rows = few_rows(factors)
+        if rows is not None:
+            inputs, gradient, factors = inputs[rows], gradient[rows], factors[rows]
+        scale = factors.reshape(-1, *[1] * (gradient.dim() - 1))
         if inputs.numel() < gradient.numel():
             return self.geometry.weight_gradient(inputs * scale, gradient)
         return self.geometry.weight_gradient(inputs, gradient * scale)

@@ -20,6 +20,7 @@ from ownerwise.gradients.contributions import (
     Contribution,
     Policy,
     accumulation_dtype,
+    few_rows,
     masked,
 )
 from ownerwise.gradients.workspace import Loan
@@ -151,6 +152,9 @@ class Outer(Contribution):
         if self.held is not None:
             return (factors @ self.held).unflatten(0, self.shape)
         left, right = self.factors()
+        rows = few_rows(factors)
+        if rows is not None:
+            left, right, factors = left[rows], right[rows], factors[rows]
         scale = factors[:, None, None]
         if self.shape[0] <= self.shape[1]:
             left = left * scale

@@ -1,6 +1,7 @@
 """What is done to per-record gradients before they are summed."""
 
 from ownerwise.mechanisms.clipping import AutoS, ClippingRule, Psac, Standard
+from ownerwise.mechanisms.importance import ImportanceSampling
 from ownerwise.mechanisms.ino import INO
 from ownerwise.mechanisms.ino_sum import InoSum, ino_sum
 from ownerwise.mechanisms.scores import (
@@ -10,10 +11,12 @@ from ownerwise.mechanisms.scores import (
     ByNegativeLoss,
     OwnerThenLoss,
 )
+from ownerwise.mechanisms.steering import AcceptanceSteering
 from ownerwise.mechanisms.tails import Beta, Steps, Tail
 
 __all__ = [
     "INO",
+    "AcceptanceSteering",
     "AtRandom",
     "AutoS",
     "Beta",
@@ -21,6 +24,7 @@ __all__ = [
     "ByLoss",
     "ByNegativeLoss",
     "ClippingRule",
+    "ImportanceSampling",
     "InoSum",
     "OwnerThenLoss",
     "Psac",

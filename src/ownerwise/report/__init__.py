@@ -10,7 +10,14 @@ from os import PathLike
 from pathlib import Path
 
 from ownerwise.plan_files import write_whole
-from ownerwise.report import budget_figures, figures, markup, overview, sections
+from ownerwise.report import (
+    budget_figures,
+    constraint_section,
+    figures,
+    markup,
+    overview,
+    sections,
+)
 from ownerwise.report.page import page
 from ownerwise.report.plots import Figure
 from ownerwise.report.study import Study
@@ -55,6 +62,12 @@ def _document(study: Study, title: str) -> str:
             add(identity, name, heading, intro, figure, sections.group_table(study))
         else:
             add(identity, name, heading, intro, figure)
+    multipliers = constraint_section.figure(study)
+    if multipliers is not None:
+        cautions = [markup.paragraph(words, "note") for words in constraint_section.warnings(study)]
+        table = constraint_section.table(study)
+        intro = constraint_section.INTRODUCTION
+        add("constraints", "Constraints", "Constraints", intro, *cautions, table, multipliers)
     spending = budget_figures.spending(study)
     tables = sections.budget_tables(study)
     add("budgets", "Budgets", "Budgets, and what was spent", _BUDGETS, spending, *tables)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ownerwise import accounting
 from ownerwise.plan_tables import budget_classes
 from ownerwise.plans import Plan
 
@@ -40,14 +39,7 @@ def spent(classes: Sequence[BudgetClass], steps: int) -> list[tuple[float, float
 
 def epsilon_of(plan: Plan, owners: Sequence[int], steps: int) -> np.ndarray:
     """Return what chosen owners have spent after `steps` steps."""
-    at = np.asarray(owners)
-    return accounting.epsilon(
-        plan.sampling_rates[at],
-        plan.accounted_multipliers[at],
-        plan.schedule.first(steps),
-        plan.deltas[at],
-        plan.accountant,
-    )
+    return plan.epsilon_of(owners, steps)
 
 
 def classes_of(plan: Plan) -> list[BudgetClass]:

@@ -60,8 +60,10 @@ def released(run: Run) -> list[str]:
         "accounting covers all of them)"
     ]
     if run.plan.release_std is not None:
+        what = "one histogram of predictions" if run.config.get("constraints") else "one sum"
+        kind = run.plan.release_noise.capitalize()
         found.append(
-            f"in every step one sum of per-record vectors of length at most 1, with Gaussian "
+            f"in every step {what} of per-record vectors of length at most 1, with {kind} "
             f"noise of std {run.plan.release_std:g} (accounted together with the gradient)"
         )
     return found
@@ -79,6 +81,10 @@ def assumed_public(run: Run) -> list[str]:
     ]
     if run.config.get("weights"):
         found.append("the shape and the length of the importance tail")
+    if run.config.get("constraints"):
+        found.append(
+            "the constraints, and the rule that sorts records into cells (not their cells)"
+        )
     return found
 
 

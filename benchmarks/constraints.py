@@ -1,0 +1,336 @@
+"""Rate constraints under privacy: frontiers of error against constraint, and what they cost.
+
+    OWNERWISE_DATA=... python benchmarks/constraints.py        # resumable; 20 minutes of a core
+
+Every result is one entry of docs/results/constraints.json; entries that are there are not computed
+again; docs/results/constraints.md is written from them. Settings were chosen on a validation part
+of the training records, never on test records; the choice itself is not accounted. Runs have fixed
+seeds and are NOT PRIVATE: they tell what private ones do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import ownerwise as ow
+from constraints_data import TASKS, Task
+from constraints_table import write_table
+from ownerwise import constraints as rates
+from ownerwise.plan_files import write_whole
+from ownerwise.sampling import Batch
+
+RESULTS = Path(__file__).parents[1] / "docs/results/constraints.json"
+Job = Callable[[], dict[str, Any]]
+SEEDS = range(5)
+BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2)
+DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How one model is trained; batch and clip norm as shares of the records and of 1."""
+
+    steps: int = 60
+    batch: float = 0.5
+    lr: float = 4.0
+    clip: float = 1.0
+    ascent: float = 0.4
+    damping: float = 4.0
+    cap: float = 10.0
+    share: float = 0.1
+    hard: bool = True
+    temperature: float = 1.0
+    schedule: str = "linear"
+    epsilon: float = 1.0
+    noise: str = "gaussian"
+
+
+SETTINGS = {  # chosen among a few dozen by the private runs' figures on validation records
+    "adult": Settings(steps=100, lr=10.0),
+    "credit": Settings(steps=60, lr=10.0),
+    "parkinsons": Settings(steps=60, lr=20.0),
+    "heart": Settings(steps=20, batch=1.0, lr=4.0),
+    "nine": Settings(steps=100, lr=10.0),
+}
+
+
+@cache
+def parts(name: str, tuning: bool) -> tuple[Task, Task]:
+    """Training and test records; for tuning, two parts of the training records."""
+    train, test = TASKS[name]().split(0.75, 0)
+    return train.split(0.8, 1) if tuning else (train, test)
+
+
+@cache
+def partition(name: str, by_label: bool) -> ow.Partition:
+    columns: dict[str, Any] = {"group": range(9)} if name == "nine" else {"sex": ("female", "male")}
+    return ow.Partition({**columns, "label": (0, 1)} if by_label else columns, classes=2)
+
+
+def make_constraints(name: str, kind: str, bound: float) -> list[rates.Constraint]:
+    """The constraints of an experiment."""
+    if kind == "parity":
+        column = "group" if name == "nine" else "sex"
+        return rates.demographic_parity(partition(name, False), column, max_gap=bound)
+    if kind == "odds":
+        return rates.equalized_odds(partition(name, True), "sex", max_gap=bound)
+    return rates.false_negative_rate(partition(name, True), max_rate=bound)
+
+
+def targets(part: ow.Partition, task: Task) -> Tensor:
+    columns = {name: values for name, values in task.columns.items() if name in part.columns}
+    return part.targets(task.labels, columns)
+
+
+def linear(task: Task) -> nn.Module:
+    model = nn.Linear(task.inputs.shape[1], 2)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    return model
+
+
+@cache
+def make_plan(name: str, tuning: bool, settings: Settings, constrained: bool) -> ow.Plan:
+    records = len(parts(name, tuning)[0])
+    owners = ow.Owners(np.zeros(records, dtype=int), {0: settings.epsilon}, delta=DELTA)
+    made = make_constraints(name, "parity", 0.1)
+    paid = {"constraints": ow.RateConstraints(made), "release_share": settings.share}
+    return ow.plan(
+        owners,
+        "uniform",
+        steps=settings.steps,
+        batch_size=settings.batch * records,
+        clip_norm=settings.clip,
+        release_noise=settings.noise,
+        **(paid if constrained else {}),
+    )
+
+
+def private(
+    name: str, kind: str, bound: float, seed: int, settings: Settings, tuning: bool = False
+) -> dict[str, Any]:
+    """One private run, and its figures on the other part."""
+    train, test = parts(name, tuning)
+    made = make_constraints(name, kind, bound)
+    part = made[0].partition
+    fair = ow.RateConstraints(
+        made, ascent=settings.ascent, damping=settings.damping, cap=settings.cap,
+        hard=settings.hard, temperature=settings.temperature,
+    )  # fmt: skip
+    trainer = ow.Trainer(
+        linear(train),
+        make_plan(name, tuning, settings, True),
+        lr=settings.lr,
+        schedule=settings.schedule,
+        constraints=fair,
+        seed=1000 + seed,
+        evaluate_every=settings.steps,
+        progress=False,
+    )
+    run = trainer.fit((train.inputs, targets(part, train)), test=(test.inputs, targets(part, test)))
+    return figures(made, run.history[-1]["test"])
+
+
+def unconstrained(name: str, seed: int, settings: Settings) -> dict[str, Any]:
+    """Plain private training, and the constraint's value all the same."""
+    train, test = parts(name, False)
+    model = linear(train)
+    trainer = ow.Trainer(
+        model, make_plan(name, False, settings, False), lr=settings.lr, schedule=settings.schedule,
+        seed=1000 + seed, evaluate_every=settings.steps, progress=False,
+    )  # fmt: skip
+    trainer.fit((train.inputs, torch.from_numpy(train.labels)))
+    return measured(model, make_constraints(name, "parity", 0.0), test)
+
+
+def without_noise(
+    name: str, kind: str, bound: float, *, steps: int = 150, lr: float = 10.0, clip: float = 1.0
+) -> dict[str, Any]:
+    """Constrained training by the same step on all records, without noise: NOT private."""
+    train, test = parts(name, False)
+    made = make_constraints(name, kind, bound)
+    fair = ow.RateConstraints(made, hard=True, cap=30.0)
+    owners = ow.Owners(np.zeros(len(train), dtype=int), {0: 1.0}, delta=DELTA)
+    plan = ow.plan(
+        owners, "uniform", steps=1, batch_size=len(train), clip_norm=clip, release_std=1000.0
+    )
+    model = linear(train)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    step = ow.PrivateStep(
+        model, plan, optimizer, fair.penalised(functional.cross_entropy), release=fair,
+        stream=ow.SecretStream.from_seed(0), memory_target=1 << 40,
+    )  # fmt: skip
+    batch = Batch(
+        0,
+        np.arange(len(train)),
+        np.zeros(len(train), dtype=np.int64),
+        (train.inputs, targets(made[0].partition, train)),
+    )
+    for at in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * (1 - at / steps)
+        for parameter, total in step.clipped_sum(batch).items():
+            parameter.grad = total / len(train)
+        optimizer.step()
+    return measured(model, made, test)
+
+
+@torch.no_grad()
+def measured(model: nn.Module, made: list[rates.Constraint], test: Task) -> dict[str, Any]:
+    predicted = model(test.inputs).argmax(dim=1).numpy()
+    cells = targets(made[0].partition, test)[:, 1].numpy()
+    values = ow.RateConstraints(made).measure(predicted, cells)
+    accuracy = float((predicted == test.labels).mean())
+    return figures(made, {"accuracy": accuracy, "constraints": values})
+
+
+def figures(made: list[rates.Constraint], found: dict[str, Any]) -> dict[str, Any]:
+    """Error, the largest value that is held, and by how much the worst bound is exceeded."""
+    values = {one: found["constraints"][one.name] for one in made}
+    return {
+        "error": 1 - found["accuracy"],
+        "value": max(abs(value) for value in values.values()),
+        "excess": max(one.excess(value) for one, value in values.items()),
+    }
+
+
+def step_time() -> dict[str, Any]:
+    """Processor time of a constrained private step over that of a plain one, Adult, batch 4096."""
+    train, _ = parts("adult", False)
+    made = ow.RateConstraints(make_constraints("adult", "parity", 0.1))
+    both = targets(made.partition, train)
+    found: dict[str, Any] = {}
+    for model_name, build in (
+        ("linear", lambda: linear(train)),
+        ("network", lambda: nn.Sequential(nn.Linear(88, 64), nn.Tanh(), nn.Linear(64, 2))),
+    ):
+        seconds = []
+        for constrained in (False, True):
+            settings = replace(SETTINGS["adult"], steps=120, batch=4096 / len(train))
+            plan = make_plan("adult", False, settings, constrained)
+            model = build()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            loss = made.penalised(functional.cross_entropy) if constrained else None
+            step = ow.PrivateStep(
+                model, plan, optimizer, loss or functional.cross_entropy,
+                release=made if constrained else None, stream=ow.SecretStream.from_seed(0),
+            )  # fmt: skip
+            data = (train.inputs, both if constrained else both[:, 0].contiguous())
+            taken = []
+            for batch in ow.PoissonBatches(data, plan, stream=ow.SecretStream.from_seed(0)):
+                before = time.process_time()
+                step(batch)
+                taken.append(time.process_time() - before)
+            seconds.append(float(np.median(taken)))
+        found[model_name] = {"plain": seconds[0], "constrained": seconds[1]}
+        found[model_name]["ratio"] = seconds[1] / seconds[0]
+    return found
+
+
+def images() -> dict[str, Any]:
+    """A residual network on made images: bright ones have the attribute, and the label leans to it.
+
+    The label is whether there are more vertical than horizontal bars.
+    """
+    random = np.random.default_rng(5)
+    records, size = 3000, 12
+    bright = random.random(records) < 0.5
+    vertical = random.random(records) < np.where(bright, 0.7, 0.3)
+    wave = np.sin(np.arange(size) * 1.6 + random.uniform(0, 6, (records, 1)))
+    bars = np.where(vertical[:, None, None], wave[:, None, :], wave[:, :, None])
+    pixels = 0.5 * bars + 0.8 * bright[:, None, None] + random.normal(0, 0.6, (records, size, size))
+    part = ow.Partition({"bright": (False, True)}, classes=2)
+    goals = part.targets(vertical.astype(int), {"bright": bright})
+    inputs = torch.from_numpy(pixels[:, None].astype(np.float32))
+    train, test = slice(0, 2400), slice(2400, None)
+    owners = ow.Owners(np.zeros(2400, dtype=int), {0: 8.0}, delta=DELTA)
+    found = {}
+    for name, bound in (("constrained", 0.1), ("unconstrained", 1.0)):
+        fair = ow.RateConstraints(
+            rates.demographic_parity(part, "bright", max_gap=bound), hard=True
+        )
+        plan = ow.plan(owners, "uniform", steps=50, batch_size=400, constraints=fair)
+        torch.manual_seed(0)
+        model = ow.models.ResNet18(classes=2, channels=1, width=8, groups=4)
+        trainer = ow.Trainer(
+            model, plan, lr=1.0, schedule="linear", constraints=fair, seed=3, evaluate_every=50,
+            progress=False,
+        )  # fmt: skip
+        run = trainer.fit((inputs[train], goals[train]), test=(inputs[test], goals[test]))
+        found[name] = figures(fair.constraints, run.history[-1]["test"])
+    return found
+
+
+def jobs() -> dict[str, Job]:
+    """Everything that is computed, by name."""
+    found: dict[str, Job] = {"step time": step_time}
+
+    def add(name: str, kind: str, bound: float, label: str = "private", **changes: Any) -> None:
+        settings = replace(SETTINGS[name], **changes)
+        for seed in SEEDS:
+            found[f"{name} {kind} {bound:g} {label}, seed {seed}"] = lambda s=seed: {
+                **private(name, kind, bound, s, settings), "settings": asdict(settings)
+            }  # fmt: skip
+
+    for name in ("adult", "credit", "parkinsons"):
+        for bound in BOUNDS:
+            add(name, "parity", bound)
+            found[f"{name} parity {bound:g} without noise"] = lambda n=name, b=bound: without_noise(
+                n, "parity", b, clip=SETTINGS[n].clip
+            )
+        for seed in SEEDS:
+            found[f"{name} unconstrained, seed {seed}"] = lambda n=name, s=seed: unconstrained(
+                n, s, SETTINGS[n]
+            )
+    for bound in (0.02, 0.05, 0.1, 0.15):
+        add("adult", "odds", bound)
+    for bound in (0.05, 0.1, 0.2):
+        for epsilon in (1.0, 4.0):
+            add("heart", "misses", bound, f"epsilon {epsilon:g}", epsilon=epsilon)
+    add("nine", "parity", 0.05)
+    found["nine parity 0.05 without noise"] = lambda: without_noise("nine", "parity", 0.05)
+    add("adult", "parity", 0.05, "soft", hard=False)
+    for temperature in (2.0, 5.0):
+        label = f"soft, temperature {temperature:g}"
+        add("adult", "parity", 0.05, label, hard=False, temperature=temperature)
+    add("adult", "parity", 0.05, "Laplace", noise="laplace")
+    for clip in (0.05, 0.3, 1.0, 3.0, 12.5):
+        found[f"heart misses 0 without noise, clip {clip:g}"] = lambda c=clip: without_noise(
+            "heart", "misses", 0.0, clip=c, lr=1.0 / c
+        )
+    found["images"] = images
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", help="jobs whose name contains this")
+    only = parser.parse_args().only
+    torch.set_num_threads(1)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name, job in jobs().items():
+        if name in results or only not in name:
+            continue
+        results[name] = job()
+        text = json.dumps(results, indent=1, sort_keys=True) + "\n"
+        write_whole(RESULTS, lambda file, text=text: Path(file).write_text(text))
+        print(name, {k: v for k, v in results[name].items() if k != "settings"}, flush=True)
+    write_table(results, RESULTS.with_suffix(".md"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""What one owner's run costs: the gradient, and a further release of the same batches, if any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ownerwise.accounting import pld, rdp
+from ownerwise.accounting.schedule import Schedule
+
+ACCOUNTANTS: dict[str, Callable[[float, float, Schedule, float], float]] = {
+    "pld": pld.epsilon,
+    "rdp": rdp.epsilon,
+}
+
+NOISES = ("gaussian", "laplace")
+"""Kinds of noise on a further release."""
+
+
+@dataclass(frozen=True)
+class PaidRelease:
+    """A sum of per-record vectors of length at most 1, released in every step with noise.
+
+    Attributes:
+        std: standard deviation of the noise.
+        noise: "gaussian", or "laplace" (the length is then the sum of absolute values).
+    """
+
+    std: float
+    noise: str = "gaussian"
+
+
+def spent(
+    accountant: str,
+    rate: float,
+    multiplier: float,
+    schedule: Schedule,
+    delta: float,
+    release: PaidRelease | None = None,
+    share: float = 1.0,
+) -> float:
+    """Return epsilon of one owner, whose records add at most `share` to the release."""
+    if release is not None and release.noise == "laplace":
+        scale = release.std / (np.sqrt(2.0) * share)
+        return pld.epsilon(rate, multiplier, schedule, delta, float(scale))
+    if release is not None:
+        multiplier = float(joint_multiplier(multiplier, release.std / share))
+    return ACCOUNTANTS[accountant](rate, multiplier, schedule, delta)
+
+
+def joint_multiplier(multiplier: Any, release_std: Any) -> Any:
+    """Return the multiplier of a step that also releases a sum of sensitivity 1 with noise.
+
+    Both releases come from ONE Poisson batch, so they are one Gaussian mechanism of multiplier
+    (m^-2 + release_std^-2)^-1/2, sampled once; two separately sampled ones would understate.
+    """
+    if release_std is None:
+        return multiplier
+    return (multiplier**-2.0 + release_std**-2.0) ** -0.5

@@ -1,0 +1,214 @@
+"""Partitions: a public rule that sorts every record into one cell, by group, label, any columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ownerwise.errors import OwnerwiseError, name_some
+
+LABEL = "label"
+"""The column that holds the record's class."""
+
+
+class Partition:
+    """Cells by the values of columns. The rule is public; the cell of a record is private.
+
+    A column named "label" is the record's class. Leave it out where no constraint looks at the true
+    class: fewer cells hold more records each, and the noise weighs less.
+
+    Args:
+        columns: name of each column, and the public list of its values.
+        classes: the classes, or their number; those of the column "label" if not given.
+
+    Example:
+        >>> part = Partition({"sex": ("F", "M"), "label": (0, 1)})
+        >>> part.cells({"sex": ["F", "M", "F"], "label": [0, 0, 1]})
+        array([0, 2, 1])
+        >>> (part["sex"] == "F").name
+        'sex = F'
+    """
+
+    def __init__(
+        self, columns: Mapping[str, Sequence[Any]], classes: int | Sequence[Any] | None = None
+    ):
+        self.columns = {name: tuple(values) for name, values in columns.items()}
+        if classes is None:
+            classes = self.columns.get(LABEL, ())
+        self.classes = tuple(range(classes) if isinstance(classes, int) else classes)
+        problems = [
+            f"column {name!r} has the values {values}; expected at least one, none of them twice"
+            for name, values in self.columns.items()
+            if not values or len(set(values)) < len(values)
+        ]
+        if len(set(self.classes)) < max(2, len(self.classes)):
+            problems.append(
+                f"classes {self.classes}: expected at least two different ones: give classes=, or "
+                f"a column {LABEL!r} with its values"
+            )
+        elif LABEL in self.columns and self.columns[LABEL] != self.classes:
+            problems.append(
+                f"column {LABEL!r} has the values {self.columns[LABEL]}, the classes are "
+                f"{self.classes}; expected the same, in the same order"
+            )
+        if problems:
+            raise OwnerwiseError(problems)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of cells, number of classes."""
+        sizes = [len(values) for values in self.columns.values()]
+        return int(np.prod(sizes, dtype=np.int64)), len(self.classes)
+
+    def cells(self, columns: Mapping[str, Any]) -> np.ndarray:
+        """Return the cell of every record from one value per record and column, int64."""
+        problems = self._column_problems(set(columns))
+        found = np.int64(0)
+        for name, values in self.columns.items():
+            if name in columns:
+                at = _positions(columns[name], values, f"column {name!r}", problems)
+                if np.shape(found) not in ((), at.shape):
+                    problems.append(
+                        f"column {name!r} has {len(at)} records, the columns before it "
+                        f"{np.size(found)}; expected the same number"
+                    )
+                    continue
+                found = found * len(values) + at
+        if problems:
+            raise OwnerwiseError(problems)
+        return np.atleast_1d(found)
+
+    def targets(self, labels: Any, columns: Mapping[str, Any] | None = None) -> Tensor:
+        """Return what constrained training takes as targets: class and cell, int64 [records, 2].
+
+        Args:
+            labels: the class of each record, one of `classes`.
+            columns: the other columns, one value per record each.
+        """
+        problems: list[str] = []
+        classes = _positions(labels, self.classes, "labels", problems)
+        if problems:
+            raise OwnerwiseError(problems)
+        columns = dict(columns or {})
+        if LABEL in self.columns:
+            columns[LABEL] = labels
+        cells = self.cells(columns) if self.columns else np.zeros_like(classes)
+        if len(cells) != len(classes):
+            raise OwnerwiseError(
+                f"{len(classes)} labels and columns of {len(cells)} records; expected the same"
+            )
+        return torch.from_numpy(np.stack([classes, cells], axis=1))
+
+    def __getitem__(self, column: str) -> Column:
+        """Return a column, to compare with its values: `part["sex"] == "F"`."""
+        if column not in self.columns:
+            raise OwnerwiseError(
+                f"no column {column!r} in the partition; expected {name_some(list(self.columns))}"
+            )
+        axis = list(self.columns).index(column)
+        sizes = [len(values) for values in self.columns.values()]
+        position = np.indices(sizes).reshape(len(sizes), -1)[axis]
+        return Column(self, column, self.columns[column], position[:, None])
+
+    @property
+    def predicted(self) -> Column:
+        """The predicted class, to compare with classes: `part.predicted == 1`."""
+        return Column(self, "predicted", self.classes, np.arange(len(self.classes))[None, :])
+
+    @property
+    def wrong(self) -> Condition:
+        """The prediction is not the label."""
+        pairs = [(self[LABEL] == value) & (self.predicted != value) for value in self.classes]
+        return Condition(self, "wrong", np.logical_or.reduce([pair.mask for pair in pairs]))
+
+    @property
+    def everyone(self) -> Condition:
+        """Every record, whatever is predicted."""
+        return Condition(self, "", np.ones(self.shape, dtype=bool))
+
+    def _column_problems(self, given: set[str]) -> list[str]:
+        return [
+            f"column {name!r} is {'missing' if name in self.columns else 'not of the partition'}; "
+            f"expected {name_some(list(self.columns), shown=9)}"
+            for name in sorted(given ^ set(self.columns))
+        ]
+
+    def __repr__(self) -> str:
+        return f"Partition({self.columns}, classes={self.classes})"
+
+
+@dataclass(frozen=True, eq=False)
+class Condition:
+    """A set of (cell, predicted class) pairs. Combine with `&`, `|` and `~`."""
+
+    partition: Partition
+    name: str
+    mask: np.ndarray = field(repr=False)  # bool [cells, classes]
+
+    def __and__(self, other: Condition) -> Condition:
+        return self._with(other, " and ", self.mask & other.mask)
+
+    def __or__(self, other: Condition) -> Condition:
+        return self._with(other, " or ", self.mask | other.mask)
+
+    def __invert__(self) -> Condition:
+        return Condition(self.partition, f"not ({self.name})", ~self.mask)
+
+    def _with(self, other: Condition, word: str, mask: np.ndarray) -> Condition:
+        if self.partition is not other.partition:
+            raise OwnerwiseError(
+                f"{self.name!r} and {other.name!r} are of two partitions; make one with all columns"
+            )
+        return Condition(self.partition, word.join(filter(None, (self.name, other.name))), mask)
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """A column of a partition: compared with a value it becomes a `Condition`."""
+
+    partition: Partition
+    name: str
+    values: tuple[Any, ...]
+    position: np.ndarray = field(
+        repr=False
+    )  # of each cell's or class's value, [cells, 1] or [1, k]
+
+    def __eq__(self, value: object) -> Condition:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.isin([value])
+
+    def __ne__(self, value: object) -> Condition:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kept = [other for other in self.values if other != value]
+        self.isin([value])  # refuses unknown values
+        return Condition(self.partition, f"{self.name} ≠ {value}", self.isin(kept).mask)
+
+    def isin(self, values: Sequence[Any]) -> Condition:
+        """Return the condition that the column has one of these values."""
+        if unknown := [value for value in values if value not in self.values]:
+            raise OwnerwiseError(
+                f"{self.name} = {name_some(unknown, repr)}: expected one of "
+                f"{name_some(self.values, repr, shown=9)}"
+            )
+        wanted = [self.values.index(value) for value in values]
+        mask = np.broadcast_to(np.isin(self.position, wanted), self.partition.shape)
+        return Condition(self.partition, f"{self.name} = {' or '.join(map(str, values))}", mask)
+
+
+def _positions(given: Any, values: tuple[Any, ...], what: str, problems: list[str]) -> np.ndarray:
+    """Return where each record's value stands in the public list, int64; add what is unknown."""
+    array = given.numpy() if isinstance(given, Tensor) else np.asarray(given)
+    place = {value: at for at, value in enumerate(values)}
+    distinct, index = np.unique(array, return_inverse=True)
+    known = distinct.tolist()
+    if unknown := [value for value in known if value not in place]:
+        problems.append(
+            f"{what} has {name_some(unknown, repr)}; expected one of "
+            f"{name_some(values, repr, shown=9)}"
+        )
+    if array.ndim != 1:
+        problems.append(f"{what} has shape {list(array.shape)}; expected one value per record")
+    return np.array([place.get(value, 0) for value in known], dtype=np.int64)[index]

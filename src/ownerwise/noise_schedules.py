@@ -1,0 +1,122 @@
+"""Noise schedules by name: how the noise falls over the steps of a plan.
+
+A schedule is piecewise constant. It gives every piece of the run (an epoch, say) a factor on the
+noise, 1 in the first piece, and becomes the segments of an `accounting.Schedule`: each is accounted
+with its own noise, never with the mean. Planning then finds the noise of the first piece.
+
+References: Yu, Liu, Pu, Gursoy, Truex (2019), "Differentially Private Model Publishing for Deep
+Learning", for time, exponential, step and polynomial decay.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+Segments = tuple[tuple[int, float], ...]
+"""(number of steps, noise factor), one after another."""
+
+PieceFactor = Callable[[int], float]
+"""factor(piece): multiplies the noise in piece number `piece`, counted from 0."""
+
+
+def constant(pieces: int) -> PieceFactor:
+    """Return 1 throughout."""
+    return lambda piece: 1.0
+
+
+def exponential(pieces: int, *, rate: float = 0.05) -> PieceFactor:
+    """Return exp(-rate * piece)."""
+    return lambda piece: math.exp(-rate * piece)
+
+
+def time(pieces: int, *, rate: float = 0.1) -> PieceFactor:
+    """Return 1 / (1 + rate * piece)."""
+    return lambda piece: 1.0 / (1.0 + rate * piece)
+
+
+def step(pieces: int, *, factor: float = 0.7) -> PieceFactor:
+    """Return `factor` to the power of the piece; three pieces by default."""
+    return lambda piece: factor**piece
+
+
+def polynomial(pieces: int, *, floor: float = 0.5, power: float = 1.0) -> PieceFactor:
+    """Return a fall from 1 towards `floor` along a power of the pieces that are left."""
+    return lambda piece: floor + (1.0 - floor) * (1.0 - piece / pieces) ** power
+
+
+SCHEDULES: Mapping[str, Callable[..., PieceFactor]] = {
+    "constant": constant,
+    "exponential": exponential,
+    "time": time,
+    "step": step,
+    "polynomial": polynomial,
+}
+
+NoiseSchedule = str | Mapping[str, Any] | Iterable[tuple[int, float]]
+"""A name; a name with options such as {"name": "exponential", "rate": 0.02, "every": 117}; or the
+segments themselves. `every`: steps of a piece."""
+
+PIECES = 10
+"""Pieces of a run, if `every` is not given. Each costs the accountant as much as a whole run."""
+_STEP_PIECES = 3
+_AT_MOST_ONE = ("factor", "floor")
+
+
+def segments(schedule: NoiseSchedule, steps: int | None) -> Segments:
+    """Return the segments of a schedule for `steps` steps; pairs stay as they are.
+
+    A schedule with problems (`schedule_problems`) must not come here.
+    """
+    if not isinstance(schedule, str | Mapping):
+        return tuple((count, factor) for count, factor in schedule)
+    assert steps is not None
+    name, options = _split(schedule)
+    every = options.pop("every", _default_length(name, steps))
+    pieces = -(-steps // int(every))
+    factor = SCHEDULES[name](pieces, **options)
+    lengths = [min(int(every), steps - piece * int(every)) for piece in range(pieces)]
+    return tuple((length, factor(piece)) for piece, length in enumerate(lengths))
+
+
+def schedule_problems(schedule: NoiseSchedule, steps: int | None) -> list[str]:
+    """Return everything wrong with a schedule for `steps` steps (not known: None)."""
+    if not isinstance(schedule, str | Mapping):
+        return []
+    name, options = _split(schedule)
+    if name not in SCHEDULES:
+        return [f"noise_schedule {name!r}: expected one of {', '.join(SCHEDULES)}, or segments"]
+    problems = []
+    if steps is None:
+        problems.append(f"noise_schedule {name!r} needs steps=: its pieces are parts of them")
+    known = [*inspect.signature(SCHEDULES[name]).parameters][1:]
+    for option, value in options.items():
+        where = f"noise_schedule {name}: {option} is {value!r}"
+        if option not in (*known, "every"):
+            allowed = ", ".join([*known, "every"])
+            problems.append(f"noise_schedule {name} has no option {option!r}; expected {allowed}")
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            problems.append(f"{where}; expected a number")
+        elif option == "every":
+            if value != int(value) or not 1 <= value <= (math.inf if steps is None else steps):
+                problems.append(f"{where}; expected a whole number from 1 to the planned steps")
+        elif not 0 < value < math.inf or (option in _AT_MOST_ONE and value > 1):
+            most = " and at most 1" if option in _AT_MOST_ONE else ""
+            problems.append(f"{where}; expected a number above 0{most}")
+    if problems or steps is None or steps < 1 or steps != int(steps):
+        return problems  # bad steps are the plan's to explain
+    least = min(factor for _, factor in segments(schedule, steps))
+    if least < 1e-3:
+        return [f"noise_schedule {name} falls to {least:g} of its start; expected 0.001 or more"]
+    return []
+
+
+def _split(schedule: str | Mapping[Any, Any]) -> tuple[Any, dict[str, Any]]:
+    options = {"name": schedule} if isinstance(schedule, str) else dict(schedule)
+    return options.pop("name", None), options
+
+
+def _default_length(name: str, steps: int) -> int:
+    return -(-steps // (_STEP_PIECES if name == "step" else PIECES))

@@ -1,0 +1,132 @@
+"""The papers' claims beside results made by hand."""
+
+import tomllib
+from importlib.resources import files
+
+import pytest
+from made_results import result
+
+from ownerwise.errors import OwnerwiseError
+from ownerwise.experiments import claims, summary
+
+ENTRY = {
+    "paper": "INO-SGD", "where": "Table 9", "claim": "it helps", "theirs": 60.0, "deviation": 1.0,
+    "setting": "digits", "method": "ino", "metric": "accuracy",
+}  # fmt: skip
+
+
+def find(results, **changed):
+    return claims.find(claims.make_claims([ENTRY | changed]), summary.studies(results))
+
+
+def both(**changed):
+    return [
+        result("idp", 0, **changed),
+        result("idp", 1, (0.4, 0.4, 0.6, 0.8), **changed),
+        result("ino", 0, (0.5, 0.6, 0.6, 0.7), **changed),
+        result("ino", 1, (0.5, 0.5, 0.6, 0.8), **changed),
+    ]
+
+
+def test_all_claims_can_be_read():
+    found = claims.read()
+    text = (files("ownerwise.experiments") / "claims.toml").read_text()
+    assert len(found) == len(tomllib.loads(text)["claim"]) > 40
+    numbers = {(claim.setting, claim.method, claim.changes, claim.theirs) for claim in found}
+    scale = ('plan.method="scale"',)
+    assert {
+        ("IDP-MNIST-A", "uniform", (), 96.75),
+        ("IDP-MNIST-A", "idp", (), 97.81),
+        ("IDP-MNIST-A", "idp", scale, 97.78),
+        ("IDP-MNIST-B", "idp", (), 97.6),
+        ("IDP-MNIST-B", "idp", scale, 97.54),
+        ("CL-PC", "idp", (), 63.35),
+        ("CL-PC", "ino", (), 66.73),
+        ("CL-PC", "idp", (), 11.8),
+        ("CL-PC", "ino", (), 11.89),
+    } <= numbers
+
+
+def test_a_number_with_its_command():
+    (found,) = find(both())
+    assert found.theirs == "60.00 ± 1.00 %"
+    assert found.ours == "60.00 ± 0.00 %"
+    assert found.distance == pytest.approx(0.0)
+    assert found.seeds == 2
+    assert found.study == "digits"
+    assert found.command == "ownerwise experiments run digits --method ino --seeds 2"
+
+
+def test_a_difference_is_over_seeds_that_both_have():
+    results = [*both(), result("ino", 2, (1.0, 1.0, 1.0, 1.0))]
+    (found,) = find(results, minus="idp", theirs=10.0)
+    assert found.ours == "7.50 ± 3.54 points"  # 0.6 - 0.5 and 0.6 - 0.55
+    assert found.distance == pytest.approx(-2.5)
+    assert found.seeds == 2
+    assert found.command == "ownerwise experiments run digits --method idp,ino --seeds 2"
+    assert find([result("idp", 0), result("ino", 1)], minus="idp")[0].ours == "not run"
+
+
+def test_claims_without_results_say_so():
+    (found,) = find([result("idp")], minus="idp", changes=['plan.method="scale"'])
+    assert found.ours == "not run"
+    assert found.study is found.distance is None
+    assert found.command == (
+        "ownerwise experiments run digits --method idp,ino --seeds 5 --set 'plan.method=\"scale\"'"
+    )
+    assert find(both(), changes=["plan.steps=9"])[0].ours == "not run"
+    shown = claims.page_part([found])
+    assert "| not run | claim | theirs | command |" in shown
+    assert "| INO-SGD, Table 9 | it helps | 60.00 ± 1.00 points | `run digits --method" in shown
+    assert "](" not in shown
+
+
+def test_every_profile_that_was_run_has_its_row():
+    found = find([*both(), *both(profile="short")])
+    assert [one.heading for one in found] == ["digits", "digits (short profile)"]
+    assert found[1].command.endswith("--seeds 2 --profile short")
+
+
+def test_other_measures():
+    def ours(**changed):
+        return find(both(), **changed)[0].ours
+
+    assert ours(metric="group:a", method="idp") == "30.00 ± 14.14 %"
+    assert ours(metric="gap", method="idp") == "50.00 %"  # 0.8 - 0.3
+    assert ours(metric="drop_share", method="idp") == "50.00 ± 0.00 %"
+    assert ours(metric="epoch_seconds") == "4.00 ± 0.00 s"
+    assert ours(metric="overhead", minus="idp") == "+0.0 %"
+    assert ours(metric="correlation", minus="idp").startswith("r = -0.9")
+    assert ours(metric="reach", minus="idp") == "100 % of the steps"
+    assert ours(metric="reach", method="idp", minus="ino") == "never"
+
+
+def test_the_table_and_its_notes():
+    found = find(both(), note="other data", theirs="better")
+    shown = claims.page_part([*found, *found])
+    rows = [line for line in shown.splitlines() if line.startswith("| INO-SGD")]
+    assert rows[0] == (
+        "| INO-SGD, Table 9 | it helps | better | **60.00 ± 0.00 %**, 2 seeds, [digits](digits.md) "
+        "|  | `run digits --method ino --seeds 2` |"
+    )
+    assert shown.count("- INO-SGD, Table 9, digits: other data") == 1
+    assert "not run" not in shown
+
+
+def test_all_problems_of_claims_at_once():
+    with pytest.raises(OwnerwiseError) as error:
+        claims.make_claims(
+            [
+                ENTRY | {"setting": "digitz", "metric": "luck", "extra": 1},
+                {"paper": "INO-SGD"},
+                ENTRY | {"metric": "reach"},
+                ENTRY | {"metric": "gap", "minus": "idp"},
+                ENTRY | {"method": "best"},
+            ]
+        )
+    text = "\n".join(error.value.problems)
+    for words in (
+        "claim 1: extra: expected paper", "no setting 'digitz'", "metric 'luck'", "claim 2: where",
+        "claim 3: metric reach", "claim 4: metric gap", "claim 5: method 'best'",
+    ):  # fmt: skip
+        assert words in text

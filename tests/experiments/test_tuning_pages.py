@@ -1,0 +1,86 @@
+"""Pages of searches made by hand: what stays of a gain when both methods are tuned."""
+
+import json
+
+import pytest
+
+from ownerwise.errors import OwnerwiseError
+from ownerwise.evaluation import Amount
+from ownerwise.experiments import tuning, tuning_pages
+
+COMMAND = "ownerwise experiments tune digits --method idp,ino --seeds 2 --trials 2"
+
+
+def amounts(accuracy, strict):
+    return {
+        "accuracy": Amount(accuracy, 0.01, 2),
+        "balanced_accuracy": Amount(accuracy, 0.01, 2),
+        "worst_group": Amount(strict / 2, 0.02, 2),
+        "strict": Amount(strict, 0.02, 2),
+    }
+
+
+def point(method, number, validation, test):
+    values = {"training.lr": 0.5 * (number + 1)}
+    return tuning.Point(method, number, values, amounts(*validation), amounts(*test), 30.0, ["abc"])
+
+
+@pytest.fixture
+def search(tmp_path):
+    """IDP-SGD improves by tuning and chooses draw 1; INO-SGD stays with the setting."""
+    found = [
+        point("ino", 0, (0.8, 0.7), (0.79, 0.7)),
+        point("ino", 1, (0.7, 0.8), (0.7, 0.75)),
+        point("idp", 0, (0.7, 0.2), (0.7, 0.3)),
+        point("idp", 1, (0.9, 0.6), (0.9, 0.6)),
+    ]
+    tuning.write("digits", found, 2, range(2), COMMAND, tmp_path)
+    (read,) = tuning_pages.read(tmp_path)
+    assert list(read.points) == found
+    return read
+
+
+def test_what_stays_of_a_gain(search):
+    assert search.methods == ["idp", "ino"]
+    kept = tuning_pages.kept(search, "ino", "accuracy", "strict")
+    assert kept.fixed == pytest.approx(40.0)  # 0.7 - 0.3
+    assert kept.tuned == pytest.approx(10.0)  # 0.7 - 0.6
+    assert kept.share == pytest.approx(0.25)
+    by_strict = tuning_pages.kept(search, "ino", "strict", "strict")
+    assert by_strict.tuned == pytest.approx(15.0)  # INO-SGD chooses draw 1
+    assert tuning_pages.Kept(-1.0, 2.0).share is None
+
+
+def test_page(search, tmp_path):
+    written = tuning_pages.write_pages([search], tmp_path / "out")
+    assert written == {"digits, tuned against tuned": "tuning-digits.md"}
+    page = (tmp_path / "out" / "tuning-digits.md").read_text()
+    assert (
+        "At the setting's values INO-SGD has +40.00 points of recall (strict owners) against "
+        "IDP-SGD; with the values of both chosen by accuracy, +10.00 points: 25% of the gain stays."
+    ) in page
+    assert "| INO-SGD | the setting | +9.00 | +9.00 | +40.00 | +20.00 |" in page
+    assert "| INO-SGD | accuracy, held out | -11.00 | -11.00 | +10.00 | +5.00 |" in page
+    everything = "accuracy, balanced accuracy, strict owners, worst group"
+    assert f"| IDP-SGD | {everything} | lr 1 | 90.00 ± 1.00 |" in page
+    assert "| INO-SGD | the setting, accuracy, balanced accuracy | lr 0.5 | 79.00 ± 1.00 |" in page
+    assert "NOT PRIVATE" in page
+    assert f"    {COMMAND}" in page
+    assert "2 min" in page  # four times 30 seconds
+    assert "](tuning-digits.svg)" in page
+    assert (tmp_path / "out" / "tuning-digits.svg").exists()
+    stored = json.loads((tmp_path / "out" / "tuning-digits.json").read_text())
+    assert stored["methods"]["idp"]["points"][0]["plans"] == ["abc"]
+
+
+def test_nothing_is_said_of_gains_without_a_baseline(tmp_path):
+    tuning.write("digits", [point("ino", 0, (0.8, 0.7), (0.8, 0.7))], 1, [0], COMMAND, tmp_path)
+    (alone,) = tuning_pages.read(tmp_path, ["digits"])
+    assert "What stays" not in tuning_pages.page(alone)
+    assert tuning_pages.read(tmp_path, ["MN-PC"]) == []
+
+
+def test_files_of_another_version_are_named(tmp_path):
+    (tmp_path / "digits.json").write_text('{"methods": {"idp": {"points": [{"number": 0}]}}}')
+    with pytest.raises(OwnerwiseError, match=r"digits\.json is no search"):
+        tuning_pages.read(tmp_path)

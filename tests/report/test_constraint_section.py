@@ -1,0 +1,78 @@
+"""The report's section about constraints: values, multipliers, satisfied or not, warnings."""
+
+import pytest
+
+from ownerwise.report import constraint_section, write_report
+from ownerwise.report.study import Study
+from report_tools import made_run, small_plan
+
+UPPER, LOWER = "parity ≤ 0.05", "parity ≥ -0.05"
+
+
+def constrained_run(label="DP-SGD constrained", *, seed=0, gap=0.04, noise=0.01, stuck=False):
+    asked = [
+        {"name": UPPER, "sense": "≤", "bound": 0.05},
+        {"name": LOWER, "sense": "≥", "bound": -0.05},
+    ]
+    run = made_run(
+        label, seed=seed, plan=small_plan("uniform", release_std=20.0),
+        constraints={"constraints": asked, "cap": 2.0, "ascent": 0.4},
+    )  # fmt: skip
+    for at, line in enumerate(run.history):
+        line["validation"]["constraints"] = {UPPER: gap, LOWER: gap}
+        line["constraints"] = at and {
+            "values": {UPPER: gap + 0.01, LOWER: gap + 0.01},
+            "noise": {UPPER: noise, LOWER: noise},
+            "multipliers": {UPPER: 2.0 if stuck else 0.1 * at, LOWER: 0.0},
+        }
+    return run
+
+
+def page(runs, path):
+    write_report(runs, path / "report.html")
+    return (path / "report.html").read_text()
+
+
+def test_values_bounds_and_multipliers_are_shown(tmp_path):
+    text = page([constrained_run(seed=0, gap=0.04), constrained_run(seed=1, gap=0.03)], tmp_path)
+    assert 'id="constraints"' in text
+    for words in (UPPER, "≥ -0.05", "0.045 ± 0.010", "0.035", "yes", "not private"):
+        assert words in text
+    assert "one histogram of predictions" in text
+    assert "rule that sorts records into cells" in text
+    assert "is larger than the bound" not in text
+    assert "stayed at its cap" not in text
+
+
+def test_a_broken_constraint_says_by_how_much(tmp_path):
+    assert "no, by 0.030" in page([constrained_run(gap=0.08)], tmp_path)
+
+
+def test_warnings_for_noise_and_for_a_multiplier_at_its_cap():
+    (loud,) = {w.partition(":")[2] for w in warnings_of(noise=0.06) if UPPER in w}
+    assert "0.060, is larger than the bound 0.05" in loud
+    assert len(warnings_of(noise=0.06)) == 2
+    (stuck,) = warnings_of(stuck=True)
+    assert "stayed at its cap 2" in stuck
+    assert warnings_of() == []
+
+
+def warnings_of(**options):
+    return constraint_section.warnings(Study.of([constrained_run(**options)]))
+
+
+def test_curves_have_a_line_for_every_constraint_and_method():
+    study = Study.of([constrained_run(), constrained_run("other", seed=1), made_run("DP-SGD")])
+    figure = constraint_section.figure(study)
+    assert [panel.title for panel in figure.panels] == ["DP-SGD constrained", "other"]
+    assert [key.label for key in figure.keys] == [UPPER, LOWER]
+    for panel in figure.panels:
+        assert list(panel.views) == ["Multiplier", "Value, with noise"]
+        lines = [t for t in panel.views["Multiplier"].traces if t["mode"] == "lines"]
+        assert [line["name"] for line in lines] == ["parity ≤ 0.05", "parity ≥ -0.05"]
+        assert lines[0]["y"][-1] == pytest.approx(2.0)
+
+
+def test_runs_without_constraints_have_no_section(tmp_path):
+    assert constraint_section.figure(Study.of([made_run()])) is None
+    assert 'id="constraints"' not in page([made_run()], tmp_path)
