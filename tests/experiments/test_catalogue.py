@@ -67,7 +67,7 @@ def test_profiles_and_changes():
     setting = settings.setting("MN-PC")
     assert setting.configure(0)["plan"]["steps"] == 9375
     assert setting.configure(0)["run"]["evaluate_every"] == 9375 // settings.EVALUATIONS
-    assert setting.configure(0, "short")["plan"]["steps"] == 1500
+    assert setting.configure(0, "short")["plan"]["steps"] == 2344
     changed = setting.configure(0, "short", ["plan.steps=100", "training.lr=2"])
     assert changed["plan"]["steps"] == 100
     assert changed["run"]["evaluate_every"] == 2

@@ -219,7 +219,8 @@ class RateConstraints:
         self._state = {name: np.array(values, dtype=np.float64) for name, values in state.items()}
 
     def _shares(self, outputs: Tensor) -> Tensor:
-        return functional.softmax(self.options["temperature"] * outputs, dim=1)
+        """Return predicted shares; along columns, as few classes make rows too short to be quick."""
+        return functional.softmax(self.options["temperature"] * outputs.T, dim=0).T
 
     def _check(self, outputs: Tensor, targets: Tensor) -> None:
         if targets.dim() != 2 or targets.shape[1] != 2 or targets.dtype != torch.int64:
@@ -254,7 +255,8 @@ class PenalisedLoss:
         if prices is None:
             return losses
         shares = self._constraints._shares(outputs)
-        return losses + (prices.to(shares)[targets[:, 1]] * shares).sum(dim=1)
+        own = prices.to(shares).T.index_select(1, targets[:, 1])
+        return losses + (own * shares.T).sum(dim=0)
 
 
 def _rows(masks: list[np.ndarray]) -> np.ndarray:
