@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
@@ -186,9 +187,12 @@ def sum_of_unit_rows(
             )
     if not contributions:
         return torch.zeros(shape, dtype=torch.float64)
-    rows = torch.cat(contributions).to(torch.float64)
-    lengths = rows.reshape(len(rows), -1).norm(p=1 if absolute else 2, dim=1)
-    scale = torch.where(torch.isfinite(lengths), 1 / lengths.clamp(min=1.0), 0.0)
+    rows = torch.cat(contributions).to(torch.float64).reshape(-1, math.prod(shape))
+    lengths = torch.linalg.vector_norm(rows, ord=1 if absolute else 2, dim=1)
+    scale = 1 / lengths.clamp(min=1.0)
+    if not math.isfinite(float(lengths.sum())):  # one call in the common case
+        scale = torch.where(torch.isfinite(lengths), scale, 0.0)
+        rows = rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     if shares is not None:
         scale = scale * torch.as_tensor(shares, dtype=scale.dtype, device=scale.device)
-    return torch.tensordot(scale, rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), dims=1)
+    return (scale @ rows).reshape(shape)

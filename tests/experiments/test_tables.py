@@ -119,6 +119,19 @@ def test_trade_off_starts_at_the_baseline(study):
     assert balanced.get_xlabel() == "balanced accuracy"
 
 
+def test_trade_off_of_methods_with_two_numbers(study):
+    runs = [run for runs in study.methods.values() for run in runs]
+    runs += [
+        result(f"ino-budget-{k}-0.9", 0, (0.3, 0.3, 0.4, k / 10), spec=f"ino-budget:{k}/0.9")
+        for k in (3, 2)
+    ]
+    (more,) = summary.studies(runs)
+    panel, _ = figures.trade_off(more).get_axes()
+    lines = {line.get_label(): line.get_xydata() for line in panel.get_lines()}
+    found = [points for label, points in lines.items() if "budget" in label]
+    assert [round(x, 3) for x, _ in found[0][-2:]] == [0.3, 0.325]  # by rising kappa
+
+
 def test_worse_half_of_many_groups():
     made = result()
     names = [f"g{k}" for k in range(20)]

@@ -134,9 +134,8 @@ class RateConstraints:
         shares = self._shares(outputs)
         if self.options["hard"]:
             shares = functional.one_hot(shares.argmax(dim=1), self.shape[1]).to(shares)
-        rows = shares.new_zeros(len(outputs), *self.shape)
-        rows[torch.arange(len(outputs)), targets[:, 1]] = shares
-        return rows
+        cells = targets[:, 1, None, None].expand(-1, 1, self.shape[1])
+        return shares.new_zeros(len(outputs), *self.shape).scatter_(1, cells, shares[:, None])
 
     def process(self, noised: Tensor) -> Tensor:
         """Raise or lower the multipliers by a noised histogram, and return the prices it makes.
@@ -219,7 +218,7 @@ class RateConstraints:
         self._state = {name: np.array(values, dtype=np.float64) for name, values in state.items()}
 
     def _shares(self, outputs: Tensor) -> Tensor:
-        """Return predicted shares; along columns, as few classes make rows too short to be quick."""
+        """Return predicted shares, computed along columns: rows of few classes are slow."""
         return functional.softmax(self.options["temperature"] * outputs.T, dim=0).T
 
     def _check(self, outputs: Tensor, targets: Tensor) -> None:

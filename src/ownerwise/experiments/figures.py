@@ -175,10 +175,15 @@ def _method(runs: Sequence[Result]) -> str:
     return runs[0]["spec"].partition(":")[0]
 
 
-def _strength(runs: Sequence[Result]) -> float:
+def _strength(runs: Sequence[Result]) -> tuple[float, ...]:
     """Return how strongly a method acts, for the order of a curve: its argument, or its tail."""
     argument = runs[0]["spec"].partition(":")[2]
-    return float(argument or runs[0]["config"].get("weights", {}).get("tail", 0.0))
+    numbers = argument.split("/") if argument else [_tail(runs)]
+    return tuple(map(float, numbers))
+
+
+def _tail(runs: Sequence[Result]) -> float:
+    return runs[0]["config"].get("weights", {}).get("tail", 0.0)
 
 
 def _compared(study: Study) -> list[str]:
