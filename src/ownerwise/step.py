@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ownerwise import checkpoints
-from ownerwise.errors import OwnerwiseError, PlanError, name_some
+from ownerwise.errors import OwnerwiseError, PlanError
 from ownerwise.gradients import Chain, ChainRecords, Records, Tape, check
 from ownerwise.losses import Loss, check_separation, loss_problems, per_record
 from ownerwise.mechanisms import ClippingRule, Standard
-from ownerwise.micro_batches import MEMORY_TARGET, bytes_per_record, row_counts, slices, take
+from ownerwise.micro_batches import MEMORY_TARGET, bytes_per_record, slices, take
 from ownerwise.noise import Noise
 from ownerwise.plans import Plan
 from ownerwise.plugs import (
@@ -34,6 +33,7 @@ from ownerwise.plugs import (
 from ownerwise.random import SecretStream, StepStream
 from ownerwise.random_layers import LayerRandomness, kept_generators
 from ownerwise.sampling import Batch
+from ownerwise.step_checks import inputs_and_targets, optimizer_problems, release_problems
 
 
 class PrivateStep:
@@ -90,29 +90,13 @@ class PrivateStep:
         not_private: bool = False,
     ):
         problems = [str(problem) for problem in check(model)]
-        problems += _optimizer_problems(model, optimizer)
+        problems += optimizer_problems(model, optimizer)
         problems += loss_problems(loss, model)
         if not 0 <= start <= plan.steps:
             problems.append(f"start={start}: expected 0 to {plan.steps}, the planned steps")
         rule: ClippingRule = Standard() if clipping is None else clipping
         steering = rule.steering(plan) if isinstance(rule, Steered) else None
-        if release is not None and steering is not None:
-            problems.append(
-                f"{type(rule).__name__} releases a count to steer by, and a release was given too; "
-                "the plan pays for one: leave the release out, or the rule's steering"
-            )
-        if steering is not None and plan.release_shares is not None:
-            problems.append(
-                f"{type(rule).__name__} counts every record as one, and the plan pays for a "
-                "release to which some add less: make the plan with release_std=, no constraints="
-            )
-        if (release is None and steering is None) != (plan.release_std is None):
-            given, paid = ("no", "a") if plan.release_std is not None else ("a", "no")
-            what = "release was given" if steering is None else "count to steer by is released"
-            problems.append(
-                f"{given} {what} and the plan pays for {paid} release; make the plan "
-                "with release_std= exactly if the step makes a release"
-            )
+        problems += release_problems(rule, steering, release, plan)
         if micro_batch_size is not None and micro_batch_size < 1:
             problems.append(f"micro_batch_size={micro_batch_size}: expected at least 1")
         if noise_draws < 1:
@@ -265,7 +249,7 @@ class PrivateStep:
         if not len(batch):
             self._released([], None, [], batch.owner_index, randomness)
             return _zeros(self.model)
-        inputs, targets = _inputs_and_targets(batch)
+        inputs, targets = inputs_and_targets(batch)
         clip_norms = self.plan.clip_norms[batch.owner_index]
         limits = clip_norms if self.steering is None else clip_norms * self.steering.clip_scale
         totals: dict[nn.Parameter, Tensor] = {}
@@ -441,22 +425,6 @@ class PrivateStep:
         return f"PrivateStep({done}, {kind}, plan {self.plan.hash[:12]})"
 
 
-def _inputs_and_targets(batch: Batch) -> tuple[Any, Any]:
-    data = batch.data
-    if not (isinstance(data, tuple | list) and len(data) == 2):
-        shape = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
-        raise OwnerwiseError(
-            f"a batch holds {shape}; expected (inputs, targets). Give the data as (X, y), or a "
-            "Dataset or collate function that yields such pairs"
-        )
-    if wrong := row_counts(data) - {len(batch)}:
-        raise OwnerwiseError(
-            f"a batch of {len(batch)} records holds tensors of {name_some(sorted(wrong))} rows; "
-            "expected one row per record: no padding rows, no tables shared by the records"
-        )
-    return data[0], data[1]
-
-
 def _zeros(model: nn.Module) -> dict[nn.Parameter, Tensor]:
     return {
         parameter: torch.zeros_like(
@@ -467,23 +435,3 @@ def _zeros(model: nn.Module) -> dict[nn.Parameter, Tensor]:
         for parameter in model.parameters()
         if parameter.requires_grad
     }
-
-
-def _optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
-    """Yield what keeps the optimizer from working with private gradients."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        yield "LBFGS calls the model several times a step, each un-noised; use SGD or Adam"
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if foreign := held - set(names):
-        yield (
-            f"the optimizer holds {len(foreign)} parameters that are not the model's; build it "
-            "from model.parameters()"
-        )
-    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    held_names = {name for name, parameter in model.named_parameters() if id(parameter) in held}
-    if unheld := [name for name in trainable if name not in held_names]:
-        yield (
-            f"{name_some(unheld)} can be trained but the optimizer does not hold it; add it, or "
-            "freeze it (requires_grad_(False))"
-        )
