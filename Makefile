@@ -14,7 +14,7 @@ demo: $(VENV)/installed  ## compare the methods on embedded data: a table and a 
 	$(BIN)/ownerwise demo
 
 test: $(VENV)/installed check  ## linters, types and the test suite
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto
 
 test-long: $(VENV)/installed  ## the same properties with many more random cases
 	$(BIN)/pytest -m 'long or not long'
