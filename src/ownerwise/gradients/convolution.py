@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ from ownerwise.gradients.contributions import (
     few_rows,
     masked,
 )
+from ownerwise.gradients.grams import gram, squares_from_grams
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.outer import choose
 from ownerwise.gradients.sources import Source
@@ -177,8 +179,8 @@ class Convolved(Contribution):
             stop = min(start + step, self.count)
             left, right = self._factors(start, stop)
             if plan == "ghost":
-                gram = torch.bmm(left, left.mT).mul_(torch.bmm(right, right.mT))
-                norms[start:stop] = gram.sum(dim=(1, 2))
+                form = partial(self._one, start=start)
+                norms[start:stop] = squares_from_grams(gram(left), gram(right), form)
                 continue
             if held is None:
                 formed = torch.bmm(left.mT, right)
@@ -190,7 +192,10 @@ class Convolved(Contribution):
             torch.linalg.vector_norm(flat, dim=1, out=norms[start:stop])
         if held is not None:
             self.held, self.inputs, self.gradient = held, None, None
-        return norms.clamp_(min=0) if plan == "ghost" else norms.square_()
+        return norms if plan == "ghost" else norms.square_()
+
+    def _one(self, number: int, start: int) -> Tensor:
+        return self.per_record(start + number, start + number + 1)
 
     def _as_weight(self, formed: Tensor) -> Tensor:
         """``[..., out, kernel * channels]`` to ``[..., out, channels, *kernel]``."""

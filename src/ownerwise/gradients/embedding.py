@@ -15,6 +15,7 @@ from ownerwise.gradients.contributions import (
     accumulation_dtype,
     masked,
 )
+from ownerwise.gradients.grams import gram, squares_from_grams
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.problems import Refused
 from ownerwise.gradients.sources import Source
@@ -48,9 +49,8 @@ class Lookup(Contribution):
         """See :class:`Contribution`: rows looked up twice by one record are added first."""
         gradient = self.gradients(0, self.count)
         if self.ids.shape[1] <= PAIRWISE_LIMIT:
-            gram = torch.bmm(gradient, gradient.mT)
-            gram.mul_(self.ids[:, :, None] == self.ids[:, None, :])
-            return gram.sum(dim=(1, 2)).clamp_(min=0)
+            same = (self.ids[:, :, None] == self.ids[:, None, :]).to(self.dtype)
+            return squares_from_grams(gram(gradient), same, lambda i: self.per_record(i, i + 1))
         owner = torch.arange(self.count, device=self.ids.device)
         keys, place = torch.unique(self.ids + owner[:, None] * self.shape[0], return_inverse=True)
         rows = gradient.new_zeros(len(keys), self.shape[1])

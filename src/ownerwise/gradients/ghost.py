@@ -10,12 +10,14 @@ an embedding tied to the output projection.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ownerwise.gradients.contributions import Contribution, Policy
 from ownerwise.gradients.embedding import Lookup
+from ownerwise.gradients.grams import gram, squares_from_grams
 from ownerwise.gradients.outer import Outer
 from ownerwise.gradients.vectors import RankOne
 
@@ -43,10 +45,16 @@ def shared_ghost_norms(uses: Sequence[Contribution], policy: Policy) -> Tensor |
     for start in range(0, count, step):
         stop = min(start + step, count)
         right = torch.cat([_right(use, start, stop) for use in uses], dim=1)
-        gram = torch.bmm(right, right.mT)
         blocks = [torch.cat([_left_products(a, b, start, stop) for b in uses], dim=2) for a in uses]
-        parts.append(gram.mul_(torch.cat(blocks, dim=1)).sum(dim=(1, 2)))
-    return torch.cat(parts).clamp_(min=0)
+        form = partial(_formed, uses, start)
+        parts.append(squares_from_grams(torch.cat(blocks, dim=1), gram(right), form))
+    return torch.cat(parts)
+
+
+def _formed(uses: Sequence[Contribution], start: int, number: int) -> Tensor:
+    """The gradient of one record over all uses."""
+    first, *others = (use.per_record(start + number, start + number + 1) for use in uses)
+    return sum(others, start=first)
 
 
 def _factors(use: Contribution, start: int, stop: int) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,8 @@ on large model at small cost" (book-keeping, choice per layer).
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -23,9 +25,10 @@ from ownerwise.gradients.contributions import (
     few_rows,
     masked,
 )
+from ownerwise.gradients.grams import gram, squares_from_grams
 from ownerwise.gradients.workspace import Loan
 
-__all__ = ["Outer", "Plan", "SharedLeft", "choose", "gram"]
+__all__ = ["Outer", "Plan", "SharedLeft", "choose"]
 
 # What one float of a held gradient costs (written, read for the norm, read for the sum), in
 # multiply-adds of a large matrix product: estimates for two cores with AVX-512 and 48 MB of cache.
@@ -45,11 +48,6 @@ def choose(policy: Policy, count: int, terms: int, rows: int, columns: int, save
     if traffic <= min(ghost, form) and policy.may_hold(size, saved):
         return "hold"
     return "ghost" if ghost <= form else "form"
-
-
-def gram(vectors: Tensor) -> Tensor:
-    """``[count, terms, width]`` to ``[count, terms, terms]``: all products within a record."""
-    return torch.bmm(vectors, vectors.mT)
 
 
 class SharedLeft:
@@ -112,13 +110,16 @@ class Outer(Contribution):
         step = max(4, self.policy.chunk_bytes // (8 * terms * terms))
         if step >= self.count and self.shared is not None:
             _, right = self.factors()
-            products = gram(right).mul_(self.shared.get())
-            return products.sum(dim=(1, 2)).clamp_(min=0)
+            return squares_from_grams(self.shared.get(), gram(right), self._one)
         parts = []
         for start in range(0, self.count, step):
             left, right = self.factors(start, start + step)
-            parts.append(gram(left).mul_(gram(right)).sum(dim=(1, 2)))
-        return torch.cat(parts).clamp_(min=0)
+            form = partial(self._one, start=start)
+            parts.append(squares_from_grams(gram(left), gram(right), form))
+        return torch.cat(parts)
+
+    def _one(self, number: int, start: int = 0) -> Tensor:
+        return self.per_record(start + number, start + number + 1)
 
     def _formed(self, rows: int, columns: int, hold: bool) -> Tensor:
         assert self.left is not None
