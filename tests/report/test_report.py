@@ -93,7 +93,7 @@ def test_methods_are_tabled_with_the_best_marked_and_losses_told():
     glance = glance_of(*runs)
     accuracies = [100 * run.history[-1]["validation"]["accuracy"] for run in runs[3:]]
     shown = f"{np.mean(accuracies):.1f} ± {np.std(accuracies, ddof=1):.1f}"
-    assert f'aria-label="best">★</span>{shown}</td>' in glance
+    assert f'aria-label="best mean">★</span>{shown}</td>' in glance
     words = words_of(glance)
     assert "INO-SGD against IDP-SGD. Gained: overall accuracy +" in words
     assert "Of 3 owners 2 gained and 1 lost recall, most of all owner volunteers" in words

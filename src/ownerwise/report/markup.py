@@ -62,7 +62,7 @@ def _cell(cell: str | Cell, at: int, words: int) -> str:
     if at == 0:
         return f'<th scope="row">{content}</th>'
     kinds = " ".join(k for k, on in (("number", at >= words), ("best", cell.best)) if on)
-    mark = '<span class="mark" role="img" aria-label="best">★</span>' if cell.best else ""
+    mark = '<span class="mark" role="img" aria-label="best mean">★</span>' if cell.best else ""
     return f"<td{_class(kinds)}>{mark}{content}</td>"
 
 

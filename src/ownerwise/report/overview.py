@@ -153,7 +153,7 @@ def _methods_table(study: Study) -> str:
     if any(len(method.runs) > 1 for method in study.methods):
         caption += ": mean ± standard deviation over runs"
     if study.others:
-        caption += "; ★ best"
+        caption += "; ★ best mean, which may be chance: the lines below say so"
     titles = [
         f"{m.title} ({'%' if m.higher_is_better else 'points, less is better'})" for m in metrics
     ]
