@@ -7,7 +7,7 @@ import pytest
 
 from ownerwise.config_keys import ORDERS
 from ownerwise.errors import OwnerwiseError
-from ownerwise.experiments import methods, settings
+from ownerwise.experiments import method_phases, methods, settings
 from ownerwise.experiments.population import populate
 from ownerwise.experiments.trials import Trial, run_trial
 
@@ -59,6 +59,18 @@ def test_methods_without_argument_stand_for_all_levels():
     assert len(methods.parse("class-budget")) == 20
     assert len(methods.parse("ino-shape")) == 17
     assert [method.argument for method in methods.parse("ino-order")] == list(ORDERS[1:])
+
+
+def test_labels_name_what_follows_the_colon():
+    found = methods.parse("ino,ino:0.6,ino-budget,ino-budget:2,ino-budget:2/0.9,ino-shape:2/5")
+    assert [method.label.removeprefix("INO-SGD") for method in found] == [
+        "",
+        ", tail 0.6",
+        " budget-aware",
+        " budget-aware, kappa 2",
+        " budget-aware, kappa 2, tail 0.9",
+        ", shape 2/5",
+    ]
 
 
 def test_all_problems_of_a_list_at_once():
@@ -149,7 +161,7 @@ def test_every_record_spends_in_its_own_phase_alone(tmp_path):
 
 def test_many_budgets_become_ten_tiers_of_like_size():
     epsilon = np.random.default_rng(0).uniform(0.5, 5, 1000)
-    tier = methods.tiers(epsilon)
+    tier = method_phases.tiers(epsilon)
     assert set(tier) == set(range(10))
     assert np.bincount(tier).tolist() == [100] * 10
     assert epsilon[tier == 0].max() < epsilon[tier == 1].min()

@@ -1,0 +1,109 @@
+"""What methods make of the sections of a setting's configuration, by their argument."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from ownerwise.errors import OwnerwiseError
+
+Sections = dict[str, dict[str, Any]]
+_COUNT_NOISE = 0.1  # of the expected batch: the count of accepted records costs next to nothing
+
+
+def without_weights(sections: Sections, argument: str) -> Sections:
+    """All records of a batch count alike."""
+    return sections | {"weights": {}}
+
+
+def ino(sections: Sections, argument: str) -> Sections:
+    """INO-SGD by falling loss; the argument is its tail."""
+    weights = {"kind": "ino", **sections["weights"]}
+    weights.pop("kappa", None)
+    if argument:
+        weights.pop("tail_length", None)
+        weights["tail"] = float(argument)
+    return sections | {"weights": weights}
+
+
+def ino_shape(sections: Sections, argument: str) -> Sections:
+    """A tail of another shape: "alpha/beta", or "steps"."""
+    weights = {key: value for key, value in ino(sections, "")["weights"].items() if key != "shape"}
+    if argument == "steps":
+        weights = {k: v for k, v in weights.items() if k not in ("alpha", "beta")}
+        weights["shape"] = "steps"
+    else:
+        weights["alpha"], weights["beta"] = map(float, argument.split("/"))
+    return sections | {"weights": weights}
+
+
+def ino_order(sections: Sections, argument: str) -> Sections:
+    """Records ordered by something else than the loss."""
+    return sections | {"weights": ino(sections, "")["weights"] | {"order": argument}}
+
+
+def ino_budget(sections: Sections, argument: str) -> Sections:
+    """Budgets count in the order too: "kappa", or "kappa/tail"."""
+    weights = {"kind": "ino", "kappa": 1.0, **sections["weights"]}
+    kappa, _, tail = argument.partition("/")
+    if kappa:
+        weights["kappa"] = float(kappa)
+    if tail:
+        weights.pop("tail_length", None)
+        weights["tail"] = float(tail)
+    return sections | {"weights": weights}
+
+
+def uniform(sections: Sections, argument: str) -> Sections:
+    """DP-SGD: the strictest budget for all."""
+    plan = {key: value for key, value in sections["plan"].items() if key != "mixture"}
+    return sections | {"plan": plan | {"method": "uniform"}, "weights": {}}
+
+
+def dpis(sections: Sections, argument: str) -> Sections:
+    """Accept by norm; with an argument, steer the clip norm towards accepting such a share."""
+    changed = uniform(sections, "")
+    clipping: dict[str, Any] = {"kind": "importance"}
+    if argument:
+        clipping["acceptance"] = float(argument)
+        changed["plan"]["release_std"] = _COUNT_NOISE * changed["plan"]["batch_size"]
+    return changed | {"training": changed["training"] | {"clipping": clipping}}
+
+
+def smaller_batch(sections: Sections, argument: str) -> Sections:
+    """DP-SGD with a share of the batch."""
+    changed = uniform(sections, "")
+    changed["plan"]["batch_size"] *= float(argument)
+    return changed
+
+
+def tempered(sections: Sections, argument: str) -> Sections:
+    """DP-SGD with tempered sigmoids as activations."""
+    changed = uniform(sections, "")
+    return changed | {"model": changed["model"] | {"activation": "tempered-sigmoid"}}
+
+
+def decaying(sections: Sections, argument: str) -> Sections:
+    """DP-SGD with noise that falls by a schedule."""
+    changed = uniform(sections, "")
+    return changed | {"plan": changed["plan"] | {"noise_schedule": argument}}
+
+
+def class_budget(sections: Sections, argument: str) -> Sections:
+    """IDP-SGD with the budget of one class, or of all, changed: "0=3", "all=3"."""
+    owners = deepcopy(sections["owners"])
+    assignment = owners.get("assignment", {})
+    given = assignment.get("budgets")
+    if assignment.get("kind") != "by_class" or not isinstance(given, list):
+        raise OwnerwiseError(
+            "method class-budget needs a setting in which every class is an owner with a budget "
+            'from a list: owners.assignment = {kind = "by_class", budgets = [...]}'
+        )
+    which, _, epsilon = argument.partition("=")
+    changed = range(len(given)) if which == "all" else [int(which)]
+    if any(number >= len(given) for number in changed):
+        raise OwnerwiseError(f"class-budget:{argument}: expected a class below {len(given)}")
+    assignment["budgets"] = [
+        float(epsilon) if number in changed else value for number, value in enumerate(given)
+    ]
+    return sections | {"owners": owners, "weights": {}}
