@@ -35,6 +35,7 @@ SETTINGS = {
         "evaluate_every": 2,
         "checkpoint_every": 5,
     },
+    "averaged": {"averaging": 0.9, "evaluate_every": 3, "checkpoint_every": 4},
     "rarely stored": {"evaluate_every": 1, "checkpoint_every": 10},
 }
 STEPS = 30
@@ -91,7 +92,7 @@ def run_child(folder, kind, seed, *, writes=None, seconds=0.0) -> int:
     return process.exitcode
 
 
-@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "averaged"])
 def test_killed_at_random_moments_a_run_ends_like_the_uninterrupted_one(tmp_path, kind):
     """SIGKILL again and again: model, optimizer and history are equal bit for bit in the end."""
     chance = random.Random(kind)

@@ -114,18 +114,10 @@ def assemble(
         raise OwnerwiseError(problems + error.problems) from None
     if model is None:
         raise OwnerwiseError(problems)
-    training = config["training"]
     trainer = Trainer(
         model,
         made,
-        lr=training["lr"],
-        optimizer=OPTIMIZERS[training.get("optimizer", "sgd")],
-        optimizer_options=optimizer_options(training),
-        schedule=training.get("schedule", "constant"),
-        loss=getattr(functional, training.get("loss", "cross_entropy")),
-        weights=make_weights(config["weights"], run.get("seed")),
-        clipping=make_clipping(training.get("clipping", "standard")),
-        **{key: training[key] for key in ("micro_batch_size", "lean") if key in training},
+        **training_options(config),
         **{key: value for key, value in run.items() if key not in ("name", "folder")},
         folder=place,
         name=name,
@@ -238,10 +230,19 @@ def make_model(config: Config, data: DataSet, problems: list[str]) -> torch.nn.M
     return None
 
 
-def optimizer_options(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the optimizer's options besides the learning rate."""
+def training_options(config: Config) -> dict[str, Any]:
+    """Return the Trainer's options that a configuration's training and weights come to."""
+    training = config["training"]
     momentum = {"momentum": training["momentum"]} if "momentum" in training else {}
-    return momentum | dict(training.get("options", {}))
+    plain = ("lr", "schedule", "averaging", "micro_batch_size", "lean")
+    return {
+        **{key: training[key] for key in plain if key in training},
+        "optimizer": OPTIMIZERS[training.get("optimizer", "sgd")],
+        "optimizer_options": momentum | dict(training.get("options", {})),
+        "loss": getattr(functional, training.get("loss", "cross_entropy")),
+        "weights": make_weights(config["weights"], config["run"].get("seed")),
+        "clipping": make_clipping(training.get("clipping", "standard")),
+    }
 
 
 def make_weights(asked: Mapping[str, Any], seed: int | None) -> INO | None:

@@ -276,7 +276,7 @@ def _figures(run: Run) -> str:
 
 def _provenance(run: Run) -> str:
     rows = [["Method", _plain(run.label)]]
-    for name in ("model", "data", "loss", "optimizer", "schedule"):
+    for name in ("model", "data", "loss", "optimizer", "schedule", "averaging"):
         if value := run.config.get(name):
             text = json.dumps(value) if isinstance(value, dict | list) else value
             rows.append([name.capitalize(), _plain(text)])

@@ -201,6 +201,7 @@ SECTIONS: Mapping[str, Mapping[str, Key]] = {
         "momentum": _within(0, 1),
         "options": _table("a table of further options of the optimizer"),
         "schedule": _either("a name, or a table with name and options", _text(), _table("")),
+        "averaging": _between(0, 1),
         "loss": _choice(LOSSES),
         "clipping": _either(
             f"one of {', '.join(CLIPPING)}, or a table with kind and options",

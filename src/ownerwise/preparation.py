@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from ownerwise.averaging import averaging_problems
 from ownerwise.errors import OwnerwiseError
 from ownerwise.evaluation import Collate, Evaluation, trial_problems
 from ownerwise.gradients import check
@@ -41,6 +42,7 @@ def prepare(
     """Return step, stream and loggers of a run, or raise all problems of everything at once."""
     problems = list(_setting_problems(trainer, resume))
     problems += schedule_problems(trainer.schedule, trainer.plan.steps)
+    problems += averaging_problems(trainer.averaging)
     stream = SecretStream() if trainer.seed is None else _seeded(trainer.seed, problems)
     step = _make_step(trainer, stream, problems)
     found = _plan_problems(trainer.plan) or _training_data_problems(data, collate, trainer.plan)

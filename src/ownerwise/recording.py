@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Self
 
 from ownerwise import checkpoints
+from ownerwise.averaging import Averaging
 from ownerwise.constraints import RateConstraints
 from ownerwise.evaluation import Evaluation
 from ownerwise.learning_rates import Factor
@@ -30,6 +32,7 @@ class Recorder:
         rate: the learning rate of every step.
         validation, test: what to evaluate, and at the end.
         loggers: where lines go.
+        average: of the models on the way: evaluated instead, and in the end the result.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Recorder:
         validation: Evaluation | None,
         test: Evaluation | None,
         loggers: Sequence[Logger],
+        average: Averaging | None = None,
     ):
         self._run = run
         self._step = step
@@ -49,6 +53,8 @@ class Recorder:
         self._validation = validation
         self._test = test
         self._loggers = loggers
+        self._average = average
+        self._averaged = step.updates
         self._seconds = run.history[-1]["seconds"] if run.history else 0.0
         self._since = time.perf_counter()
 
@@ -73,6 +79,7 @@ class Recorder:
     def record(self) -> bool:
         """Let leave what is due; return whether a line was written."""
         run, step = self._run, self._step
+        self._follow()
         self._seconds += time.perf_counter() - self._since
         run.steps_spent, run.updates = step.steps_spent, step.updates
         if self._due("checkpoint_every"):
@@ -81,7 +88,9 @@ class Recorder:
         if written:
             if run.folder is not None:
                 checkpoints.record_steps(run.folder, run.plan, step.steps_spent)
-            line = self._line()
+            average = self._average
+            with nullcontext() if average is None else average.applied(step.optimizer):
+                line = self._line()
             run.history.append(line)
             for logger in self._loggers:
                 logger.log(line)
@@ -93,6 +102,16 @@ class Recorder:
         if self._run.folder is not None:
             self._step.save(self._run.folder)
             drop_older_checkpoints(self._run.folder)
+
+    def _follow(self) -> None:
+        """Take a new update into the average; after the last step the average is the model."""
+        if self._average is None:
+            return
+        if self._step.updates > self._averaged:
+            self._averaged = self._step.updates
+            self._average.update(self._step.optimizer, self._averaged)
+        if self._step.steps_spent == self._run.plan.steps:
+            self._average.finish(self._step.optimizer)
 
     def _due(self, setting: str) -> bool:
         spent = self._step.steps_spent

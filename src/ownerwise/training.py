@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from tqdm import tqdm
 
 from ownerwise import run_folders, settings
+from ownerwise.averaging import Averaging
 from ownerwise.constraints import NO_CONSTRAINTS, RateConstraints
 from ownerwise.environment import environment
 from ownerwise.errors import OwnerwiseError
@@ -55,6 +56,9 @@ class Trainer:
         schedule: factor on the learning rate over the plan's steps: "constant", "linear", "cosine"
             or "step"; with options, {"name": "cosine", "warmup": 100, "floor": 0.1}; or a function
             from the step to the factor.
+        averaging: decay of an exponential average of the parameters over steps, such as 0.99:
+            post-processing, free. History, checkpoint at the end and the trained model are then the
+            average's.
         loss: as for `PrivateStep`.
         weights, clipping, micro_batch_size, lean: as for `PrivateStep`.
         constraints: rate constraints to train under. Targets then hold class and cell, as
@@ -85,6 +89,7 @@ class Trainer:
         optimizer: Callable[..., Optimizer] = torch.optim.SGD,
         optimizer_options: Mapping[str, Any] | None = None,
         schedule: Schedule = "constant",
+        averaging: float | None = None,
         loss: Loss = functional.cross_entropy,
         weights: Weights | None = None,
         clipping: ClippingRule | None = None,
@@ -111,6 +116,7 @@ class Trainer:
         self.optimizer = optimizer
         self.optimizer_options = dict(optimizer_options or {})
         self.schedule = schedule
+        self.averaging = averaging
         self.loss = loss if constraints is None else constraints.penalised(loss)
         self.weights = weights
         self.clipping = clipping
@@ -173,8 +179,16 @@ class Trainer:
             run = self._open(config, step, resume)
             self.begun = True
             factor = factors(self.schedule, self.plan.steps)
+            average = None if self.averaging is None else Averaging(self.averaging)
             recorder = Recorder(
-                run, step, self.loss, lambda at: self.lr * factor(at), validating, testing, loggers
+                run,
+                step,
+                self.loss,
+                lambda at: self.lr * factor(at),
+                validating,
+                testing,
+                loggers,
+                average,
             )
             batches = PoissonBatches(
                 data,
@@ -263,6 +277,8 @@ class Trainer:
             "test_records": testing.records if testing else 0,
             **self._groups(validating, testing, groups_are),
         }
+        if self.averaging is not None:
+            config["averaging"] = self.averaging
         if self.constraints is not None:
             config["constraints"] = self.constraints.describe()
         return json.loads(json.dumps(config, default=str))  # tuples become lists, as when read

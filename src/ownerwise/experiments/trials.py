@@ -15,16 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 
-from ownerwise.assembly import (
-    OPTIMIZERS,
-    make_clipping,
-    make_model,
-    make_weights,
-    optimizer_options,
-    stored_plan,
-)
+from ownerwise.assembly import make_model, stored_plan, training_options
 from ownerwise.config import Config, make_config
 from ownerwise.environment import environment
 from ownerwise.errors import OwnerwiseError
@@ -36,7 +28,7 @@ from ownerwise.experiments.plain import train_plainly
 from ownerwise.experiments.population import Population, populate
 from ownerwise.experiments.settings import Setting
 from ownerwise.loggers import Line
-from ownerwise.mechanisms import ClippingRule
+from ownerwise.losses import Loss
 from ownerwise.owners import Owners
 from ownerwise.planning import plan
 from ownerwise.plans import Plan
@@ -102,13 +94,14 @@ def run_trial(
     model = make_model(config, population.data, problems)
     if model is None:
         raise OwnerwiseError(problems)
-    clipping = counted(make_clipping(config["training"].get("clipping", "standard")))
+    options = training_options(config)
+    options["clipping"] = clipping = counted(options["clipping"])
     if trial.method.private:
-        runs = _train(trial, config, model, clipping, phases, cells, Path(folder), report)
+        runs = _train(trial, config, model, options, phases, cells, Path(folder), report)
         lines = [line for run in runs for line in run.history]
         plans = [run.plan for run in runs]
     else:
-        lines = _train_plainly(trial, config, model, phases[0], cells, report)
+        lines = _train_plainly(trial, config, model, options["loss"], phases[0], cells, report)
         plans = []
     described = [_described(made, population.owners()) for made in plans]
     history = _joined(lines, cells)
@@ -144,14 +137,13 @@ def _train(
     trial: Trial,
     config: Config,
     model: torch.nn.Module,
-    clipping: ClippingRule,
+    options: dict[str, Any],
     phases: Sequence[Phase],
     cells: Cells,
     folder: Path,
     report: Report,
 ) -> list[Run]:
     """Train phase after phase; phases that have ended are only restored."""
-    training = config["training"]
     runs = []
     before = 0
     for number, phase in enumerate(phases, 1):
@@ -161,15 +153,7 @@ def _train(
         trainer = Trainer(
             model,
             made,
-            lr=training["lr"],
-            optimizer=OPTIMIZERS[training.get("optimizer", "sgd")],
-            optimizer_options=optimizer_options(training),
-            schedule=training.get("schedule", "constant"),
-            loss=_loss(config),
-            weights=make_weights(config["weights"], trial.seed),
-            clipping=clipping,
-            micro_batch_size=training.get("micro_batch_size"),
-            lean=training.get("lean", False),
+            **options,
             seed=trial.seed + 1000 * (number - 1),  # no noise comes twice
             folder=place,
             name=trial.name,
@@ -200,6 +184,7 @@ def _train_plainly(
     trial: Trial,
     config: Config,
     model: torch.nn.Module,
+    loss: Loss,
     phase: Phase,
     cells: Cells,
     report: Report,
@@ -208,7 +193,7 @@ def _train_plainly(
     return train_plainly(
         model,
         torch.optim.SGD(model.parameters(), lr=trial.setting.plain_lr, momentum=0.9),
-        _loss(config),
+        loss,
         population.data.train.tensors(),
         steps=config["plan"]["steps"],
         batch_size=round(config["plan"]["batch_size"]),
@@ -218,10 +203,6 @@ def _train_plainly(
         evaluate_every=config["run"]["evaluate_every"],
         report=report,
     )
-
-
-def _loss(config: Config) -> Any:
-    return getattr(functional, config["training"].get("loss", "cross_entropy"))
 
 
 def _joined(lines: Sequence[dict[str, Any]], cells: Cells) -> list[dict[str, Any]]:
