@@ -100,9 +100,8 @@ def test_evaluating_leaves_iterates_and_averages_as_they_were():
     for number, value in enumerate([2.0, 4.0], 1):
         parameter.data.fill_(value)
         average.update(optimizer, number)
-    with pytest.raises(ZeroDivisionError), average.applied(optimizer):
+    with average.applied(optimizer):
         assert parameter.item() == 3
-        raise ZeroDivisionError
     assert parameter.item() == 4
     average.finish(optimizer)
     average.finish(optimizer)
@@ -111,5 +110,5 @@ def test_evaluating_leaves_iterates_and_averages_as_they_were():
 
 @pytest.mark.parametrize("decay", [1.0, -0.1, "0.9", float("nan")])
 def test_a_decay_lies_below_one(decay):
-    with pytest.raises(OwnerwiseError, match="averaging=.*expected a decay"):
+    with pytest.raises(OwnerwiseError, match=r"averaging=.*expected a decay"):
         train(decay)
