@@ -73,7 +73,6 @@ def test_the_step_sums_what_the_definition_says(data, method, rule, score):
     model = nn.Linear(5, 3).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     options = {"weights": ino, "clipping": rule, "stream": ow.SecretStream.from_seed(1)}
-    step = ow.PrivateStep(model, plan, optimizer, functional.cross_entropy, **options)
     chosen = np.arange(0, RECORDS, 4)
     owner_index = OWNERS.record_owner_index[chosen].astype(np.int64)
     inputs, targets = data[0][chosen], data[1][chosen]
@@ -87,7 +86,9 @@ def test_the_step_sums_what_the_definition_says(data, method, rule, score):
         gradients.append(torch.cat([g.flatten() for g in found]))
     expected = slow_sum(losses, gradients, ino, plan, owner_index, rule)
     for size in (None, 1, 7):
-        step.micro_batch_size = size
+        step = ow.PrivateStep(
+            model, plan, optimizer, functional.cross_entropy, micro_batch_size=size, **options
+        )
         total = step.clipped_sum(ow.Batch(0, chosen, owner_index, (inputs, targets)))
         ours = torch.cat([total[p].flatten() for p in model.parameters()])
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-9)

@@ -1,0 +1,252 @@
+"""From a batch to the weighted sum of its clipped gradients: all of a step before the noise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ownerwise.errors import OwnerwiseError
+from ownerwise.gradients import Chain, ChainRecords, Records, Tape
+from ownerwise.losses import Loss, check_separation, per_record
+from ownerwise.mechanisms import ClippingRule
+from ownerwise.micro_batches import bytes_per_record, slices, take
+from ownerwise.plans import Plan
+from ownerwise.plugs import (
+    AdaptiveRelease,
+    Peek,
+    Randomness,
+    Release,
+    Steering,
+    Weights,
+    sum_of_unit_rows,
+)
+from ownerwise.random import StepStream
+from ownerwise.random_layers import LayerRandomness, kept_generators
+from ownerwise.sampling import Batch
+from ownerwise.step_checks import inputs_and_targets
+
+
+class ClippedSums:
+    """Sums clipped gradients of a batch, cut into micro-batches where memory asks for it.
+
+    One forward pass, unless the batch is cut and weights or a release need all of it: then a first
+    pass is forward only.
+
+    Sensitivity: a record of owner o moves the sum by at most `plan.clip_norms[o]`, times the scale
+    of the rule's steering, for any other records. The sum is NOT private before noise is added.
+
+    Args:
+        model, plan, loss, clipping, micro_batch_size, memory_target, lean: as for `PrivateStep`.
+        weights, release: likewise, bound to the plan.
+        steering: of the clipping rule, if it steers.
+        not_private: keep losses, norms and factors of the last batch in `peek`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        loss: Loss,
+        clipping: ClippingRule,
+        *,
+        weights: Weights | None,
+        release: Release | None,
+        steering: Steering | None,
+        micro_batch_size: int | None,
+        memory_target: int,
+        lean: bool,
+        not_private: bool,
+    ):
+        self.model = model
+        self.plan = plan
+        self.loss = per_record(loss)
+        self.clipping = clipping
+        self.weights = weights
+        self.release = release
+        self.steering = steering
+        self.micro_batch_size = micro_batch_size
+        self.memory_target = memory_target
+        self.not_private = not_private
+        self.peek: Peek | None = None
+        self._bytes_per_record: float | None = None
+        self._separation_checked = False
+        self._tape = Tape(model, lean=lean)
+        self._chain: Chain | None = None  # the pass under way, where the tape is not needed
+        self._loss_separate = False
+
+    def __call__(self, batch: Batch, randomness: Randomness) -> dict[nn.Parameter, Tensor]:
+        """Return the weighted sum of clipped gradients of the parameters that are trained."""
+        self._look([], batch.owner_index)
+        if not len(batch):
+            self._released([], None, [], batch.owner_index, randomness)
+            return _zeros(self.model)
+        inputs, targets = inputs_and_targets(batch)
+        clip_norms = self.plan.clip_norms[batch.owner_index]
+        limits = clip_norms if self.steering is None else clip_norms * self.steering.clip_scale
+        totals: dict[nn.Parameter, Tensor] = {}
+        seen: list[tuple[Tensor, Tensor, Tensor]] = []
+        with kept_generators(), torch.enable_grad():
+            parts = list(slices(len(batch), self._micro_batch_size(inputs, len(batch))))
+            at_once = len(parts) == 1
+            outputs: list[Any] = []
+            if at_once or self.weights is not None or self.release is not None:
+                with torch.set_grad_enabled(at_once):
+                    outputs = [
+                        self._forward(inputs, parts, n, randomness) for n in range(len(parts))
+                    ]
+            released = self._released(outputs, targets, parts, batch.owner_index, randomness)
+            self._check_separation(inputs, targets, released, len(batch))
+            losses: list[Tensor] = []
+            weights = None
+            if at_once or self.weights is not None:
+                pairs = zip(outputs, parts, strict=True)
+                losses = [self.loss(output, take(targets, p), *released) for output, p in pairs]
+            if self.weights is not None:
+                weights = self._weigh(torch.cat(losses), batch.owner_index, clip_norms)
+            for number, part in enumerate(parts):
+                if not at_once:
+                    output = self._forward(inputs, parts, number, randomness)
+                    losses = [self.loss(output, take(targets, part), *released)]
+                records = self._backward(losses[0])
+                factors = self._factors(records.norms, limits[part], randomness.rule)
+                if self.steering is not None:
+                    self.steering.see(factors)
+                if weights is not None:
+                    factors = factors * torch.as_tensor(weights[part]).to(factors)
+                sums = records.weighted_sum(factors)
+                totals = {p: totals[p] + total for p, total in sums.items()} if totals else sums
+                seen.append((losses[0].detach(), records.norms, factors))
+                del records  # and the activations it holds, before the next forward pass
+        self._look(seen, batch.owner_index)
+        return totals
+
+    def _forward(self, inputs: Any, parts: list[slice], number: int, randomness: Randomness) -> Any:
+        """Run one micro-batch; the same number draws the same dropout masks in every pass."""
+        rows = take(inputs, parts[number])
+        self._chain = Chain.of(self.model, rows)
+        if self._chain is not None:
+            return self._chain.forward(rows)
+        randomness.layers.enter(number)
+        with self._tape:
+            return self.model(rows)
+
+    def _backward(self, losses: Tensor) -> Records | ChainRecords:
+        """Return the per-record gradients of the micro-batch that was run last."""
+        if self._chain is None:
+            return self._tape.backward(losses)
+        records = self._chain.backward(losses, separate=self._loss_separate)
+        self._chain, self._loss_separate = None, True
+        return records
+
+    def _released(
+        self,
+        outputs: list[Any],
+        targets: Any,
+        parts: list[slice],
+        owner_index: np.ndarray,
+        randomness: Randomness,
+    ) -> tuple[Tensor, ...]:
+        """Return the noised release as the loss's further argument, or nothing."""
+        release = self.release
+        if release is None:
+            return ()
+        with torch.no_grad():
+            rows = [
+                release.contributions(output, take(targets, part))
+                for output, part in zip(outputs, parts, strict=True)
+            ]
+            shares = self.plan.release_shares
+            total = sum_of_unit_rows(
+                rows,
+                parts,
+                release.shape,
+                None if shares is None else shares[owner_index],
+                absolute=self.plan.release_noise == "laplace",
+            )
+            noised = randomness.release(total)
+            return (release.process(noised) if isinstance(release, AdaptiveRelease) else noised,)
+
+    def _check_separation(
+        self, inputs: Any, targets: Any, released: tuple[Tensor, ...], records: int
+    ) -> None:
+        """Refuse, once a run, what no gradient shows: records whose loss the others change."""
+        if self._separation_checked or records < 2:
+            return
+
+        layers = LayerRandomness()
+
+        def losses(rows: list[int]) -> Tensor:
+            layers.enter(0)
+            return self.loss(self.model(take(inputs, rows)), take(targets, rows), *released)
+
+        check_separation(losses, records)
+        self._separation_checked = True
+
+    def _weigh(self, losses: Tensor, owner_index: np.ndarray, clip_norms: np.ndarray) -> np.ndarray:
+        """Return the weights of the logical batch, checked."""
+        assert self.weights is not None
+        values = losses.detach().to(torch.float64).cpu().numpy()
+        scores = self.weights.score(values, owner_index)
+        weights = np.asarray(self.weights.weights(scores, clip_norms), dtype=np.float64)
+        if weights.shape != values.shape or not ((weights >= 0) & (weights <= 1)).all():
+            raise OwnerwiseError(
+                f"{type(self.weights).__name__} returned weights of shape {weights.shape} that do "
+                f"not all lie in [0, 1]; expected {values.shape} in [0, 1]"
+            )
+        return weights
+
+    def _factors(
+        self, norms: Tensor, clip_norms: np.ndarray, rule_stream: StepStream | None
+    ) -> Tensor:
+        """Return the clipping rule's factors; a record whose gradient is not finite gets zero."""
+        clips = torch.as_tensor(clip_norms, dtype=norms.dtype, device=norms.device)
+        finite = None
+        if not math.isfinite(float(norms.sum())):  # one call in the common case
+            finite = torch.isfinite(norms)
+            norms = torch.where(finite, norms, torch.ones_like(norms))
+        factors = self.clipping.factors(norms, clips, rule_stream)
+        if not self.clipping.proven and not (factors * norms <= clips * (1 + 1e-5)).all():
+            raise OwnerwiseError(
+                f"{type(self.clipping).__name__} lets a record exceed its clip norm: factor * norm "
+                "<= clip norm is what the plan accounts for"
+            )
+        return factors if finite is None else factors * finite
+
+    def _micro_batch_size(self, inputs: Any, records: int) -> int:
+        if self.micro_batch_size is not None:
+            return self.micro_batch_size
+        if self._bytes_per_record is None:
+            self._bytes_per_record = bytes_per_record(self.model, inputs, records)
+        return max(1, int(self.memory_target // max(1.0, self._bytes_per_record)))
+
+    def _look(
+        self,
+        seen: list[tuple[Tensor, Tensor, Tensor]],
+        owner_index: np.ndarray,
+    ) -> None:
+        """Keep what the step saw, if that was asked for."""
+        self.peek = None
+        if self.not_private:
+            empty = np.zeros(0)
+            losses, norms, factors = (
+                (torch.cat(column).double().cpu().numpy() for column in zip(*seen, strict=True))
+                if seen
+                else (empty, empty, empty)
+            )
+            self.peek = Peek(losses, norms, factors, owner_index)
+
+
+def _zeros(model: nn.Module) -> dict[nn.Parameter, Tensor]:
+    return {
+        parameter: torch.zeros_like(
+            parameter,
+            dtype=torch.promote_types(parameter.dtype, torch.float32),
+            requires_grad=False,
+        )
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    }
