@@ -36,14 +36,15 @@ def _page(results: Results) -> list[str]:
         "Logistic regression, ε 1 unless said otherwise, δ 1e-5, the whole record protected; 75 % "
         "for training; mean ± standard deviation over five seeds, each with its own split and "
         "noise, on test records. Adult: 45,222 complete rows, its five numbers also one-hot by 20 "
-        "equal parts of their public ranges. Steps, batch, learning rate and clip norm of Adult, credit and "
-        "Parkinsons were chosen on a validation part of the training records, which no accounting "
-        "covers (of the first two to four splits, so a test record of one split can have been "
-        "there in another); the other settings were not tuned. The damping of multipliers was added after five runs on "
-        "Adult (gap 0.05) had been seen on test records; its one size was checked on "
-        "validation records. Without noise: unclipped, all records in every step, on the same "
-        "splits. Runs had fixed seeds: NOT PRIVATE, they tell what private ones do. "
-        "`python benchmarks/constraints.py` computes all of it; what is missing below was not run.",
+        "equal parts of their public ranges. Steps, batch, learning rate and clip norm of Adult, "
+        "credit and Parkinsons were chosen on a validation part of the training records, which no "
+        "accounting covers (of the first two to four splits, so a test record of one split can "
+        "have been there in another); the other settings were not tuned. The damping of "
+        "multipliers was added after five runs on Adult (gap 0.05) had been seen on test records; "
+        "its one size was checked on validation records. Without noise: unclipped, all records in "
+        "every step, on the same splits. Runs had fixed seeds: NOT PRIVATE, they tell what private "
+        "ones do. `python benchmarks/constraints.py` computes all of it; what is missing below was "
+        "not run.",
         "",
     ]
     for name, title in TITLES.items():
@@ -98,7 +99,7 @@ def _page(results: Results) -> list[str]:
         if (entries := _of(results, f"heart misses 0 without noise, clip {clip}"))
     ]
     lines += ["## Heart, no false negatives asked, without noise", ""]
-    lines += _table(["clip norm", "error", "false negatives", "of training records"], rows) + [""]
+    lines += [*_table(["clip norm", "error", "false negatives", "of training records"], rows), ""]
     if "images" in results:
         lines += _section(results["images"], "A residual network on made images, ε 8", "gap", {
             "0.1": "constrained", "none": "unconstrained",
