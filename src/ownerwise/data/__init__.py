@@ -11,6 +11,7 @@ from ownerwise.data.clinic import (
 from ownerwise.data.features import Category, Number
 from ownerwise.data.mnist import load_fashion_mnist, load_mnist
 from ownerwise.data.people import load_adult, load_credit_default
+from ownerwise.data.picture_files import Pictures
 from ownerwise.data.pictures import load_digits, load_pneumoniamnist, load_svhn
 from ownerwise.data.records import DataSet, Records
 from ownerwise.data.registry import NAMES, load
@@ -23,6 +24,7 @@ __all__ = [
     "Category",
     "DataSet",
     "Number",
+    "Pictures",
     "Records",
     "Vocabulary",
     "assign",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ import numpy as np
 
 from ownerwise.budget_tables import as_array, as_ids
 from ownerwise.data.features import MISSING, Category, Number, Schema, class_of, make_table
+from ownerwise.data.picture_files import Pictures
 from ownerwise.data.reading import by_column, read_arrays, read_rows, reading, require
 from ownerwise.data.records import TEST_EVERY, DataSet, Records, in_test
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, name_some
 
-Declared = tuple[float, float] | Sequence[str] | Number | Category | None
-"""What is said of a feature: its range, its categories, or nothing."""
+Declared = tuple[float, float] | Sequence[str] | Number | Category | Pictures | None
+"""What is said of a feature: its range, its categories, that it names pictures, or nothing."""
 
 
 def load_table(
@@ -26,24 +27,27 @@ def load_table(
     *,
     target: str,
     owner: str | None = None,
-    features: Mapping[str, Declared] | Sequence[str] | None = None,
+    features: Mapping[str, Declared | Mapping[str, Any]] | Sequence[str] | None = None,
     classes: Sequence[Any] | None = None,
     columns: Sequence[str] = (),
     scale: str = "ranges",
     test_every: int | None = TEST_EVERY,
 ) -> DataSet:
-    """Return the records of a CSV, Parquet or NumPy (.npz) file.
+    """Return the records of a CSV, Parquet or NumPy (.npz) file, or of a list of attributes.
 
     Args:
         path: a file with one row per record and named columns. In a .npz file each array is a
             column; one array of two or more dimensions may be the inputs as they are (floats become
-            float32, whole numbers int64).
+            float32, whole numbers int64). A .txt file is a list of attributes as CelebA has it:
+            the number of rows, the names, then the rows; its first column is called `file`.
         target: the column with the class of each record.
         owner: the column with the id of each record's owner; it becomes the column `owner`, for
             `Owners(data.train.columns["owner"], {id: epsilon})`.
         features: the columns that become inputs; by default all others. A mapping also declares,
             from public knowledge, the range (low, high) or the list of categories of each: ranges
             are scaled to -1 to 1, categories become 0/1 inputs. None: numbers as they are.
+            `Pictures(...)`, or its options as a mapping: the column names picture files, which are
+            then the only inputs.
         classes: the classes, in the order of their targets. By default the distinct values found:
             then the list itself is NOT private.
         columns: further columns to keep beside the inputs.
@@ -84,8 +88,11 @@ def load_table(
     test = np.zeros(len(labels[0]), dtype=bool)
     if test_every is not None:
         test = in_test(labels[0], every=test_every)
-    if len(chosen) == 1 and np.ndim(cells[next(iter(chosen))]) > 1:
-        data = _array_data(path.stem, cells[next(iter(chosen))], labels, test, kept)
+    first, said = next(iter(chosen.items()))
+    if len(chosen) == 1 and isinstance(said, Pictures):
+        data = _array_data(path.stem, said.read(cells[first], path), labels, test, kept)
+    elif len(chosen) == 1 and np.ndim(cells[first]) > 1:
+        data = _array_data(path.stem, cells[first], labels, test, kept)
     else:
         data = make_table(path.stem, cells, _schema(cells, chosen), labels, test, kept, scale)
     return replace(data, not_private=data.not_private + not_private)
@@ -94,7 +101,7 @@ def load_table(
 def _read(path: Path) -> Mapping[str, Any]:
     """Return the columns of a file by name: arrays, or tuples of text."""
     if not path.is_file():
-        raise OwnerwiseError(f"no file {path}; expected a table: .csv, .parquet or .npz")
+        raise OwnerwiseError(f"no file {path}; expected a table: .csv, .parquet, .npz or .txt")
     kind = path.suffix.lower()
     if kind == ".npz":
         columns = read_arrays(path)
@@ -112,8 +119,12 @@ def _read(path: Path) -> Mapping[str, Any]:
         if len(set(header)) < len(header):
             raise OwnerwiseError(f"{path}: a column name stands twice in the header: rename it")
         columns = by_column(path, rows, header)
+    elif kind == ".txt":
+        columns = _attributes(path)
     else:
-        raise OwnerwiseError(f"{path}: files of type {kind!r}; expected .csv, .parquet or .npz")
+        raise OwnerwiseError(
+            f"{path}: files of type {kind!r}; expected .csv, .parquet, .npz or .txt"
+        )
     lengths = {name: len(cells) if np.ndim(cells) else 0 for name, cells in columns.items()}
     if len(set(lengths.values())) != 1 or not all(lengths.values()):
         given = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -124,8 +135,34 @@ def _read(path: Path) -> Mapping[str, Any]:
     return columns
 
 
-def _declarations(features: Mapping[str, Declared] | Sequence[str]) -> dict[str, Declared]:
-    return dict(features) if isinstance(features, Mapping) else dict.fromkeys(features)
+def _attributes(path: Path) -> dict[str, tuple]:
+    """Return the columns of a list of attributes: a count, their names, and a row per picture."""
+    with reading(path, "a list of attributes"):
+        count, names, *rows = path.read_text(encoding="utf-8").splitlines()
+        if int(count) != len(rows):
+            raise ValueError(f"{count.strip()} rows are announced, {len(rows)} there")
+        return by_column(path, [row.split() for row in rows], ["file", *names.split()])
+
+
+def _declarations(
+    features: Mapping[str, Declared | Mapping[str, Any]] | Sequence[str],
+) -> dict[str, Declared]:
+    if not isinstance(features, Mapping):
+        return dict.fromkeys(features)
+    return {
+        name: _pictures(name, said) if isinstance(said, Mapping) else said
+        for name, said in features.items()
+    }
+
+
+def _pictures(name: str, options: Mapping[str, Any]) -> Pictures:
+    try:
+        return Pictures(**options)
+    except TypeError:
+        known = ", ".join(field.name for field in fields(Pictures))
+        raise OwnerwiseError(
+            f"feature {name}: options {name_some(list(options))}; expected some of {known}"
+        ) from None
 
 
 def _schema(cells: Mapping[str, Any], declared: Mapping[str, Declared]) -> Schema:
@@ -135,7 +172,9 @@ def _schema(cells: Mapping[str, Any], declared: Mapping[str, Declared]) -> Schem
         if np.ndim(cells[name]) > 1:
             shape = list(np.shape(cells[name]))
             problems.append(f"column {name} has shape {shape}; expected it to be the only feature")
-        if said is None:
+        if isinstance(said, Pictures):
+            problems.append(f"column {name} names pictures; expected it to be the only feature")
+        elif said is None:
             schema.append(Number(name))
         elif isinstance(said, Number | Category):
             schema.append(replace(said, name=name))

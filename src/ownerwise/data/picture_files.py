@@ -1,0 +1,71 @@
+"""Picture files that a table names: the images of a folder with a file of attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from ownerwise.data.images import scale_images
+from ownerwise.data.reading import reading, require
+from ownerwise.errors import OwnerwiseError, name_some
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What is said of a table's column that holds the names of picture files (PNG, JPEG, ...).
+
+    Attributes:
+        folder: where the files lie; beside the table if not given.
+        size: (height, width) that every picture is brought to; None: all have the same already.
+        channels: 3 for colour, 1 for grey.
+        scale: "unit" (0 to 1) or "signed" (-1 to 1).
+    """
+
+    folder: str | PathLike | None = None
+    size: Sequence[int] | None = None
+    channels: int = 3
+    scale: str = "unit"
+
+    def __post_init__(self):
+        problems = []
+        if self.channels not in (1, 3):
+            problems.append(f"channels={self.channels}: expected 3 (colour) or 1 (grey)")
+        if self.size is not None and (
+            len(self.size) != 2 or not all(isinstance(s, int) and s > 0 for s in self.size)
+        ):
+            problems.append(f"size={self.size}: expected (height, width) in pixels, or None")
+        if problems:
+            raise OwnerwiseError(problems)
+
+    def read(self, names: Sequence[str], table: Path) -> np.ndarray:
+        """Return the pictures, float32 [records, channels, height, width], in the table's order."""
+        folder = table.parent if self.folder is None else table.parent / self.folder
+        missing = [name for name in names if not (folder / str(name)).is_file()]
+        if missing:
+            raise OwnerwiseError(
+                f"{table.name} names {name_some(missing, repr)}, not found in {folder}; expected "
+                f"one file for each of its {len(names)} rows"
+            )
+        pixels = [self._read_one(folder / str(name)) for name in names]
+        shapes = {picture.shape[1:] for picture in pixels}
+        if len(shapes) > 1:
+            found = ", ".join(f"{height} x {width}" for height, width in sorted(shapes)[:5])
+            raise OwnerwiseError(
+                f"{folder}: pictures of {len(shapes)} sizes ({found}); expected one: give "
+                "size=(height, width)"
+            )
+        return scale_images(np.stack(pixels), "pictures", self.scale)
+
+    def _read_one(self, path: Path) -> np.ndarray:
+        image = require("PIL.Image", "image", f"reading {path.name}")
+        with reading(path, "a picture"), image.open(path) as opened:
+            picture = opened.convert("RGB" if self.channels == 3 else "L")
+            if self.size is not None:
+                height, width = self.size
+                picture = picture.resize((width, height), image.Resampling.BILINEAR)
+            pixels = np.asarray(picture)
+        return pixels.reshape(*pixels.shape[:2], self.channels).transpose(2, 0, 1)
