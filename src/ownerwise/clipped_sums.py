@@ -21,6 +21,7 @@ from ownerwise.plugs import (
     Randomness,
     Release,
     Steering,
+    SummedRelease,
     Weights,
     sum_of_unit_rows,
 )
@@ -67,6 +68,9 @@ class ClippedSums:
         self.clipping = clipping
         self.weights = weights
         self.release = release
+        # asked once: such questions of a protocol are slow
+        self._summed = release if isinstance(release, SummedRelease) else None
+        self._adaptive = release if isinstance(release, AdaptiveRelease) else None
         self.steering = steering
         self.micro_batch_size = micro_batch_size
         self.memory_target = memory_target
@@ -154,21 +158,25 @@ class ClippedSums:
         release = self.release
         if release is None:
             return ()
+        shares = self.plan.release_shares
+        shares = None if shares is None else shares[owner_index]
         with torch.no_grad():
-            rows = [
-                release.contributions(output, take(targets, part))
-                for output, part in zip(outputs, parts, strict=True)
-            ]
-            shares = self.plan.release_shares
-            total = sum_of_unit_rows(
-                rows,
-                parts,
-                release.shape,
-                None if shares is None else shares[owner_index],
-                absolute=self.plan.release_noise == "laplace",
-            )
+            pairs = [(out, take(targets, part)) for out, part in zip(outputs, parts, strict=True)]
+            if self._summed is not None:
+                total = torch.zeros(release.shape, dtype=torch.float64)
+                for (output, target), part in zip(pairs, parts, strict=True):
+                    own = None if shares is None else torch.as_tensor(shares[part])
+                    total = total + self._summed.total(output, target, own).to(total)
+            else:
+                total = sum_of_unit_rows(
+                    [release.contributions(output, target) for output, target in pairs],
+                    parts,
+                    release.shape,
+                    shares,
+                    absolute=self.plan.release_noise == "laplace",
+                )
             noised = randomness.release(total)
-            return (release.process(noised) if isinstance(release, AdaptiveRelease) else noised,)
+            return (noised if self._adaptive is None else self._adaptive.process(noised),)
 
     def _check_separation(
         self, inputs: Any, targets: Any, released: tuple[Tensor, ...], records: int

@@ -131,6 +131,19 @@ class AdaptiveRelease(Release, Protocol):
         ...
 
 
+@runtime_checkable
+class SummedRelease(Release, Protocol):
+    """A release that sums up by itself, which spares forming every record's contribution.
+
+    Formal guarantee asked of it: `total` is the sum of contributions whose absolute values add up
+    to at most 1 each, times the shares, as `sum_of_unit_rows` would make it.
+    """
+
+    def total(self, outputs: Any, targets: Any, shares: Tensor | None) -> Tensor:
+        """Return the sum over the records, float64; `shares` is a factor for each, 1 if None."""
+        ...
+
+
 @dataclass(frozen=True)
 class Peek:
     """NOT PRIVATE: what a step saw of its records. Only with `not_private=True`."""

@@ -43,29 +43,46 @@ def constrained_step(model, fair, plan, **options):
     return tools.make_step(model, loss, plan=plan, release=fair, **options)
 
 
-@pytest.mark.parametrize("hard", [False, True])
-def test_a_record_moves_the_histogram_by_at_most_one_or_its_share(hard):
-    """In sum and in length, with the record and without it, whatever the outputs are."""
-    fair = made(hard=hard)
+def histograms(dtype: torch.dtype, bad: float = 0.0):
+    """Outputs of nine records with their targets, small and huge; one of them may be `bad`."""
     generator = torch.Generator().manual_seed(1)
     for case in range(30):
-        outputs = torch.randn(9, 3, generator=generator) * 10.0 ** (case % 4)
+        outputs = torch.randn(9, 3, generator=generator, dtype=dtype) * 10.0 ** (case % 4)
+        outputs[4] += bad
         labels = torch.randint(0, 3, (9,), generator=generator)
-        rows = fair.contributions(outputs, PART.targets(labels, {"sex": SEX[:9]}))
-        shares = np.linspace(0.1, 1.0, 9)
-        for own in (None, shares):
-            for absolute in (False, True):
-                whole = sum_of_unit_rows([rows], [slice(0, 9)], fair.shape, own, absolute=absolute)
-                for out in range(9):
-                    kept = [at for at in range(9) if at != out]
-                    rest = sum_of_unit_rows(
-                        [rows[kept]], [slice(0, 8)], fair.shape,
-                        None if own is None else own[kept], absolute=absolute,
-                    )  # fmt: skip
-                    limit = 1.0 if own is None else own[out]
-                    moved = whole - rest
-                    assert float(moved.abs().sum()) <= limit * (1 + 1e-9)
-                    assert float(moved.norm()) <= limit * (1 + 1e-9)
+        yield outputs, PART.targets(labels, {"sex": SEX[:9]})
+
+
+SHARES = torch.linspace(0.1, 1.0, 9, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shares", [None, SHARES], ids=["alike", "shares"])
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_record_moves_the_histogram_by_at_most_one_or_its_share(hard, shares, dtype):
+    """In sum, hence in length, with the record and without it, whatever the outputs are."""
+    fair = made(hard=hard)
+    for outputs, targets in histograms(dtype):
+        whole = fair.total(outputs, targets, shares)
+        for out in range(9):
+            kept = [at for at in range(9) if at != out]
+            own = None if shares is None else shares[kept]
+            moved = whole - fair.total(outputs[kept], targets[kept], own)
+            limit = 1.0 if shares is None else float(shares[out])
+            assert float(moved.abs().sum()) <= limit * (1 + 1e-12)
+            assert float(moved.norm()) <= limit * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("bad", [0.0, math.nan, math.inf], ids=str)
+@pytest.mark.parametrize("shares", [None, SHARES], ids=["alike", "shares"])
+@pytest.mark.parametrize("hard", [False, True])
+def test_the_histogram_is_the_sum_of_the_contributions(hard, shares, bad):
+    fair = made(hard=hard)
+    own = None if shares is None else shares.numpy()
+    for outputs, targets in histograms(torch.float64, bad):
+        rows = fair.contributions(outputs, targets)
+        slow = sum_of_unit_rows([rows], [slice(0, 9)], fair.shape, own)
+        assert torch.allclose(fair.total(outputs, targets, shares), slow, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("weights", [None, ow.INO(tail=0.5)], ids=["plain", "INO"])

@@ -97,6 +97,7 @@ class RateConstraints:
         self._bounds = np.array([one.bound for one in self.constraints])
         self._signs = np.array([1.0 if one.sense == "≤" else -1.0 for one in self.constraints])
         self._plan: Plan | None = None
+        self._mass = math.nan  # expected total of the histogram: what all records add on average
         self._state = {
             "multipliers": np.zeros(len(self.constraints)),
             "raised": np.zeros(len(self.constraints)),  # multipliers without damping
@@ -126,6 +127,8 @@ class RateConstraints:
         bound = copy.copy(self)
         bound._state = {name: np.zeros_like(value) for name, value in self._state.items()}
         bound._plan = plan
+        shares = 1.0 if plan.release_shares is None else plan.release_shares
+        bound._mass = float((plan.sampling_rates * shares) @ plan.records)
         return bound
 
     def contributions(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -136,6 +139,25 @@ class RateConstraints:
             shares = functional.one_hot(shares.argmax(dim=1), self.shape[1]).to(shares)
         cells = targets[:, 1, None, None].expand(-1, 1, self.shape[1])
         return shares.new_zeros(len(outputs), *self.shape).scatter_(1, cells, shares[:, None])
+
+    def total(self, outputs: Tensor, targets: Tensor, shares: Tensor | None) -> Tensor:
+        """Return the histogram of a batch, the sum of its contributions times `shares`, float64.
+
+        A record's shares add up to 1 within float64's precision, so that no row need be cut.
+        """
+        self._check(outputs, targets)
+        cells, classes = self.shape
+        at = targets[:, 1] * classes  # the histogram in one row
+        if self.options["hard"]:
+            counts, at = shares, at + outputs.argmax(dim=1)
+        else:
+            counts = self._shares(outputs.double()).T
+            if not math.isfinite(float(counts.sum())):  # one call in the common case
+                counts = torch.where(torch.isfinite(counts.sum(dim=0)), counts, 0.0)
+            counts = (counts if shares is None else counts * shares.to(counts)).ravel()
+            at = (at + torch.arange(classes, device=at.device)[:, None]).ravel()
+        found = torch.bincount(at, counts, minlength=cells * classes)
+        return found.to(torch.float64).reshape(cells, classes)
 
     def process(self, noised: Tensor) -> Tensor:
         """Raise or lower the multipliers by a noised histogram, and return the prices it makes.
@@ -169,14 +191,6 @@ class RateConstraints:
         smoothed = past / (1 - smoothing ** self._state["steps"])
         floors = self.options["floor"] * self._mass * self._denominators.mean(axis=1)
         return np.maximum(np.where(self._fixed, smoothed, counts), floors)
-
-    @property
-    def _mass(self) -> float:
-        """Expected total of the histogram: what all records add to it on average."""
-        plan = self._plan
-        assert plan is not None
-        shares = 1.0 if plan.release_shares is None else plan.release_shares
-        return float((plan.sampling_rates * shares) @ plan.records)
 
     def penalised(self, loss: Loss) -> PenalisedLoss:
         """Return `loss` plus the price of each record's prediction, for the private step."""

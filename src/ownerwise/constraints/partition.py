@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,8 +63,7 @@ class Partition:
     @property
     def shape(self) -> tuple[int, int]:
         """Number of cells, number of classes."""
-        sizes = [len(values) for values in self.columns.values()]
-        return int(np.prod(sizes, dtype=np.int64)), len(self.classes)
+        return math.prod(map(len, self.columns.values())), len(self.classes)
 
     def cells(self, columns: Mapping[str, Any]) -> np.ndarray:
         """Return the cell of every record from one value per record and column, int64."""
