@@ -29,6 +29,8 @@ from ownerwise.experiments.trials import Trial
 
 EXIT_FAILED = 2
 RESULTS = Path("results")
+_OTHER_PAGES = {plan_pages.TITLE: plan_pages.PAGE, "Rate constraints": "constraints.md"}
+"""Pages that other commands write beside those of the settings."""
 _SCIENCE = "NOT PRIVATE (science): seeds are fixed."
 
 
@@ -174,8 +176,9 @@ def _table(options: argparse.Namespace) -> None:
     if drawn:
         pictures = {study.name: figures.write_figures(study, options.out) for study in studies}
     further = tuning_pages.write_pages(searches, options.out, figures=drawn)
-    if (options.out / plan_pages.PAGE).exists():
-        further[plan_pages.TITLE] = plan_pages.PAGE
+    for title, page in _OTHER_PAGES.items():
+        if (options.out / page).exists():
+            further[title] = page
     asked = [claim for claim in claims.read() if not names or claim.setting in names]
     written = tables.write_tables(
         studies, options.out, pictures, findings=claims.find(asked, studies), further=further
