@@ -171,7 +171,7 @@ class Fixed:
         return self.rows[targets]
 
 
-def released_sum(rows, size=None, seed=None):
+def released_sum(rows, size=None, seed=None, release=None):
     """The release of a step whose records contribute `rows`; noised if a seed is given."""
     seen = []
 
@@ -181,7 +181,7 @@ def released_sum(rows, size=None, seed=None):
 
     step = tools.make_step(
         nn.Linear(2, 2), loss, plan=tools.make_plan(release_std=4.0), seed=seed or 0,
-        release=Fixed(rows), micro_batch_size=size,
+        release=release or Fixed(rows), micro_batch_size=size,
     )  # fmt: skip
     batch = tools.batch_of(torch.randn(len(rows), 2), torch.arange(len(rows)))
     step(batch) if seed else step.clipped_sum(batch)
@@ -211,6 +211,19 @@ def test_a_release_is_cut_summed_and_noised(shape):
     expected = Noise(tools.seeded(9), purpose="release").gaussian(0, 4.0, like)[0]
     torch.testing.assert_close(noise, expected)
     torch.testing.assert_close(released_sum(rows, 3, seed=9), released_sum(rows, seed=9))
+
+
+def test_a_method_named_total_does_not_spare_a_release_the_cut():
+    """Only a release that says so by its class sums up by itself."""
+
+    class WithTotal(Fixed):
+        def total(self, *_):
+            return self.rows.sum(dim=0)
+
+    rows = torch.full((7, 3), 100.0)
+    total = released_sum(rows, release=WithTotal(rows))
+    torch.testing.assert_close(total, released_sum(rows))
+    assert float(total.norm()) <= 7 * (1 + 1e-9)
 
 
 def test_every_step_makes_its_release():

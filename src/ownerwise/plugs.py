@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
@@ -131,14 +132,15 @@ class AdaptiveRelease(Release, Protocol):
         ...
 
 
-@runtime_checkable
-class SummedRelease(Release, Protocol):
+class SummedRelease(ABC):
     """A release that sums up by itself, which spares forming every record's contribution.
 
-    Formal guarantee asked of it: `total` is the sum of contributions whose absolute values add up
-    to at most 1 each, times the shares, as `sum_of_unit_rows` would make it.
+    The step does not cut what it sums, so a release must say by its class that it is one. Formal
+    guarantee asked of it: `total` is the sum of contributions whose absolute values add up to at
+    most 1 each, times the shares, as `sum_of_unit_rows` would make it.
     """
 
+    @abstractmethod
     def total(self, outputs: Any, targets: Any, shares: Tensor | None) -> Tensor:
         """Return the sum over the records, float64; `shares` is a factor for each, 1 if None."""
         ...

@@ -25,6 +25,7 @@ from torch.nn import functional
 from ownerwise.constraints.rates import Constraint, Rate, flattened
 from ownerwise.errors import OwnerwiseError
 from ownerwise.losses import Loss, per_record
+from ownerwise.plugs import SummedRelease
 
 if TYPE_CHECKING:
     from ownerwise.plans import Plan
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 NO_CONSTRAINTS = "constraints={!r}: expected RateConstraints(...) of them"
 
 
-class RateConstraints:
+class RateConstraints(SummedRelease):
     """Constraints with their multipliers: a release of the private step that learns from itself.
 
     Every step releases the noised sum of predicted shares per cell and class. It gives the rates,
