@@ -166,7 +166,7 @@ class ClippedSums:
                 total = torch.zeros(release.shape, dtype=torch.float64)
                 for (output, target), part in zip(pairs, parts, strict=True):
                     own = None if shares is None else torch.as_tensor(shares[part])
-                    total = total + self._summed.total(output, target, own).to(total)
+                    total += self._summed.total(output, target, own).to(total)
             else:
                 total = sum_of_unit_rows(
                     [release.contributions(output, target) for output, target in pairs],

@@ -136,6 +136,27 @@ def test_prices_are_the_gradient_of_the_priced_constraints():
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+@pytest.mark.parametrize("loss", [functional.cross_entropy, torch.nn.CrossEntropyLoss()], ids=str)
+def test_the_loss_of_a_record_is_its_own_plus_the_price_of_its_shares(loss, temperature):
+    prices = torch.randn(PART.shape, generator=torch.Generator().manual_seed(5)).double()
+    fair = made(temperature=temperature)
+    priced = fair.penalised(loss)
+    for outputs, targets in histograms(torch.float64):
+        outputs.requires_grad_()
+        expected = torch.stack(
+            [
+                -torch.log_softmax(row, dim=0)[label]
+                + prices[cell] @ torch.softmax(temperature * row, dim=0)
+                for row, (label, cell) in zip(outputs, targets.tolist(), strict=True)
+            ]
+        )
+        found = priced(outputs, targets, prices)
+        torch.testing.assert_close(found, expected)
+        gradients = [torch.autograd.grad(one.sum(), outputs)[0] for one in (found, expected)]
+        torch.testing.assert_close(*gradients)
+
+
 def test_multipliers_rise_with_the_excess_and_stay_within_bounds():
     fair = made(ascent=2.0, damping=0.0, cap=1.5, smoothing=0.0).bind(plan())
     even = torch.full(fair.shape, 100.0)

@@ -99,6 +99,7 @@ class RateConstraints(SummedRelease):
         self._signs = np.array([1.0 if one.sense == "≤" else -1.0 for one in self.constraints])
         self._plan: Plan | None = None
         self._mass = math.nan  # expected total of the histogram: what all records add on average
+        self._floors = np.full(len(rates), math.nan)  # least denominators
         self._state = {
             "multipliers": np.zeros(len(self.constraints)),
             "raised": np.zeros(len(self.constraints)),  # multipliers without damping
@@ -130,12 +131,13 @@ class RateConstraints(SummedRelease):
         bound._plan = plan
         shares = 1.0 if plan.release_shares is None else plan.release_shares
         bound._mass = float((plan.sampling_rates * shares) @ plan.records)
+        bound._floors = self.options["floor"] * bound._mass * self._denominators.mean(axis=1)
         return bound
 
     def contributions(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return what every record adds to the histogram: its shares in its cell."""
         self._check(outputs, targets)
-        shares = self._shares(outputs)
+        shares = self._shares_by_class(outputs).T
         if self.options["hard"]:
             shares = functional.one_hot(shares.argmax(dim=1), self.shape[1]).to(shares)
         cells = targets[:, 1, None, None].expand(-1, 1, self.shape[1])
@@ -147,18 +149,17 @@ class RateConstraints(SummedRelease):
         A record's shares add up to 1 within float64's precision, so that no row need be cut.
         """
         self._check(outputs, targets)
-        cells, classes = self.shape
-        at = targets[:, 1] * classes  # the histogram in one row
         if self.options["hard"]:
-            counts, at = shares, at + outputs.argmax(dim=1)
+            counts = functional.one_hot(outputs.argmax(dim=1), self.shape[1]).T.double()
         else:
-            counts = self._shares(outputs.double()).T
-            if not math.isfinite(float(counts.sum())):  # one call in the common case
-                counts = torch.where(torch.isfinite(counts.sum(dim=0)), counts, 0.0)
-            counts = (counts if shares is None else counts * shares.to(counts)).ravel()
-            at = (at + torch.arange(classes, device=at.device)[:, None]).ravel()
-        found = torch.bincount(at, counts, minlength=cells * classes)
-        return found.to(torch.float64).reshape(cells, classes)
+            counts = self._shares_by_class(outputs, torch.float64)
+        if shares is not None:
+            counts = counts * shares.to(counts)
+        found = _sum_by_cell(counts, targets[:, 1], self.shape[0])
+        if not math.isfinite(float(found.sum())):  # one call in the common case
+            counts = torch.where(torch.isfinite(counts).all(dim=0), counts, 0.0)
+            found = _sum_by_cell(counts, targets[:, 1], self.shape[0])
+        return found
 
     def process(self, noised: Tensor) -> Tensor:
         """Raise or lower the multipliers by a noised histogram, and return the prices it makes.
@@ -167,21 +168,22 @@ class RateConstraints(SummedRelease):
         predicted shares, times the histogram's expected total: the loss is divided by about that.
         """
         assert self._plan is not None
-        state, options = self._state, self.options
+        assert self._plan.release_std is not None
+        state, cap = self._state, self.options["cap"]
         histogram = noised.double().cpu().numpy().ravel()
         state["steps"] += 1
         bases = self._bases(self._denominators @ histogram)
-        rates = np.clip(self._numerators @ histogram / bases, 0.0, 1.0)
+        rates = np.minimum(np.maximum(self._numerators @ histogram / bases, 0.0), 1.0)
         state["values"] = self._weights @ rates + self._constants
         excess = self._signs * (state["values"] - self._bounds)
-        state["raised"] = np.clip(state["raised"] + options["ascent"] * excess, 0.0, options["cap"])
-        damped = state["raised"] + options["damping"] * excess
-        state["multipliers"] = np.clip(damped, 0.0, options["cap"])
-        slopes = (self._numerators - rates[:, None] * self._denominators) / bases[:, None]
-        slopes = self._weights @ slopes  # of every constraint, [constraints, cells * classes]
-        assert self._plan.release_std is not None
-        state["noise"] = self._plan.release_std * np.linalg.norm(slopes, axis=1)
-        prices = self._mass * (self._signs * state["multipliers"]) @ slopes
+        raised = state["raised"] + self.options["ascent"] * excess
+        state["raised"] = raised = np.minimum(np.maximum(raised, 0.0), cap)
+        damped = raised + self.options["damping"] * excess
+        state["multipliers"] = np.minimum(np.maximum(damped, 0.0), cap)
+        per_count = self._weights / bases  # of every constraint to every sum of counts
+        slopes = per_count @ self._numerators - (per_count * rates) @ self._denominators
+        state["noise"] = self._plan.release_std * np.sqrt((slopes * slopes).sum(axis=1))
+        prices = (self._mass * self._signs * state["multipliers"]) @ slopes
         return torch.from_numpy(prices.reshape(self.shape)).to(noised.device)
 
     def _bases(self, counts: np.ndarray) -> np.ndarray:
@@ -189,9 +191,8 @@ class RateConstraints(SummedRelease):
         smoothing = self.options["smoothing"]
         past = self._state["denominators"]
         past[:] = smoothing * past + (1 - smoothing) * counts
-        smoothed = past / (1 - smoothing ** self._state["steps"])
-        floors = self.options["floor"] * self._mass * self._denominators.mean(axis=1)
-        return np.maximum(np.where(self._fixed, smoothed, counts), floors)
+        smoothed = past / (1 - smoothing ** float(self._state["steps"][0]))
+        return np.maximum(np.where(self._fixed, smoothed, counts), self._floors)
 
     def penalised(self, loss: Loss) -> PenalisedLoss:
         """Return `loss` plus the price of each record's prediction, for the private step."""
@@ -232,9 +233,11 @@ class RateConstraints(SummedRelease):
             )
         self._state = {name: np.array(values, dtype=np.float64) for name, values in state.items()}
 
-    def _shares(self, outputs: Tensor) -> Tensor:
-        """Return predicted shares, computed along columns: rows of few classes are slow."""
-        return functional.softmax(self.options["temperature"] * outputs.T, dim=0).T
+    def _shares_by_class(self, outputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Return predicted shares [classes, records]: along rows of few classes softmax is slow."""
+        temperature = self.options["temperature"]
+        scores = outputs.T if temperature == 1 else temperature * outputs.T
+        return functional.softmax(scores, dim=0, dtype=dtype)
 
     def _check(self, outputs: Tensor, targets: Tensor) -> None:
         if targets.dim() != 2 or targets.shape[1] != 2 or targets.dtype != torch.int64:
@@ -265,12 +268,22 @@ class PenalisedLoss:
     def __call__(self, outputs: Tensor, targets: Tensor, prices: Tensor | None = None) -> Tensor:
         """Return one number per record."""
         self._constraints._check(outputs, targets)
-        losses = self._losses(outputs, targets[:, 0])
         if prices is None:
-            return losses
-        shares = self._constraints._shares(outputs)
+            return self._losses(outputs, targets[:, 0])
+        if self.plain is functional.cross_entropy and self._constraints.options["temperature"] == 1:
+            logs = functional.log_softmax(outputs.T, dim=0)  # cross-entropy and shares at once
+            losses = functional.nll_loss(logs.T, targets[:, 0], reduction="none")
+            shares = logs.exp()
+        else:
+            losses = self._losses(outputs, targets[:, 0])
+            shares = self._constraints._shares_by_class(outputs)
         own = prices.to(shares).T.index_select(1, targets[:, 1])
-        return losses + (own * shares.T).sum(dim=0)
+        return losses + (own * shares).sum(dim=0)
+
+
+def _sum_by_cell(counts: Tensor, cells: Tensor, size: int) -> Tensor:
+    """Return [cells, classes] of counts [classes, records]."""
+    return counts.new_zeros(len(counts), size).index_add_(1, cells, counts).T
 
 
 def _rows(masks: list[np.ndarray]) -> np.ndarray:
