@@ -5,7 +5,7 @@ import pytest
 from made_files import MAKERS, make, problems
 
 from ownerwise import data
-from ownerwise.data import cifar, clinic, mnist, people, pictures, texts
+from ownerwise.data import cifar, clinic, mnist, people, small_images, texts
 from ownerwise.data.sources import Source
 
 
@@ -56,7 +56,7 @@ def test_downloads_are_checked():
     """Every file has an address and a SHA-256, and is one that the part is known by."""
     sources = [
         value
-        for module in (cifar, clinic, mnist, people, pictures, texts)
+        for module in (cifar, clinic, mnist, people, small_images, texts)
         for value in vars(module).values()
         if isinstance(value, Source)
     ]

@@ -1,90 +1,120 @@
-"""SVHN, PneumoniaMNIST and the digits of scikit-learn."""
-
-import sys
+"""Pictures of a folder that a table names: real files, read back pixel by pixel."""
 
 import numpy as np
 import pytest
-from made_files import make_pneumonia, make_svhn, pixels, problems, write
-from scipy.io import savemat
+from PIL import Image
 
-from ownerwise import data
+import ownerwise as ow
+from ownerwise.data import Pictures, load_table
+from ownerwise.errors import OwnerwiseError
 
-
-class TestSvhn:
-    def test_images_and_labels(self, root):
-        make_svhn(root / "svhn")
-        loaded = data.load_svhn(root, download=False)
-        assert loaded.train.inputs.shape == (20, 3, 32, 32)
-        assert loaded.train.inputs.dtype == np.float32
-        assert loaded.train.inputs.flags.c_contiguous
-        assert loaded.train.targets[:10].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]  # 10 is a zero
-        assert len(loaded.test) == 10
-        source = pixels(32, 32, 3, 20)[7, 9, 2, 4]
-        assert loaded.train.inputs[4, 2, 7, 9] == np.float32(source) / 255
-
-    @pytest.mark.parametrize("content", [b"", b"no matlab file" * 20])
-    def test_other_content(self, root, content):
-        make_svhn(root / "svhn")
-        path = write(root / "svhn" / "train_32x32.mat", content)
-        problems(lambda: data.load_svhn(root), str(path), "MATLAB")
-
-    def test_cut_short(self, root):
-        make_svhn(root / "svhn")
-        path = root / "svhn" / "test_32x32.mat"
-        path.write_bytes(path.read_bytes()[:-3000])
-        problems(lambda: data.load_svhn(root), str(path), "damaged")
-
-    @pytest.mark.parametrize("labels", [[0, 1], [1, 11], [1, 2, 3]])
-    def test_labels_that_do_not_fit(self, root, labels):
-        make_svhn(root / "svhn")
-        arrays = {"X": pixels(32, 32, 3, 2), "y": np.array(labels, np.uint8)[:, None]}
-        savemat(root / "svhn" / "train_32x32.mat", arrays)
-        problems(lambda: data.load_svhn(root), "labels")
+NAMES = [f"{number:03d}.png" for number in range(10)]
+SMILES = [number % 2 for number in range(10)]
 
 
-class TestPneumonia:
-    def test_three_parts(self, root):
-        make_pneumonia(root / "pneumoniamnist")
-        loaded = data.load_pneumoniamnist(root, download=False, scale="signed")
-        sizes = {name: len(records) for name, records in loaded.parts().items()}
-        assert sizes == {"train": 20, "validation": 6, "test": 10}
-        assert loaded.train.inputs.shape == (20, 1, 28, 28)
-        assert -1 <= loaded.train.inputs.min() < 0 < loaded.train.inputs.max() <= 1
-        assert loaded.train.targets[:4].tolist() == [0, 1, 0, 1]
-        assert loaded.classes == ("normal", "pneumonia")
-
-    def test_no_published_constants(self, root):
-        make_pneumonia(root / "pneumoniamnist")
-        problems(lambda: data.load_pneumoniamnist(root, scale="published"), "'unit', 'signed'")
-
-    def test_cut_short(self, root):
-        make_pneumonia(root / "pneumoniamnist")
-        path = root / "pneumoniamnist" / "pneumoniamnist.npz"
-        path.write_bytes(path.read_bytes()[:-10])
-        problems(lambda: data.load_pneumoniamnist(root), str(path))
-
-    def test_pickled_arrays_are_not_loaded(self, root):
-        folder = root / "pneumoniamnist"
-        folder.mkdir()
-        np.savez(folder / "pneumoniamnist.npz", train_images=np.array([{}], dtype=object))
-        problems(lambda: data.load_pneumoniamnist(root), "pneumoniamnist.npz", "pickle")
-
-    def test_arrays_missing(self, root):
-        (root / "pneumoniamnist").mkdir()
-        np.savez(root / "pneumoniamnist" / "pneumoniamnist.npz", images=pixels(2, 28, 28))
-        problems(lambda: data.load_pneumoniamnist(root), "train_images")
+def pixels(number: int, height: int = 6, width: int = 4) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-class TestDigits:
-    def test_split_is_fixed(self):
-        loaded = data.load_digits()
-        assert (len(loaded.train), len(loaded.test)) == (1442, 355)
-        assert loaded.train.inputs.shape == (1442, 1, 8, 8)
-        assert (loaded.train.inputs.min(), loaded.train.inputs.max()) == (0, 1)
-        counts = np.bincount(loaded.train.targets), np.bincount(loaded.test.targets)
-        assert counts[0].tolist() == [143, 146, 142, 147, 145, 146, 145, 144, 140, 144]
-        assert (counts[1] == (counts[0] + counts[1]) // 5).all()
+@pytest.fixture
+def folder(tmp_path):
+    """Ten pictures, and what is known of them in two forms."""
+    (tmp_path / "faces").mkdir()
+    for number, name in enumerate(NAMES):
+        Image.fromarray(pixels(number)).save(tmp_path / "faces" / name)
+    rows = [f"{name},{smile},o{smile}" for name, smile in zip(NAMES, SMILES, strict=True)]
+    (tmp_path / "faces.csv").write_text("\n".join(["picture,smiling,who", *rows]) + "\n")
+    rows = [f"{n}  {1 if s else -1}  -1" for n, s in zip(NAMES, SMILES, strict=True)]
+    (tmp_path / "list_attr.txt").write_text("\n".join(["10", "Smiling Male ", *rows]) + "\n")
+    return tmp_path
 
-    def test_without_scikit_learn(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-        problems(data.load_digits, "sklearn", "pip install 'ownerwise[sklearn]'")
+
+def load(folder, name="faces.csv", **options):
+    table = {"target": "smiling", "features": {"picture": Pictures("faces", **options)}}
+    return load_table(folder / name, classes=["0", "1"], test_every=None, **table)
+
+
+def test_pictures_are_read_in_the_order_of_the_table(folder):
+    data = load(folder)
+    assert data.train.inputs.shape == (10, 3, 6, 4)
+    assert data.train.inputs.dtype == np.float32
+    for number in range(10):
+        expected = pixels(number).transpose(2, 0, 1) / np.float32(255)
+        assert np.array_equal(data.train.inputs[number], expected)
+    assert data.train.targets.tolist() == SMILES
+
+
+def test_a_list_of_attributes_as_celeba_has_it(folder):
+    features = {"file": {"folder": "faces", "scale": "signed"}}
+    data = load_table(
+        folder / "list_attr.txt", target="Smiling", classes=[-1, 1], columns=["Male"],
+        features=features, test_every=5,
+    )  # fmt: skip
+    assert (len(data.train), len(data.test)) == (8, 2)
+    assert set(data.train.columns["Male"]) == {"-1"}
+    assert data.train.inputs.min() < 0
+    first = pixels(0).transpose(2, 0, 1) / np.float32(255) * 2 - 1
+    assert np.allclose(data.train.inputs[0], first, atol=1e-6)
+
+
+def test_sizes_and_grey(folder):
+    small = load(folder, size=(3, 2), channels=1).train.inputs
+    assert small.shape == (10, 1, 3, 2)
+    grey = np.asarray(Image.fromarray(pixels(4)).convert("L").resize((2, 3), Image.BILINEAR))
+    assert np.allclose(small[4, 0], grey / 255)
+
+
+def test_owners_and_a_model_follow(folder):
+    data = load_table(
+        folder / "faces.csv", target="smiling", owner="who", classes=["0", "1"],
+        features={"picture": Pictures("faces")}, test_every=None,
+    )  # fmt: skip
+    owners = ow.Owners(data.train.columns["owner"], {"o0": 1.0, "o1": 2.0}, delta=1e-5)
+    assert owners.records.tolist() == [5, 5]
+    assert ow.models.ResNet18(classes=2, width=8, groups=4)(data.train.tensors()[0]).shape == (
+        10,
+        2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda f: (f / "faces/003.png").unlink(), r"names '003.png', not found in .*10 rows"),
+        (lambda f: (f / "faces/003.png").write_bytes(b"no picture"), "003.png cannot be read as"),
+        (
+            lambda f: Image.fromarray(pixels(3, 5, 5)).save(f / "faces/003.png"),
+            r"pictures of 2 sizes \(5 x 5, 6 x 4\).*give size",
+        ),
+    ],
+    ids=["missing", "damaged", "another size"],
+)
+def test_files_that_do_not_fit(folder, spoil, message):
+    spoil(folder)
+    with pytest.raises(OwnerwiseError, match=message):
+        load(folder)
+
+
+def test_a_list_of_attributes_cut_short(folder):
+    path = folder / "list_attr.txt"
+    path.write_text(path.read_text().replace("10\n", "11\n", 1))
+    with pytest.raises(OwnerwiseError, match="11 rows are announced, 10 there"):
+        load_table(path, target="Smiling", features={"file": Pictures("faces")})
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({"picture": {"sise": 3}}, "options sise; expected some of folder, size"),
+        ({"picture": Pictures("faces"), "who": None}, "names pictures; expected it to be the only"),
+    ],
+)
+def test_declarations_that_do_not_fit(folder, features, message):
+    with pytest.raises(OwnerwiseError, match=message):
+        load_table(folder / "faces.csv", target="smiling", classes=["0", "1"], features=features)
+
+
+def test_all_problems_of_the_options_at_once():
+    with pytest.raises(OwnerwiseError) as error:
+        Pictures(size=(0, 3), channels=2)
+    assert len(error.value.problems) == 2

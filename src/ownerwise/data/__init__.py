@@ -11,10 +11,10 @@ from ownerwise.data.clinic import (
 from ownerwise.data.features import Category, Number
 from ownerwise.data.mnist import load_fashion_mnist, load_mnist
 from ownerwise.data.people import load_adult, load_credit_default
-from ownerwise.data.picture_files import Pictures
-from ownerwise.data.pictures import load_digits, load_pneumoniamnist, load_svhn
+from ownerwise.data.pictures import Pictures
 from ownerwise.data.records import DataSet, Records
 from ownerwise.data.registry import NAMES, load
+from ownerwise.data.small_images import load_digits, load_pneumoniamnist, load_svhn
 from ownerwise.data.tables import load_table
 from ownerwise.data.texts import load_imdb, load_surnames
 from ownerwise.data.vocabulary import Vocabulary, tokenize

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ownerwise.data.images import describe, scale_images
+from ownerwise.data.pixels import describe, scale_images
 from ownerwise.data.reading import read_bytes, reading
 from ownerwise.data.records import DataSet, Records
 from ownerwise.data.sources import Download, Part, Source, locate

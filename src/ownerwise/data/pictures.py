@@ -1,128 +1,71 @@
-"""Smaller sets of images: SVHN, PneumoniaMNIST, and the digits that come with scikit-learn."""
+"""Picture files that a table names: the images of a folder with a file of attributes."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 
 import numpy as np
-from scipy.io import loadmat
 
-from ownerwise.data.images import describe, scale_images
-from ownerwise.data.reading import read_arrays, reading, require
-from ownerwise.data.records import DataSet, Records, in_test
-from ownerwise.data.sources import Download, Part, Source, locate
-
-_SVHN_PAGE = "http://ufldl.stanford.edu/housenumbers"
-DIGITS = tuple("0123456789")
+from ownerwise.data.pixels import scale_images
+from ownerwise.data.reading import reading, require
+from ownerwise.errors import OwnerwiseError, name_some
 
 
-def _svhn_part(name: str, sha256: str) -> Part:
-    return Part((name,), (Download(name, (f"{_SVHN_PAGE}/{name}",), sha256),))
+@dataclass(frozen=True)
+class Pictures:
+    """What is said of a table's column that holds the names of picture files (PNG, JPEG, ...).
 
-
-SVHN = Source(
-    "svhn",
-    _SVHN_PAGE,
-    (
-        _svhn_part(
-            "train_32x32.mat", "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"
-        ),
-        _svhn_part(
-            "test_32x32.mat", "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"
-        ),
-    ),
-    folders=("SVHN",),
-)
-
-_PNEUMONIA_PAGE = "https://zenodo.org/records/10519652"
-PNEUMONIA = Source(
-    "pneumoniamnist",
-    _PNEUMONIA_PAGE,
-    (
-        Part(
-            ("pneumoniamnist.npz",),
-            (
-                Download(
-                    "pneumoniamnist.npz",
-                    (f"{_PNEUMONIA_PAGE}/files/pneumoniamnist.npz?download=1",),
-                    "e1792d3f03751cb101e99f19a63b3c1941436c988665f47853417b05be250cd8",
-                ),
-            ),
-        ),
-    ),
-    folders=(".medmnist", "medmnist"),
-)
-
-
-def load_svhn(
-    data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
-) -> DataSet:
-    """Return SVHN: 73257 + 26032 colour images 32x32 of house numbers, the official split.
-
-    The digit 0, label 10 in the files, is class 0. `scale`: "unit" (0 to 1), "signed" (-1 to 1) or
-    "published" (see `images.PUBLISHED`).
+    Attributes:
+        folder: where the files lie; beside the table if not given.
+        size: (height, width) that every picture is brought to; None: all have the same already.
+        channels: 3 for colour, 1 for grey.
+        scale: "unit" (0 to 1) or "signed" (-1 to 1).
     """
-    parts = [_read_svhn(path, scale) for path in locate(SVHN, data_dir, download)]
-    train, test = parts
-    return DataSet("svhn", train, test, DIGITS, form=describe(train.inputs, scale))
 
+    folder: str | PathLike | None = None
+    size: Sequence[int] | None = None
+    channels: int = 3
+    scale: str = "unit"
 
-def load_pneumoniamnist(
-    data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
-) -> DataSet:
-    """Return PneumoniaMNIST: 4708 + 524 + 624 grey chest X-rays 28x28, normal or pneumonia.
+    def __post_init__(self):
+        problems = []
+        if self.channels not in (1, 3):
+            problems.append(f"channels={self.channels}: expected 3 (colour) or 1 (grey)")
+        if self.size is not None and (
+            len(self.size) != 2 or not all(isinstance(s, int) and s > 0 for s in self.size)
+        ):
+            problems.append(f"size={self.size}: expected (height, width) in pixels, or None")
+        if problems:
+            raise OwnerwiseError(problems)
 
-    The official training, validation and test parts. `scale`: "unit" (0 to 1) or "signed" (-1 to
-    1, the usual choice for this set).
-    """
-    (path,) = locate(PNEUMONIA, data_dir, download)
-    arrays = read_arrays(path)
-    with reading(path, "the arrays of PneumoniaMNIST"):
-        train, validation, test = (
-            _grey_records(arrays[f"{part}_images"], arrays[f"{part}_labels"], scale)
-            for part in ("train", "val", "test")
-        )
-    return DataSet(
-        "pneumoniamnist",
-        train,
-        test,
-        ("normal", "pneumonia"),
-        validation=validation,
-        form=describe(train.inputs, scale),
-    )
+    def read(self, names: Sequence[str], table: Path) -> np.ndarray:
+        """Return the pictures, float32 [records, channels, height, width], in the table's order."""
+        folder = table.parent if self.folder is None else table.parent / self.folder
+        missing = [name for name in names if not (folder / str(name)).is_file()]
+        if missing:
+            raise OwnerwiseError(
+                f"{table.name} names {name_some(missing, repr)}, not found in {folder}; expected "
+                f"one file for each of its {len(names)} rows"
+            )
+        pixels = [self._read_one(folder / str(name)) for name in names]
+        shapes = {picture.shape[1:] for picture in pixels}
+        if len(shapes) > 1:
+            found = ", ".join(f"{height} x {width}" for height, width in sorted(shapes)[:5])
+            raise OwnerwiseError(
+                f"{folder}: pictures of {len(shapes)} sizes ({found}); expected one: give "
+                "size=(height, width)"
+            )
+        return scale_images(np.stack(pixels), "pictures", self.scale)
 
-
-def load_digits(
-    data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
-) -> DataSet:
-    """Return 1797 grey images 8x8 of the digits 0 to 9, which come with scikit-learn.
-
-    Nothing is read from `data_dir` or downloaded. There is no official split: every fifth record
-    of each class, in the order of the source, is a test record. `scale`: "unit" or "signed".
-    """
-    bundled = require("sklearn.datasets", "sklearn", "the data set digits").load_digits()
-    images = scale_images(bundled.images[:, None], "digits", scale, brightest=16)
-    records = Records(images, bundled.target.astype(np.int64))
-    test = in_test(records.targets)
-    train, test = records.take(~test), records.take(test)
-    return DataSet("digits", train, test, DIGITS, form=describe(train.inputs, scale))
-
-
-def _read_svhn(path: Path, scale: str) -> Records:
-    with reading(path, "the MATLAB arrays X and y of SVHN"):
-        arrays = loadmat(path, variable_names=["X", "y"])
-        pixels, labels = arrays["X"], arrays["y"].ravel()
-        if pixels.shape != (32, 32, 3, len(labels)) or pixels.dtype != np.uint8:
-            raise ValueError(f"X is {pixels.dtype} {list(pixels.shape)} for {len(labels)} labels")
-        if labels.min() < 1 or labels.max() > 10:
-            raise ValueError(f"labels from {labels.min()} to {labels.max()}, expected 1 to 10")
-    pixels = np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))
-    return Records(scale_images(pixels, "svhn", scale), labels.astype(np.int64) % 10)
-
-
-def _grey_records(pixels: np.ndarray, labels: np.ndarray, scale: str) -> Records:
-    if pixels.ndim != 3 or pixels.dtype != np.uint8:
-        raise ValueError(f"images are {pixels.dtype} {list(pixels.shape)}")
-    images = scale_images(pixels[:, None], "pneumoniamnist", scale)
-    return Records(images, labels.ravel().astype(np.int64))
+    def _read_one(self, path: Path) -> np.ndarray:
+        image = require("PIL.Image", "image", f"reading {path.name}")
+        with reading(path, "a picture"), image.open(path) as opened:
+            picture = opened.convert("RGB" if self.channels == 3 else "L")
+            if self.size is not None:
+                height, width = self.size
+                picture = picture.resize((width, height), image.Resampling.BILINEAR)
+            pixels = np.asarray(picture)
+        return pixels.reshape(*pixels.shape[:2], self.channels).transpose(2, 0, 1)

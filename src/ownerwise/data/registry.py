@@ -17,8 +17,8 @@ from ownerwise.data.clinic import (
 )
 from ownerwise.data.mnist import load_fashion_mnist, load_mnist
 from ownerwise.data.people import load_adult, load_credit_default
-from ownerwise.data.pictures import load_digits, load_pneumoniamnist, load_svhn
 from ownerwise.data.records import DataSet
+from ownerwise.data.small_images import load_digits, load_pneumoniamnist, load_svhn
 from ownerwise.data.texts import load_imdb, load_surnames
 from ownerwise.errors import OwnerwiseError
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ownerwise.budget_tables import as_array, as_ids
 from ownerwise.data.features import MISSING, Category, Number, Schema, class_of, make_table
-from ownerwise.data.picture_files import Pictures
+from ownerwise.data.pictures import Pictures
 from ownerwise.data.reading import by_column, read_arrays, read_rows, reading, require
 from ownerwise.data.records import TEST_EVERY, DataSet, Records, in_test
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, name_some

@@ -140,8 +140,8 @@ def class_curves(study: Study) -> Any:
 def trade_off(study: Study) -> Any:
     """Spread over groups against overall accuracy: down and to the right is better.
 
-    Methods of which IDP-SGD is the weakest form start at its point. The star is INO-SGD as the
-    setting has it.
+    Methods of which IDP-SGD is the weakest form start at its point. Bars are deviations over seeds;
+    the star is INO-SGD as the setting has it.
     """
     members = {
         method: sorted(
@@ -158,17 +158,24 @@ def trade_off(study: Study) -> Any:
             points = [_point(runs, overall) for runs in (*start, *members[method])]
             if points:
                 above = 3 if method == BASELINE else 2
-                axis.plot(*zip(*points, strict=True), marker=marker, label=family, zorder=above)
+                x, x_error, y, y_error = zip(*points, strict=True)
+                axis.errorbar(
+                    x, y, y_error, x_error, marker=marker, label=family, zorder=above,
+                    linewidth=1, elinewidth=0.6, alpha=0.8,
+                )  # fmt: skip
         if "ino" in study.methods:
-            axis.plot(*_point(study.methods["ino"], overall), "*", color="black", markersize=11)
+            x, _, y, _ = _point(study.methods["ino"], overall)
+            axis.plot(x, y, "*", color="black", markersize=11, zorder=4)
         finish(figure, [axis], METRICS[overall], "spread over groups")
         axis.locator_params(axis="x", nbins=6)
     return figure
 
 
-def _point(runs: Sequence[Result], overall: str) -> tuple[float, float]:
+def _point(runs: Sequence[Result], overall: str) -> tuple[float, float, float, float]:
+    """Return both means over seeds, each followed by its deviation."""
     measured = summary.over_seeds(runs)
-    return measured[overall].mean, measured["spread"].mean
+    x, y = measured[overall], measured["spread"]
+    return x.mean, x.deviation or 0.0, y.mean, y.deviation or 0.0
 
 
 def _method(runs: Sequence[Result]) -> str:
@@ -222,8 +229,8 @@ _FIGURES: dict[str, tuple[Callable[[Study], Any], str]] = {
     "classes": (class_curves, "Recall of classes within each owner over training."),
     "trade-off": (
         trade_off,
-        "Spread over groups against overall accuracy; lower and further right is better. The star "
-        "is INO-SGD with the setting's tail.",
+        "Spread over groups against overall accuracy; lower and further right is better. Bars are "
+        "one standard deviation over seeds; the star is INO-SGD with the setting's tail.",
     ),
     "tails": (ablations.tails, "INO-SGD by tail length, after each quarter of the steps."),
     "shapes": (ablations.shapes, "INO-SGD by the shape of its tail, alpha and beta."),

@@ -18,7 +18,7 @@ from typing import Any
 from ownerwise.data.cifar import CIFAR10, CIFAR100
 from ownerwise.data.clinic import CTG
 from ownerwise.data.mnist import FASHION_MNIST, MNIST
-from ownerwise.data.pictures import PNEUMONIA, SVHN
+from ownerwise.data.small_images import PNEUMONIA, SVHN
 from ownerwise.data.sources import locate
 from ownerwise.data.texts import IMDB, SURNAMES
 from ownerwise.errors import OwnerwiseError
