@@ -11,6 +11,7 @@ from typing import Any
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.experiments import (
+    budget_pages,
     claims,
     figures,
     methods,
@@ -176,6 +177,7 @@ def _table(options: argparse.Namespace) -> None:
     if drawn:
         pictures = {study.name: figures.write_figures(study, options.out) for study in studies}
     further = tuning_pages.write_pages(searches, options.out, figures=drawn)
+    further |= budget_pages.write_page(studies, options.out)
     for title, page in _OTHER_PAGES.items():
         if (options.out / page).exists():
             further[title] = page

@@ -265,11 +265,19 @@ def _number(value: float | None) -> float:
 
 def _name(result: Result) -> tuple[str, str]:
     """Return the name and the heading of the study that a result belongs to."""
-    parts = [] if result["profile"] == "paper" else [f"{result['profile']} profile"]
-    parts += sorted(result["changes"])
+    parts = _parts(result["profile"], result["changes"])
     name = "-".join([result["setting"], *(_plain(part) for part in parts)])
-    heading = result["setting"] + (f" ({', '.join(parts)})" if parts else "")
-    return name, heading
+    return name, heading(result["setting"], result["profile"], result["changes"])
+
+
+def heading(setting: str, profile: str, changes: Sequence[str]) -> str:
+    """Return what a study is called on pages."""
+    parts = _parts(profile, changes)
+    return setting + (f" ({', '.join(parts)})" if parts else "")
+
+
+def _parts(profile: str, changes: Sequence[str]) -> list[str]:
+    return [*([] if profile == "paper" else [f"{profile} profile"]), *sorted(changes)]
 
 
 def _plain(text: str) -> str:
