@@ -63,6 +63,19 @@ def make_step(model, loss, *, plan=None, optimizer=None, seed=SEED, **options) -
     return ow.PrivateStep(model, plan, optimizer, loss, stream=seeded(seed), **options)
 
 
+def run_steps(step, data, steps, *, seed, folder=None, restore=False) -> None:
+    """Take a run's steps up to the number given: from a checkpoint if asked, and up to one."""
+    if restore:
+        step.restore(folder)
+    start = step.steps_spent
+    for batch in ow.PoissonBatches(
+        data, step.plan, stream=seeded(seed), start=start, steps=steps - start
+    ):
+        step(batch)
+    if folder is not None:
+        step.save(folder)
+
+
 def weights_of(model: nn.Module) -> Tensor:
     """All numbers of a model's parameters in a row, float64."""
     return torch.cat([p.detach().double().flatten() for p in model.parameters()])

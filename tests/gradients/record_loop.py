@@ -28,8 +28,8 @@ class Model(nn.Module):
             setattr(self, name, nn.Parameter(part) if isinstance(part, torch.Tensor) else part)
         self.run = forward
 
-    def forward(self, x):
-        return self.run(self, x)
+    def forward(self, *x):
+        return self.run(self, *x)
 
 
 def wavy(outputs: Tensor, _: Tensor | None = None) -> Tensor:

@@ -2,22 +2,12 @@
 
 import pytest
 import torch
+from record_loop import Model
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from ownerwise.gradients import Problem, Refused, Tape, check
-
-
-class Model(nn.Module):
-    def __init__(self, forward, **parts):
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, nn.Parameter(part) if isinstance(part, torch.Tensor) else part)
-        self.run = forward
-
-    def forward(self, *x):
-        return self.run(self, *x)
 
 
 def refused(model, x, match):

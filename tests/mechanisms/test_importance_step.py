@@ -210,20 +210,15 @@ def test_no_count_moves_the_steering_out_of_its_range():
     assert 0.05 < steering.clip_scale < 20
 
 
-def run(plan, steps, folder=None, restore=False):
+def run(plan, steps, **checkpoint):
     torch.manual_seed(1)
     data = torch.randn(tools.RECORDS, 4), torch.randint(0, 3, (tools.RECORDS,))
     model = tools.mlp()
-    stream = tools.seeded(7)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    step = ow.PrivateStep(model, plan, optimizer, cross_entropy, stream=stream, clipping=STEERED)
-    if restore:
-        step.restore(folder)
-    left = steps - step.steps_spent
-    for batch in ow.PoissonBatches(data, plan, stream=stream, start=step.steps_spent, steps=left):
-        step(batch)
-    if folder is not None:
-        step.save(folder)
+    step = tools.make_step(
+        model, cross_entropy, plan=plan, optimizer=optimizer, seed=7, clipping=STEERED
+    )
+    tools.run_steps(step, data, steps, seed=7, **checkpoint)
     return torch.cat([tools.weights_of(model), torch.tensor([step.steering.clip_scale])])
 
 

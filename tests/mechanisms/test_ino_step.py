@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 import ownerwise as ow
+import step_tools as tools
 
 RECORDS = 90
 
@@ -37,18 +38,11 @@ def run(data, plan, steps, folder=None, restore=False, **options):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    stream = ow.SecretStream.from_seed(7)
-    step = ow.PrivateStep(
-        model, plan, optimizer, functional.cross_entropy, stream=stream, **options
+    step = tools.make_step(
+        model, functional.cross_entropy, plan=plan, optimizer=optimizer, seed=7, **options
     )
-    if restore:
-        step.restore(folder)
-    left = steps - step.steps_spent
-    for batch in ow.PoissonBatches(data, plan, stream=stream, start=step.steps_spent, steps=left):
-        step(batch)
-    if folder is not None:
-        step.save(folder)
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+    tools.run_steps(step, data, steps, seed=7, folder=folder, restore=restore)
+    return tools.weights_of(model)
 
 
 def slow_sum(model_outputs_losses, gradients, ino, plan, owner_index, rule):

@@ -70,27 +70,18 @@ class Records:
                 f"got {list(factors.shape)}"
             )
         sums: dict[int, Tensor] = {}
-        derived: dict[int, tuple[Source, Tensor]] = {}
         factors = factors.detach()
         banked: set[int] = set()
         if self._bank is not None:
             for source, part in self._bank.weighted_sums(factors.to(self._bank.both.dtype)):
                 banked.add(id(source))
                 sums[id(source.tensor)] = part
-        for source, contribution in self._contributions:
-            if id(source) in banked:
-                continue
-            dtype = accumulation_dtype(source.value.dtype)
-            part = contribution.weighted_sum(factors.to(dtype))
-            if source.is_root:
-                add_to(sums, id(source.tensor), part)
-            else:
-                earlier = derived.get(id(source))
-                derived[id(source)] = (source, part if earlier is None else earlier[1] + part)
-        for source, part in derived.values():
-            for root, back in zip(source.roots, source.pull_back(part, False), strict=True):
-                if back is not None:
-                    add_to(sums, id(root), back.to(accumulation_dtype(back.dtype)))
+        parts = (
+            (source, contribution.weighted_sum(factors.to(accumulation_dtype(source.value.dtype))))
+            for source, contribution in self._contributions
+            if id(source) not in banked
+        )
+        add_to_roots(sums, parts, per_record=False)
         result = {}
         for parameter in self._parameters:
             total = sums.get(id(parameter))
@@ -232,19 +223,28 @@ def form(
 ) -> dict[int, Tensor]:
     """Per-record gradients of the roots, ``{id(root): [stop - start, *shape]}``."""
     roots: dict[int, Tensor] = {}
+    parts = (
+        (source, contribution.per_record(start, stop)) for source, contribution in contributions
+    )
+    add_to_roots(roots, parts, per_record=True)
+    return roots
+
+
+def add_to_roots(
+    sums: dict[int, Tensor], parts: Iterable[tuple[Source, Tensor]], *, per_record: bool
+) -> None:
+    """Add the parts of sources to their roots; a derived one goes back once, with all its parts."""
     derived: dict[int, tuple[Source, Tensor]] = {}
-    for source, contribution in contributions:
-        part = contribution.per_record(start, stop)
+    for source, part in parts:
         if source.is_root:
-            add_to(roots, id(source.tensor), part)
+            add_to(sums, id(source.tensor), part)
         else:
             earlier = derived.get(id(source))
             derived[id(source)] = (source, part if earlier is None else earlier[1] + part)
     for source, part in derived.values():
-        for root, back in zip(source.roots, source.pull_back(part, True), strict=True):
+        for root, back in zip(source.roots, source.pull_back(part, per_record), strict=True):
             if back is not None:
-                add_to(roots, id(root), back.to(accumulation_dtype(back.dtype)))
-    return roots
+                add_to(sums, id(root), back.to(accumulation_dtype(back.dtype)))
 
 
 def add_to(sums: dict[int, Tensor], key: int, part: Tensor) -> None:
