@@ -2,9 +2,12 @@
 
 ``output = func(..., parameter, data, ...)``. For record i the call is repeated on slices of the
 data arguments that have the batch dimension of the output; the vector-Jacobian product with the
-record's output gradient is its parameter gradient. Before it is relied on, the repeated calls are
-compared with the whole one: a call that is not per-record is refused. The weighted sum is one
-product over the whole batch with scaled gradients.
+record's output gradient is its parameter gradient. Before it is relied on, the repeated calls and
+their gradients are compared with those of the whole call: a call that is not per-record is refused.
+
+An argument may have as many entries as the batch has records by chance, in some batches and not in
+others. Constants are therefore sliced only if it does not work without, every choice of slices is
+compared anew, and the weighted sum is made of the very gradients whose norms were taken.
 """
 
 from __future__ import annotations
@@ -57,13 +60,13 @@ class Call:
 
 
 class Repeated(Contribution):
-    """The use of argument ``place`` in a call."""
+    """The use of argument ``place`` in a call; arguments at ``fixed`` places are never sliced."""
 
     def __init__(
         self,
         call: Call,
         place: int,
-        parametric: set[int],
+        fixed: set[int],
         gradient: Tensor,
         layout: Layout,
         count: int,
@@ -73,6 +76,7 @@ class Repeated(Contribution):
         self.count, self.policy = count, policy
         self.dtype = accumulation_dtype(gradient.dtype)
         self.bad: Tensor | None = None
+        self.told = True  # whether a comparison had gradients to compare
         values = call.values(self.dtype)
         self.shape = tuple(values[place].shape)
         dim = layout.dim
@@ -80,7 +84,7 @@ class Repeated(Contribution):
             i
             for i, v in enumerate(values)
             if isinstance(v, Tensor)
-            and i not in parametric
+            and i not in fixed
             and (layout.fold == "whole" or (v.dim() > dim and v.shape[dim] == gradient.shape[dim]))
         ]
 
@@ -122,62 +126,67 @@ class Repeated(Contribution):
 
         return one
 
-    def check(self) -> None:
-        """Refuse unless the call on single records gives the slices of the call on all."""
+    def works(self) -> bool:
+        """Whether calls on single records, and their gradients, add up to the whole."""
         values = self.call.values(self.dtype)
         whole = self.layout.records(self.call(values), self.count)
-        for index in {0, self.count // 2, self.count - 1}:
-            arguments = list(values)
-            for i in self.sliced:
-                arguments[i] = self._put_back(self.layout.records(values[i], self.count)[index])
-            try:
-                alone = self.call(arguments)
-            except (RuntimeError, ValueError, IndexError) as error:
-                raise self._refusal() from error
-            expected = self._put_back(whole[index])
-            if alone.shape != expected.shape or not torch.allclose(
-                alone, expected, rtol=1e-4, atol=1e-5, equal_nan=True
-            ):
-                raise self._refusal()
+        try:
+            for index in {0, self.count // 2, self.count - 1}:
+                arguments = list(values)
+                for i in self.sliced:
+                    arguments[i] = self._put_back(self.layout.records(values[i], self.count)[index])
+                if not _close(self.call(arguments), self._put_back(whole[index]), 1e-4, 1e-5):
+                    return False
+            # gradients of length 1 with weights of their own: each must be right for the sum to be
+            squares = self.squared_norms()
+            usable = torch.isfinite(squares) & (squares > 0)
+            weights = torch.linspace(0.5, 1.5, self.count).to(squares)
+            weights = torch.where(usable, weights * squares.rsqrt(), 0.0)
+            alone = self.weighted_sum(weights)
+        except (RuntimeError, ValueError, IndexError):
+            return False
+        self.told = bool(usable.any()) and bool(torch.isfinite(squares).all())
+        return _close(alone, self._whole_sum(values, weights), 1e-3, 1e-3)
 
-    def _refusal(self) -> Refused:
-        return Refused(
-            self.call.where,
-            "the call on one record alone differs from its part of the call on the batch",
-            "use a layer with a rule, or a call that works on each record alone",
-        )
-
-    def squared_norms(self) -> Tensor:
-        """See :class:`Contribution`."""
-        size = 4 * max(1, self.gradient[0].numel(), torch.Size(self.shape).numel())
-        step = max(1, 8 * self.policy.chunk_bytes // size)
-        squares = []
-        for start in range(0, self.count, step):
-            formed = self.per_record(start, min(start + step, self.count))
-            flat = formed.reshape(len(formed), -1)
-            squares.append(torch.linalg.vector_norm(flat, dim=1).square_())
-        return torch.cat(squares)
-
-    def weighted_sum(self, factors: Tensor) -> Tensor:
-        """See :class:`Contribution`."""
-        values = self.call.values(self.dtype)
-        if self.bad is not None:  # rare: the slow way, which can leave records out
-            total = values[self.place].new_zeros(self.shape)
-            for i in torch.nonzero(~self.bad).flatten().tolist():
-                total += factors[i] * self.per_record(i, i + 1)[0]
-            return total
+    def _whole_sum(self, values: list[Any], factors: Tensor) -> Tensor:
+        """The weighted sum by one product over the whole batch with scaled gradients."""
         moved = self.layout.records(self.gradient.to(self.dtype).clone(), self.count)
         scaled = torch.empty_like(self.gradient, dtype=self.dtype)
         target = self.layout.records(scaled, self.count)
-        target.copy_(moved * factors.reshape(-1, *[1] * (moved.dim() - 1)))
+        rows = factors.reshape(-1, *[1] * (moved.dim() - 1))
+        target.copy_(torch.where(rows != 0, moved * rows, 0.0))
         with torch.enable_grad():
             parameter = values[self.place].detach().requires_grad_()
-            values[self.place] = parameter
+            values = [*values[: self.place], parameter, *values[self.place + 1 :]]
             return torch.autograd.grad(self.call(values), parameter, scaled)[0]
+
+    def _chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Some records after others, with their gradients ``[records, entries]``."""
+        size = 4 * max(1, self.gradient[0].numel(), torch.Size(self.shape).numel())
+        step = max(1, 8 * self.policy.chunk_bytes // size)
+        for start in range(0, self.count, step):
+            formed = self.per_record(start, min(start + step, self.count))
+            yield slice(start, start + len(formed)), formed.reshape(len(formed), -1)
+
+    def squared_norms(self) -> Tensor:
+        """See :class:`Contribution`."""
+        norm = torch.linalg.vector_norm
+        return torch.cat([norm(formed, dim=1).square_() for _, formed in self._chunks()])
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """See :class:`Contribution`."""
+        parts = [factors[rows].to(formed) @ formed for rows, formed in self._chunks()]
+        return torch.stack(parts).sum(dim=0).reshape(self.shape)
 
     def drop(self, bad: Tensor) -> None:
         """See :class:`Contribution`."""
         self.bad = bad
+
+
+def _close(found: Tensor, expected: Tensor, rtol: float, atol: float) -> bool:
+    return found.shape == expected.shape and torch.allclose(
+        found, expected, rtol=rtol, atol=atol, equal_nan=True
+    )
 
 
 def fallback(
@@ -215,6 +224,8 @@ def fallback(
         output = output.clone()  # what is tapped must be the call's own
     call = Call(func, values, spec, where)
     parametric = {i for i, _ in sources}
+    constant = {i for i, v in enumerate(leaves) if tape.is_constant(v)}
+    plain = tuple(repr(v) for v in leaves if not isinstance(v, Tensor))
     policy = tape.policy
     checked = tape.checked
 
@@ -224,11 +235,23 @@ def fallback(
         for place, source in sources:
             if not values[place].is_floating_point():
                 continue
-            use = Repeated(call, place, parametric, gradient, layout, count, policy)
-            if (func, id(source.roots[0])) not in checked:
-                use.check()
-                checked.add((func, id(source.roots[0])))
-            yield source, use
+            found = None
+            for fixed in (parametric | constant, parametric):
+                use = Repeated(call, place, fixed, gradient, layout, count, policy)
+                key = (func, plain, place, source.key, layout, tuple(use.sliced))
+                works = checked[key] if key in checked else use.works()
+                if use.told:
+                    checked[key] = works
+                if works:
+                    found = use
+                    break
+            if found is None:
+                raise Refused(
+                    where,
+                    "the call on one record alone differs from its part of the call on the batch",
+                    "use a layer with a rule, or a call that works on each record alone",
+                )
+            yield source, found
 
     return tape.tap(
         func, output, [(source, None) for _, source in sources], range(output.dim()), build

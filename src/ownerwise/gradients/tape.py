@@ -55,7 +55,7 @@ class Tape(TorchFunctionMode):
         self._workspace = Workspace(lean)
         self.policy = Policy()
         self.problems: list[Problem] | None = None  # a list while a trial run collects problems
-        self.checked: set[object] = set()  # calls of the fallback found to be per-record
+        self.checked: dict[object, bool] = {}  # calls of the fallback: whether they are per-record
         self._layouts: dict[object, list[Layout]] = {}
         self._taps: list[Tap] = []
         self._uses: dict[int, list[Use]] = {}
@@ -187,6 +187,10 @@ class Tape(TorchFunctionMode):
     def source(self, tensor: Any) -> Source | None:
         """The source behind a tensor, if it is parametric."""
         return self._parametric.get(id(tensor))
+
+    def is_constant(self, tensor: Any) -> bool:
+        """Whether a tensor is a buffer, frozen, or made from nothing."""
+        return id(tensor) in self._constant
 
     def value(self, tensor: Any) -> Any:
         """The argument as the call shall see it: parametric tensors without their graph."""
