@@ -152,3 +152,18 @@ def test_a_private_run_keeps_a_randomised_rule_secret():
     step(tools.batch_of(torch.randn(9, 3), torch.randn(9, 2)))
     assert step.private
     assert step.peek is None
+
+
+def test_a_rule_of_ones_own_may_not_turn_gradients_around():
+    """Factors below 0 count by their size."""
+
+    class Turned(Standard):
+        proven = False
+
+        def factors(self, norms, clip_norms, stream=None):
+            return -100 * clip_norms / norms
+
+    model, inputs, labels = tools.example("mlp")
+    step = tools.make_step(model, functional.cross_entropy, clipping=Turned())
+    with pytest.raises(ow.OwnerwiseError, match="exceed its clip norm"):
+        step.clipped_sum(tools.batch_of(inputs, labels))

@@ -1,6 +1,8 @@
 """Noise. Statistical tests use fixed seeds and p > 1e-6 (their false-alarm rate)."""
 
 import math
+import multiprocessing
+import os
 
 import numpy as np
 import pytest
@@ -212,3 +214,26 @@ def test_a_senseless_scale_is_refused_before_anything_is_drawn(wrong):
     assert noise.next_step == 0
     with pytest.raises(ValueError, match="draws must be at least 1"):
         Noise(draws=0)
+
+
+def _try_to_draw(noise, answers):
+    for draw in (noise.gaussian, noise.laplace):
+        try:
+            draw(1, 1.0, [torch.zeros(3)])
+            answers.put("drew")
+        except RuntimeError as error:
+            answers.put(str(error))
+
+
+def test_noise_made_ahead_is_not_used_in_a_forked_process():
+    """Both processes would add the same numbers, and their difference would be free of noise."""
+    noise = Noise()
+    noise.gaussian(0, 1.0, [torch.zeros(3)])
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    child = context.Process(target=_try_to_draw, args=(noise, answers))
+    child.start()
+    texts = [answers.get(timeout=20) for _ in range(2)]
+    child.join()
+    assert all(f"belongs to process {os.getpid()}" in text for text in texts)
+    noise.gaussian(1, 1.0, [torch.zeros(3)])

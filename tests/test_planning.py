@@ -338,3 +338,23 @@ def test_rdp_with_little_noise_cannot_reach_a_strict_target():
 def test_safety_margin_is_what_it_is_said_to_be(owners):
     spent = ow.plan(owners, "scale", steps=200, batch_size=50).epsilon()
     assert (spent / owners.epsilon <= 1 - SAFETY / 2).all()
+
+
+def test_uniform_plans_for_the_strictest_among_very_many_deltas():
+    """Deltas of one cell of the grid differ: a larger epsilon with a smaller delta is stricter."""
+    deltas = np.geomspace(1e-12, 1e-4, 2000)
+    epsilon = np.full(2000, 8.0)
+    cell = np.geomspace(1e-12, 1e-4, 65)[32:34]
+    first, *_, last = np.flatnonzero((deltas >= cell[0]) & (deltas < cell[1]))
+    epsilon[last], epsilon[first] = 1.0, 1.0001
+    owners = ow.Owners(np.arange(2000), epsilon, deltas)
+    made = ow.plan(owners, "uniform", steps=1000, batch_size=20)
+    assert (made.epsilon() <= epsilon).all()
+    assert made.epsilon()[first] > 0.98
+
+
+@pytest.mark.parametrize("clip_norm", [1e-23, 1e20])
+def test_clip_norms_whose_squares_float32_cannot_hold(clip_norm):
+    owners = ow.Owners([0, 1], {0: 1.0, 1: 1.0}, delta=1e-5)
+    with pytest.raises(ow.PlanError, match=r"clip_norm .*float32"):
+        ow.plan(owners, steps=10, batch_size=1, clip_norm=clip_norm)

@@ -165,11 +165,23 @@ def test_verify_uses_another_accountant_and_finds_overspending(plan):
     too_quiet = dataclasses.replace(plan, noise_std=plan.noise_std * 0.99)
     with pytest.raises(ow.PlanError) as error:
         too_quiet.verify()
-    assert len(error.value.problems) == 4
-    assert "would spend" in str(error.value)
+    assert len(error.value.problems) == 5
+    assert "4 owners would spend more than their budgets" in str(error.value)
     one_greedy = dataclasses.replace(plan, sampling_rates=plan.sampling_rates * [1, 1, 1, 1.02])
     with pytest.raises(ow.PlanError, match=r"expected batch size is 50 but(.|\n)*epsilon 4"):
         one_greedy.verify()
+
+
+def test_verify_looks_at_every_owner():
+    """Also at one that shares its budget with others, of which one is compared elsewhere."""
+    owners = ow.Owners(np.repeat(np.arange(4), 10), {0: 1.0, 1: 1.0, 2: 1.0, 3: 4.0}, delta=1e-5)
+    plan = ow.plan(owners, "sample", steps=100, batch_size=8)
+    rates = plan.sampling_rates.copy()
+    rates[1] = 1.0
+    batch = float(rates @ plan.records)
+    greedy = dataclasses.replace(plan, sampling_rates=rates, expected_batch_size=batch)
+    with pytest.raises(ow.PlanError, match="1 owners would spend more"):
+        greedy.verify()
 
 
 def test_verify_spreads_over_many_budgets(monkeypatch):

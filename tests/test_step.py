@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 import ownerwise as ow
 import step_tools as tools
+from ownerwise.gradients import Refused
 from ownerwise.sampling import Batch
 
 cross_entropy = functional.cross_entropy
@@ -258,3 +259,19 @@ def test_iterating_the_batches_elsewhere_changes_nothing(workers):
         assert step.updates == plan.steps
         found.append(tools.weights_of(model))
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_loss_that_mixes_gradients_is_refused_after_a_first_batch_of_one(first):
+    """A single record cannot show it: the next batch is looked at."""
+
+    def mixing(outputs, targets):
+        extra = outputs.sum() * 100
+        return cross_entropy(outputs, targets, reduction="none") + extra - extra.detach()
+
+    model, inputs, labels = tools.example("mlp")
+    step = tools.make_step(model, mixing)
+    if first == 1:
+        step.clipped_sum(tools.batch_of(inputs[:1], labels[:1]))
+    with pytest.raises(Refused, match="depends on the outputs of another"):
+        step.clipped_sum(tools.batch_of(inputs[:3], labels[:3]))

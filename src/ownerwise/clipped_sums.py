@@ -143,7 +143,9 @@ class ClippedSums:
         if self._chain is None:
             return self._tape.backward(losses)
         records = self._chain.backward(losses, separate=self._loss_separate)
-        self._chain, self._loss_separate = None, True
+        self._chain = None
+        if not self._loss_separate:  # a single record, or one that is not finite, shows nothing
+            self._loss_separate = len(losses) > 1 and bool(torch.isfinite(records.norms).all())
         return records
 
     def _released(
@@ -217,7 +219,7 @@ class ClippedSums:
             finite = torch.isfinite(norms)
             norms = torch.where(finite, norms, torch.ones_like(norms))
         factors = self.clipping.factors(norms, clips, rule_stream)
-        if not self.clipping.proven and not (factors * norms <= clips * (1 + 1e-5)).all():
+        if not self.clipping.proven and not ((factors * norms).abs() <= clips * (1 + 1e-5)).all():
             raise OwnerwiseError(
                 f"{type(self.clipping).__name__} lets a record exceed its clip norm: factor * norm "
                 "<= clip norm is what the plan accounts for"

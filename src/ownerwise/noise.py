@@ -75,6 +75,7 @@ class Noise:
     def gaussian(self, step: int, std: float, like: Sequence[Tensor]) -> list[Tensor]:
         """N(0, std^2) for every number of `like`, in its shapes, dtypes and devices."""
         _check_scale("std", std)
+        self._stream.check_process()  # noise that was made ahead must not be used twice
         size = sum(tensor.numel() for tensor in like)
         if self._draws == 1 and (step in self._ahead or 2 * size <= _BLOCK):
             return _split(self._made_ahead(step, size, std, _common_dtype(like)), like)

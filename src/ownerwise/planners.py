@@ -34,6 +34,7 @@ grid of the reference accountant that checks them (2e-4)."""
 
 _BATCH_TOLERANCE = 1.5e-4
 MAX_STEPS = 10_000_000
+MIN_CLIP_NORM = 1e-10
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,9 @@ class Planner:
         self.records = owners.records.astype(np.float64)
         self.total = float(self.records.sum())
         self.budgets = Budgets(owners.epsilon * (1 - SAFETY), owners.delta)
-        strict = [
-            group.members[np.argmin(owners.epsilon[group.members])] for group in self.budgets.groups
-        ]
-        self.strictest = Budgets(self.budgets.epsilon[strict], owners.delta[strict])
+        groups = self.budgets.groups  # each at the least delta of its owners
+        least = [self.budgets.epsilon[group.members].min() for group in groups]
+        self.strictest = Budgets(np.array(least), np.array([group.delta for group in groups]))
         self.rate_curves: list[tuple[float, BudgetCurve]] = []  # with the log noise of each
         self.last_multipliers: BudgetCurve | None = None
         self.last_noise: float | None = None

@@ -12,7 +12,7 @@ from ownerwise.constraints import NO_CONSTRAINTS, RateConstraints
 from ownerwise.errors import PlanError
 from ownerwise.noise_schedules import NoiseSchedule, schedule_problems, segments
 from ownerwise.owners import Owners
-from ownerwise.planners import MAX_STEPS, METHODS, Planner
+from ownerwise.planners import MAX_STEPS, METHODS, MIN_CLIP_NORM, Planner
 from ownerwise.plans import Plan
 
 RELEASE_SHARE = 0.1
@@ -193,8 +193,12 @@ def request_problems(
             f"batch_size {batch_size:g}: expected more than 0 and at most the {most:g} declared "
             "records"
         )
+    if not MIN_CLIP_NORM <= clip_norm <= 1 / MIN_CLIP_NORM:
+        problems.append(
+            f"clip_norm {clip_norm}: expected {MIN_CLIP_NORM:g} to {1 / MIN_CLIP_NORM:g}, whose "
+            "squares float32 can hold"
+        )
     positive = {
-        "clip_norm": clip_norm,
         "noise_multiplier": noise_multiplier,
         "release_std": release_std,
     }

@@ -165,10 +165,10 @@ class Plan:
         return self.epsilon() < 0.99 * self.targets
 
     def verify(self, points: int = 8) -> Verification:
-        """Recompute epsilon with dp-accounting and raise PlanError where it exceeds a target.
+        """Recompute epsilon and raise PlanError where it exceeds a target.
 
-        Owners are checked at `points` budgets spread over the table, the strictest and the laxest
-        among them; between these the plan is a smooth curve. Checks the divisor too.
+        All owners are checked by the plan's accountant, and by dp-accounting at `points` budgets
+        spread over the table, the strictest and the laxest among them. Checks the divisor too.
         """
         problems = []
         divisor = float(self.sampling_rates @ self.records)
@@ -176,6 +176,13 @@ class Plan:
             problems.append(
                 f"the expected batch size is {self.expected_batch_size:g} but the rates and "
                 f"declared records give {divisor:g}"
+            )
+        over = np.flatnonzero(self.epsilon() > self.targets)
+        if len(over):
+            worst = over[np.argmax(self.epsilon()[over] / self.targets[over])]
+            problems.append(
+                f"{len(over)} owners would spend more than their budgets, the worst of them "
+                f"{self.epsilon()[worst]:.6g} of epsilon {self.targets[worst]:g}"
             )
         chosen = self._spread(points)
         ratios = np.empty(len(chosen))

@@ -112,9 +112,13 @@ class SecretStream:
         secret = _derive(self._secret, b"child:" + purpose.encode())
         return self._make(secret, self._seed, f"{self._path}/{purpose}")
 
+    def check_process(self) -> None:
+        """Refuse the use of this stream, and of what was drawn from it, in a forked process."""
+        _check_process(self._process)
+
     def at_step(self, step: int) -> StepStream:
         """Open the numbers of one step; each step at most once, and only forwards."""
-        _check_process(self._process)
+        self.check_process()
         if not self._next_step <= step < _STEPS:
             raise RuntimeError(
                 f"step {step} of {self!r} is closed, the next one is {self._next_step}: drawing it "

@@ -31,6 +31,7 @@ def test_gradients_norms_and_sums_are_those_of_the_loop(data):
     for width in widths:
         layers += [nn.Linear(before, width, bias=data.draw(st.booleans()))]
         layers += [data.draw(st.sampled_from(ACTIVATIONS))()] * data.draw(st.integers(0, 2))
+        layers += [nn.Flatten()] * data.draw(st.booleans())
         before = width
     model = nn.Sequential(*layers[:2], nn.Sequential(*layers[2:]))
     for parameter in list(model.parameters())[1:]:

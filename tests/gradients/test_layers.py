@@ -4,8 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from record_loop import COUNT, FEW, assert_matches_loop
+from record_loop import COUNT, FEW, Model, assert_equal, assert_matches_loop, loop, run
 from torch import nn
+
+from ownerwise.gradients import Tape
 
 # torch warns that even kernels need a padded copy; the values are what matters here
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
@@ -54,6 +56,20 @@ def test_convolution_with_uneven_padding():
     assert_matches_loop(model, torch.randn(3, 2, 7, 8))
     model = nn.Conv2d(2, 3, (2, 3), stride=(2, 1), padding=(0, 2))
     assert_matches_loop(model, torch.randn(3, 2, 7, 8))
+
+
+def test_convolutions_that_pad_unevenly_do_not_share_memory():
+    """Kernels of 3 and 4, "same", on lengths that vary by one: equal sizes, other places."""
+    torch.manual_seed(0)
+    short, long = (nn.Conv1d(2, 3, kernel, padding="same").double() for kernel in (3, 4))
+    model = Model(
+        lambda m, x: torch.cat([m.short(x).tanh().mean(2), m.long(x).tanh().mean(2)], 1),
+        short=short, long=long,
+    )  # fmt: skip
+    tape = Tape(model, lean=True)
+    for length in (13, 12, 13, 12):
+        x = torch.randn(4, 2, length, dtype=torch.float64)
+        assert_equal(run(tape, x), loop(model, x))
 
 
 def test_convolution_by_ghost_norm():

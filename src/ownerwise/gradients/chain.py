@@ -63,10 +63,9 @@ class Chain:
         layers: list[nn.Module] = []
         if not _unroll(model, layers):
             return None
-        if layers and type(layers[0]) is nn.Flatten:
-            del layers[0]
-        elif inputs.dim() > 2:
+        if inputs.dim() > 2 and not (layers and type(layers[0]) is nn.Flatten):
             return None
+        layers = [layer for layer in layers if type(layer) is not nn.Flatten]  # on vectors: nothing
         parameters = [p for layer in layers for p in layer._parameters.values() if p is not None]
         dtype, device = inputs.dtype, inputs.device
         for parameter in parameters:

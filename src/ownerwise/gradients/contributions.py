@@ -24,6 +24,7 @@ __all__ = [
     "Saved",
     "accumulation_dtype",
     "few_rows",
+    "lengths",
     "masked",
 ]
 
@@ -36,6 +37,12 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 def masked(tensor: Tensor, bad: Tensor) -> Tensor:
     """A copy with the records in ``bad`` set to exact zero (also where they were inf or nan)."""
     return tensor.masked_fill(bad.reshape(-1, *[1] * (tensor.dim() - 1)), 0)
+
+
+def lengths(tensor: Tensor, count: int) -> Tensor:
+    """``[count]``: the length of everything that a tensor holds of each record."""
+    flat = tensor.reshape(count, -1)
+    return torch.linalg.vector_norm(flat, dim=1, dtype=accumulation_dtype(tensor.dtype))
 
 
 def few_rows(factors: Tensor) -> Tensor | None:
@@ -123,6 +130,14 @@ class Contribution(ABC):
     def drop(self, bad: Tensor) -> None:
         """Make g_i exactly zero where ``bad`` is true."""
 
+    def most(self) -> Tensor | None:
+        """``[count]``: the most that the lengths of a record's terms in the sum can come to.
+
+        None where the sum is made of the formed gradients: then each has one term, itself. Ask
+        after the norms.
+        """
+        return None
+
 
 class Dense(Contribution):
     """Per-record gradients that are small enough to be held as they are: ``[count, *shape]``.
@@ -190,3 +205,7 @@ class Rows(Contribution):
     def drop(self, bad: Tensor) -> None:
         """See :class:`Contribution`."""
         self.inner.drop(bad)
+
+    def most(self) -> Tensor | None:
+        """See :class:`Contribution`."""
+        return self.inner.most()

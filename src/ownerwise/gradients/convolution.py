@@ -24,6 +24,7 @@ from ownerwise.gradients.contributions import (
     Saved,
     accumulation_dtype,
     few_rows,
+    lengths,
     masked,
 )
 from ownerwise.gradients.grams import gram, squares_from_grams
@@ -65,7 +66,7 @@ class Geometry:
             return last.contiguous()
         sides = list(zip(self.before, last.shape[1:-1], self.after, strict=True))
         shape = (last.shape[0], *[sum(side) for side in sides], last.shape[-1])
-        block = workspace.zeros(("padded", self.before), shape, last)
+        block = workspace.zeros(("padded", self.before, self.after), shape, last)
         inside = tuple(slice(before, before + size) for before, size, _ in sides)
         block[(slice(None), *inside)].copy_(last)
         return block
@@ -241,6 +242,15 @@ class Convolved(Contribution):
         assert self.gradient is not None
         bad = bad.repeat_interleave(self.frames)
         self.inputs, self.gradient = masked(self.inputs, bad), masked(self.gradient, bad)
+
+    def most(self) -> Tensor | None:
+        """See :class:`Contribution`; a pixel is in so many patches as strides fit into a kernel."""
+        if self.inputs is None or self.gradient is None:
+            return None
+        sizes = zip(self.geometry.kernel, self.geometry.stride, strict=True)
+        patches = math.prod(-(-kernel // stride) for kernel, stride in sizes)
+        both = lengths(self.inputs, self.count) * lengths(self.gradient, self.count)
+        return both * math.sqrt(patches)
 
 
 def convolution(

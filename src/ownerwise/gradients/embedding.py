@@ -13,6 +13,7 @@ from ownerwise.gradients.contributions import (
     Contribution,
     Saved,
     accumulation_dtype,
+    lengths,
     masked,
 )
 from ownerwise.gradients.grams import gram, squares_from_grams
@@ -77,6 +78,10 @@ class Lookup(Contribution):
     def drop(self, bad: Tensor) -> None:
         """See :class:`Contribution`."""
         self.gradient = masked(self.gradient, bad)
+
+    def most(self) -> Tensor:
+        """See :class:`Contribution`."""
+        return lengths(self.gradient, self.count) * self.ids.shape[1] ** 0.5
 
 
 def embedding(

@@ -23,6 +23,7 @@ from ownerwise.gradients.contributions import (
     Policy,
     accumulation_dtype,
     few_rows,
+    lengths,
     masked,
 )
 from ownerwise.gradients.grams import gram, squares_from_grams
@@ -177,3 +178,9 @@ class Outer(Contribution):
             assert self.left is not None
             assert self.right is not None
             self.left, self.right = masked(self.left, bad), masked(self.right, bad)
+
+    def most(self) -> Tensor | None:
+        """See :class:`Contribution`; by Cauchy and Schwarz."""
+        if self.left is None or self.right is None or self.left.shape[1] == 1:
+            return None
+        return lengths(self.left, self.count) * lengths(self.right, self.count)

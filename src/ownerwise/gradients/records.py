@@ -27,6 +27,10 @@ __all__ = ["Collector", "Records"]
 
 Part = tuple[int, int] | None
 
+# Terms of a record that are longer than this many times their sum would, in the sum over the batch,
+# take digits from the other records: such a record is summed by itself.
+CANCELLING = 1e3
+
 
 class Records:
     """The per-record gradients of one batch, as norms and sums.
@@ -43,11 +47,19 @@ class Records:
         contributions: list[tuple[Source, Contribution]],
         norms: Tensor,
         bank: Bank | None = None,
+        most: Tensor | None = None,
     ) -> None:
         self._parameters = parameters
         self._contributions = contributions
         self._bank = bank  # does the sums of some of the contributions
         self.norms = norms
+        self._apart: list[int] = []  # records whose terms cancel
+        if most is not None:
+            cancelling = torch.isfinite(norms) & (most > CANCELLING * norms)
+            self._apart = cancelling.nonzero().flatten().tolist() if cancelling.any() else []
+        for number in self._apart:
+            formed = form(contributions, number, number + 1).values()
+            norms[number] = torch.stack([torch.linalg.vector_norm(g) for g in formed]).norm()
         if not math.isfinite(float(norms.sum())):  # one call in the common case
             bad = ~torch.isfinite(norms)
             for _, contribution in contributions:
@@ -71,6 +83,10 @@ class Records:
             )
         sums: dict[int, Tensor] = {}
         factors = factors.detach()
+        alone = [(number, float(factors[number])) for number in self._apart]
+        if alone:
+            factors = factors.clone()
+            factors[self._apart] = 0
         banked: set[int] = set()
         if self._bank is not None:
             for source, part in self._bank.weighted_sums(factors.to(self._bank.both.dtype)):
@@ -82,6 +98,9 @@ class Records:
             if id(source) not in banked
         )
         add_to_roots(sums, parts, per_record=False)
+        for number, factor in alone:
+            for root, formed in form(self._contributions, number, number + 1).items():
+                add_to(sums, root, factor * formed[0])
         result = {}
         for parameter in self._parameters:
             total = sums.get(id(parameter))
@@ -126,6 +145,7 @@ class Collector:
         self.done: list[tuple[Source, Contribution]] = []
         self.later: list[tuple[Source, Contribution]] = []
         self.squares: list[Tensor] = []
+        self.most: list[Tensor] = []
         self.vectors: list[tuple[Source, RankOne]] = []
         self.biases: dict[int, tuple[Source, Dense]] = {}  # by the weight's contribution
 
@@ -144,6 +164,9 @@ class Collector:
                 self.biases[id(contribution.partner)] = (source, contribution)
             else:
                 self.squares.append(contribution.squared_norms())
+                most = contribution.most()
+                if most is not None:
+                    self.most.append(most)
 
     def finish(self) -> Records:
         """All norms."""
@@ -152,13 +175,17 @@ class Collector:
         bank = self._vector_layers()
         if self.later:
             self.squares.extend(shared_norms(self.later, self.count, self.policy))
+            for _, contribution in self.later:  # uses may cancel each other
+                most = contribution.most()
+                self.most.append(contribution.squared_norms().sqrt() if most is None else most)
         if len(self.squares) == 1:
             total = self.squares[0].to(dtype)
         elif self.squares:
             total = torch.stack([square.to(dtype) for square in self.squares]).sum(dim=0)
         else:
             total = torch.zeros(self.count, dtype=dtype, device=self.device)
-        return Records(self.parameters, self.done + self.later, total.sqrt_(), bank)
+        most = torch.stack([one.to(dtype) for one in self.most]).sum(dim=0) if self.most else None
+        return Records(self.parameters, self.done + self.later, total.sqrt_(), bank, most)
 
     def _vector_layers(self) -> Bank | None:
         """Norms of the vector layers: together if they suit, else one by one."""

@@ -124,7 +124,7 @@ class Sources:
         self.roots: list[Source] = []
         self.parametric: dict[int, Source] = {}
         self.constant: dict[int, Tensor] = {}
-        self.buffers: dict[int, str] = {}
+        self._memory: dict[int, str] = {}  # names by where parameters and buffers lie
         self.restart(model)
 
     def restart(self, model: nn.Module) -> None:
@@ -134,7 +134,8 @@ class Sources:
             self._marks = marks
             self._modules = modules  # held, so that identities stay theirs
             names = {id(p): name for name, p in model.named_parameters()}
-            self.buffers = {id(b): name for name, b in model.named_buffers()}
+            named = (*model.named_parameters(), *model.named_buffers())
+            self._memory = {t.untyped_storage().data_ptr(): n for n, t in named if t.numel()}
             self.roots = [
                 Source(p, names[id(p)], (p,), True) for p in model.parameters() if p.requires_grad
             ]
@@ -163,12 +164,27 @@ class Sources:
             else:
                 self.constant[id(tensor)] = tensor
 
-    def refuse_write(self, func: Callable[..., Any], written: Any) -> None:
-        """Refuse a call that writes data into a buffer: that would leave the process un-noised."""
-        name = self.buffers.get(id(written))
+    def refuse_write(self, func: Callable[..., Any], written: Tensor) -> None:
+        """Refuse a call that writes data into the model: that would leave the process un-noised.
+
+        A view or the ``.data`` of a buffer is the buffer, so memory is compared.
+        """
+        name = self._memory.get(written.untyped_storage().data_ptr())
         if name is not None:
-            raise Refused(
-                name,
-                f"the buffer is changed by {name_of(func)} from the records of the batch",
-                "keep no statistics of the batch in buffers (GroupNorm instead of BatchNorm)",
-            )
+            raise _changed(name, name_of(func))
+
+    def refuse_replaced(self) -> None:
+        """After a pass: refuse buffers that were replaced by something made of data."""
+        for module in self._modules:
+            for name, buffer in module._buffers.items():
+                if buffer is None or id(buffer) in self._fixed or id(buffer) in self.constant:
+                    continue
+                raise _changed(name, "assignment")
+
+
+def _changed(name: str, how: str) -> Refused:
+    return Refused(
+        name,
+        f"it is changed by {how} from the records of the batch, and would leave without noise",
+        "keep no statistics of the batch in buffers (GroupNorm instead of BatchNorm)",
+    )

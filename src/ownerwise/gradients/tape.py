@@ -86,6 +86,11 @@ class Tape(TorchFunctionMode):
         super().__enter__()
         return self
 
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if error[0] is None and self._sources is not None:
+            self._sources.refuse_replaced()
+
     def reset(self) -> None:
         """Forget the last forward pass."""
         self._taps, self._uses, self._sources, self.arrive = [], {}, None, None
@@ -111,9 +116,9 @@ class Tape(TorchFunctionMode):
             if guard is None:
                 return func(*args, **kwargs)
             return guard(self, func, *args, **kwargs)
-        if not torch.is_grad_enabled():
-            return func(*args, **kwargs)
         try:
+            if not torch.is_grad_enabled():
+                return self._call_without_graph(func, args, kwargs, kinds)
             if kinds & SOURCE:
                 return self._call_with_sources(func, args, kwargs, bool(kinds & DATA))
             return self._call_with_constants(func, args, kwargs, kinds)
@@ -142,23 +147,48 @@ class Tape(TorchFunctionMode):
                 kinds |= self._kinds(value.values() if isinstance(value, dict) else value)
         return kinds
 
+    def _call_without_graph(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], kinds: int
+    ) -> Any:
+        """A call that no gradient goes through; what it makes of parameters alone is constant."""
+        assert self._sources is not None
+        if kinds & DATA:
+            self._note_write(func, args, kwargs)
+            return func(*args, **kwargs)
+        output = func(*args, **kwargs)
+        if kinds or func in FACTORIES:
+            self._note_constants(output)
+        return output
+
+    def _note_constants(self, output: Any) -> None:
+        for tensor in tensors_in(output):
+            if id(tensor) not in self._parametric:
+                self._constant[id(tensor)] = tensor
+
+    def _note_write(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Refuse a write of data into the model; any other tensor written to is data from now."""
+        assert self._sources is not None
+        written = args[0] if args and writes(func) else kwargs.get("out")
+        for tensor in tensors_in(written):
+            self._sources.refuse_write(func, tensor)
+            self._constant.pop(id(tensor), None)
+
     def _call_with_constants(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], kinds: int
     ) -> Any:
         """A call on constants, perhaps with data; or on no tensor at all."""
         assert self._sources is not None
         if kinds & DATA:
-            if writes(func) and args:
-                self._sources.refuse_write(func, args[0])
-                self._constant.pop(id(args[0]), None)  # from now on it is data
+            self._note_write(func, args, kwargs)
             guard = GUARDS.get(func)
             if guard is not None:
                 return guard(self, func, *args, **kwargs)
             return func(*args, **kwargs)
         output = func(*args, **kwargs)
         if kinds or func in FACTORIES:
-            for tensor in tensors_in(output):
-                self._constant[id(tensor)] = tensor
+            self._note_constants(output)
         return output
 
     def _call_with_sources(

@@ -93,15 +93,10 @@ class BudgetAware:
     def __call__(
         self, losses: np.ndarray, owner_index: np.ndarray, plan: Plan | None
     ) -> np.ndarray:
-        """Return the losses, raised for owners with little pull."""
-        if (losses < 0).any():
-            raise ValueError(
-                f"the budget-aware score needs losses of at least 0, got {np.nanmin(losses):g}; "
-                "use a loss such as cross entropy, or ByLoss()"
-            )
+        """Return the losses, raised for owners with little pull (below 0: brought closer to 0)."""
         pulls = pull(_needed(plan))
-        lift = (pulls.max() / pulls) ** self.kappa
-        return losses * lift[owner_index]
+        lift = ((pulls.max() / pulls) ** self.kappa)[owner_index]
+        return np.where(losses < 0, losses / lift, losses * lift)
 
 
 def _needed(plan: Plan | None) -> Plan:

@@ -22,6 +22,7 @@ from ownerwise.random import StepStream
 from ownerwise.sampling import Batch
 
 _LEAST_SHARE = 0.01
+_MOST_LOG_SCALE = 10.0  # clip norms stay within float32, whatever the counts say
 """Below, one record would move an update by more than a hundred times what it does at share 1."""
 
 
@@ -97,7 +98,8 @@ class AcceptanceSteering:
         found = noisy_count / (self._expected_batch * self.share)
         found = min(1.0, max(0.0, found))  # what a share can be: one bad draw moves little
         if self._acceptance is not None:
-            self._log_clip_scale += self._gain * (found - self._acceptance)
+            moved = self._log_clip_scale + self._gain * (found - self._acceptance)
+            self._log_clip_scale = min(_MOST_LOG_SCALE, max(-_MOST_LOG_SCALE, moved))
         self.accepted_share += self._gain * (found - self.accepted_share)
 
     def state(self) -> dict[str, Any]:

@@ -1,0 +1,102 @@
+"""Buffers must not take data of the batch: checkpoints hold them, and no noise covers them."""
+
+import pytest
+import torch
+from record_loop import assert_matches_loop, run
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from ownerwise.gradients import Refused, Tape
+
+
+def without_graph(m, x):
+    with torch.no_grad():
+        m.mean.mul_(0.0).add_(x.mean(0))
+
+
+def assigned(m, x):
+    m.mean = 0 * m.mean + x.mean(0)
+
+
+def by_data(m, x):
+    m.mean.data.copy_(x.mean(0))
+
+
+def by_view(m, x):
+    with torch.no_grad():
+        m.mean[:2].copy_(x.mean(0)[:2])
+
+
+def by_item(m, x):
+    m.mean[0] = x.mean()
+
+
+def by_out(m, x):
+    with torch.no_grad():
+        torch.mean(x, 0, out=m.mean)
+
+
+def added(m, x):
+    m.register_buffer("seen", x.mean(0))
+
+
+WAYS = [without_graph, assigned, by_data, by_view, by_item, by_out, added]
+
+
+class Watching(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        self.way(self, x)
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_data_that_goes_into_a_buffer_is_refused(way, frozen):
+    """With and without a graph, whatever way it takes; a frozen parameter is no better."""
+    model = Watching(way)
+    if frozen:
+        del model.mean
+        model.mean = nn.Parameter(torch.zeros(4), requires_grad=False)
+        if way is assigned:
+            pytest.skip("torch refuses it")
+    tape = Tape(model)
+    with pytest.raises((Refused, RuntimeError), match=r"records of the batch|written|in-place"):
+        run(tape, torch.randn(5, 4))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_pass_without_gradients_is_watched_too(way):
+    """The first of two passes, where a batch is cut."""
+    tape = Tape(Watching(way))
+    with pytest.raises(Refused, match="records of the batch"), torch.no_grad(), tape:
+        tape.model(torch.randn(5, 4))
+
+
+def test_buffers_that_change_without_data_are_fine():
+    """Counters, and what is computed from the weights, such as spectral norms."""
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = parametrizations.spectral_norm(nn.Linear(4, 3))
+            self.register_buffer("passes", torch.zeros(()))
+            self.register_buffer("ramp", torch.ones(3))
+
+        def forward(self, x):
+            self.passes += 1
+            with torch.no_grad():
+                self.ramp.copy_(torch.linspace(0, 1, 3))
+            self.last = self.ramp * 2
+            return self.linear(x) * self.ramp
+
+    model = Counting()
+    for _ in range(3):
+        run(Tape(model), torch.randn(5, 4))
+    assert float(model.passes) == 3
+    assert_matches_loop(Counting().double().eval(), torch.randn(5, 4, dtype=torch.float64))

@@ -1,0 +1,109 @@
+"""A record whose terms are huge and cancel: it must not take digits from the others' sums.
+
+Its norm is about 0, so it is not clipped; in float32 its terms would wipe out what was added
+before them, and removing the record would bring that back.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from ownerwise.gradients import Tape
+
+RECORDS = 48
+SIZES = [2.0**k for k in (10, 24, 30, 40)]
+
+
+class Mean(nn.Module):
+    """A layer on sequences [records, time, features], and the mean over time."""
+
+    def __init__(self, layer, turned=False):
+        super().__init__()
+        self.layer, self.turned = layer, turned
+
+    def forward(self, x):
+        return self.layer(x.mT).mean(2) if self.turned else self.layer(x).mean(1)
+
+
+class Read(nn.Module):
+    """Words looked up and weighed by a number each."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(5, 4)
+
+    def forward(self, x):
+        return (self.table(x[..., 0].long()) * x[..., 1:2]).mean(1)
+
+
+class Twice(nn.Module):
+    """One layer for the first and the last time step: the two uses cancel."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.layer(x[:, 0]) + self.layer(x[:, -1])
+
+
+def recurrent():
+    layer = nn.RNN(16, 16, nonlinearity="relu", batch_first=True)
+    with torch.no_grad():
+        layer.weight_hh_l0.zero_()
+        layer.weight_ih_l0.zero_()
+        layer.bias_ih_l0.fill_(50.0)
+    layer.weight_hh_l0.requires_grad_(False)
+    layer.bias_ih_l0.requires_grad_(False)
+    layer.bias_hh_l0.requires_grad_(False)
+
+    class First(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(x)[0].mean(1)
+
+    return First()
+
+
+# model, time steps, features, where +M and -M stand
+CASES = {
+    "linear, formed": (lambda: Mean(nn.Linear(16, 8, bias=False)), 4, 16, (0, -1)),
+    "linear, held": (lambda: Mean(nn.Linear(16, 8, bias=False)), 64, 16, (0, -1)),
+    "linear, by grams": (lambda: Mean(nn.Linear(256, 256, bias=False)), 4, 256, (0, -1)),
+    "convolution": (lambda: Mean(nn.Conv1d(4, 4, 3, bias=False), True), 18, 4, (3, 6)),
+    "wide convolution": (lambda: Mean(nn.Conv1d(4, 64, 3, bias=False), True), 18, 4, (3, 6)),
+    "embedding": (Read, 16, 2, (0, 1)),
+    "long embedding": (Read, 128, 2, (0, 1)),
+    "recurrent, time first": (recurrent, 16, 16, (0, -1)),
+    "two uses": (Twice, 4, 16, (0, -1)),
+}
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", CASES)
+def test_a_record_that_cancels_moves_the_sum_by_its_norm_alone(name, size, lean):
+    make, time, features, (plus, minus) = CASES[name]
+    torch.manual_seed(3)
+    model = make()
+    x = torch.randn(RECORDS, time, features).abs()  # records that pull in one direction
+    if isinstance(model, Read):
+        x[..., 0] = torch.randint(0, 5, (RECORDS, time)).float()
+    x[-1] = 0
+    x[-1, plus, 1 if isinstance(model, Read) else slice(None)] = size
+    x[-1, minus, 1 if isinstance(model, Read) else slice(None)] = -size
+    tape = Tape(model, lean=lean)
+
+    def clipped_sum(rows):
+        with tape:
+            outputs = model(rows)
+        weights = torch.linspace(1, 2, outputs.shape[1])
+        records = tape.backward((outputs * weights).sum(dim=1) * 1e-3)
+        return records.weighted_sum((1e-3 / records.norms).clamp(max=1.0))
+
+    with_it, without = clipped_sum(x), clipped_sum(x[:-1])
+    moved = torch.stack([(with_it[p] - without[p]).double().norm() for p in with_it]).norm()
+    assert float(moved) <= 1e-3 * (1 + 1e-3)
