@@ -21,6 +21,7 @@ from torch import nn
 import ownerwise as ow
 import step_tools as tools
 from ownerwise.estimator import PrivateClassifier
+from ownerwise.models import mlp
 
 _thread = pytest.fixture(autouse=True)(tools.one_thread)
 
@@ -30,10 +31,11 @@ BUDGETS = {"ann": 1.0, "bob": 2.0, "cem": 8.0}
 
 
 def quick(epsilon=BUDGETS, **options) -> PrivateClassifier:
-    return PrivateClassifier(epsilon, **{"steps": 5, **options})
+    return PrivateClassifier(epsilon, **{"steps": 5, "classes": [0, 1], **options})
 
 
-@pytest.mark.filterwarnings("ignore::ownerwise.PrivacyWarning")  # the checks fix random_state
+# the checks fix random_state, and know no classes
+@pytest.mark.filterwarnings("ignore::ownerwise.PrivacyWarning")
 @parametrize_with_checks([PrivateClassifier(steps=10)])
 def test_scikit_learn_finds_nothing(estimator, check):
     check(estimator)
@@ -51,9 +53,9 @@ def test_every_owner_spends_its_own_budget():
 
 
 def test_it_learns_what_noise_permits():
-    generous = PrivateClassifier(200.0, steps=60, method="uniform").fit(X, Y)
+    generous = quick(200.0, steps=60, method="uniform").fit(X, Y)
     assert generous.score(X, Y) > 0.85
-    strict = PrivateClassifier(0.01, steps=60, method="uniform").fit(X, Y)
+    strict = quick(0.01, steps=60, method="uniform").fit(X, Y)
     assert strict.plan_.noise_std > 100 * generous.plan_.noise_std
 
 
@@ -84,7 +86,7 @@ def test_one_number_is_for_every_record():
 
 def test_predictions_agree_with_each_other():
     y = np.array(["a", "b", "c"])[np.arange(240) % 3]
-    fitted = quick(5.0).fit(X, y)
+    fitted = quick(5.0, classes=["a", "b", "c"]).fit(X, y)
     probabilities = fitted.predict_proba(X)
     np.testing.assert_allclose(probabilities.sum(axis=1), 1)
     np.testing.assert_array_equal(fitted.predict(X), fitted.classes_[probabilities.argmax(axis=1)])
@@ -117,8 +119,49 @@ def test_classes_may_be_declared():
     fitted = quick(5.0, classes=[2, 0, 1]).fit(X, Y)
     assert fitted.classes_.tolist() == [0, 1, 2]
     assert fitted.predict_proba(X).shape == (240, 3)
-    with pytest.raises(ow.OwnerwiseError, match=r"y holds 1, which classes=0 does not list"):
+    with pytest.raises(ow.OwnerwiseError, match=r"y holds 1 \(not private\), which classes=0 "):
         quick(5.0, classes=[0]).fit(X, Y)
+
+
+def test_classes_found_in_the_records_are_not_private(tmp_path):
+    with pytest.warns(ow.PrivacyWarning, match="found in y: the list is NOT private"):
+        fitted = quick(classes=None).fit(X, Y, owners=OWNERS)
+    assert fitted.classes_.tolist() == [0, 1]
+    assert not fitted.private_
+    assert fitted.run_.not_private == ["the list of classes, found in the records"]
+    fitted.run_.card(tmp_path / "card.md")
+    assert "**Private.**" not in (tmp_path / "card.md").read_text()
+    assert quick().fit(X, Y, owners=OWNERS).run_.not_private == []
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_missing_values_are_to_be_filled_with_a_public_constant(value):
+    """Trap 34: an imputer that is fitted to the records releases their mean without noise."""
+    holed = X.copy()
+    holed[3, 1] = value
+    fitted = quick(5.0).fit(X, Y)
+    for use in (lambda: quick(5.0).fit(holed, Y), lambda: fitted.predict(holed)):
+        with pytest.raises(ow.OwnerwiseError, match=r"SimpleImputer\(strategy='constant'\)"):
+            use()
+    with pytest.raises(ow.OwnerwiseError) as refusal:
+        quick(5.0, steps=0).fit(holed, Y)
+    assert len(refusal.value.problems) == 2
+
+
+@pytest.mark.parametrize(
+    ("hidden", "words"),
+    [
+        (3, r"hidden=3: expected a list of sizes, such as \[3\]"),
+        ([8, 0], r"hidden=\[8, 0\]: expected whole numbers of at least 1"),
+        ("64", "hidden='64': expected a list of sizes"),
+    ],
+)
+def test_hidden_layers_are_a_list_of_sizes(hidden, words):
+    with pytest.raises(ow.OwnerwiseError, match=words):
+        quick(5.0, hidden=hidden).fit(X, Y)
+    with pytest.raises(ow.OwnerwiseError, match=words):
+        mlp(4, 2, hidden)
+    assert mlp(4, 2, np.array([3, 3]))[1].out_features == 3
 
 
 def test_inputs_are_scaled_by_the_public_range():

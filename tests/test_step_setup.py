@@ -12,6 +12,7 @@ from torch.nn import functional
 import ownerwise as ow
 import step_tools as tools
 from ownerwise.gradients import Refused
+from ownerwise.plugs import sum_of_unit_rows
 
 cross_entropy = functional.cross_entropy
 
@@ -105,7 +106,8 @@ def test_all_problems_are_listed_at_once():
     text = str(caught.value)
     assert len(caught.value.problems) == 9
     for part in (
-        "nn.GroupNorm(8, 8)", "without max_norm", "1 parameters that are not the model's",
+        "nn.LayerNorm(8); on [records, 8, length] by nn.GroupNorm(2, 8)", "without max_norm",
+        "1 parameters that are not the model's",
         "1.weight, 1.bias, 2.weight and 2 more can be trained but the optimizer does not hold",
         "temperature", "start=99: expected 0 to 6", "the plan pays for no release",
         "micro_batch_size=0", "noise_draws=0",
@@ -249,9 +251,9 @@ def test_nested_inputs_outputs_and_targets(size):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ((torch.zeros(9, 4), torch.zeros(9, 3)), "a batch of 6 records holds tensors of 9 rows"),
-        ((torch.zeros(6, 4), {"a": torch.zeros(6), "b": torch.zeros(())}), "tensors of 0 rows"),
-        (((torch.zeros(6, 4), torch.eye(4)), torch.zeros(6)), "tensors of 4 rows"),
+        ((torch.zeros(9, 4), torch.zeros(9, 3)), "tensors with more or fewer rows than"),
+        ((torch.zeros(6, 4), {"a": torch.zeros(6), "b": torch.zeros(())}), "fewer rows than"),
+        (((torch.zeros(6, 4), torch.eye(4)), torch.zeros(6)), "fewer rows than it has records"),
         ((torch.zeros(6, 4), ["a"] * 6), "a batch holds a str"),
         ((torch.zeros(6, 4),), r"a batch holds 1 parts; expected \(inputs, targets\)"),
         (torch.zeros(6, 4), r"a batch holds Tensor; expected \(inputs, targets\)"),
@@ -262,6 +264,13 @@ def test_data_without_one_row_per_record_is_refused(data, message):
     step = tools.make_step(nn.Linear(4, 3), functional.mse_loss)
     with pytest.raises(ow.OwnerwiseError, match=message):
         step(ow.Batch(0, np.arange(6), np.zeros(6, dtype=np.int64), data))
+
+
+def test_a_release_of_another_shape_is_refused_without_the_number_of_records():
+    for rows in (torch.ones(23, 2), torch.ones(22, 3)):
+        with pytest.raises(ow.OwnerwiseError, match=r"one row of shape \[3\]") as refusal:
+            sum_of_unit_rows([rows], [slice(0, 23)], (3,))
+        assert "2" not in str(refusal.value).replace("[2]", "")
 
 
 @pytest.mark.parametrize("wrong", [1.5, -0.1, float("nan"), None])

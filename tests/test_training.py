@@ -263,7 +263,7 @@ def test_all_problems_at_once_before_anything_is_written(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": nn.Linear(5, 3)}, "the data: model and loss fail on its first records"),
+        ({"model": nn.Linear(5, 3)}, r"the data: the model fails .* float32 \[records, 4\], the"),
         ({"optimizer_options": {"momentun": 0.9}}, "optimizer SGD: .*momentun"),
         ({"optimizer_options": {"momentum": -1}}, "optimizer SGD: Invalid momentum"),
         ({"plan": "unowned"}, "knows no owners"),
@@ -295,12 +295,40 @@ def _reloaded(folder):
         (lambda x, y: (x,), "1 arrays; expected two"),
         (lambda x, y: (x.where(x < 2, torch.nan), y), "array 0 of the data .* NaN"),
         (lambda x, y: DataLoader(TensorDataset(x, y)), "makes its own batches"),
-        (lambda x, y: (x, y.float()), "model and loss fail"),
+        (lambda x, y: (x, y.float()), r"the data: targets are float32 .*: give y.long\(\)"),
+        (lambda x, y: (x, y.where(y.cumsum(0) < 90, 17)), "the data: some targets are none of"),
+        (lambda x, y: (x.numpy(), (y + 1).numpy()), "the data: some targets are none of"),
     ],
 )
 def test_data_that_cannot_be_trained_on_is_refused(data, message):
     with pytest.raises(ow.OwnerwiseError, match=message):
         tools.make_trainer().fit(data(*tools.data()))
+
+
+def test_classes_of_validation_data_are_checked_too():
+    x, y = tools.data()
+    with pytest.raises(ow.OwnerwiseError, match="validation: some targets are none of the classes"):
+        tools.make_trainer().fit((x, y), validation=(x, y.where(y.cumsum(0) < 90, 17)))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"weights": "ino"}, r"weights='ino': expected an object, such as ow.INO\(\)"),
+        ({"clipping": "auto_s"}, r"clipping='auto_s': expected an object, such as ow.AutoS\(\)"),
+        ({"clipping": ow.AutoS}, r"clipping=AutoS: expected an object, such as ow.AutoS\(\)"),
+        ({"optimizer": "adam"}, "optimizer='adam': expected the class, such as torch.optim.Adam"),
+        (
+            {"optimizer": torch.optim.Adagrad(nn.Linear(2, 2).parameters())},
+            "optimizer=<Adagrad object>: expected the class, such as torch.optim.Adagrad",
+        ),
+        ({"loss": "crossentropy"}, "loss='crossentropy': expected a function, such as"),
+        ({"loss": nn.CrossEntropyLoss}, r"loss=CrossEntropyLoss: .* CrossEntropyLoss\(\)"),
+    ],
+)
+def test_names_and_classes_are_no_objects(option, message):
+    with pytest.raises(ow.OwnerwiseError, match=message.replace(" .* ", ".*")):
+        tools.make_trainer(**option).fit(tools.data())
 
 
 def test_a_model_is_not_trained_twice_by_one_trainer():

@@ -15,6 +15,7 @@ from torch import nn
 from ownerwise.errors import BudgetError, OwnerwiseError, PrivacyWarning, name_some
 from ownerwise.mechanisms import INO
 from ownerwise.models import mlp
+from ownerwise.models.dense import hidden_problems
 from ownerwise.owners import Owners
 from ownerwise.planning import plan, request_problems
 from ownerwise.plugs import Weights
@@ -64,12 +65,13 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     private for every single record of owner o (add or remove one record), where everything that
     was fitted may be published: that of `PrivateStep` with the plan in `plan_`. Assumed public:
     all parameters here, who the owners are and how many records each has, the number of features,
-    and the classes. Without `classes` these are read off `y`, which shows which labels occur.
-    Nothing is standardised by statistics of the data; give a public `input_range` instead (in a
-    pipeline, a scaler before this step would be fitted to private records without noise). Every
-    further fit on the same records spends the budgets again: a search over parameters, or
-    cross-validation, is NOT accounted (a `PrivacyWarning` says so), and records on which `score`
-    is computed have no guarantee.
+    and the classes. Without `classes` these are read off `y`, which shows which labels occur: that
+    fit is NOT private (a `PrivacyWarning`, `private_` and the card say so). Nothing is standardised
+    by statistics of the data; give a public `input_range` instead (in a pipeline, a scaler before
+    this step would be fitted to private records without noise). Every further fit on the same
+    records spends the budgets again: a search over parameters, or cross-validation, is NOT
+    accounted (a `PrivacyWarning` says so), and records on which `score` is computed have no
+    guarantee.
 
     Args:
         epsilon: a number for all; a mapping {owner: epsilon}, of which a fit takes the owners that
@@ -84,7 +86,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         lr: learning rate of plain stochastic gradient descent.
         hidden: sizes of hidden layers (tanh); () is logistic regression.
         model: function (n_features, n_classes) -> module, instead of `hidden`.
-        classes: all class labels, known beforehand; None takes those in `y`.
+        classes: all class labels, known beforehand; None takes those in `y`: NOT private.
         input_range: public (low, high), numbers or one per feature; inputs are clipped to it and
             scaled to [-1, 1]. None leaves them as they are.
         accountant: "pld" (tight) or "rdp".
@@ -98,7 +100,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         plan_: the plan, with `plan_.owners`.
         run_: the run, for reports and cards.
         epsilon_: what each owner's records have spent, in the order of `plan_.owners.ids`.
-        private_: whether the guarantee holds: False after a fit with a fixed `random_state`.
+        private_: whether the guarantee holds: False after a fit with a fixed `random_state`, or
+            without `classes`.
         n_features_in_, feature_names_in_: as everywhere in scikit-learn.
 
     Example:
@@ -155,9 +158,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             y: class labels, [records].
             owners: owner id (int or str) of each record; None makes every record its own owner.
         """
-        X, y = validate_data(self, X, y, dtype=np.float32)
+        X, y = validate_data(self, X, y, dtype=np.float32, ensure_all_finite=False)
         check_classification_targets(y)
-        problems: list[str] = []
+        problems = _missing_problems(X)
         classes = self._known_classes(y, problems)
         budgets = self._budgets(len(X), owners, problems)
         inputs = self._scaled(X, problems)
@@ -170,6 +173,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         seed = self._seed()
         if seed is None:
             self._relatives.note_fit()
+        notes = {} if self.classes is not None else {"not_private": [_warn_of_found_classes()]}
         self.plan_ = plan(
             budgets,
             self.method,
@@ -188,6 +192,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             seed=seed,
             name=type(self).__name__,
             progress=self.verbose,
+            notes=notes,
         ).fit((torch.from_numpy(inputs), torch.from_numpy(np.searchsorted(classes, y))))
         self.model_.eval()
         self.epsilon_ = self.run_.epsilon()
@@ -210,7 +215,10 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 
     def _outputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        X = np.asarray(validate_data(self, X, dtype=np.float32, reset=False))
+        X = validate_data(self, X, dtype=np.float32, reset=False, ensure_all_finite=False)
+        X = np.asarray(X)
+        if problems := _missing_problems(X):
+            raise OwnerwiseError(problems)
         inputs = torch.from_numpy(self._scaled(X, [])).double()
         # in float64 a record has the same outputs among any others, to more digits than matter
         model = copy.deepcopy(self.model_).double()
@@ -225,8 +233,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         strange = np.setdiff1d(y, classes)
         if len(strange):
             problems.append(
-                f"y holds {name_some(strange)}, which classes={name_some(classes)} does not list; "
-                "add the label there, or leave the records out"
+                f"y holds {name_some(strange)} (not private), which classes={name_some(classes)} "
+                "does not list; add the label there, or leave the records out"
             )
         return classes
 
@@ -284,7 +292,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             problems.append(f"weights {self.weights!r}: expected 'ino', an INO object or None")
         if not (isinstance(self.lr, int | float) and 0 < self.lr < math.inf):
             problems.append(f"lr {self.lr!r}: expected a positive finite number")
-        return problems
+        return problems if self.model is not None else problems + hidden_problems(self.hidden)
 
     def _seed(self) -> int | None:
         """Return the fixed seed that `random_state` asks for, or None for secret randomness."""
@@ -320,6 +328,27 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         copied: Any = super().__sklearn_clone__()
         vars(copied)["_lineage"] = relatives
         return copied
+
+
+def _warn_of_found_classes() -> str:
+    """Warn of class labels that were read off the records; return what the run says of them."""
+    warnings.warn(
+        "the classes were found in y: the list is NOT private; give it as classes=[...], from "
+        "public knowledge",
+        PrivacyWarning,
+        stacklevel=3,
+    )
+    return "the list of classes, found in the records"
+
+
+def _missing_problems(X: np.ndarray) -> list[str]:
+    if np.isfinite(X).all():
+        return []
+    return [
+        "X has entries that are NaN or infinite; expected numbers: fill them with a public "
+        "constant, as SimpleImputer(strategy='constant') does. An imputer that is fitted to the "
+        "records (mean, median, neighbours) releases statistics of them without noise"
+    ]
 
 
 def _by_owner(name: str, given: Any, ids: np.ndarray, problems: list[str]) -> Any:

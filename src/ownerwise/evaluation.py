@@ -21,6 +21,7 @@ from ownerwise.constraints import RateConstraints
 from ownerwise.diagnostics import group_recalls
 from ownerwise.errors import OwnerwiseError
 from ownerwise.losses import Loss, per_record
+from ownerwise.target_checks import run_on_first, target_problems, value_problems
 
 _RECORDS_AT_ONCE = 512
 
@@ -139,15 +140,21 @@ class Evaluation:
 
 def parts_of(data: Any, size: int, collate: Collate | None) -> Iterator[tuple[Any, Any]]:
     """Yield (inputs, targets) of `size` records after another, in the data's order."""
-    if type(data) is TensorDataset and collate is None:  # a subclass may transform its rows
-        data = data.tensors
-    if isinstance(data, tuple):
-        for start in range(0, len(data[0]), size):
-            inputs, targets = (_tensor(array[start : start + size]) for array in data)
+    arrays = _arrays(data, collate)
+    if arrays is not None:
+        for start in range(0, len(arrays[0]), size):
+            inputs, targets = (_tensor(array[start : start + size]) for array in arrays)
             yield inputs, targets
         return
     generator = torch.Generator()  # else the global one would advance
     yield from DataLoader(data, size, collate_fn=collate, generator=generator)
+
+
+def _arrays(data: Any, collate: Collate | None) -> tuple[Any, ...] | None:
+    """Return the arrays of data that is in memory, else None."""
+    if type(data) is TensorDataset and collate is None:  # a subclass may transform its rows
+        data = data.tensors
+    return data if isinstance(data, tuple) else None
 
 
 def _tensor(rows: Tensor | np.ndarray) -> Tensor:
@@ -162,16 +169,25 @@ def trial_problems(
     name: str,
     then: Callable[[Any, Any], Any] = lambda outputs, targets: None,
 ) -> list[str]:
-    """Return what goes wrong when model and loss, and then `then`, meet the first two records."""
+    """Return what goes wrong when model and loss, and then `then`, meet the first two records.
+
+    Classes are looked at in all targets that are in memory.
+    """
+    arrays = _arrays(data, collate)
     try:
         with evaluation_mode(model):
             inputs, targets = next(parts_of(data, 2, collate))
-            outputs = model(inputs)
-            per_record(loss)(outputs, targets)
-            then(outputs, targets)
+            outputs = run_on_first(model, inputs)
+            found = target_problems(loss, outputs, targets)
+            found = found or value_problems(loss, outputs, arrays[1] if arrays else targets)
+            if not found:
+                per_record(loss)(outputs, targets)
+                then(outputs, targets)
+    except OwnerwiseError as error:
+        found = error.problems
     except Exception as error:
-        return [f"{name}: model and loss fail on its first records: {error}"]
-    return []
+        found = [f"model and loss fail on its first records, the error (not private): {error}"]
+    return [f"{name}: {problem}" for problem in found]
 
 
 @contextmanager

@@ -31,16 +31,16 @@ def per_record(loss: Loss) -> Loss:
     handed through.
     """
     unreduced = _without_reduction(loss)
-    ignored = _ignored_target(loss)
+    ignored = ignored_target(loss)
 
     def losses(outputs: Any, targets: Any, *further: Any) -> Tensor:
         values = unreduced(outputs, targets, *further)
         records = row_counts(targets)
         if values.dim() == 0 or {len(values)} != records:
+            given = "other rows than there are records" if values.dim() else "a single number"
             raise OwnerwiseError(
-                f"the loss returned shape {list(values.shape)} for {name_some(sorted(records))} "
-                "records; expected one entry (or row) per record: return values before any mean or "
-                "sum over the batch"
+                f"the loss returned {given}; expected one entry (or row) per record: return values "
+                "before any mean or sum over the batch"
             )
         if values.dim() == 1:
             return values
@@ -63,7 +63,8 @@ def _without_reduction(loss: Loss) -> Loss:
     return functools.partial(loss, reduction="none")
 
 
-def _ignored_target(loss: Loss) -> int | None:
+def ignored_target(loss: Loss) -> int | None:
+    """Return the target that a loss does not count (`ignore_index`), if it has one."""
     if isinstance(loss, nn.Module):
         return getattr(loss, "ignore_index", None)
     argument = _parameters(loss).get("ignore_index")

@@ -196,9 +196,9 @@ def sum_of_unit_rows(
     for rows, part in zip(contributions, parts, strict=True):
         if rows.shape != (part.stop - part.start, *shape):
             raise OwnerwiseError(
-                f"a release returned contributions of shape {list(rows.shape)} for "
-                f"{part.stop - part.start} records; expected one row of shape {list(shape)} per "
-                "record: the step itself cuts, sums and noises them"
+                f"a release returned rows of shape {list(rows.shape[1:])}, or not one for each "
+                f"record; expected one row of shape {list(shape)} per record: the step itself "
+                "cuts, sums and noises them"
             )
     if not contributions:
         return torch.zeros(shape, dtype=torch.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 from ownerwise.averaging import averaging_problems
@@ -67,14 +69,16 @@ def prepare(
 def _make_step(trainer: Trainer, stream: SecretStream, problems: list[str]) -> PrivateStep | None:
     """Return the private step; or None, and add what is wrong."""
     model, loss = trainer.model, trainer.loss
+    if wrong := list(_plug_problems(trainer)):
+        problems += [*wrong, *map(str, check(model)), *loss_problems(loss, model)]
+        return None
     try:
         optimizer = trainer.optimizer(
             model.parameters(), lr=trainer.lr, **trainer.optimizer_options
         )
     except (TypeError, ValueError) as error:
         problems.append(f"optimizer {describe_function(trainer.optimizer)}: {error}")
-        problems += map(str, check(model))
-        problems += loss_problems(loss, model)
+        problems += [*map(str, check(model)), *loss_problems(loss, model)]
         return None
     try:
         return PrivateStep(
@@ -92,6 +96,36 @@ def _make_step(trainer: Trainer, stream: SecretStream, problems: list[str]) -> P
     except OwnerwiseError as error:
         problems += error.problems
         return None
+
+
+def _plug_problems(trainer: Trainer) -> Iterator[str]:
+    """Yield which of optimizer, loss, weights and clipping is something else."""
+    optimizer, loss = trainer.optimizer, getattr(trainer.loss, "plain", trainer.loss)
+    if not callable(optimizer):
+        kind = type(optimizer).__name__ if isinstance(optimizer, Optimizer) else "Adam"
+        yield (
+            f"optimizer={_short(optimizer)}: expected the class, such as torch.optim.{kind}, which "
+            "the Trainer calls with the parameters, lr= and optimizer_options="
+        )
+    if not callable(loss) or inspect.isclass(loss):
+        yield (
+            f"loss={_short(loss)}: expected a function, such as "
+            "torch.nn.functional.cross_entropy, or an object, such as torch.nn.CrossEntropyLoss()"
+        )
+    for name, methods, example in (
+        ("weights", ("bind", "score", "weights"), "ow.INO()"),
+        ("clipping", ("factors", "sensitivity"), "ow.AutoS()"),
+    ):
+        given = getattr(trainer, name)
+        usable = all(hasattr(given, method) for method in methods) and not inspect.isclass(given)
+        if given is not None and not usable:
+            yield f"{name}={_short(given)}: expected an object, such as {example}, or None"
+
+
+def _short(given: Any) -> str:
+    if isinstance(given, str):
+        return repr(given)
+    return getattr(given, "__name__", f"<{type(given).__name__} object>")
 
 
 def _seeded(seed: Any, problems: list[str]) -> SecretStream:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ownerwise.constraints import RateConstraints
 from ownerwise.errors import OwnerwiseError, name_some
 from ownerwise.mechanisms import ClippingRule
 from ownerwise.micro_batches import row_counts
@@ -51,13 +52,20 @@ def release_problems(
             f"{type(rule).__name__} counts every record as one, and the plan pays for a "
             "release to which some add less: make the plan with release_std=, no constraints="
         )
-    if (release is None and steering is None) != (plan.release_std is None):
-        given, paid = ("no", "a") if plan.release_std is not None else ("a", "no")
-        what = "release was given" if steering is None else "count to steer by is released"
+    if plan.release_std is not None and release is None and steering is None:
         yield (
-            f"{given} {what} and the plan pays for {paid} release; make the plan "
-            "with release_std= exactly if the step makes a release"
+            "no release was given and the plan pays for a release: give the constraints that it "
+            "was made with (Trainer(..., constraints=), or release= of the step), or make the plan "
+            "without constraints= and release_std="
         )
+    if plan.release_std is None and isinstance(release, RateConstraints):
+        yield (
+            "constraints were given and the plan pays for no release: make it with the same "
+            "constraints, ow.plan(..., constraints=)"
+        )
+    elif plan.release_std is None and (release is not None or steering is not None):
+        what = "release was given" if steering is None else "count to steer by is released"
+        yield f"a {what} and the plan pays for no release: make it with ow.plan(..., release_std=)"
 
 
 def inputs_and_targets(batch: Batch) -> tuple[Any, Any]:
@@ -69,9 +77,9 @@ def inputs_and_targets(batch: Batch) -> tuple[Any, Any]:
             f"a batch holds {shape}; expected (inputs, targets). Give the data as (X, y), or a "
             "Dataset or collate function that yields such pairs"
         )
-    if wrong := row_counts(data) - {len(batch)}:
+    if row_counts(data) - {len(batch)}:
         raise OwnerwiseError(
-            f"a batch of {len(batch)} records holds tensors of {name_some(sorted(wrong))} rows; "
-            "expected one row per record: no padding rows, no tables shared by the records"
+            "a batch holds tensors with more or fewer rows than it has records; expected one row "
+            "per record: no padding rows, no tables shared by the records"
         )
     return data[0], data[1]

@@ -152,8 +152,13 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, noise):
 def test_everything_wrong_is_listed_before_training():
     inputs, labels, _ = population()
     unpaid = ow.plan(owners(), "uniform", steps=5, batch_size=100)
-    with pytest.raises(ow.OwnerwiseError, match="the plan pays for no release"):
+    with pytest.raises(ow.OwnerwiseError, match=r"pays for no release: .*constraints=\)"):
         make_trainer(plan=unpaid).fit(data())
+    torch.manual_seed(0)
+    with pytest.raises(ow.OwnerwiseError, match=r"pays for a release: give .* constraints=\)"):
+        Trainer(nn.Linear(4, 2), make_plan(), lr=1.0).fit((inputs, torch.from_numpy(labels)))
+    with pytest.raises(ow.OwnerwiseError, match="the data: some targets are none of the classes"):
+        make_trainer().fit((inputs, data()[1] + torch.tensor([1, 0])))
     with pytest.raises(ow.OwnerwiseError, match="class and cell"):
         make_trainer().fit((inputs, torch.from_numpy(labels)))
     with pytest.raises(ow.OwnerwiseError, match=r"validation: .* class and cell"):

@@ -1,8 +1,10 @@
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import ownerwise as ow
+from ownerwise.constraints import equalized_odds
 
 
 def part():
@@ -48,15 +50,49 @@ def test_everything_wrong_with_columns_is_listed():
     with pytest.raises(ow.OwnerwiseError) as error:
         part().cells({"sex": ["F", "X"], "age": [1, 2]})
     text = str(error.value)
-    assert "'X'; expected one of 'F', 'M'" in text
+    assert "'X' (not private); expected one of 'F', 'M'" in text
     assert "'age' is not of the partition" in text
     assert "'label' is missing" in text
     with pytest.raises(ow.OwnerwiseError, match="'label' has 1 records"):
         part().cells({"sex": ["F", "M"], "label": [0]})
-    with pytest.raises(ow.OwnerwiseError, match=r"labels has 7; expected one of 0, 1, 2"):
+    with pytest.raises(ow.OwnerwiseError, match=r"labels has 7 .*; expected one of 0, 1, 2"):
         part().targets([7], {"sex": ["F"]})
     with pytest.raises(ow.OwnerwiseError, match="2 labels and columns of 1"):
         ow.Partition({"sex": ("F", "M")}, classes=2).targets([0, 1], {"sex": ["F"]})
+
+
+def test_columns_may_be_those_of_pandas():
+    frame = pd.DataFrame({"sex": ["M", "F", "M"]})
+    found = part().targets(pd.Series([2, 0, 1], index=[5, 6, 7]), frame)
+    assert found.tolist() == [[2, 5], [0, 0], [1, 4]]
+    grouped = pd.DataFrame({"sex": pd.Categorical(["M", "F", "M"])})
+    assert part().targets([2, 0, 1], grouped).tolist() == found.tolist()
+
+
+@pytest.mark.parametrize("missing", [None, np.nan, pd.NA])
+def test_missing_values_need_a_name(missing):
+    for columns in ({"sex": ["F", missing]}, pd.DataFrame({"sex": ["F", missing]})):
+        with pytest.raises(ow.OwnerwiseError, match=r"'sex' has .* such as 'unknown'"):
+            part().targets([0, 1], columns)
+    with pytest.raises(ow.OwnerwiseError, match=r"labels has .* such as 'unknown'"):
+        part().targets([0, missing], {"sex": ["F", "M"]})
+
+
+def test_conditions_are_combined_with_signs_not_words():
+    """`and` would keep the second condition only."""
+    women, positive = part()["sex"] == "F", part()["label"] == 1
+    for use in (lambda: women and positive, lambda: women or positive, lambda: not women):
+        with pytest.raises(ow.OwnerwiseError, match=r"'sex = F' .* with & \(and\), \| \(or\)"):
+            use()
+
+
+def test_the_missing_label_is_named_with_its_values():
+    plain = ow.Partition({"sex": ("F", "M")}, classes=2)
+    with pytest.raises(ow.OwnerwiseError) as refusal:
+        equalized_odds(plain, "sex", max_gap=0.1)
+    assert "Partition({'sex': ('F', 'M'), 'label': (0, 1)})" in str(refusal.value)
+    with pytest.raises(ow.OwnerwiseError, match=r"no column 'label' .* add it: "):
+        _ = plain.wrong
 
 
 def test_unknown_columns_and_values_are_named():

@@ -55,6 +55,21 @@ def test_rates_add_subtract_and_compare():
     assert str(women - men) == "rate(predicted = 1 | sex = F) - rate(predicted = 1 | sex = M)"
 
 
+def test_a_bound_on_both_sides_is_two_constraints():
+    """Python takes low <= rate <= high as two comparisons, and would keep the second only."""
+    women, men = (ow.rate(pred=1, where=PART["sex"] == sex) for sex in "FM")
+    for use in (
+        lambda: 0.1 <= women <= 0.5,
+        lambda: women >= 0.1 and women <= 0.5,
+        lambda: not women <= 0.5,
+    ):
+        with pytest.raises(ow.OwnerwiseError, match="write two constraints"):
+            use()
+    with pytest.raises(ow.OwnerwiseError, match="compare it with a bound"):
+        _ = (women or men) <= 0.5
+    assert len(ow.RateConstraints([women >= 0.1, women <= 0.5]).names) == 2
+
+
 def test_gaps_are_held_from_both_sides_for_every_group():
     found = rates.demographic_parity(PART, "sex", max_gap=0.1, pred=2)
     assert len(found) == 6

@@ -1,5 +1,7 @@
 """Right or refused: each refusal, and the pre-flight check that lists them all."""
 
+import re
+
 import pytest
 import torch
 from record_loop import Model
@@ -232,9 +234,21 @@ def test_five_faults_five_remedies():
     assert len(problems) == 5
     assert len({p.where for p in problems}) == 5
     assert len({p.remedy for p in problems}) == 5
-    assert "nn.GroupNorm(8, 8)" in problems[0].remedy
+    assert "nn.GroupNorm(2, 8)" in problems[0].remedy
     assert Tape(model).check() == problems
     assert "Remedy" in str(problems[0])
+
+
+@pytest.mark.parametrize("channels", [3, 8, 12, 64])
+def test_what_replaces_batch_norm_does_not_erase_its_input(channels):
+    """On [records, channels], a group of one channel would become zero."""
+    (problem,) = check(nn.Sequential(nn.BatchNorm1d(channels)))
+    assert f"replace it by nn.LayerNorm({channels})" in problem.remedy
+    (problem,) = check(nn.Sequential(nn.BatchNorm2d(channels)))
+    groups, given = map(int, re.search(r"nn.GroupNorm\((\d+), (\d+)\)", problem.remedy).groups())
+    assert given == channels
+    assert channels % groups == 0
+    assert groups == 1 or channels // groups >= 4
 
 
 def test_faults_of_code_are_listed_together():

@@ -26,6 +26,7 @@ from ownerwise.constraints.rates import Constraint, Rate, flattened
 from ownerwise.errors import OwnerwiseError
 from ownerwise.losses import Loss, per_record
 from ownerwise.plugs import SummedRelease
+from ownerwise.target_checks import described
 
 if TYPE_CHECKING:
     from ownerwise.plans import Plan
@@ -242,13 +243,13 @@ class RateConstraints(SummedRelease):
     def _check(self, outputs: Tensor, targets: Tensor) -> None:
         if targets.dim() != 2 or targets.shape[1] != 2 or targets.dtype != torch.int64:
             raise OwnerwiseError(
-                f"targets are {targets.dtype} {list(targets.shape)}; expected int64 [records, 2], "
-                "class and cell: make them with partition.targets(labels, columns)"
+                f"targets are {described(targets)}; expected int64 [records, 2], class and cell: "
+                "make them with partition.targets(labels, columns)"
             )
         if outputs.dim() != 2 or outputs.shape[1] != self.shape[1]:
             raise OwnerwiseError(
-                f"outputs of shape {list(outputs.shape)}; expected [records, {self.shape[1]}], one "
-                "per class of the partition"
+                f"outputs are {described(outputs)}; expected [records, {self.shape[1]}], one per "
+                "class of the partition"
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -88,13 +88,13 @@ class Partition:
 
         Args:
             labels: the class of each record, one of `classes`.
-            columns: the other columns, one value per record each.
+            columns: the other columns, one value per record each: a mapping, or a DataFrame.
         """
         problems: list[str] = []
         classes = _positions(labels, self.classes, "labels", problems)
         if problems:
             raise OwnerwiseError(problems)
-        columns = dict(columns or {})
+        columns = {} if columns is None else {name: columns[name] for name in columns}
         if LABEL in self.columns:
             columns[LABEL] = labels
         cells = self.cells(columns) if self.columns else np.zeros_like(classes)
@@ -107,9 +107,11 @@ class Partition:
     def __getitem__(self, column: str) -> Column:
         """Return a column, to compare with its values: `part["sex"] == "F"`."""
         if column not in self.columns:
-            raise OwnerwiseError(
-                f"no column {column!r} in the partition; expected {name_some(list(self.columns))}"
-            )
+            expected = name_some(list(self.columns)) or "none"
+            if column == LABEL:
+                added = self.columns | {LABEL: self.classes}
+                expected += f". It is the record's class; add it: Partition({added})"
+            raise OwnerwiseError(f"no column {column!r} in the partition; expected {expected}")
         axis = list(self.columns).index(column)
         sizes = [len(values) for values in self.columns.values()]
         position = np.indices(sizes).reshape(len(sizes), -1)[axis]
@@ -159,6 +161,14 @@ class Condition:
     def __invert__(self) -> Condition:
         return Condition(self.partition, f"not ({self.name})", ~self.mask)
 
+    def __bool__(self) -> NoReturn:
+        """Refuse `and`, `or` and `not`, which would drop a condition."""
+        raise OwnerwiseError(
+            f"the condition {self.name!r} is neither true nor false by itself; combine conditions "
+            "with & (and), | (or) and ~ (not), each in brackets: "
+            '(part["sex"] == "F") & (part["label"] == 1)'
+        )
+
     def _with(self, other: Condition, word: str, mask: np.ndarray) -> Condition:
         if self.partition is not other.partition:
             raise OwnerwiseError(
@@ -202,12 +212,16 @@ def _positions(given: Any, values: tuple[Any, ...], what: str, problems: list[st
     """Return where each record's value stands in the public list, int64; add what is unknown."""
     array = given.numpy() if isinstance(given, Tensor) else np.asarray(given)
     place = {value: at for at, value in enumerate(values)}
-    distinct, index = np.unique(array, return_inverse=True)
-    known = distinct.tolist()
-    if unknown := [value for value in known if value not in place]:
+    if array.dtype == object:  # None and NaN cannot be sorted among words
+        known, index = array.ravel().tolist(), np.arange(array.size).reshape(array.shape)
+    else:
+        distinct, index = np.unique(array, return_inverse=True)
+        known = distinct.tolist()
+    if unknown := list(dict.fromkeys(repr(value) for value in known if value not in place)):
         problems.append(
-            f"{what} has {name_some(unknown, repr)}; expected one of "
-            f"{name_some(values, repr, shown=9)}"
+            f"{what} has {name_some(unknown)} (not private); expected one of "
+            f"{name_some(values, repr, shown=9)}: correct it, or list it; a missing value needs a "
+            "name, such as 'unknown'"
         )
     if array.ndim != 1:
         problems.append(f"{what} has shape {list(array.shape)}; expected one value per record")

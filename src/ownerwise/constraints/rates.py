@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -107,6 +107,12 @@ class Expression:
     def __ge__(self, bound: Expression | float) -> Constraint:
         return _constraint(self, "≥", bound)
 
+    def __bool__(self) -> NoReturn:
+        """Refuse `and` and `or`, which would drop a rate."""
+        raise OwnerwiseError(
+            f"{self} is neither true nor false: compare it with a bound, such as {self} <= 0.1"
+        )
+
     def __str__(self) -> str:
         words = [f"{weight:+g} {term.name}" for weight, term in self.terms]
         words += [f"{self.constant:+g}"] if self.constant or not words else []
@@ -156,6 +162,13 @@ class Constraint:
                 return None
             total += weight * histogram[term.numerator].sum() / among
         return float(total)
+
+    def __bool__(self) -> NoReturn:
+        """Refuse `low <= rate <= high`, and `and`, which would drop a constraint."""
+        raise OwnerwiseError(
+            f"{self.name} is neither true nor false by itself, and low <= rate <= high would keep "
+            "one bound only; write two constraints, [rate >= low, rate <= high]"
+        )
 
     def __repr__(self) -> str:
         return f"Constraint({self.name!r})"

@@ -178,7 +178,8 @@ def batch_norm(
         raise Refused(
             f"batch_norm({source.name if source else '?'})",
             "batch statistics mix the records",
-            "use GroupNorm, or put the layer in eval mode with statistics of public data",
+            "use LayerNorm (GroupNorm on images), or put the layer in eval mode with statistics "
+            "of public data",
         )
     if tape.source(input) is not None:
         return NotImplemented

@@ -40,11 +40,10 @@ def _of_module(name: str, module: nn.Module) -> Iterator[Problem]:
     where = f"{name or 'model'} ({type(module).__name__})"
     if isinstance(module, batchnorm._BatchNorm) and not isinstance(module, LazyModuleMixin):
         if module.training or module.running_mean is None:
-            groups = _divisor(module.num_features)
             yield Problem(
                 where,
                 "batch statistics mix the records, and running statistics leave un-noised",
-                f"replace it by nn.GroupNorm({groups}, {module.num_features})",
+                f"replace it by {_instead_of(module)}",
             )
     elif isinstance(module, instancenorm._InstanceNorm):
         if module.track_running_stats and module.training:
@@ -195,6 +194,14 @@ def _has(tensor: Tensor, count: int) -> bool:
     return tensor.dim() > 0 and tensor.shape[0] == count
 
 
-def _divisor(channels: int) -> int:
-    """A number of groups that divides the channels, 32 if possible."""
-    return next(groups for groups in (32, 16, 8, 4, 2, 1) if channels % groups == 0)
+def _instead_of(module: batchnorm._BatchNorm) -> str:
+    """A layer that normalises each record alone.
+
+    Groups have four channels or more: without further dimensions, a group of one becomes zero.
+    """
+    channels = module.num_features
+    groups = next((g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels >= 4 * g), 1)
+    grouped = f"nn.GroupNorm({groups}, {channels})"
+    if isinstance(module, nn.BatchNorm1d):
+        return f"nn.LayerNorm({channels}); on [records, {channels}, length] by {grouped}"
+    return grouped

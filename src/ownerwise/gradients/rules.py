@@ -60,7 +60,9 @@ def _batch_norm_guard(
     training = kwargs.get("training", args[4] if len(args) > 4 else False)
     if training:
         problem = Refused(
-            "batch_norm", "batch statistics mix the records", "use GroupNorm(affine=False)"
+            "batch_norm",
+            "batch statistics mix the records",
+            "use layer_norm, or group_norm on images",
         )
         if tape.problems is None:
             raise problem

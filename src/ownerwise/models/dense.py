@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 from torch import nn
 
+from ownerwise.errors import OwnerwiseError
 from ownerwise.models.activations import Activation, activation_maker
 
 
@@ -20,9 +23,20 @@ def mlp(
 
     Inputs [batch, inputs], or of any shape with so many numbers per record.
     """
+    if problems := hidden_problems(hidden):
+        raise OwnerwiseError(problems)
     make = activation_maker(activation)
     layers = [m for i, o in pairwise([inputs, *hidden]) for m in (nn.Linear(i, o), make())]
     return nn.Sequential(nn.Flatten(), *layers, nn.Linear([inputs, *hidden][-1], classes))
+
+
+def hidden_problems(hidden: Any) -> list[str]:
+    """Return what is wrong with the sizes of hidden layers."""
+    if isinstance(hidden, str) or not np.iterable(hidden):
+        return [f"hidden={hidden!r}: expected a list of sizes, such as [{hidden}]"]
+    if all(isinstance(size, int | np.integer) and size > 0 for size in hidden):
+        return []
+    return [f"hidden={hidden!r}: expected whole numbers of at least 1, one for each hidden layer"]
 
 
 def linear_head(inputs: int, classes: int) -> nn.Sequential:
