@@ -101,6 +101,38 @@ def test_budgets_in_the_configuration_and_a_single_logit(tmp_path):
     assert run.history[-1]["validation"]["accuracy"] > 0.5
 
 
+def test_delta_is_for_owners_whose_table_has_none(tmp_path):
+    found = table(tmp_path)
+    (tmp_path / "budgets.csv").write_text(
+        "owner,epsilon,delta\nclinic 0,strict,1e-7\nclinic 1,4,\nclinic 2,8,1e-8\n"
+    )
+    found["owners"]["delta"] = 1e-6
+    made = assemble(make_config(found, tmp_path), folder=tmp_path / "run")
+    assert made.plan.deltas.tolist() == [1e-7, 1e-6, 1e-8]
+
+
+def test_all_problems_of_budgets_and_records_at_once(tmp_path):
+    found = table(tmp_path)
+    found["owners"] = {"epsilon": {"clinic 0": 0, "clinic 1": 4}}
+    with pytest.raises(ow.OwnerwiseError) as caught:
+        assemble(make_config(found, tmp_path), folder=tmp_path / "run")
+    message = str(caught.value)
+    assert "epsilon of owner clinic 0 (0)" in message
+    assert "record without budget: owner clinic 2" in message
+
+
+def test_advice_names_keys_of_the_configuration(tmp_path):
+    found = table(tmp_path)
+    found["owners"] = {"epsilon": {"clinic 0": "high", "clinic 1": 4, "clinic 2": 5, "clinic 3": 6}}
+    with pytest.raises(ow.OwnerwiseError) as caught:
+        assemble(make_config(found, tmp_path), folder=tmp_path / "run")
+    message = str(caught.value)
+    assert "give owners.levels" in message
+    assert "without records: clinic 3" in message
+    assert "levels={" not in message
+    assert "records=" not in message
+
+
 def test_numbers_as_owner_ids(tmp_path):
     (tmp_path / "t.csv").write_text(
         "x,y,id\n" + "\n".join(f"{n % 7},{n % 2},{n % 3}" for n in range(90)) + "\n"
@@ -203,7 +235,7 @@ def test_a_resumed_run_keeps_its_plan_and_lists_what_changed(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": {"name": "mlp", "hidden": "wide"}}, "model mlp cannot be built"),
+        ({"model": {"name": "mlp", "hidden": "wide"}}, "hidden='wide': expected a list of sizes"),
         ({"model": {"name": "mlp", "activation": "rely"}}, "rely"),
         ({"owners": {"epsilon": {"a": 1.0}, "column": "sex"}}, "digits has the columns none"),
         ({"data": {"name": "digits", "validation_share": 1e-4}}, "holds out 0 of"),

@@ -121,9 +121,8 @@ class TestSources:
         parquet.write_table(table, tmp_path / "budgets.parquet")
         assert_is_rows(Owners.from_table(tmp_path / "budgets.parquet"))
 
-    def test_arguments_go_before_columns(self, frame):
-        owners = Owners.from_table(frame, delta=1e-8, records=dict.fromkeys(ROWS["owner"], 7))
-        assert owners.delta.tolist() == [1e-8] * 3
+    def test_declared_records_go_before_the_column(self, frame):
+        owners = Owners.from_table(frame, records=dict.fromkeys(ROWS["owner"], 7))
         assert owners.records.tolist() == [7] * 3
 
     def test_without_a_records_column_one_record_each_is_assumed(self, frame):
@@ -138,6 +137,66 @@ class TestSources:
         assert len(owners) == 12
         assert (owners.epsilon.min(), owners.epsilon.max()) == (0.5, 8.0)
         assert owners.total_records == 20_000
+
+
+class TestDeltas:
+    """A delta that an owner set always holds; the argument is for owners who set none."""
+
+    BLANK = "owner,epsilon,delta\nb,2,\na,1,1e-7\nc,3, \n"
+
+    @pytest.mark.parametrize(
+        "delta", [None, 1e-3, dict.fromkeys(ROWS["owner"], 1e-3), np.full(3, 1e-3)]
+    )
+    @pytest.mark.parametrize("kind", ["frame", "csv", "parquet"])
+    def test_a_column_of_the_table_always_holds(self, tmp_path, frame, kind, delta):
+        table = frame
+        if kind == "csv":
+            table = tmp_path / "budgets.csv"
+            frame.to_csv(table, index=False)
+        elif kind == "parquet":
+            table = tmp_path / "budgets.parquet"
+            frame.to_parquet(table)
+        assert_is_rows(Owners.from_table(table, delta))
+        ids = np.repeat(ROWS["owner"], ROWS["records"])
+        assert Owners(ids, table, delta).delta.tolist() == [1e-6, 1e-6, 1e-5]
+
+    @pytest.mark.parametrize("gap", [None, np.nan, pd.NA, ""])
+    def test_blank_cells_of_a_frame_are_filled(self, frame, gap):
+        blank = frame.assign(delta=[gap, 1e-7, gap])
+        assert Owners.from_table(blank).delta.tolist() == [1e-5, 1e-5, 1e-7]
+        assert Owners.from_table(blank, 1e-8).delta.tolist() == [1e-8, 1e-8, 1e-7]
+
+    def test_blank_cells_of_a_nullable_column_are_filled(self, frame):
+        blank = frame.assign(delta=pd.array([None, 1e-7, None], dtype="Float64"))
+        assert Owners.from_table(blank, 1e-8).delta.tolist() == [1e-8, 1e-8, 1e-7]
+
+    def test_blank_cells_of_csv_are_filled(self, tmp_path):
+        path = write(tmp_path, self.BLANK)
+        assert Owners.from_table(path).delta.tolist() == [1e-7, 1e-5, 1e-5]
+        assert Owners.from_table(path, 1e-8).delta.tolist() == [1e-7, 1e-8, 1e-8]
+
+    def test_blank_cells_of_parquet_are_filled(self, tmp_path):
+        columns = {"owner": [9, 1], "epsilon": [1.0, 2.0], "delta": [None, 1e-7]}
+        parquet.write_table(pa.table(columns), tmp_path / "budgets.parquet")
+        owners = Owners.from_table(tmp_path / "budgets.parquet", delta=1e-8)
+        assert owners.delta.tolist() == [1e-7, 1e-8]
+
+    def test_a_column_without_any_delta_is_filled(self, tmp_path):
+        path = write(tmp_path, "owner,epsilon,delta\na,1,\nb,2,\n")
+        assert Owners.from_table(path).delta.tolist() == [1e-5, 1e-5]
+
+    @pytest.mark.parametrize("delta", [{"a": 1e-4, "b": 1e-8, "c": 1e-9}, [1e-4, 1e-8, 1e-9]])
+    def test_every_owner_gets_its_own_of_several(self, tmp_path, delta):
+        owners = Owners.from_table(write(tmp_path, self.BLANK), delta)
+        assert owners.delta.tolist() == [1e-7, 1e-8, 1e-9]
+
+    def test_a_wrong_delta_is_reported_whether_it_is_needed_or_not(self, tmp_path, frame):
+        only_problem(frame, "delta of all owners (2)", delta=2)
+        path = write(tmp_path, "owner,epsilon,delta\na,1,\nb,2,0\nc,3,little\n")
+        own, number, given = problems(path, delta={"a": None, "b": 1e-5, "c": 1e-5})
+        assert "delta of owner c ('little', row 4)" in own
+        assert "delta of owner b ('0', row 3)" in number
+        assert "delta of owner a (None)" in given
 
 
 class TestBadFiles:
@@ -176,13 +235,35 @@ class TestBadFiles:
 class TestBadTables:
     @pytest.mark.parametrize("text", ["", "\n\n", "\ufeff"])
     def test_empty_file(self, tmp_path, text):
-        only_problem(write(tmp_path, text), "no column owner, epsilon", "expected owner, epsilon")
+        only_problem(write(tmp_path, text), "budgets.csv is empty; expected", "owner, epsilon")
 
     def test_header_alone(self, tmp_path):
-        only_problem(write(tmp_path, "owner,epsilon\n"), "no rows", "one row per owner")
+        path = write(tmp_path, "owner,epsilon\n")
+        only_problem(path, "has a header and no rows", "one row per owner")
+
+    @pytest.mark.parametrize(
+        ("text", "mark"),
+        [
+            ("owner;epsilon;delta\na;1;1e-5\nb;2,5;1e-5\n", "';'"),
+            ('\n"owner";"epsilon"\n"a";"1"\n', "';'"),
+            ("owner\tepsilon\na\t1\n", r"'\t'"),
+        ],
+    )
+    def test_another_separator(self, tmp_path, text, mark):
+        only_problem(write(tmp_path, text), f"looks separated by {mark}; expected commas")
+
+    def test_names_that_differ_by_case(self, tmp_path):
+        path = write(tmp_path, "Owner,EPSILON,records\n1,1,5\n2,-2,5\n")
+        names, value = problems(path)
+        assert "column Owner, EPSILON; expected owner, epsilon, in small letters" in names
+        assert "epsilon of owner 2 (-2.0, row 3)" in value
+
+    def test_a_column_in_two_spellings(self, tmp_path):
+        path = write(tmp_path, "owner,epsilon,Epsilon\na,1,2\n")
+        assert "more than one column epsilon" in problems(path)[-1]
 
     def test_empty_frame(self, frame):
-        only_problem(frame.iloc[:0], "the table has no rows", "one row per owner")
+        only_problem(frame.iloc[:0], "the table has a header and no rows", "one row per owner")
 
     def test_unknown_columns_and_a_wrong_value(self, tmp_path):
         path = write(tmp_path, "owner,epsilon,name,town\na,-1,x,y\n")
@@ -213,11 +294,11 @@ class TestBadTables:
         assert "record without budget: owner b (" in budget
 
     def test_cells_that_are_no_numbers(self, tmp_path):
-        path = write(tmp_path, 'owner,epsilon,delta,records\na,"0,5",,many\nb,1,1e-5,2\n')
+        path = write(tmp_path, 'owner,epsilon,delta,records\na,"0,5",none,many\nb,1,1e-5,2\n')
         epsilon, delta, records = problems(path)
         assert "epsilon of owner a ('0,5', row 2) in" in epsilon
         assert "give levels=" in epsilon
-        assert "delta of owner a ('', row 2)" in delta
+        assert "delta of owner a ('none', row 2)" in delta
         assert "records of owner a ('many', row 2)" in records
         assert all(str(path) in text for text in (epsilon, delta, records))
 

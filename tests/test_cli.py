@@ -47,6 +47,18 @@ def test_levels(tmp_path, capsys):
     assert "0.5" in capsys.readouterr().out
     assert main(["plan", str(table), *REQUEST, "--level", "high=0.5", "--level", "low:4"]) == 2
     assert "expected NAME=EPSILON" in capsys.readouterr().err
+    assert main(["plan", str(table), *REQUEST]) == 2
+    message = capsys.readouterr().err
+    assert "known levels: none; give --level NAME=EPSILON" in message
+    assert "levels={" not in message
+
+
+def test_delta_is_for_owners_whose_table_has_none(tmp_path, capsys):
+    table = tmp_path / "b.csv"
+    table.write_text("owner,epsilon,delta,records\na,1,1e-7,500\nb,2,,500\n")
+    assert main(["plan", str(table), *REQUEST, "--delta", "1e-6", "--json", "--owners"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["delta"] for row in rows] == [[1e-7, 1e-7], [1e-6, 1e-6]]
 
 
 def test_all_problems_at_once_exit_code_2_and_nothing_written(tmp_path, capsys):
@@ -71,7 +83,8 @@ def test_all_problems_at_once_exit_code_2_and_nothing_written(tmp_path, capsys):
     [
         (None, REQUEST, "table.csv"),
         ("", REQUEST, "table.csv"),
-        ("owner,epsilon\n", REQUEST, "no rows"),
+        ("owner,epsilon\n", REQUEST, "a header and no rows"),
+        ("owner;epsilon\na;1\n", REQUEST, "looks separated by ';'; expected commas"),
         ("owner,epsilon\na,1\na,2\n", REQUEST, "more than once"),
         ("owner,epsilon,records\na,1,50\n", REQUEST, "at most the 50 declared"),
         ("owner,epsilon,records\na,1,500\n", ["--steps", "9"], "1 of steps, batch_size"),
@@ -84,6 +97,34 @@ def test_bad_input_is_explained(tmp_path, capsys, content, arguments, message):
         table.write_text(content)
     assert main(["plan", str(table), *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+NO_RECORDS = "no column records: one record per owner is assumed; add the column"
+
+
+def test_a_table_without_records_is_planned_with_a_warning(tmp_path, capsys):
+    table = tmp_path / "b.csv"
+    table.write_text("owner,epsilon\na,1\nb,2\n")
+    out = tmp_path / "plan.json"
+    request = ["plan", str(table), "--steps", "10", "--batch-size", "1"]
+    assert main([*request, "--out", str(out)]) == 0
+    assert f"ownerwise: warning: {table}: {NO_RECORDS}" in capsys.readouterr().err
+    assert main([*request, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert NO_RECORDS in captured.err
+    assert json.loads(captured.out)["rows"]
+    assert main(["plan", str(EXAMPLE), *REQUEST]) == 0
+    assert NO_RECORDS not in capsys.readouterr().err
+
+
+def test_a_batch_beyond_assumed_records(tmp_path, capsys):
+    table = tmp_path / "b.csv"
+    table.write_text("owner,epsilon\na,1\nb,2\n")
+    assert main(["plan", str(table), *REQUEST]) == 2
+    message = capsys.readouterr().err
+    assert "1 problem," in message
+    assert f"batch_size 64 for 2 owners; {table}: {NO_RECORDS}" in message
+    assert "declared" not in message
 
 
 def test_a_folder_as_out_is_refused(tmp_path, capsys):
@@ -102,3 +143,11 @@ def test_installed_command_runs():
     command = [os.path.join(os.path.dirname(sys.executable), "ownerwise"), "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"ownerwise {ow.__version__}"
+
+
+def test_a_reader_that_stops_early_is_no_problem():
+    program = Path(sys.executable).with_name("ownerwise")
+    command = f"{program} experiments list | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""

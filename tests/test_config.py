@@ -111,7 +111,7 @@ def test_all_problems_at_once():
             {"owners": {"assignment": {"kind": "by_class", "budgets": [1], "seed": 1}}},
             "owners.assignment.seed is not known",
         ),
-        ({"model": {}}, "model.name is 'None'"),
+        ({"model": {}}, "model.name is missing; expected one of"),
         ({"model": {"name": "mpl"}}, "did you mean 'mlp'?"),
         ({"training": {}}, "training.lr is missing"),
         ({"training": {"lr": 1, "schedule": {"name": "cosine", "warmup": 900}}}, "warmup is 900"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import Dataset
 
 import ownerwise as ow
 import step_tools
@@ -241,3 +242,33 @@ def test_lost_checkpoints_are_not_papered_over(tmp_path):
 def test_resume_needs_a_folder():
     with pytest.raises(ow.OwnerwiseError, match="needs the folder"):
         tools.make_trainer().fit(tools.data(), resume=True)
+
+
+class Failing(Dataset):
+    """Fails once when so many records have been drawn (the first ones are a trial)."""
+
+    def __init__(self, times):
+        self.left = times
+
+    def __len__(self):
+        return len(tools.data()[0])
+
+    def __getitem__(self, number):
+        self.left -= 1
+        if self.left == 0:
+            raise MemoryError("at a batch that holds a certain record")
+        inputs, targets = tools.data()
+        return inputs[number], targets[number]
+
+
+def test_a_step_whose_batch_fails_is_spent(tmp_path):
+    """Drawing it anew would choose batches by the records in them."""
+    folder, records = tmp_path / "run", Failing(times=90)
+    trainer = tools.make_trainer(folder=folder, seed=None)
+    with pytest.raises(MemoryError):
+        trainer.fit(records)
+    spent = json.loads((folder / "steps.json").read_text())["steps_spent"]
+    assert 0 < spent < trainer.plan.steps
+    run = tools.make_trainer(folder=folder, seed=None).fit(records, resume=True)
+    assert run.steps_spent == trainer.plan.steps
+    assert run.updates < trainer.plan.steps

@@ -15,10 +15,11 @@ from torch.nn import functional
 
 from ownerwise import data as data_sets
 from ownerwise import models
+from ownerwise.budget_tables import reworded
 from ownerwise.config import Config, model_options
 from ownerwise.data import DataSet, Records, assign
 from ownerwise.data.assign import Assignment
-from ownerwise.errors import OwnerwiseError, PlanError
+from ownerwise.errors import BudgetError, OwnerwiseError, PlanError
 from ownerwise.losses import Loss
 from ownerwise.mechanisms import (
     INO,
@@ -195,7 +196,12 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
         table = config.base / asked["budgets"]
     elif ids.dtype.kind == "i":  # keys of TOML are text
         table = {int(key) if key.lstrip("-").isdigit() else key: v for key, v in table.items()}
-    owners = Owners.from_table(table, delta, levels=asked.get("levels")).with_records(ids)
+    try:
+        owners = Owners(ids, table, delta, levels=asked.get("levels"))
+    except BudgetError as error:
+        records = "give owners.budgets, a file with a column records"
+        problems = reworded(error.problems, "owners.levels = { high = 0.5, ... }", records)
+        raise BudgetError(problems) from None
     budgets = dict(zip(owners.ids.tolist(), owners.epsilon.tolist(), strict=True))
     return assign.by_column(data, column, budgets), owners
 

@@ -1,8 +1,9 @@
 """Budgets as people give them: mappings, arrays, DataFrames, CSV and Parquet files.
 
-A table has the columns `owner, epsilon[, delta][, records]`, one row per owner. Whatever the
-source, what comes out is one `Column` for each of epsilon, delta and records. Nothing here stops at
-the first problem: each is added to a list, and reading goes on with what is still known.
+A table has the columns `owner, epsilon[, delta][, records]`, one row per owner; a delta may be left
+blank. Whatever the source, what comes out is one `Column` for each of epsilon, delta and records,
+and one more for the deltas that stand in a table. Nothing here stops at the first problem: each is
+added to a list, and reading goes on with what is still known.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.errors import name_some
+from ownerwise.errors import BudgetError, name_some
 
 COLUMNS = ("owner", "epsilon", "delta", "records")
 DEFAULT_DELTA = 1e-5
+OWN_DELTA = "own delta"
+"""The key of a table's column of deltas, beside "delta" for owners who set none."""
+GIVE_LEVELS = "levels={'high': 0.5, ...}"
+GIVE_RECORDS = "declare the numbers of records with records="
+OTHER_SEPARATOR = "{} looks separated by {!r}; expected commas: export the table again"
 
 Pairs = Sequence[tuple[str, np.ndarray]]
 """The columns of a table as they stand there: name and cells."""
@@ -64,7 +70,8 @@ class Column:
     ) -> np.ndarray:
         """Return the cells as float64, in their shape, and report each that is no valid value.
 
-        `ids` names the owners of cells that have no names of their own.
+        `ids` names the owners of cells that have no names of their own. A delta that a table leaves
+        blank is NaN.
         """
         cells = self.cells.ravel()
         if cells.dtype.kind in "iuf":
@@ -76,10 +83,14 @@ class Column:
             unreadable = np.array([number is None for number in read], dtype=bool)
         expected = "not a number; expected one for each owner: fill it in"
         if self.what == "epsilon":
-            known = name_some(list(levels), shown=10) or "none; give levels={'high': 0.5, ...}"
+            known = name_some(list(levels), shown=10) or f"none; give {GIVE_LEVELS}"
             expected = f"neither a number nor a known level; correct it (known levels: {known})"
+        invalid = ~unreadable & ~_VALID[self.what](values)
+        if self.what == "delta" and self.rows is not None:
+            blank = [at for at in np.flatnonzero(unreadable | invalid) if _is_missing(cells[at])]
+            unreadable[blank] = invalid[blank] = False
         self._report(unreadable, ids, expected, problems)
-        self._report(~unreadable & ~_VALID[self.what](values), ids, _EXPECTED[self.what], problems)
+        self._report(invalid, ids, _EXPECTED[self.what], problems)
         return values.reshape(self.cells.shape)
 
     def _report(
@@ -108,7 +119,8 @@ def read_budgets(
 ) -> dict[str, Column]:
     """Return the columns by name, without those that were not given or cannot be used.
 
-    `epsilon` may be a table; `delta` and `records` then go before its columns of that name.
+    `epsilon` may be a table. `records` then goes before its column of that name; its deltas, under
+    the key `OWN_DELTA`, go before `delta`, which is for owners who set none.
     """
     if hasattr(epsilon, "columns") and hasattr(epsilon, "to_dict"):  # a DataFrame
         pairs = [(str(name), as_array(epsilon[name])) for name in epsilon.columns]
@@ -117,12 +129,16 @@ def read_budgets(
         columns = _read_file(Path(epsilon), problems)
     else:
         columns = _read_argument("epsilon", epsilon, problems)
-    if delta is None and "delta" not in columns:
-        delta = DEFAULT_DELTA
-    for what, given in (("delta", delta), ("records", records)):
-        if given is not None:
-            columns |= _read_argument(what, given, problems)
+    columns = {OWN_DELTA if what == "delta" else what: columns[what] for what in columns}
+    columns |= _read_argument("delta", DEFAULT_DELTA if delta is None else delta, problems)
+    if records is not None:
+        columns |= _read_argument("records", records, problems)
     return columns
+
+
+def reworded(problems: Sequence[str], levels: str, records: str) -> list[str]:
+    """Return problems that advise what to give elsewhere than in Python, in its own words."""
+    return [text.replace(GIVE_LEVELS, levels).replace(GIVE_RECORDS, records) for text in problems]
 
 
 def read_levels(levels: Mapping[str, float] | None, problems: list[str]) -> dict[str, float]:
@@ -273,21 +289,27 @@ def _keyed(
 def _read_table(
     pairs: Pairs, rows: Sequence[int], where: str, problems: list[str]
 ) -> dict[str, Column]:
-    names = [name for name, _ in pairs]
-    unknown = [name for name in names if name not in COLUMNS]
+    names = [name.lower() for name, _ in pairs]
+    unknown = [name for name, _ in pairs if name.lower() not in COLUMNS]
     lacking = [name for name in COLUMNS[:2] if name not in names]
     twice = sorted({name for name in names if names.count(name) > 1})
+    capital = [name for name, _ in pairs if name.lower() in COLUMNS and name not in COLUMNS]
+    if capital:
+        problems.append(
+            f"{where}: column {name_some(capital)}; expected {name_some(capital, str.lower)}, in "
+            "small letters: rename columns"
+        )
     for what, wrong in (("unknown", unknown), ("no", lacking), ("more than one", twice)):
         if wrong:
             problems.append(
                 f"{where}: {what} column {name_some(wrong)}; expected owner, epsilon and, if "
                 "wanted, delta and records, each once: rename or remove columns"
             )
-    columns = {name: cells for name, cells in pairs if name in COLUMNS}
+    columns = {name.lower(): cells for name, cells in pairs if name.lower() in COLUMNS}
     if "owner" not in columns or twice:
         return {}
     if not len(rows):
-        problems.append(f"{where} has no rows; expected one row per owner")
+        problems.append(f"{where} has a header and no rows; expected one row per owner")
         return {}
     return _keyed(columns, columns.pop("owner"), rows, where, problems)
 
@@ -298,6 +320,8 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Column]:
             pairs, rows = _read_parquet(path)
         else:
             pairs, rows = _read_csv(path, problems)
+    except BudgetError as error:
+        problems += error.problems
     except FileNotFoundError:
         problems.append(
             f"no file {path}; expected the path of a CSV or Parquet table (or, with levels=, the "
@@ -320,6 +344,12 @@ def _read_csv(path: Path, problems: list[str]) -> tuple[Pairs, Sequence[int]]:
     rows: list[int] = []
     misfits: list[str] = []
     with path.open(newline="", encoding="utf-8-sig") as file:
+        first = next(filter(str.strip, file), None)
+        if first is None:
+            raise BudgetError(f"{path} is empty; expected a header (owner, epsilon) and rows")
+        if mark := other_separator(first):
+            raise BudgetError(OTHER_SEPARATOR.format(path, mark))
+        file.seek(0)
         reader = csv.reader(file, skipinitialspace=True, strict=True)
         header = [name.strip() for name in next(filter(any, reader), [])]
         valid = [{"owner": "", "delta": "1e-5"}.get(name, "1") for name in header]
@@ -335,10 +365,15 @@ def _read_csv(path: Path, problems: list[str]) -> tuple[Pairs, Sequence[int]]:
             "in the row, and quote names that hold a comma"
         )
     pairs = [
-        (name, _csv_cells(name, list(map(str.strip, cells[at :: len(header)]))))
+        (name, _csv_cells(name.lower(), list(map(str.strip, cells[at :: len(header)]))))
         for at, name in enumerate(header)
     ]
     return pairs, rows
+
+
+def other_separator(header: str) -> str | None:
+    """Return what separates the names of a header without commas; None if nothing does."""
+    return None if "," in header else next((mark for mark in ";\t" if mark in header), None)
 
 
 def _csv_cells(name: str, cells: list[str]) -> np.ndarray:

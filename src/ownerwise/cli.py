@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -26,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.showwarning = _show_warning
         try:
             command(options)
+            sys.stdout.flush()
+        except BrokenPipeError:  # whoever reads has seen enough, such as `head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except OwnerwiseError as error:
             return _complain(error.problems, ", nothing was written")
         except OSError as error:

@@ -212,7 +212,10 @@ def _plan_problems(sections: Mapping[str, Any]) -> Iterator[str]:
 
 def _model_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     options = dict(sections["model"])
-    name = str(options.pop("name", None))
+    if "name" not in options:
+        yield f"model.name is missing; expected one of {', '.join(models.NAMES)}"
+        return
+    name = str(options.pop("name"))
     if name not in models.NAMES:
         yield f"model.name is {name!r}; {_known(name, models.NAMES)}"
         return

@@ -11,7 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.budget_tables import Column, as_array, as_ids, read_budgets, read_levels
+from ownerwise.budget_tables import (
+    GIVE_RECORDS,
+    OWN_DELTA,
+    Column,
+    as_array,
+    as_ids,
+    read_budgets,
+    read_levels,
+)
 from ownerwise.errors import BudgetError, PrivacyWarning, name_some
 
 UNIT = "ONE RECORD, not one owner"
@@ -37,7 +45,8 @@ class Owners:
             attached later (`with_records`).
         epsilon: as above; or a DataFrame, or the path of a CSV or Parquet file, with the columns
             `owner, epsilon[, delta][, records]`. Values may be names of `levels`.
-        delta: as above; by default the table's column, else 1e-5.
+        delta: as above, for owners whose delta does not stand in the table (no such column, or a
+            blank cell); by default 1e-5. A delta in the table always holds.
         records: declared number of records, as above; by default the table's column, else the
             counts of `record_owner`, else one each. Data with other counts is accepted and changes
             nothing: `records` stays as declared.
@@ -93,6 +102,9 @@ class Owners:
         if problems or ids is None:
             raise BudgetError(problems)
 
+        if OWN_DELTA in numbers:
+            own = numbers.pop(OWN_DELTA)
+            numbers["delta"] = np.where(np.isnan(own), numbers["delta"], own)
         basis = "declared"
         if "records" not in columns:
             basis = "assumed one each" if counts is None else "counted"
@@ -265,7 +277,7 @@ def _report_without_records(ids: np.ndarray, counts: np.ndarray, problems: list[
     if not counts.all():
         problems.append(
             f"owner without records: {name_some(ids[counts == 0])} has a budget but none of the "
-            f"records; remove the owner, or declare the numbers of records with records="
+            f"records; remove the owner, or {GIVE_RECORDS}"
         )
 
 

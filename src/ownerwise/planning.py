@@ -185,14 +185,13 @@ def request_problems(
             f"{given} of steps, batch_size and noise_multiplier were given; expected two (the "
             "budgets decide the third)"
         )
-    if steps is not None and not (steps == int(steps) and 1 <= steps <= MAX_STEPS):
-        problems.append(f"steps {steps}: expected a whole number from 1 to {MAX_STEPS}")
+    whole = isinstance(steps, int | float | np.number) and steps == np.floor(steps)
+    if steps is not None and not (whole and 1 <= steps <= MAX_STEPS):
+        problems.append(f"steps {steps!r}: expected a whole number from 1 to {MAX_STEPS}")
     most = float("inf") if total_records is None else total_records
     if batch_size is not None and not 0 < batch_size <= most:
-        problems.append(
-            f"batch_size {batch_size:g}: expected more than 0 and at most the {most:g} declared "
-            "records"
-        )
+        limit = "" if total_records is None else f" and at most the {most:g} declared records"
+        problems.append(f"batch_size {batch_size:g}: expected more than 0{limit}")
     if not MIN_CLIP_NORM <= clip_norm <= 1 / MIN_CLIP_NORM:
         problems.append(
             f"clip_norm {clip_norm}: expected {MIN_CLIP_NORM:g} to {1 / MIN_CLIP_NORM:g}, whose "

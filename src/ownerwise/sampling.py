@@ -61,7 +61,7 @@ class Batch:
         owner_index: position of each record's owner in `plan.owners.ids`, int64 [batch].
         data: the rows: one tensor [batch, ...] per array, or what the collate function made.
         plan_hash: the plan that drew it; None for a batch made by hand.
-        private: False if it was drawn with a fixed seed.
+        private: False if it was drawn with a fixed seed, or made by hand.
     """
 
     step: int
@@ -69,7 +69,7 @@ class Batch:
     owner_index: np.ndarray = field(repr=False)
     data: Any = field(repr=False)
     plan_hash: str | None = field(default=None, repr=False)
-    private: bool = field(default=True, repr=False)
+    private: bool = field(default=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from ownerwise import run_folders, settings
 from ownerwise.averaging import Averaging
+from ownerwise.checkpoints import record_steps
 from ownerwise.constraints import NO_CONSTRAINTS, RateConstraints
 from ownerwise.environment import environment
 from ownerwise.errors import OwnerwiseError
@@ -202,18 +203,30 @@ class Trainer:
         return run
 
     def _train(self, batches: PoissonBatches, step: PrivateStep, recorder: Recorder) -> None:
-        """Take the steps that are left."""
-        with recorder, Interruption() as interruption, self._bar(step) as bar:
-            recorder.record()
-            for batch in batches:
-                for group in step.optimizer.param_groups:
-                    group["lr"] = recorder.rate(batch.step)
-                step(batch)
-                if recorder.record():
-                    bar.set_postfix_str(recorder.summary)
-                bar.update()
-                if interruption.asked and step.steps_spent < self.plan.steps:
-                    raise self._stopped(step, recorder)
+        """Take the steps that are left.
+
+        Whatever fails, the step whose batch was being drawn or used is spent: to draw it anew
+        would choose batches by what is in them.
+        """
+        spent = step.steps_spent
+        try:
+            with recorder, Interruption() as interruption, self._bar(step) as bar:
+                recorder.record()
+                spent += 1  # from here on the first batch is drawn
+                for batch in batches:
+                    for group in step.optimizer.param_groups:
+                        group["lr"] = recorder.rate(batch.step)
+                    step(batch)
+                    if recorder.record():
+                        bar.set_postfix_str(recorder.summary)
+                    bar.update()
+                    if interruption.asked and step.steps_spent < self.plan.steps:
+                        raise self._stopped(step, recorder)
+                    spent = step.steps_spent + 1
+        except BaseException:
+            if self.folder is not None:
+                record_steps(self.folder, self.plan, min(spent, self.plan.steps))
+            raise
 
     def _stopped(self, step: PrivateStep, recorder: Recorder) -> KeyboardInterrupt:
         done = f"stopped after {step.steps_spent} of {self.plan.steps} steps"

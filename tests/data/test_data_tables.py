@@ -130,8 +130,21 @@ class TestRefusals:
         assert len(found) == 4
         assert "'y' (target)" in found[0]
 
+    def test_a_name_that_differs_by_case(self, table):
+        options = OPTIONS | {"target": "Outcome"}
+        call = lambda: load_table(table, features=DECLARED, **options)  # noqa: E731
+        assert len(problems(call, "no column 'Outcome' (target); did you mean 'outcome'?")) == 1
+
     def test_text_without_categories(self, table):
-        problems(lambda: load_table(table, features=["ward"], **OPTIONS), "column ward", "'a'")
+        (problem,) = problems(lambda: load_table(table, features=["age", "ward"], **OPTIONS))
+        assert "column ward: 'a' in record 0" in problem
+        assert "declare its categories, such as ward = ['a', 'b', ...]" in problem
+
+    def test_missing_numbers_without_a_range(self, tmp_path):
+        path = write(tmp_path / "t.csv", "x,y\n1,0\n,0\n")
+        call = lambda: load_table(path, target="y", classes=[0], test_every=None)  # noqa: E731
+        (problem,) = problems(call)
+        assert "column x: 1 values are missing" in problem
 
     @pytest.mark.parametrize("said", [(1, 2, 3), [], ("a", 1), (5, 5)])
     def test_declarations(self, table, said):
@@ -153,8 +166,11 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("name", "content", "word"),
         [
-            ("t.csv", "", "no rows"),
-            ("t.csv", "a,b\n", "no rows"),
+            ("t.csv", "", "is empty"),
+            ("t.csv", "\n\n", "is empty"),
+            ("t.csv", "a,b\n", "has a header and no rows"),
+            ("t.csv", "a;b\n1,5;2\n", "looks separated by ';'; expected commas"),
+            ("t.csv", '"a";"b"\n"1";"2"\n', "looks separated by ';'; expected commas"),
             ("t.csv", "a,b\n1\n", "2 cells"),
             ("t.csv", "a,a\n1,2\n", "twice"),
             ("t.csv", b"\xff\xfe\x00", "CSV"),

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from record_loop import assert_equal, loop, norms_of, run, wavy
+from record_loop import Model, assert_equal, loop, norms_of, run, wavy
 from torch import nn
 from torch.nn import functional
 
@@ -308,3 +308,20 @@ def test_nothing_of_a_pass_stays_in_memory(layer):
     run(Tape(Sequence(layer).double()), torch.randn(5, 3, 4)).weighted_sum(torch.ones(5))
     gc.collect()
     assert sum(type(thing) is Tap for thing in gc.get_objects()) == before
+
+
+def test_records_are_told_from_time_steps_where_few_have_a_gradient():
+    """As many time steps as records, time first, and one record with a loss, whichever it is."""
+    torch.manual_seed(0)
+    model = Model(lambda m, x: m.layer(x.transpose(0, 1)).sum(0), layer=nn.Linear(6, 3).double())
+    x = torch.randn(8, 8, 6, dtype=torch.float64)
+    for chosen in range(8):
+        only = torch.zeros(8, dtype=torch.float64)
+        only[chosen] = 1
+
+        def loss(outputs, only=only):
+            return wavy(outputs) * only[: len(outputs)]
+
+        tape = Tape(model)
+        expected = norms_of(loop(model, x)) * only
+        torch.testing.assert_close(run(tape, x, loss).norms, expected)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ownerwise import plan_tables
 from ownerwise.accounting import ACCOUNTANTS
+from ownerwise.budget_tables import reworded
 from ownerwise.errors import OwnerwiseError
 from ownerwise.owners import Owners
 from ownerwise.planners import METHODS
 from ownerwise.planning import plan, request_problems
+
+ASSUMED = "assumed one each"
+NO_RECORDS = "{}: no column records: one record per owner is assumed; add the column"
 
 
 def add(commands: Any) -> None:
@@ -66,12 +71,14 @@ def _run(options: argparse.Namespace) -> None:
             options.budgets, delta=options.delta, levels=_levels(options.level, problems)
         )
     except OwnerwiseError as error:
-        problems += error.problems
-    problems += request_problems(owners.total_records if owners else None, **request)
+        problems += reworded(error.problems, "--level NAME=EPSILON", "add a column records")
+    problems += _request_problems(owners, options, request)
     if options.out is not None and options.out.is_dir():
         problems.append(f"--out {options.out} is a folder; expected the name of a file")
     if problems or owners is None:
         raise OwnerwiseError(problems)
+    if owners.records_basis == ASSUMED:
+        print(f"ownerwise: warning: {NO_RECORDS.format(options.budgets)}", file=sys.stderr)
     made = plan(owners, strict=options.strict, **request)
     if options.out is not None:
         made.save(options.out)
@@ -83,6 +90,21 @@ def _run(options: argparse.Namespace) -> None:
     print(f"Verified by {made.verify()}.")
     if options.out is not None:
         print(f"Written to {options.out}.")
+
+
+def _request_problems(
+    owners: Owners | None, options: argparse.Namespace, request: Mapping[str, Any]
+) -> list[str]:
+    """Return everything wrong with the request, given the records that the table declares."""
+    if owners is None:
+        return request_problems(None, **request)
+    if owners.records_basis != ASSUMED:
+        return request_problems(owners.total_records, **request)
+    problems = request_problems(None, **request)
+    if options.batch_size is not None and options.batch_size > len(owners):
+        assumed = NO_RECORDS.format(options.budgets)
+        problems.append(f"batch_size {options.batch_size:g} for {len(owners)} owners; {assumed}")
+    return problems
 
 
 def _levels(pairs: Sequence[str], problems: list[str]) -> dict[str, float] | None:

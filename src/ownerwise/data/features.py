@@ -86,8 +86,9 @@ def encode(
             blocks.append(_one_hot(column, feature, problems))
             names += [f"{feature.name}={value}" for value in feature.values]
         else:
+            before = len(problems)
             values = _scaled(_numbers(column, feature.name, problems), feature, scale, train)
-            if np.isnan(values).any():
+            if len(problems) == before and np.isnan(values).any():
                 problems.append(
                     f"column {feature.name}: {int(np.isnan(values).sum())} values are missing; "
                     "expected none where no range is declared: declare one, or fill them in"
@@ -162,9 +163,10 @@ def _numbers(column: Sequence[Any], name: str, problems: list[str]) -> np.ndarra
     if isinstance(column, np.ndarray) and column.dtype.kind in "iufb":
         values = column.astype(np.float64)
         wrong = [f"{values[at]} in record {at}" for at in np.flatnonzero(np.isinf(values))]
+        texts = []
     else:
         values = np.full(len(column), np.nan)
-        wrong = []
+        wrong, texts = [], []
         for at, cell in enumerate(column):
             if cell in MISSING:
                 continue
@@ -172,11 +174,16 @@ def _numbers(column: Sequence[Any], name: str, problems: list[str]) -> np.ndarra
                 values[at] = float(cell)
             except (TypeError, ValueError):
                 wrong.append(f"{cell!r} in record {at}")
+                texts.append(str(cell))
             else:
                 if math.isinf(values[at]):
                     wrong.append(f"{cell!r} in record {at}")
     if wrong:
-        problems.append(f"column {name}: {name_some(wrong)}; expected finite numbers")
+        advice = ""
+        if texts:
+            listed = ", ".join(map(repr, sorted(set(texts))[:3]))
+            advice = f": correct them, or declare its categories, such as {name} = [{listed}, ...]"
+        problems.append(f"column {name}: {name_some(wrong)}; expected finite numbers{advice}")
     return values
 
 

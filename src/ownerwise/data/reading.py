@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ownerwise.budget_tables import OTHER_SEPARATOR, other_separator
 from ownerwise.errors import OwnerwiseError, name_some
 
 _OPEN = {".gz": gzip.open, ".xz": lzma.open}
@@ -68,6 +69,11 @@ def read_rows(path: Path, columns: int | None = None) -> list[list[str]]:
     """
     with reading(path, "CSV"):
         text = read_bytes(path).decode("utf-8-sig")
+        first = next(filter(str.strip, text.splitlines()), None)
+        if first is None:
+            raise OwnerwiseError(f"{path} is empty (no rows); get it again")
+        if mark := other_separator(first):
+            raise OwnerwiseError(OTHER_SEPARATOR.format(path, mark))
         reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
         rows, misfits = [], []
         for row in reader:

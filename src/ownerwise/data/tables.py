@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,8 @@ def load_table(
     chosen = dict.fromkeys(others) if features is None else _declarations(features)
     named |= {f"features {name}": name for name in chosen}
     problems = [
-        f"{path.name} has no column {name!r} ({what}); expected one of "
-        f"{name_some(list(cells), repr, shown=20)}"
+        f"{path.name} has no column {name!r} ({what}); {_spelled_otherwise(name, cells)}expected "
+        f"one of {name_some(list(cells), repr, shown=20)}"
         for what, name in named.items()
         if name is not None and name not in cells
     ]
@@ -118,6 +118,8 @@ def _read(path: Path) -> Mapping[str, Any]:
         header, *rows = read_rows(path)
         if len(set(header)) < len(header):
             raise OwnerwiseError(f"{path}: a column name stands twice in the header: rename it")
+        if not rows:
+            raise OwnerwiseError(f"{path} has a header and no rows; expected one row per record")
         columns = by_column(path, rows, header)
     elif kind == ".txt":
         columns = _attributes(path)
@@ -133,6 +135,12 @@ def _read(path: Path) -> Mapping[str, Any]:
             "at least one"
         )
     return columns
+
+
+def _spelled_otherwise(name: str, known: Iterable[str]) -> str:
+    """Return a question if a name is known in other letters, capital or small."""
+    same = next((other for other in known if other.lower() == name.lower()), None)
+    return "" if same is None else f"did you mean {same!r}? "
 
 
 def _attributes(path: Path) -> dict[str, tuple]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from ownerwise.gradients.problems import Problem
 from ownerwise.gradients.taps import Tap
 
 __all__ = ["find_layouts"]
+
+_DIVISIONS = 2  # ways to divide the batch that are tried at most
 
 
 def find_layouts(
@@ -58,24 +60,23 @@ def _observe_layouts(
 ) -> tuple[bool, list[Problem]]:
     """Find every tap's layout; whether all were really seen (none had a zero gradient)."""
     count = len(losses)
-    # A private generator: the user's random stream must not shift. Half of the records, never
-    # all or none, and no periodic pattern that a folded layout could imitate.
-    generator = torch.Generator().manual_seed(count)
-    kept = torch.zeros(count, dtype=torch.bool)
-    kept[torch.randperm(count, generator=generator)[: (count + 1) // 2]] = True
-    kept = kept.to(losses.device)
+    generator = torch.Generator().manual_seed(count)  # a private one: the user's must not shift
     seen: set[int] = set()
-
-    def arrived(tap: Tap, gradient: Tensor) -> None:
-        trials = candidates(tap.shape, count, tap.dims)
-        passed = [(t, *keeps_apart(t, gradient, kept)) for t in trials]
-        tap.trials = [t for t, apart, _ in passed if apart]
-        if any(apart and touched for _, apart, touched in passed):
-            seen.add(id(tap))
-
     for tap in taps:
         tap.trials = candidates(tap.shape, count, tap.dims)
-    observe(kept.to(losses.dtype), arrived)
+    for number, half in enumerate(_halves(count, generator)):
+        kept = half.to(losses.device)
+
+        def arrived(tap: Tap, gradient: Tensor, kept: Tensor = kept) -> None:
+            passed = [(t, *keeps_apart(t, gradient, kept)) for t in tap.trials]
+            tap.trials = [t for t, apart, _ in passed if apart]
+            if any(apart and touched for _, apart, touched in passed):
+                seen.add(id(tap))
+
+        observe(kept.to(losses.dtype), arrived)
+        decided = all(len(tap.trials) < 2 for tap in taps)
+        if decided and (number or len(seen) == len(taps)):  # after both halves nothing is unseen
+            break
     problems = []
     for tap in taps:
         if tap.trials:
@@ -90,3 +91,15 @@ def _observe_layouts(
             )
         )
     return len(seen) == len(taps), problems
+
+
+def _halves(count: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield halves of the records, one and the other: many records may have no gradient at all.
+
+    Never all or none, and no periodic pattern that a folded layout could imitate.
+    """
+    for _ in range(_DIVISIONS):
+        half = torch.zeros(count, dtype=torch.bool)
+        half[torch.randperm(count, generator=generator)[: (count + 1) // 2]] = True
+        yield half
+        yield ~half
