@@ -114,3 +114,15 @@ def test_half_a_line_is_no_line(tmp_path):
     assert runs.read_history(path) == [{"step": 0}]
     path.write_text('{"step": 0}\n{"step": 4}')
     assert runs.read_history(path) == [{"step": 0}], "without its end a line may be cut"
+
+
+def test_the_model_of_a_run_is_found_in_its_folder(tmp_path):
+    """Also the averaged one, which is the result of a run with averaging."""
+    model = tools.make_model()
+    trainer = tools.make_trainer(model=model, folder=tmp_path / "run", averaging=0.9)
+    run = trainer.fit(tools.data())
+    fresh = tools.make_model(seed=1)
+    fresh.load_state_dict(Run.load(run.folder).weights())
+    assert tools.same(tools.weights_of(fresh), tools.weights_of(model))
+    with pytest.raises(ow.OwnerwiseError, match="a run in memory has no checkpoint"):
+        tools.make_trainer().fit(tools.data()).weights()

@@ -113,6 +113,11 @@ def latest(folder: str | os.PathLike) -> Path | None:
     return found[-1] if found else None
 
 
+def weights(path: str | os.PathLike) -> dict[str, Tensor]:
+    """Return the model's tensors in a checkpoint, by the names of its `state_dict`."""
+    return _of_model(_read(Path(path))[1])
+
+
 def load(
     path: str | os.PathLike,
     plan: Plan,
@@ -138,7 +143,7 @@ def load(
             f"{_seed_name(seed)}: resume with the same kind of stream"
         )
     spent = max(header["steps_spent"], _ledger_steps(path.parent, plan, problems))
-    stored = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
+    stored = _of_model(tensors)
     there, here = _kinds(stored), _kinds(model.state_dict())
     if wrong := sorted({name for name, _ in there.items() ^ here.items()}):
         name = wrong[0]
@@ -158,6 +163,10 @@ def load(
     optimizer.load_state_dict(_restore_optimizer(header["optimizer"], tensors))
     steps_spent = header["steps_spent"] if seed is not None else spent
     return Checkpoint(header["updates"], steps_spent, seed, header.get("plugs", {}), path)
+
+
+def _of_model(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
 
 
 def _seed_name(seed: int | None) -> str:

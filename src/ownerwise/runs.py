@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from torch import Tensor
 
 from ownerwise import checkpoints
 from ownerwise.errors import OwnerwiseError
@@ -88,6 +89,14 @@ class Run:
     def epsilon(self) -> np.ndarray:
         """Return what every owner's records have spent."""
         return self.plan.epsilon(steps=self.steps_spent)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the model's tensors in the newest checkpoint, for `model.load_state_dict`."""
+        newest = None if self.folder is None else checkpoints.latest(self.folder)
+        if newest is None:
+            where = "a run in memory" if self.folder is None else self.folder
+            raise OwnerwiseError(f"{where} has no checkpoint: train with folder=, to a first one")
+        return checkpoints.weights(newest)
 
     def report(self, path: str | PathLike, *others: Run) -> None:
         """Write the HTML report of this run, beside others if given."""

@@ -137,7 +137,9 @@ def test_prices_are_the_gradient_of_the_priced_constraints():
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
-@pytest.mark.parametrize("loss", [functional.cross_entropy, torch.nn.CrossEntropyLoss()], ids=str)
+@pytest.mark.parametrize(
+    "loss", [functional.cross_entropy, torch.nn.CrossEntropyLoss()], ids=["function", "module"]
+)
 def test_the_loss_of_a_record_is_its_own_plus_the_price_of_its_shares(loss, temperature):
     prices = torch.randn(PART.shape, generator=torch.Generator().manual_seed(5)).double()
     fair = made(temperature=temperature)
