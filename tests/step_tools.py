@@ -53,7 +53,7 @@ def batch_of(inputs, targets, step: int = 0, indices=None) -> Batch:
         first = next(iter(first.values() if isinstance(first, dict) else first))
     indices = np.arange(len(first)) if indices is None else np.asarray(indices, dtype=np.int64)
     owner_index = owners().record_owner_index[indices].astype(np.int64)
-    return Batch(step, indices, owner_index, (inputs, targets))
+    return Batch(step, indices, owner_index, (inputs, targets), private=True)
 
 
 def make_step(model, loss, *, plan=None, optimizer=None, seed=SEED, **options) -> ow.PrivateStep:

@@ -294,7 +294,7 @@ def test_declared_counts_decide_and_real_ones_change_nothing():
         ({"steps": 10, "batch_size": 1001}, "batch_size 1001: .*at most the 1000 declared"),
         ({"steps": 10, "batch_size": 0}, "batch_size 0: expected more than 0"),
         ({"steps": 10, "batch_size": float("nan")}, "batch_size nan"),
-        ({"steps": 10, "batch_size": 5, "clip_norm": -1}, "clip_norm -1: expected a positive"),
+        ({"steps": 10, "batch_size": 5, "clip_norm": -1}, "clip_norm -1: expected 1e-10 to 1e"),
         ({"steps": 10, "noise_multiplier": float("inf")}, "noise_multiplier inf"),
         ({"steps": 10, "batch_size": 5, "method": "smaple"}, "did you mean 'sample'"),
         ({"steps": 10, "batch_size": 5, "accountant": "prv"}, "expected one of pld, rdp"),

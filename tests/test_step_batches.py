@@ -7,7 +7,8 @@ from torch import nn
 from torch.nn import functional
 
 import ownerwise as ow
-from step_tools import RECORDS, make_plan, one_thread, owners, seeded
+from ownerwise.sampling import Batch
+from step_tools import RECORDS, batch_of, example, make_plan, one_thread, owners, seeded
 
 one_thread = pytest.fixture(autouse=True)(one_thread)
 
@@ -99,3 +100,14 @@ def test_with_equal_masks_dropout_keeps_to_the_sensitivity():
             sums.append(torch.cat([t.flatten() for t in total.values()]))
         bound = plan.clip_norms[owners().record_owner_index[chosen[gone]]]
         assert float((sums[0] - sums[1]).norm()) <= bound * (1 + 1e-5)
+
+
+def test_a_batch_made_by_hand_is_not_private():
+    """Nobody knows how its records were chosen."""
+    model, inputs, labels = example("mlp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ow.PrivateStep(model, make_plan(), optimizer, functional.cross_entropy)
+    drawn = batch_of(inputs, labels)
+    assert step.private
+    step(Batch(0, drawn.indices, drawn.owner_index, drawn.data))
+    assert not step.private

@@ -122,8 +122,8 @@ def value_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
 def _class_problems(outputs: Tensor, targets: Tensor) -> list[str]:
     if outputs.dim() < 2 or outputs.shape[1:] == (1,):
         return [
-            f"the outputs are {described(outputs)}, and this loss compares one output per class: "
-            "give the model as many as there are classes, or one, and "
+            f"the outputs are {described(outputs)}, one class; this loss compares one output per "
+            "class: give the model as many as there are classes, or one, and "
             "loss=binary_cross_entropy_with_logits with y[:, None].float()"
         ]
     if targets.is_floating_point() and targets.shape == outputs.shape:

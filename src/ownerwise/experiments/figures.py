@@ -159,10 +159,9 @@ def trade_off(study: Study) -> Any:
             if points:
                 above = 3 if method == BASELINE else 2
                 x, x_error, y, y_error = zip(*points, strict=True)
-                axis.errorbar(
-                    x, y, y_error, x_error, marker=marker, label=family, zorder=above,
-                    linewidth=1, elinewidth=0.6, alpha=0.8,
-                )  # fmt: skip
+                (drawn,) = axis.plot(x, y, marker=marker, label=family, zorder=above)
+                colour = drawn.get_color()
+                axis.errorbar(x, y, y_error, x_error, fmt="none", ecolor=colour, elinewidth=0.5)
         if "ino" in study.methods:
             x, _, y, _ = _point(study.methods["ino"], overall)
             axis.plot(x, y, "*", color="black", markersize=11, zorder=4)
