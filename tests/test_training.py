@@ -315,6 +315,7 @@ def test_classes_of_validation_data_are_checked_too():
     ("option", "message"),
     [
         ({"weights": "ino"}, r"weights='ino': expected an object, such as ow.INO\(\)"),
+        ({"weights": ow.INO}, r"weights=INO: expected an object, such as ow.INO\(\)"),
         ({"clipping": "auto_s"}, r"clipping='auto_s': expected an object, such as ow.AutoS\(\)"),
         ({"clipping": ow.AutoS}, r"clipping=AutoS: expected an object, such as ow.AutoS\(\)"),
         ({"optimizer": "adam"}, "optimizer='adam': expected the class, such as torch.optim.Adam"),

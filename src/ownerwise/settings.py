@@ -48,7 +48,8 @@ def describe_plug(plug: Any) -> dict[str, Any] | None:
         return None
     if isinstance(plug, INO):
         return _describe_ino(plug)
-    fields = dataclasses.fields(plug) if dataclasses.is_dataclass(plug) else ()
+    made = dataclasses.is_dataclass(plug) and not isinstance(plug, type)  # a class is refused later
+    fields = dataclasses.fields(plug) if made else ()
     options = {field.name: getattr(plug, field.name) for field in fields}
     given = {name: value for name, value in options.items() if value is not None}
     return {"kind": type(plug).__name__, **{n: v for n, v in given.items() if _is_json(v)}}
