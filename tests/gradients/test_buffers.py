@@ -55,18 +55,21 @@ class Watching(nn.Module):
         return self.linear(x)
 
 
-@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-def test_data_that_goes_into_a_buffer_is_refused(way, frozen):
-    """With and without a graph, whatever way it takes; a frozen parameter is no better."""
+def test_data_that_goes_into_a_buffer_is_refused(way):
+    """With and without a graph, whatever way it takes."""
+    tape = Tape(Watching(way))
+    with pytest.raises(Refused, match="records of the batch"):
+        run(tape, torch.randn(5, 4))
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way is not assigned])  # torch refuses it
+def test_a_frozen_parameter_takes_no_data_either(way):
     model = Watching(way)
-    if frozen:
-        del model.mean
-        model.mean = nn.Parameter(torch.zeros(4), requires_grad=False)
-        if way is assigned:
-            pytest.skip("torch refuses it")
+    del model.mean
+    model.mean = nn.Parameter(torch.zeros(4), requires_grad=False)
     tape = Tape(model)
-    with pytest.raises((Refused, RuntimeError), match=r"records of the batch|written|in-place"):
+    with pytest.raises(Refused, match="records of the batch"):
         run(tape, torch.randn(5, 4))
 
 
