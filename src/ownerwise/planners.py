@@ -34,7 +34,7 @@ grid of the reference accountant that checks them (2e-4)."""
 
 _BATCH_TOLERANCE = 1.5e-4
 MAX_STEPS = 10_000_000
-MIN_CLIP_NORM = 1e-10
+MIN_CLIP_NORM = 1e-10  # float32 holds the squares of what steering and scale make of it
 
 
 @dataclass(frozen=True)

@@ -210,6 +210,15 @@ def test_no_count_moves_the_steering_out_of_its_range():
     assert 0.05 < steering.clip_scale < 20
 
 
+def test_clip_norms_stay_within_what_float32_can_square():
+    """Also where nothing is ever accepted, or everything."""
+    for count, limit in ((0.0, 1e-5), (100.0, 1e5)):
+        steering = AcceptanceSteering(100, 5, 0.5, 0.9)
+        for _ in range(500):
+            steering.learn(count)
+        assert min(limit, 1.0) < steering.clip_scale < max(limit, 1.0)
+
+
 def run(plan, steps, **checkpoint):
     torch.manual_seed(1)
     data = torch.randn(tools.RECORDS, 4), torch.randint(0, 3, (tools.RECORDS,))

@@ -22,8 +22,9 @@ from ownerwise.random import StepStream
 from ownerwise.sampling import Batch
 
 _LEAST_SHARE = 0.01
-_MOST_LOG_SCALE = 10.0  # clip norms stay within float32, whatever the counts say
 """Below, one record would move an update by more than a hundred times what it does at share 1."""
+_MOST_LOG_SCALE = 10.0
+"""Clip norms stay within what float32 can square, whatever the counts say."""
 
 
 class AcceptanceSteering:
