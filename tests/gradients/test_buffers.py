@@ -81,6 +81,17 @@ def test_a_pass_without_gradients_is_watched_too(way):
         tape.model(torch.randn(5, 4))
 
 
+def test_a_model_that_has_moved_is_still_watched():
+    """Its tensors are the same ones, elsewhere in memory."""
+    model = Watching(lambda m, x: None)
+    tape = Tape(model)
+    run(tape, torch.randn(5, 4))
+    model.double()
+    model.way = by_view
+    with pytest.raises(Refused, match="records of the batch"):
+        run(tape, torch.randn(5, 4, dtype=torch.float64))
+
+
 def test_buffers_that_change_without_data_are_fine():
     """Counters, and what is computed from the weights, such as spectral norms."""
 

@@ -124,7 +124,6 @@ class Sources:
         self.roots: list[Source] = []
         self.parametric: dict[int, Source] = {}
         self.constant: dict[int, Tensor] = {}
-        self._memory: dict[int, str] = {}  # names by where parameters and buffers lie
         self.restart(model)
 
     def restart(self, model: nn.Module) -> None:
@@ -134,8 +133,6 @@ class Sources:
             self._marks = marks
             self._modules = modules  # held, so that identities stay theirs
             names = {id(p): name for name, p in model.named_parameters()}
-            named = (*model.named_parameters(), *model.named_buffers())
-            self._memory = {t.untyped_storage().data_ptr(): n for n, t in named if t.numel()}
             self.roots = [
                 Source(p, names[id(p)], (p,), True) for p in model.parameters() if p.requires_grad
             ]
@@ -167,11 +164,16 @@ class Sources:
     def refuse_write(self, func: Callable[..., Any], written: Tensor) -> None:
         """Refuse a call that writes data into the model: that would leave the process un-noised.
 
-        A view or the ``.data`` of a buffer is the buffer, so memory is compared.
+        A view or the ``.data`` of a buffer is the buffer, so memory is compared, as it is now:
+        ``model.to`` moves it.
         """
-        name = self._memory.get(written.untyped_storage().data_ptr())
-        if name is not None:
-            raise _changed(name, name_of(func))
+        if not written.numel():
+            return
+        place = written.untyped_storage().data_ptr()
+        model: nn.Module = self._modules[0]
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if tensor.untyped_storage().data_ptr() == place:
+                raise _changed(name, name_of(func))
 
     def refuse_replaced(self) -> None:
         """After a pass: refuse buffers that were replaced by something made of data."""
