@@ -7,13 +7,14 @@ from ownerwise import diagnostics
 
 
 def test_minority_initial_drop():
-    groups = np.array([[1.0, 1.0], [0.8, 1.3], [0.6, 1.2], [0.5, 0.9], [0.4, 0.5]])
-    overall = np.array([1.0, 0.9, 0.8, 0.7, 0.4])
+    """The first evaluations in a row, but for one; later ones, however bad, are not initial."""
+    strict = [1.0, 1.3, 0.9, 1.2, 0.9, 0.9, 1.5]
+    groups = np.stack([np.linspace(1.0, 0.4, 7), strict], axis=1)
+    overall = np.array([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
     lax, strict = diagnostics.minority_initial_drop(groups, overall)
-    assert lax == diagnostics.InitialDrop(0, 0.0, None, None)
-    assert strict.length == 2
+    assert lax is None
     assert strict.depth == pytest.approx(0.3)
-    assert (strict.first, strict.last) == (1, 2)
+    assert (strict.first, strict.last) == (1, 3)
     with pytest.raises(ValueError, match="expected"):
         diagnostics.minority_initial_drop(groups, overall[:3])
 

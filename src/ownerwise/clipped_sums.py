@@ -193,7 +193,7 @@ class ClippedSums:
             layers.enter(0)
             return self.loss(self.model(take(inputs, rows)), take(targets, rows), *released)
 
-        check_separation(losses, records)
+        check_separation(losses, records, self.model)
         self._separation_checked = True
 
     def _weigh(self, losses: Tensor, owner_index: np.ndarray, clip_norms: np.ndarray) -> np.ndarray:

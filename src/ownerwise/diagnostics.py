@@ -27,22 +27,20 @@ class InitialDrop:
     """The minority initial drop of one group.
 
     Attributes:
-        length: evaluations at which the group's loss lies above its start while the overall loss
-            lies below its own.
+        first, last: the first evaluations in a row (one in between may be better) at which the
+            group's loss lies above its start while the overall loss lies below its own, as indices.
         depth: by how much the group's loss rises above its start there, at most.
-        first, last: the interval's ends as indices, or None if there is no drop.
     """
 
-    length: int
+    first: int
+    last: int
     depth: float
-    first: int | None
-    last: int | None
 
 
 def minority_initial_drop(
     group_losses: np.ndarray, overall_losses: np.ndarray
-) -> list[InitialDrop]:
-    """Return the drop of every group from losses over training.
+) -> list[InitialDrop | None]:
+    """Return the drop of every group from losses over training; None for a group without.
 
     Args:
         group_losses: [evaluations, groups], the first row before training.
@@ -56,14 +54,15 @@ def minority_initial_drop(
             "expected [evaluations, groups] and [evaluations]"
         )
     dropped = (groups > groups[0]) & (overall < overall[0])[:, None]
-    drops = []
+    drops: list[InitialDrop | None] = []
     for column in range(groups.shape[1]):
         at = np.flatnonzero(dropped[:, column])
         if not len(at):
-            drops.append(InitialDrop(0, 0.0, None, None))
+            drops.append(None)
             continue
-        depth = float((groups[at, column] - groups[0, column]).max())
-        drops.append(InitialDrop(len(at), depth, int(at[0]), int(at[-1])))
+        in_a_row = np.split(at, np.flatnonzero(np.diff(at) > 2) + 1)[0]
+        depth = float((groups[in_a_row, column] - groups[0, column]).max())
+        drops.append(InitialDrop(int(in_a_row[0]), int(in_a_row[-1]), depth))
     return drops
 
 

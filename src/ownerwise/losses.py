@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ownerwise.errors import OwnerwiseError, name_some
+from ownerwise.gradients.sources import changed_by_data
+from ownerwise.gradients.state import State, differing
 from ownerwise.micro_batches import row_counts
 
 Loss = Callable[..., Tensor]
@@ -78,20 +80,33 @@ def _parameters(loss: Loss) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def check_separation(losses: Callable[[list[int]], Tensor], records: int) -> None:
+def check_separation(losses: Callable[[list[int]], Tensor], records: int, model: nn.Module) -> None:
     """Refuse a model or loss in which a record's loss depends on the other records.
 
     So do statistics over the batch, or outputs [B, 1] that meet targets [B]. A record in the middle
-    of some others must have the loss that it has in the middle of copies of itself.
+    of some others must have the loss that it has in the middle of copies of itself, and the model
+    must keep the same of both batches, whatever way it takes.
 
     Args:
         losses: the losses of the given rows of a batch.
         records: number of rows that the batch has, 2 or more.
+        model: that the losses are of; its state is restored.
     """
     count = min(records, _COMPARED)
     middle = count // 2
-    with torch.no_grad():
-        among_others, among_copies = losses(list(range(count))), losses([middle] * count)
+    state = State(model)
+
+    def look(rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
+        try:
+            with torch.no_grad():
+                return losses(rows), state.changed()
+        finally:
+            state.restore()
+
+    among_others, kept_of_others = look(list(range(count)))
+    among_copies, kept_of_copies = look([middle] * count)
+    for name in differing(kept_of_others, kept_of_copies):
+        raise changed_by_data(name)
     pair = among_others[middle], among_copies[middle]
     if not torch.isclose(*pair, rtol=1e-3, atol=1e-6, equal_nan=True):
         raise OwnerwiseError(

@@ -16,7 +16,8 @@ from ownerwise.clipped_sums import ClippedSums
 from ownerwise.errors import OwnerwiseError, PlanError
 from ownerwise.gradients import check
 from ownerwise.losses import Loss, loss_problems
-from ownerwise.mechanisms import ClippingRule, Standard
+from ownerwise.mechanisms import INO, ClippingRule, Standard
+from ownerwise.mechanisms.scores import Score
 from ownerwise.micro_batches import MEMORY_TARGET
 from ownerwise.noise import Noise
 from ownerwise.plans import Plan
@@ -134,9 +135,15 @@ class PrivateStep:
         self._secret_batches = True
 
     @property
+    def _score(self) -> Score | None:
+        """What puts the records in order, if something does."""
+        return self.weights.score_by if isinstance(self.weights, INO) else None
+
+    @property
     def private(self) -> bool:
         """Whether the guarantee holds: secret randomness, and nothing un-noised kept."""
-        return self._noise.private and self._secret_batches and not self.not_private
+        secret = self._noise.private and self._secret_batches and not self.not_private
+        return secret and getattr(self._score, "private", True)
 
     @property
     def peek(self) -> Peek | None:
@@ -197,6 +204,7 @@ class PrivateStep:
         """Return the plugs that remember something, by name."""
         plugs = {
             "weights": self.weights,
+            "score": self._score,
             "clipping": self.clipping,
             "steering": self.steering,
             "release": self.release,

@@ -166,7 +166,8 @@ class Trainer:
             groups_are: what groups are, in a word; "owners" or "classes" where that is known.
             num_workers, collate: as for `PoissonBatches`.
             resume: go on with the run in `folder`, or begin it if there is none. Settings and plan
-                must be the same. A run with a fixed seed goes on bit for bit.
+                must be the same. A run with a fixed seed goes on bit for
+                bit, unless the data itself is random (augmentation).
 
         Raises:
             OwnerwiseError: lists everything that is wrong, before anything is done.

@@ -45,10 +45,12 @@ def result(method="idp", seed=0, recalls=(0.2, 0.4, 0.6, 0.8), **changed):
         "data": "none",
         "owners": "4 owners",
         "budgets": BUDGETS,
+        "evaluated_on": "test",
         "environment": {"threads": 1},
         "plans": [
             {"hash": "0123456789abcdef", "steps": 20, "expected_batch_size": 5.0, "records": 50}
         ],
+        "within_budgets": True,
         "history": history,
         "final": final,
         "validation": final,

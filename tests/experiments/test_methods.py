@@ -121,6 +121,15 @@ def test_excluding_keeps_lax_owners_alone():
     assert set(kept.record_owner) == set("56789")
 
 
+def test_who_is_lax_depends_on_owners_not_on_how_many_records_they_have():
+    population, _ = phases("idp")
+    few_strict = population.keep(
+        (population.epsilon > 2.75) | (np.arange(len(population)) % 20 == 0)
+    )
+    assert few_strict.epsilon.mean() > 3.0
+    assert few_strict.epsilon[few_strict.lax].min() == 3.0
+
+
 def test_undersampling_drops_records_of_lax_owners():
     population, (phase,) = phases("undersample:0.3")
     strict = population.epsilon < population.epsilon.mean()

@@ -12,6 +12,12 @@ def test_commands_can_be_typed():
     )
 
 
+def test_what_a_command_asks_for():
+    text = provenance.command("tune", "MN-PC", ["idp"], [0], "short", ['a.b="c d"', "e.f=1"])
+    assert provenance.asked(text) == ("short", ['a.b="c d"', "e.f=1"])
+    assert provenance.asked(provenance.command("tune", "MN-PC", ["idp"], [0])) == ("paper", [])
+
+
 def test_methods_with_the_same_seeds_go_together():
     (study,) = summary.studies(
         [
@@ -32,5 +38,8 @@ def test_origin():
         "train_seconds": [8.0, 2.0],
         "wall_seconds": [9.0, 9.0],
         "plans": ["0123456789abcdef"],
+        "within_budgets": True,
     }
+    assert provenance.origin([*runs, result(within_budgets=False)])["within_budgets"] is False
+    assert provenance.origin([result(plans=[], within_budgets=False)])["within_budgets"] is None
     assert provenance.plan_hashes([result(plans=[])]) == []

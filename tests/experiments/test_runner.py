@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.experiments import methods, runner, settings
+from ownerwise.experiments import methods, results, runner, settings
 from ownerwise.experiments.results import Store, data_files, is_current, trial_hash
 from ownerwise.experiments.runner import FailedRuns, run_one, run_trials
 from ownerwise.experiments.trials import Trial
@@ -61,6 +62,68 @@ def test_a_result_is_not_made_twice(tmp_path, monkeypatch, capsys):
     assert not is_current(result | {"changes": ["plan.steps=10"]})
 
 
+def test_a_result_that_is_there_under_another_name_is_said_to_be(tmp_path, capsys):
+    setting = replace(DIGITS, short=TINY)
+    (method,) = methods.parse("ino")
+    store = Store(tmp_path)
+    short, given = Trial(setting, method, 0, "short"), Trial(setting, method, 0, changes=TINY)
+    for asked in (short, short):
+        (path,) = run_trials([asked], store)
+        assert "done already as" not in capsys.readouterr().err
+    assert run_trials([given], store) == [path]
+    said = "digits ino seed 0: done already as digits (short profile)\n"
+    assert said in capsys.readouterr().err
+    run_trials([given], store, quiet=True)
+    assert not capsys.readouterr().err
+
+
+def test_a_result_is_current_until_what_it_was_made_from_changes(tmp_path, monkeypatch):
+    private, plain = (
+        run_one(trial(spec), tmp_path / spec / "seed-0-x.json") for spec in ("ino", "nonprivate")
+    )
+    earlier = {k: v for k, v in plain.items() if k not in ("format", "label_noise", "plain_lr")}
+
+    def current():
+        return [is_current(result) for result in (private, plain, earlier)]
+
+    assert current() == [True, True, True]
+    assert not is_current(earlier | {"config": {}})
+    with monkeypatch.context() as patch:
+        patch.setattr(settings, "setting", lambda name: replace(DIGITS, plain_lr=0.3))
+        assert current() == [True, False, True]
+    with monkeypatch.context() as patch:
+        patch.setattr(settings, "setting", lambda name: replace(DIGITS, label_noise=0.2))
+        assert current() == [False, False, True]
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "FORMAT", results.FORMAT + 1)
+        assert current() == [False, False, False]
+
+
+def test_names_of_results_stay(monkeypatch):
+    """A setting of its own: those of the catalogue may change."""
+    text = """
+    [experiment]
+    title = "a"
+    source = "b"
+    label_noise = 0.1
+    [data]
+    name = "digits"
+    [owners]
+    assignment = { kind = "by_class", evenly = [0.5, 5, 10] }
+    delta = 1e-5
+    [plan]
+    steps = 60
+    batch_size = 128
+    [model]
+    name = "mlp"
+    [training]
+    lr = 1.0
+    """
+    monkeypatch.setattr(results, "data_files", lambda name, data_dir: {"file": 7})
+    made = trial("nonprivate", setting=settings.make_setting("X", text))
+    assert trial_hash(made)[:12] == "efbe4f571ff3"
+
+
 def test_what_changes_a_result_changes_its_hash(tmp_path, monkeypatch, data_dir):
     mnist = settings.setting("MN-PC")
     same = trial_hash(trial(setting=mnist))
@@ -93,7 +156,9 @@ def test_folders_count_with_all_their_files(data_dir):
     assert set(data_files("digits")) == {"scikit-learn"}
 
 
-@pytest.mark.parametrize(("spec", "step"), [("ino", 6), ("sequential:lax-first", 4)])
+@pytest.mark.parametrize(
+    ("spec", "step"), [("ino", 6), ("ino-order:random", 6), ("sequential:lax-first", 4)]
+)
 def test_a_killed_run_goes_on_and_comes_to_the_same(tmp_path, spec, step):
     whole = run_one(trial(spec), tmp_path / "whole" / "seed-0-x.json")
     path = tmp_path / "killed" / "seed-0-x.json"

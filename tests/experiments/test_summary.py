@@ -72,15 +72,15 @@ def test_gain_that_says_nothing_of_budgets():
 
 def test_initial_drop():
     drops = summary.drops([result(seed=0), result(seed=1)])
-    assert drops["a"] == summary.Drop(steps=10.0, depth=0.5)  # one evaluation of two, 10 steps
-    assert drops["b"] == summary.Drop(steps=0.0, depth=0.0)
+    assert drops == {"a": summary.Drop(first=10.0, last=10.0, depth=0.5, seeds=2)}
 
 
 def test_losses_that_are_not_finite_are_no_drop():
     bad = result()
     for line in bad["history"]:
         line["groups"]["a"]["loss"] = None
-    assert summary.drops([bad])["a"] == summary.Drop(0.0, 0.0)
+    assert summary.drops([bad]) == {}
+    assert summary.drops([bad, result()])["a"].seeds == 1
 
 
 def test_time_of_an_epoch():

@@ -46,10 +46,15 @@ def test_pages_and_json(study, tmp_path):
     assert "NOT PRIVATE" in page
     assert "- learning rate: between values of a scan" in page  # choices of ours are shown
     assert "| IDP-SGD | 30.00 ± 14.14 |" in page  # group a
-    assert "10 (0.50)" in page  # its drop
+    assert "10 to 10 (0.50)" in page  # its drop
     assert "What is seen.\n\n![picture](picture.svg)" in page
     assert "    ownerwise experiments run digits --method idp,ino --seeds 2\n" in page
-    assert "| IDP-SGD | `0123456789ab` | 0, 1 | 8 s | 9 s |" in page
+    assert "    ownerwise experiments table --out docs/results\n" in page
+    assert "| IDP-SGD | `0123456789ab` | yes | 0, 1 | 8 s | 9 s |" in page
+    assert "Methods have different seeds" in page
+    assert "Strict owners are those" in page
+    for other in ("With changes", "validation records", "Plain SGD", "are not owners"):
+        assert other not in page
     stored = json.loads((tmp_path / "digits.json").read_text())
     assert stored["methods"]["idp"]["metrics"]["accuracy"]["mean"] == pytest.approx(0.525)
     gain = stored["methods"]["ino"]["gain"]
@@ -71,8 +76,8 @@ def test_page_over_all(study, tmp_path):
         further={"Tuned": "tuning-digits.md"},
     )
     page = written[0].read_text()
-    ours = "**52.50 ± 3.54 %**, 2 seeds, [digits](digits.md)"
-    assert f"| IDP-SGD, Table 2 | it works | 50.00 % | {ours} | +2.50 |" in page
+    ours = "**52.50 ± 3.54 %** (+2.50), 2 seeds, [digits](digits.md)"
+    assert f"| reached | it works (IDP-SGD, Table 2) | 50.00 % | {ours} |" in page
     assert "- [Tuned](tuning-digits.md)" in page
     assert page.index("Table 2") < page.index("tuning-digits.md") < page.index("## [digits]")
     assert written[1].name == "claims.json"
@@ -91,6 +96,71 @@ def test_ablations_have_their_own_tables():
     assert "| INO-SGD, tail 0.8 |" in after
     assert "tail 0.8" not in tables.overview([study])
     assert "ino:0.8" in page  # in the command
+
+
+def test_page_of_a_changed_setting():
+    (study,) = summary.studies([result(changes=["plan.steps=20"])])
+    text = "With changes: `plan.steps=20`."
+    page = tables.page(study, tables.describe(study))
+    assert f"made by hand. 4 owners; 20 steps.\n\n{text}\n" in page
+    assert f"made by hand.\n\n{text}\n" in tables.overview([study])
+    assert "different seeds" not in page
+
+
+def test_page_names_the_records_of_its_figures():
+    (study,) = summary.studies([result(evaluated_on="validation")])
+    page = tables.page(study, tables.describe(study))
+    assert "initial drop and figures over training are of the former" in page
+
+
+def test_page_with_methods_that_do_not_keep_budgets():
+    (study,) = summary.studies(
+        [
+            result(),
+            result("top", within_budgets=False),
+            result("nonprivate", label="plain SGD", plans=[], within_budgets=False),
+        ]
+    )
+    page = tables.page(study, tables.describe(study))
+    assert "Plain SGD has momentum 0.9 and its own learning rate, 0.1." in page
+    assert "| top | `0123456789ab` | no | 0 |" in page
+    assert "| plain SGD |  | not private | 0 |" in page
+
+
+def test_one_strict_owner_stands_once():
+    def only(budgets):
+        (study,) = summary.studies([result(budgets=dict(zip("abcd", budgets, strict=True)))])
+        return tables.page(study, tables.describe(study)) + tables.overview([study])
+
+    assert "strict owners |" in only((1.0, 2.0, 3.0, 6.0))
+    one = only((1.0, 3.0, 3.0, 3.0))
+    assert "| strictest owner | spread |" in one
+    assert "trict owners" not in one
+
+
+@pytest.mark.parametrize(
+    ("kind", "title", "drawn"),
+    [("by_class", "a (ε 1)", "a, epsilon 1"), ("random_shares", "a", "a")],
+)
+def test_groups_with_one_budget_each_show_it(kind, title, drawn, tmp_path):
+    config = {"owners": {"assignment": {"kind": kind}}}
+    (study,) = summary.studies([result(config=config)])
+    page = tables.page(study, tables.describe(study))
+    assert page.count(f"| method | {title} | ") == 2  # recalls and drops
+    assert ("groups are not owners" in page) == (kind == "random_shares")
+    assert figures.owner_curves(study).get_axes()[0].get_title() == drawn
+    captions = [one.caption for one in figures.write_figures(study, tmp_path)]
+    assert any("owners" in caption for caption in captions) == (kind == "by_class")
+
+
+def test_bands_are_deviations_of_a_sample(study):
+    panels = figures.overall_curves(study).get_axes()
+    (band, _) = panels[1].collections  # worst group at the end: 0.2 and 0.4 with IDP-SGD
+    bounds = band.get_paths()[0].vertices
+    heights = bounds[bounds[:, 0] == 20][:, 1]
+    assert (min(heights), max(heights)) == pytest.approx((0.3 - 0.1 * 2**0.5, 0.3 + 0.1 * 2**0.5))
+    (alone,) = summary.studies([result()])
+    assert not figures.overall_curves(alone).get_axes()[1].collections
 
 
 def test_figures(study, tmp_path):

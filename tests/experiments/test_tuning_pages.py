@@ -8,7 +8,7 @@ from ownerwise.errors import OwnerwiseError
 from ownerwise.evaluation import Amount
 from ownerwise.experiments import tuning, tuning_pages
 
-COMMAND = "ownerwise experiments tune digits --method idp,ino --seeds 2 --trials 2"
+COMMAND = "ownerwise experiments tune digits --method idp,ino --seeds 3 --trials 2"
 
 
 def amounts(accuracy, strict):
@@ -27,14 +27,14 @@ def point(method, number, validation, test):
 
 @pytest.fixture
 def search(tmp_path):
-    """IDP-SGD improves by tuning and chooses draw 1; INO-SGD stays with the setting."""
+    """IDP-SGD improves by tuning and chooses draw 1; INO-SGD stays with the first draw."""
     found = [
         point("ino", 0, (0.8, 0.7), (0.79, 0.7)),
         point("ino", 1, (0.7, 0.8), (0.7, 0.75)),
         point("idp", 0, (0.7, 0.2), (0.7, 0.3)),
         point("idp", 1, (0.9, 0.6), (0.9, 0.6)),
     ]
-    tuning.write("digits", found, 2, range(2), COMMAND, tmp_path)
+    tuning.write("digits", found, 2, range(3), COMMAND, tmp_path)
     (read,) = tuning_pages.read(tmp_path)
     assert list(read.points) == found
     return read
@@ -49,6 +49,7 @@ def test_what_stays_of_a_gain(search):
     by_strict = tuning_pages.kept(search, "ino", "strict", "strict")
     assert by_strict.tuned == pytest.approx(15.0)  # INO-SGD chooses draw 1
     assert tuning_pages.Kept(-1.0, 2.0).share is None
+    assert tuning_pages.Kept(1.0, -2.0).share is None
 
 
 def test_page(search, tmp_path):
@@ -56,16 +57,19 @@ def test_page(search, tmp_path):
     assert written == {"digits, tuned against tuned": "tuning-digits.md"}
     page = (tmp_path / "out" / "tuning-digits.md").read_text()
     assert (
-        "At the setting's values INO-SGD has +40.00 points of recall (strict owners) against "
+        "At the first draw (lr 0.5) INO-SGD has +40.00 points of recall (strict owners) against "
         "IDP-SGD; with the values of both chosen by accuracy, +10.00 points: 25% of the gain stays."
     ) in page
-    assert "| INO-SGD | the setting | +9.00 | +9.00 | +40.00 | +20.00 |" in page
+    assert "The first draw is the setting as it stands." in page
+    assert "mean and standard deviation over seeds 0, 1, 2" in page
+    assert "| INO-SGD | the first draw | +9.00 | +9.00 | +40.00 | +20.00 |" in page
     assert "| INO-SGD | accuracy, held out | -11.00 | -11.00 | +10.00 | +5.00 |" in page
     everything = "accuracy, balanced accuracy, strict owners, worst group"
     assert f"| IDP-SGD | {everything} | lr 1 | 90.00 ± 1.00 |" in page
-    assert "| INO-SGD | the setting, accuracy, balanced accuracy | lr 0.5 | 79.00 ± 1.00 |" in page
+    first = "the first draw, accuracy, balanced accuracy"
+    assert f"| INO-SGD | {first} | lr 0.5 | 79.00 ± 1.00 |" in page
     assert "NOT PRIVATE" in page
-    assert f"    {COMMAND}" in page
+    assert f"    {COMMAND}\n    ownerwise experiments table --out docs/results\n" in page
     assert "2 min" in page  # four times 30 seconds
     assert "](tuning-digits.svg)" in page
     assert (tmp_path / "out" / "tuning-digits.svg").exists()
@@ -73,10 +77,22 @@ def test_page(search, tmp_path):
     assert stored["methods"]["idp"]["points"][0]["plans"] == ["abc"]
 
 
+def test_page_of_a_setting_with_changes_and_one_seed(search, tmp_path):
+    command = f"{COMMAND} --profile short --set plan.steps=400"
+    tuning.write("digits", search.points, 2, [7], command, tmp_path)
+    (changed,) = tuning_pages.read(tmp_path)
+    page = tuning_pages.page(changed)
+    assert page.startswith("# digits (short profile, plan.steps=400), tuned against tuned\n")
+    assert "The first draw is the setting as in the heading." in page
+    assert "measured on test records, one seed (7), in per cent" in page
+    assert "with the values of both chosen by accuracy, +10.00 points.\n" in page
+    assert "stays" not in page
+
+
 def test_nothing_is_said_of_gains_without_a_baseline(tmp_path):
     tuning.write("digits", [point("ino", 0, (0.8, 0.7), (0.8, 0.7))], 1, [0], COMMAND, tmp_path)
     (alone,) = tuning_pages.read(tmp_path, ["digits"])
-    assert "What stays" not in tuning_pages.page(alone)
+    assert "Before and after" not in tuning_pages.page(alone)
     assert tuning_pages.read(tmp_path, ["MN-PC"]) == []
 
 

@@ -4,9 +4,11 @@ import pytest
 import torch
 from record_loop import assert_matches_loop, run
 from torch import nn
+from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from ownerwise.gradients import Refused, Tape
+import step_tools as tools
+from ownerwise.gradients import Refused, Tape, check
 
 
 def without_graph(m, x):
@@ -40,6 +42,23 @@ def added(m, x):
     m.register_buffer("seen", x.mean(0))
 
 
+def by_instance_norm(m, x):
+    functional.instance_norm(x[:, :, None].expand(-1, -1, 2), m.mean, torch.ones(4))
+
+
+def by_statistics(m, x):
+    torch.batch_norm_update_stats(x, m.mean, torch.ones(4), 0.1)
+
+
+def by_number(m, x):
+    m.mean.fill_(float(x.mean()))
+
+
+def by_array(m, x):
+    m.mean.numpy()[:] = x.mean(0).detach().numpy()
+
+
+UNSEEN = [by_instance_norm, by_statistics, by_number, by_array]  # no call shows the write
 WAYS = [without_graph, assigned, by_data, by_view, by_item, by_out, added]
 
 
@@ -79,6 +98,39 @@ def test_a_pass_without_gradients_is_watched_too(way):
     tape = Tape(Watching(way))
     with pytest.raises(Refused, match="records of the batch"), torch.no_grad(), tape:
         tape.model(torch.randn(5, 4))
+
+
+@pytest.mark.parametrize("way", WAYS + UNSEEN)
+def test_the_check_on_a_sample_finds_what_no_call_shows(way):
+    model = Watching(way)
+    before = model.mean
+    problems = check(model, torch.randn(5, 4))
+    assert any("records of the batch" in problem.what for problem in problems)
+    assert model.mean is before
+    assert not before.any()
+
+
+@pytest.mark.parametrize("way", WAYS + UNSEEN)
+def test_a_step_looks_by_itself(way):
+    step = tools.make_step(Watching(way), functional.cross_entropy)
+    with pytest.raises(Refused, match="records of the batch"):
+        step(tools.batch_of(torch.randn(5, 4), torch.arange(5) % 3))
+
+
+def test_a_table_of_words_is_not_rescaled_by_the_words_that_occur():
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.ones(5, 4))
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x):
+            with torch.no_grad():
+                embedded = functional.embedding((x[:, 0] > 0).long(), self.table, max_norm=0.5)
+            return self.linear(x + embedded)
+
+    problems = check(Words(), torch.tensor([[1.0] * 4, [-1.0] * 4]))
+    assert any("records of the batch" in problem.what for problem in problems)
 
 
 def test_a_model_that_has_moved_is_still_watched():

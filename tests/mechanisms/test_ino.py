@@ -337,6 +337,24 @@ def test_random_score_draws_afresh_each_time():
     assert (first != second).all()
 
 
+def test_a_seeded_random_score_goes_on_where_it_stood_and_a_private_one_never_back():
+    def draw(score):
+        return score(np.zeros(5), np.zeros(5, dtype=int), None)
+
+    seeded, private = AtRandom(SecretStream.from_seed(1)), AtRandom()
+    draw(seeded), draw(private)
+    states = seeded.state(), private.state()
+    assert states == ({"draws": 1}, {}), "how many batches held records is not private"
+    for score, state, again in zip((seeded, private), states, (True, False), strict=True):
+        second = draw(score)
+        score.load_state(state)
+        assert (draw(score) == second).all() == again
+    private.load_state(states[0])
+    third = draw(private)
+    seeded.load_state(states[0])
+    assert (third != draw(seeded)).all()
+
+
 def test_plots_show_the_function_and_the_weights():
     scores, clips = np.arange(10.0), np.linspace(0.5, 2.0, 10)
     ino = INO(tail_length=5.0, alpha=2.0)

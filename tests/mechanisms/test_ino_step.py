@@ -8,6 +8,7 @@ from torch.nn import functional
 
 import ownerwise as ow
 import step_tools as tools
+from ownerwise.mechanisms import AtRandom
 
 RECORDS = 90
 
@@ -98,3 +99,46 @@ def test_a_resumed_run_is_bit_equal(data, tmp_path):
     whole = run(data, plan, 12, **options)
     run(data, plan, 5, folder=tmp_path, **options)
     assert torch.equal(run(data, plan, 12, folder=tmp_path, restore=True, **options), whole)
+
+
+def at_random():
+    """INO as a new process makes it."""
+    return ow.INO(tail=0.5, score_by=AtRandom(tools.seeded(7)))
+
+
+def test_a_resumed_run_draws_the_random_order_of_the_uninterrupted_one(data, tmp_path):
+    plan = PLANS["both"]
+    whole = run(data, plan, 12, weights=at_random(), micro_batch_size=8)
+    assert not torch.equal(whole, run(data, plan, 12, weights=ow.INO(tail=0.5)))
+    first = at_random()
+    run(data, plan, 5, folder=tmp_path, weights=first, micro_batch_size=8)
+    for weights in (at_random(), first):  # of a new process, or of one that has drawn further
+        weights.score(np.zeros(3), np.zeros(3, dtype=int))
+        (tmp_path / "checkpoint-00000012.safetensors").unlink(missing_ok=True)
+        options = {"restore": True, "weights": weights, "micro_batch_size": 8}
+        assert torch.equal(run(data, plan, 12, folder=tmp_path, **options), whole)
+
+
+def test_only_a_score_that_remembers_is_asked_for_in_a_checkpoint(data, tmp_path):
+    plan = PLANS["both"]
+    run(data, plan, 5, folder=tmp_path / "by loss", weights=ow.INO(tail=0.5))
+    with pytest.raises(ow.OwnerwiseError, match="the state of no plug, this step has score"):
+        run(data, plan, 12, folder=tmp_path / "by loss", restore=True, weights=at_random())
+    run(data, plan, 5, folder=tmp_path / "random", weights=at_random())
+    with pytest.raises(ow.OwnerwiseError, match="the state of score, this step has none"):
+        run(data, plan, 12, folder=tmp_path / "random", restore=True, weights=ow.INO(tail=0.5))
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_a_random_order_that_somebody_knows_is_not_private(seeded):
+    """A record more shifts the numbers of those behind it: fine only if nobody knows them."""
+    stream = tools.seeded() if seeded else ow.SecretStream()
+    model = nn.Linear(5, 3).double()
+    step = ow.PrivateStep(
+        model,
+        PLANS["both"],
+        torch.optim.SGD(model.parameters(), lr=0.5),
+        functional.cross_entropy,
+        weights=ow.INO(tail=0.5, score_by=AtRandom(stream)),
+    )
+    assert step.private is not seeded

@@ -1,7 +1,8 @@
 """The papers' claims beside what was found: one table that can be taken in at a glance.
 
 `claims.toml` has the claims as data. A claim names a setting, a method and a metric; with `minus`,
-the metric is the difference to another method over the seeds that both have.
+the metric is the difference to another method over the seeds that both have. Every finding gets a
+verdict, by rules that are the same for all (`_verdict`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as students
 
 from ownerwise.errors import OwnerwiseError, name_some
 from ownerwise.evaluation import Amount
@@ -23,6 +25,9 @@ from ownerwise.experiments.summary import METRICS, Result, Study
 
 SEEDS = 5
 """Seeds in the command of a claim that was not run."""
+
+FEWEST_SEEDS = 3
+"""Fewer decide nothing."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class Claim:
         method: the method here, with its argument.
         metric: one of `METRICS`, `MEASURES`, `COMPARISONS`, or "group:NAME" for a group's recall.
         minus: the method that is compared with.
+        expect: which way a difference or correlation goes by the paper: one of `EXPECTATIONS`.
         changes: "section.key=value" each, as runs were made with.
         note: the likely reason of a difference.
     """
@@ -52,6 +58,7 @@ class Claim:
     metric: str
     deviation: float | None = None
     minus: str | None = None
+    expect: str | None = None
     changes: tuple[str, ...] = ()
     note: str = ""
 
@@ -68,8 +75,10 @@ class Finding:
     Attributes:
         claim: of the paper.
         theirs: its number in words.
-        ours: mean and deviation in words; "not run" without results.
+        ours: mean and deviation, or the interval of a difference, in words; "not run" without
+            results.
         distance: ours minus theirs, where both are numbers.
+        verdict: one of `VERDICTS`, or none where there is nothing to decide.
         seeds: number of seeds.
         study: name of the study that it comes from; None if not run.
         heading: of that study.
@@ -80,6 +89,7 @@ class Finding:
     theirs: str
     ours: str
     distance: float | None
+    verdict: str
     seeds: int
     study: str | None
     heading: str
@@ -127,6 +137,11 @@ def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
         yield f"metric {metric} compares two methods: minus is missing"
     if metric in MEASURES and "minus" in entry:
         yield f"metric {metric} is measured of one method: remove minus"
+    expect = entry.get("expect")
+    if expect is not None and expect not in EXPECTATIONS:
+        yield f"expect {expect!r}: expected one of {', '.join(EXPECTATIONS)}"
+    if expect is not None and "minus" not in entry:
+        yield "expect is for comparisons: minus is missing"
 
 
 def find(claims: Sequence[Claim], studies: Sequence[Study]) -> list[Finding]:
@@ -148,7 +163,7 @@ def _findings(claim: Claim, studies: Sequence[Study]) -> list[Finding]:
         return found
     specs = [method.spec for method in asked]
     command = provenance.command("run", claim.setting, specs, range(SEEDS), changes=claim.changes)
-    return [Finding(claim, _theirs(claim), "not run", None, 0, None, claim.setting, command)]
+    return [Finding(claim, _theirs(claim), "not run", None, "", 0, None, claim.setting, command)]
 
 
 def _finding(claim: Claim, study: Study) -> Finding | None:
@@ -162,13 +177,19 @@ def _finding(claim: Claim, study: Study) -> Finding | None:
         return None
     distance = None
     if claim.metric in COMPARISONS:
-        ours = COMPARISONS[claim.metric](other[0], runs)
+        ours, interval = COMPARISONS[claim.metric](other[0], runs)
+        verdict = _verdict(claim.expect, interval)
     else:
         value = _measured(claim, runs, other)
         factor, unit = _unit(claim)
-        ours = f"{amount(value, factor)} {unit}"
+        interval = _interval(value, factor)
+        shown = f"{factor * value.mean:+.2f} {_span(interval)}" if other else amount(value, factor)
+        ours = f"{shown} {unit}"
+        verdict = _verdict(claim.expect, interval)
         if not isinstance(claim.theirs, str):
             distance = factor * value.mean - claim.theirs
+            reached = distance <= 0 if claim.metric in LOWER_IS_BETTER else distance >= 0
+            verdict = "reached" if reached else "not reached"
     command = provenance.command(
         "run",
         claim.setting,
@@ -178,8 +199,40 @@ def _finding(claim: Claim, study: Study) -> Finding | None:
         study.first["changes"],
     )
     return Finding(
-        claim, _theirs(claim), ours, distance, len(runs), study.name, study.heading, command
+        claim,
+        _theirs(claim),
+        ours,
+        distance,
+        verdict,
+        len(runs),
+        study.name,
+        study.heading,
+        command,
     )
+
+
+def _interval(value: Amount, factor: float) -> tuple[float, float] | None:
+    """Return the 95 % confidence interval of a mean (Student's); None for one seed or two."""
+    if value.deviation is None or value.count < FEWEST_SEEDS:
+        return None
+    wide = float(students.ppf(0.975, value.count - 1)) * value.deviation / value.count**0.5
+    return factor * (value.mean - wide), factor * (value.mean + wide)
+
+
+def _span(interval: tuple[float, float] | None) -> str:
+    return "[too few seeds]" if interval is None else f"[{interval[0]:.2f}, {interval[1]:.2f}]"
+
+
+def _verdict(expect: str | None, interval: tuple[float, float] | None) -> str:
+    """Return whether a paper's expectation holds, as far as the 95 % interval tells."""
+    if expect is None:
+        return ""
+    if interval is None:
+        return "undecided"
+    low, high = interval if expect != "below" else (-interval[1], -interval[0])
+    if high < 0:
+        return "disagrees"
+    return "agrees" if low > (-KEPT if expect == "kept" else 0) else "undecided"
 
 
 def _measured(claim: Claim, runs: Sequence[Result], other: Sequence[Sequence[Result]]) -> Amount:
@@ -197,17 +250,15 @@ def _value(metric: str, run: Result) -> float:
     return summary.measure(run)[metric]
 
 
-def _epoch_seconds(runs: Sequence[Result]) -> Amount:
-    times = [summary.epoch_seconds([run]) for run in runs]
-    return Amount.of([seconds for seconds in times if seconds is not None])
-
-
-def _drop_share(runs: Sequence[Result]) -> Amount:
-    """Return the share of the steps in which the strictest group is above its first loss."""
+def _drop_end(runs: Sequence[Result]) -> Amount:
+    """Return after which share of the steps the strictest group's initial drop ends; 0 if none."""
     strictest = min(runs[0]["budgets"], key=runs[0]["budgets"].__getitem__)
-    return Amount.of(
-        [summary.drops([run])[strictest].steps / run["history"][-1]["step"] for run in runs]
-    )
+    drops = [summary.drops([run]).get(strictest) for run in runs]
+    ends = [
+        drop.last / run["history"][-1]["step"] if drop is not None else 0.0
+        for drop, run in zip(drops, runs, strict=True)
+    ]
+    return Amount.of(ends)
 
 
 def _gap(runs: Sequence[Result]) -> Amount:
@@ -216,54 +267,76 @@ def _gap(runs: Sequence[Result]) -> Amount:
     return Amount(max(recalls) - min(recalls), None, len(runs))
 
 
-def _correlation(before: Sequence[Result], runs: Sequence[Result]) -> str:
+Compared = tuple[str, tuple[float, float] | None]
+"""What a comparison came to in words, and the interval that decides."""
+
+
+def _correlation(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
     found = summary.gain(before, runs)
-    if found is None or found.correlation is None:
-        return "no correlation can be had"
-    return f"r = {found.correlation:.2f}, p = {found.p:.2g}"
+    if found is None or found.correlation is None or found.interval is None:
+        return "no correlation can be had", None
+    words = f"r = {found.correlation:.2f} {_span(found.interval)}, p = {found.p:.2g}"
+    return words, found.interval if found.seeds >= FEWEST_SEEDS else None
 
 
-def _reach(before: Sequence[Result], runs: Sequence[Result]) -> str:
-    """Return after which share of the steps the strict owners have what the other ends with."""
-    wanted = summary.over_seeds(before, "validation")["strict"].mean
-    steps = [line["step"] for line in runs[0]["history"]]
-    recalls = np.mean(
-        [
-            [summary.measure_line(line, run["budgets"])["strict"] for line in run["history"]]
-            for run in runs
-        ],
-        axis=0,
-    )
-    reached = np.flatnonzero(recalls >= wanted)
-    return f"{100 * steps[reached[0]] / steps[-1]:.0f} % of the steps" if len(reached) else "never"
+def _reach(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
+    """Return after which share of the steps the strict owners have what the other ends with.
+
+    A curve that goes up and down has its own last value before the end, too; so the other's share
+    stands beside it, and the interval is that of the difference by seed.
+    """
+    pairs = list(zip(before, runs, strict=True))
+    shares = [_share_to_reach(old, new) for old, new in pairs]
+    own = [_share_to_reach(old, old) for old in before]
+    differences = [share - other for share, other in zip(shares, own, strict=True)]
+    words = f"after {100 * np.mean(shares):.0f} % of the steps, IDP-SGD itself after "
+    return f"{words}{100 * np.mean(own):.0f} %", _interval(Amount.of(differences), 100)
 
 
-def _overhead(before: Sequence[Result], runs: Sequence[Result]) -> str:
-    """Return how much longer an epoch takes, by the means over seeds."""
-    return f"{100 * (_epoch_seconds(runs).mean / _epoch_seconds(before).mean - 1):+.1f} %"
+def _share_to_reach(old: Result, new: Result) -> float:
+    """Return after which share of its steps one run has what the other ends with; 1 if never."""
+    wanted = summary.measure(old, "validation")["strict"]
+    for line in new["history"]:
+        if summary.measure_line(line, new["budgets"])["strict"] >= wanted:
+            return line["step"] / new["history"][-1]["step"]
+    return 1.0
 
 
 MEASURES: Mapping[str, Callable[[Sequence[Result]], Amount]] = {
-    "epoch_seconds": _epoch_seconds,
-    "drop_share": _drop_share,
+    "drop_end": _drop_end,
     "gap": _gap,
 }
-"""What a claim may measure of a method beside `METRICS`: seconds of an epoch, the share of steps in
-which the strictest group fares worse than before training, and the best minus the worst recall."""
+"""What a claim may measure of a method beside `METRICS`: after which share of the steps the
+strictest group's initial drop ends, and the best minus the worst recall."""
 
-COMPARISONS: Mapping[str, Callable[[Sequence[Result], Sequence[Result]], str]] = {
+LOWER_IS_BETTER = ("gap",)
+
+COMPARISONS: Mapping[str, Callable[[Sequence[Result], Sequence[Result]], Compared]] = {
     "correlation": _correlation,
     "reach": _reach,
-    "overhead": _overhead,
 }
-"""What a claim may say of two methods that is no difference, in words."""
+"""What a claim may say of two methods that is no difference."""
+
+EXPECTATIONS = ("above", "below", "kept")
+"""Which way a comparison goes by the paper: above 0, below 0, or kept to within `KEPT` points."""
+
+KEPT = 1.0
+"""Points that accuracy may fall and still count as kept."""
+
+VERDICTS = {
+    "reached": "our mean is at least the paper's number (at most, for gaps)",
+    "not reached": "it is not",
+    "agrees": "the 95 % interval lies on the side that the paper names",
+    "undecided": "the interval holds 0, or there are fewer than three seeds",
+    "disagrees": "the interval lies on the other side",
+}
+"""What a finding may come to; accuracy is kept if its interval lies above -1 point."""
 
 
 def _unit(claim: Claim) -> tuple[float, str]:
     """Return by what numbers are multiplied, and their unit after that."""
-    if claim.metric == "epoch_seconds":
-        return 1.0, "s"
-    return 100.0, "%" if claim.minus is None else "points"
+    points = claim.minus is not None or claim.metric == "gap"
+    return 100.0, "points" if points else "%"
 
 
 def _theirs(claim: Claim) -> str:
@@ -276,40 +349,42 @@ def page_part(findings: Sequence[Finding]) -> str:
     """Return the table of claims, those that were not run apart, and what must be said of them."""
     run = [finding for finding in findings if finding.study is not None]
     missing = [finding for finding in findings if finding.study is None]
-    parts = [
-        "Mean and standard deviation over seeds. Differences are in points, over the seeds that "
-        "both methods have. The distance is ours minus theirs. Commands follow "
-        f"`{provenance.PROGRAM}`.",
-    ]
+    parts = []
     if run:
-        header = ["paper", "claim", "theirs", "ours", "distance", "command"]
-        parts.append(table(header, list(map(_row, run)), texts=len(header)))
+        found = [finding.verdict for finding in run]
+        counts = [f"{found.count(word)} {word}" for word in VERDICTS if word in found]
+        rules = "; ".join(f"*{word}*: {rule}" for word, rule in VERDICTS.items() if word in found)
+        parts += [
+            f"Of {len(run)} claims that were tried: {', '.join(counts)}. {len(missing)} more were "
+            "not run. Runs with the short profile are shorter than the papers'.",
+            f"{rules[:1].upper()}{rules[1:]}. Means and standard deviations over seeds, ours "
+            "minus theirs in brackets; differences with their 95 % interval, over the seeds that "
+            f"both methods have. Commands follow `{provenance.PROGRAM}`.",
+            table(["verdict", "claim", "theirs", "ours", "command"], list(map(_row, run)), texts=5),
+        ]
     claims = [finding.claim for finding in run if finding.claim.note]
     if claims:
         notes = (f"- {_place(claim)}, {claim.setting}: {claim.note}" for claim in claims)
         parts.append("\n".join(dict.fromkeys(notes)))
     if missing:
-        header = ["not run", "claim", "theirs", "command"]
-        parts.append(table(header, list(map(_missing_row, missing)), texts=len(header)))
+        parts.append(
+            table(["not run", "theirs", "command"], list(map(_missing_row, missing)), texts=3)
+        )
     return "\n\n".join(parts)
 
 
 def _row(finding: Finding) -> list[str]:
     seeds = f"{finding.seeds} seed" + ("s" if finding.seeds > 1 else "")
-    paper, claim, theirs, command = _missing_row(finding)
-    return [
-        paper,
-        claim,
-        theirs,
-        f"**{finding.ours}**, {seeds}, [{finding.heading}]({finding.study}.md)",
-        "" if finding.distance is None else f"{finding.distance:+.2f}",
-        command,
-    ]
+    distance = "" if finding.distance is None else f" ({finding.distance:+.2f})"
+    claim, theirs, command = _missing_row(finding)
+    ours = f"**{finding.ours}**{distance}, {seeds}, [{finding.heading}]({finding.study}.md)"
+    return [finding.verdict, claim, theirs, ours, command]
 
 
 def _missing_row(finding: Finding) -> list[str]:
     command = finding.command.removeprefix(f"{provenance.PROGRAM} ")
-    return [_place(finding.claim), finding.claim.claim, finding.theirs, f"`{command}`"]
+    claim = f"{finding.claim.claim} ({_place(finding.claim)})"
+    return [claim, finding.theirs, f"`{command}`"]
 
 
 def _place(claim: Claim) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.experiments import ablations, summary
+from ownerwise.experiments import ablations, provenance, summary
 from ownerwise.experiments.drawing import finish, new_figure, save
 from ownerwise.experiments.summary import BASELINE, MANY_GROUPS, METRICS, Result, Study, spread_out
 
@@ -53,7 +53,8 @@ def write_figures(study: Study, folder: str | PathLike) -> list[Picture]:
         if figure is not None:
             path = Path(folder) / f"{study.name}-{name}.svg"
             save(figure, path)
-            written.append(Picture(path, caption))
+            mixed = provenance.is_mixed(study)
+            written.append(Picture(path, _OF_GROUPS.get(name, caption) if mixed else caption))
     return written
 
 
@@ -67,7 +68,7 @@ def owner_curves(study: Study) -> Any:
     for axis, group in zip(axes, groups, strict=True):
         for style, method in zip(_STYLES, methods, strict=False):
             _curve(axis, study, method, lambda line, g=group: line["groups"][g]["recall"], style)
-        axis.set_title(f"{group}, epsilon {study.budgets[group]:g}")
+        axis.set_title(_title(study, group))
     return finish(figure, axes, "step", "recall", share=True)
 
 
@@ -133,7 +134,7 @@ def class_curves(study: Study) -> Any:
                     label=f"{name}, {study.label(method)}",
                     band=False,
                 )
-        axis.set_title(f"{group}, epsilon {study.budgets[group]:g}")
+        axis.set_title(_title(study, group))
     return finish(figure, axes, "step", "recall", share=True)
 
 
@@ -196,6 +197,11 @@ def _compared(study: Study) -> list[str]:
     return [name for name in _COMPARED if name in study.methods]
 
 
+def _title(study: Study, group: str) -> str:
+    """Return a group with its budget, if it has one."""
+    return group if provenance.is_mixed(study) else f"{group}, epsilon {study.budgets[group]:g}"
+
+
 def _curve(
     axis: Any,
     study: Study,
@@ -211,11 +217,12 @@ def _curve(
     runs: Sequence[Result] = study.methods[method]
     steps = [line["step"] for line in runs[0]["history"]]
     values = np.array([[value(line) for line in run["history"]] for run in runs])
-    mean, deviation = values.mean(axis=0), values.std(axis=0)
+    mean = values.mean(axis=0)
     (drawn,) = axis.plot(
         steps, mean, style, color=colour, label=label or study.label(method), linewidth=1.4
     )
     if band and len(runs) > 1:
+        deviation = values.std(axis=0, ddof=1)
         axis.fill_between(
             steps, mean - deviation, mean + deviation, color=drawn.get_color(), alpha=0.15
         )
@@ -236,3 +243,10 @@ _FIGURES: dict[str, tuple[Callable[[Study], Any], str]] = {
     "orders": (ablations.orders, "INO-SGD by the order in which records lose weight."),
 }
 """Figures by name: those of INO-SGD numbered 5, 7 and 12, 6, 15, 20, 16, 17, and 19."""
+
+_OF_GROUPS = {
+    "owners": "Recall of groups over training.",
+    "gain": "Gain in recall over IDP-SGD against the group's mean budget.",
+    "classes": "Recall of classes within each group over training.",
+}
+"""Captions where groups are not owners."""

@@ -55,7 +55,7 @@ def lax_alone(
 def fewer_lax(
     population: Population, plan: Mapping[str, Any], argument: str, seed: int
 ) -> Sequence[Phase]:
-    """Drop a share of the records of each lax owner, drawn without looking at them."""
+    """Drop a share of the lax owners' records, drawn without looking at them."""
     generator = np.random.default_rng(seed)
     kept = np.ones(len(population), dtype=bool)
     lax = np.flatnonzero(population.lax)

@@ -1,7 +1,8 @@
-"""How results were made: the command that makes them again, seeds, times, and plans."""
+"""How results were made: commands that make them again, owners, seeds, times, and plans."""
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 from ownerwise.experiments.summary import Result, Study
 
 PROGRAM = "ownerwise experiments"
+TABLE = f"{PROGRAM} table --out docs/results"
+"""What writes the pages, once runs or searches are made."""
+
+_MIXED = ("random_shares", "overlapping", "one_each")  # kinds of assignments
 
 
 def command(
@@ -42,6 +47,18 @@ def command(
     return shlex.join([*words, *options])
 
 
+def asked(text: str) -> tuple[str, list[str]]:
+    """Return the profile and the changes that a command asks for."""
+    profile, changes = "paper", []
+    words = shlex.split(text)
+    for word, value in itertools.pairwise(words):
+        if word == "--profile":
+            profile = value
+        elif word == "--set":
+            changes.append(value)
+    return profile, changes
+
+
 def commands(study: Study) -> list[str]:
     """Return the commands of a study: methods with the same seeds go together."""
     together: dict[tuple[int, ...], list[str]] = {}
@@ -54,16 +71,25 @@ def commands(study: Study) -> list[str]:
     ]
 
 
+def is_mixed(study: Study) -> bool:
+    """Return whether the records of a group have different budgets, so that it is no owner."""
+    assignment = study.first["config"].get("owners", {}).get("assignment", {})
+    return assignment.get("kind") in _MIXED
+
+
 def origin(runs: Sequence[Result]) -> dict[str, Any]:
     """Return seeds, times by run and plans of a method, as JSON types.
 
     Training time is over all parts of a run that was stopped; wall time is that of its last part.
+    `within_budgets` is None for plain SGD, which has no plans.
     """
+    plans = plan_hashes(runs)
     return {
         "seeds": [run["seed"] for run in runs],
         "train_seconds": [run["train_seconds"] for run in runs],
         "wall_seconds": [run["wall_seconds"] for run in runs],
-        "plans": plan_hashes(runs),
+        "plans": plans,
+        "within_budgets": all(run["within_budgets"] for run in runs) if plans else None,
     }
 
 

@@ -1,8 +1,10 @@
 """Results on disk: one JSON file per run, found again by a hash of what it was made from.
 
-The hash covers the setting with all changes, the method, the seed and the files of the data set
-(names and sizes). A run whose result is there is not run again; anything that would change a result
-gives it another hash, and another file.
+The hash covers the setting's values with all changes, the method, the seed and the files of the
+data set (names and sizes). A run whose result is there is not run again. Not in the hash: how the
+values were asked for (a profile, or changes that come to the same), what is in the data files, and
+the code, torch's included. When a change of the code gives results another meaning, `FORMAT` is
+raised; the versions that a result was made with stand in it.
 """
 
 from __future__ import annotations
@@ -54,10 +56,10 @@ def data_files(name: str, data_dir: str | PathLike | None = None) -> dict[str, A
     return found
 
 
-def trial_hash(trial: Trial, data_dir: str | PathLike | None = None) -> str:
-    """Return the hash under which a trial's result lies."""
+def made_from(trial: Trial) -> dict[str, Any]:
+    """Return what a trial is made from, besides the files of its data: its result holds it too."""
     config = trial.config
-    content = {
+    return {
         "format": FORMAT,
         "setting": trial.setting.name,
         "method": trial.method.slug,
@@ -65,13 +67,21 @@ def trial_hash(trial: Trial, data_dir: str | PathLike | None = None) -> str:
         "config": {name: dict(config[name]) for name in config.sections},
         "label_noise": trial.setting.label_noise,
         "plain_lr": None if trial.method.private else trial.setting.plain_lr,
-        "data": data_files(config["data"]["name"], data_dir),
     }
+
+
+def trial_hash(trial: Trial, data_dir: str | PathLike | None = None) -> str:
+    """Return the hash under which a trial's result lies."""
+    content = made_from(trial)
+    content["data"] = data_files(content["config"]["data"]["name"], data_dir)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def is_current(result: Mapping[str, Any]) -> bool:
-    """Return whether a run of the same name would be made from the same values today."""
+    """Return whether a run of the same name would be made from the same values today.
+
+    Results of format 1 may say neither format, label noise nor the learning rate of plain SGD.
+    """
     try:
         (method,) = methods.parse(result["spec"])
         trial = Trial(
@@ -81,10 +91,10 @@ def is_current(result: Mapping[str, Any]) -> bool:
             result["profile"],
             tuple(result["changes"]),
         )
-        config = trial.config
+        today = made_from(trial)
     except OwnerwiseError:
         return False
-    return result["config"] == {name: dict(config[name]) for name in config.sections}
+    return today == {key: result.get(key, value) for key, value in (today | {"format": 1}).items()}
 
 
 class Store:

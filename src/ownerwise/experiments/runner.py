@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -23,7 +24,8 @@ import torch
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.experiments.progress import Progress
-from ownerwise.experiments.results import Store, trial_hash
+from ownerwise.experiments.results import Store, made_from, trial_hash
+from ownerwise.experiments.summary import heading
 from ownerwise.experiments.trials import Report, Trial, run_trial
 from ownerwise.interruption import Interrupted
 
@@ -46,6 +48,8 @@ def run_trials(
 ) -> list[Path]:
     """Run what has no result yet, and return where all results lie, in the order of the trials.
 
+    A result that is there under another heading stays there, and that is said.
+
     Args:
         trials: what to run.
         store: where results go.
@@ -64,6 +68,8 @@ def run_trials(
     steps = {path: trial.config["plan"]["steps"] for path, trial in missing.items()}
     names = {path: trial.name for path, trial in missing.items()}
     progress = Progress(names, steps, len(set(places)), quiet)
+    if not quiet:
+        _say_other_names(trials, places, store)
     try:
         if jobs == 1:
             for path, trial in missing.items():
@@ -105,6 +111,16 @@ def _places(trials: Sequence[Trial], store: Store, data_dir: str | PathLike | No
     return places
 
 
+def _say_other_names(trials: Sequence[Trial], places: Sequence[Path], store: Store) -> None:
+    """Say which results are there under another heading: made from the same, asked otherwise."""
+    for trial, path in zip(trials, places, strict=True):
+        if path.exists():
+            found = store.read_one(path)
+            there = heading(found["setting"], found["profile"], found["changes"])
+            if there != heading(trial.setting.name, trial.profile, trial.changes):
+                print(f"{trial.name}: done already as {there}", file=sys.stderr, flush=True)
+
+
 def run_one(
     trial: Trial,
     path: Path,
@@ -114,7 +130,7 @@ def run_one(
 ) -> dict[str, Any]:
     """Run a trial, write its result to `path`, and return it."""
     folder = path.with_suffix("")
-    result = run_trial(trial, folder, data_dir, report)
+    result = run_trial(trial, folder, data_dir, report) | made_from(trial)
     result["hash"] = path.stem.rpartition("-")[2]
     Store(path.parent).write(path, result)
     if folder.is_dir() and not keep_runs:

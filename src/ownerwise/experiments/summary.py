@@ -31,6 +31,8 @@ missing where all groups have one budget. `worst_half`, the mean recall over the
 groups, is there if they are many."""
 MANY_GROUPS = 20
 """From so many groups on, the worst of them is mostly chance."""
+FEW_GROUPS = 4
+"""Over fewer groups no correlation is told: it has no interval, and is nearly always large."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,9 @@ class Gain:
 
     Attributes:
         by_group: mean over the seeds that both have.
-        correlation: Pearson's r of gain and budget over groups; None for fewer than three groups
+        correlation: Pearson's r of gain and budget over groups; None for fewer than `FEW_GROUPS`
             or budgets without differences.
-        interval: its 95 % confidence interval (Fisher), from four groups on.
+        interval: its 95 % confidence interval (Fisher).
         p: of the hypothesis that there is no correlation.
         seeds: number of seeds.
     """
@@ -91,16 +93,19 @@ class Gain:
 
 @dataclass(frozen=True)
 class Drop:
-    """The minority initial drop of a group, as means over seeds.
+    """The minority initial drop of a group, as means over the seeds that have one.
 
     Attributes:
-        steps: number of steps in which the group's loss is above its start while the overall loss
-            is below its own.
+        first, last: steps between which evaluations show the group's loss above its start while
+            the overall loss is below its own (`minority_initial_drop`).
         depth: by how much at most.
+        seeds: number of seeds that have one.
     """
 
-    steps: float
+    first: float
+    last: float
     depth: float
+    seeds: int
 
 
 def studies(results: Sequence[Result]) -> list[Study]:
@@ -198,30 +203,31 @@ def gain(baseline: Sequence[Result], runs: Sequence[Result]) -> Gain | None:
 def _correlate(
     budgets: Sequence[float], gains: Sequence[float]
 ) -> tuple[float | None, tuple[float, float] | None, float | None]:
-    if len(budgets) < 3 or np.ptp(budgets) == 0 or np.ptp(gains) == 0:
+    if len(budgets) < FEW_GROUPS or np.ptp(budgets) == 0 or np.ptp(gains) == 0:
         return None, None, None
     found: Any = pearsonr(budgets, gains)
-    interval = None
-    if len(budgets) > 3:
-        low, high = found.confidence_interval(0.95)
-        interval = (float(low), float(high))
-    return float(found.statistic), interval, float(found.pvalue)
+    low, high = found.confidence_interval(0.95)
+    return float(found.statistic), (float(low), float(high)), float(found.pvalue)
 
 
 def drops(runs: Sequence[Result]) -> dict[str, Drop]:
-    """Return the minority initial drop of every group, as means over the runs of a method."""
+    """Return the minority initial drop of every group that has one in some run of a method."""
     groups = list(runs[0]["history"][0]["groups"])
-    steps, depths = [], []
+    by_group: dict[str, list[tuple[int, int, float]]] = {group: [] for group in groups}
     for run in runs:
         history = run["history"]
-        by_group = [[_number(line["groups"][g]["loss"]) for g in groups] for line in history]
+        losses = [[_number(line["groups"][g]["loss"]) for g in groups] for line in history]
         overall = [_number(line["loss"]) for line in history]
-        found = minority_initial_drop(np.array(by_group), np.array(overall))
-        apart = history[-1]["step"] / max(1, len(history) - 1)
-        steps.append([drop.length * apart for drop in found])
-        depths.append([drop.depth for drop in found])
-    mean_steps, mean_depths = np.mean(steps, axis=0).tolist(), np.mean(depths, axis=0).tolist()
-    return dict(zip(groups, map(Drop, mean_steps, mean_depths), strict=True))
+        found = minority_initial_drop(np.array(losses), np.array(overall))
+        for group, drop in zip(groups, found, strict=True):
+            if drop is not None:
+                first, last = (history[at]["step"] for at in (drop.first, drop.last))
+                by_group[group].append((first, last, drop.depth))
+    means = {group: np.mean(found, axis=0) for group, found in by_group.items() if found}
+    return {
+        group: Drop(float(first), float(last), float(depth), len(by_group[group]))
+        for group, (first, last, depth) in means.items()
+    }
 
 
 def epoch_seconds(runs: Sequence[Result]) -> float | None:

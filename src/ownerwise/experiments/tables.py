@@ -14,10 +14,11 @@ from ownerwise.experiments.claims import Finding
 from ownerwise.experiments.figures import Picture
 from ownerwise.experiments.markdown import percent, table, write_text
 from ownerwise.experiments.progress import duration
-from ownerwise.experiments.summary import BASELINE, METRICS, Gain, Study, spread_out
+from ownerwise.experiments.summary import BASELINE, METRICS, Drop, Gain, Study, spread_out
 
 _MOST_GROUPS = 10
 _MOST_HASHES = 3
+_WITHIN = {True: "yes", False: "no", None: "not private"}
 CAUTION = (
     "Fixed seeds: these runs are science on public data and NOT PRIVATE. Accuracies are measured "
     "on test records, which no guarantee covers."
@@ -92,15 +93,15 @@ def describe(study: Study) -> dict[str, Any]:
 def page(study: Study, content: dict[str, Any], pictures: Sequence[Picture] = ()) -> str:
     """Return the Markdown page of a study."""
     main = study.only(ablations.main_methods(study))
+    columns = _columns(study)
     parts = [
         f"# {study.heading}",
         f"{content['title']}. {content['owners'].capitalize()}; {content['steps']} steps.",
+        *_changes(study),
         _origin(content["setting"]),
         CAUTION,
-        "Mean and standard deviation over seeds, in per cent. Spread is the standard deviation "
-        "over groups; strict owners are those with less than the mean budget. An epoch counts "
-        "training time alone.",
-        overall_table(main),
+        _notes(main, columns),
+        overall_table(main, columns),
     ]
     gains = {
         name: summary.gain(main.methods[BASELINE], runs)
@@ -108,7 +109,7 @@ def page(study: Study, content: dict[str, Any], pictures: Sequence[Picture] = ()
         if BASELINE in main.methods and name != BASELINE
     }
     if len(study.budgets) > 1:
-        parts += ["## Groups", _group_table(main)]
+        parts += ["## Groups", *_mixture(study), _group_table(main)]
     known = {name: found for name, found in gains.items() if found is not None}
     if any(found.correlation is not None for found in known.values()):
         parts += [
@@ -121,26 +122,65 @@ def page(study: Study, content: dict[str, Any], pictures: Sequence[Picture] = ()
     if len(study.budgets) > 1:
         parts += [
             "## Minority initial drop",
-            "Steps in which a group's loss is above its start while the overall loss is below "
-            "its own, and by how much at most; means over seeds.",
+            "The first evaluations in a row (one between may be better) at which a group's loss is "
+            "above its start while the overall loss is below its own: from which step to which, "
+            "and by how much at most; means over the seeds that have such a drop.",
             _drop_table(main),
         ]
     for kind, heading in ablations.KINDS.items():
         varied = ablations.part(study, kind)
         if varied is not None:
-            parts += [f"## {heading}", overall_table(varied)]
+            parts += [f"## {heading}", overall_table(varied, columns)]
     if pictures:
         parts.append("## Figures")
     for picture in pictures:
         parts += [picture.caption, f"![{picture.path.stem}]({picture.path.name})"]
     parts += [
         "## How it was made",
-        "\n".join(f"    {command}" for command in content["commands"]),
-        "Time of a run: training alone, over all parts of a run that was stopped, and wall time of "
-        "its last part. The JSON file beside this page has all plan hashes and times by run.",
+        "\n".join(f"    {command}" for command in (*content["commands"], provenance.TABLE)),
+        "Within budgets: whether plans spend at most what the setting declares for owners. Time "
+        "of a run: training alone, over all parts of a run that was stopped, and wall time of its "
+        "last part. The JSON file beside this page has all plan hashes and times by run.",
         _origin_table(content),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _changes(study: Study) -> list[str]:
+    """Return what differs from the setting's title, if anything."""
+    changes = ", ".join(f"`{change}`" for change in study.first["changes"])
+    return [f"With changes: {changes}."] if changes else []
+
+
+def _notes(study: Study, columns: Sequence[str]) -> str:
+    """Return how to read the tables and figures of a study."""
+    said = [
+        "Mean and standard deviation over seeds, in per cent. Spread is the standard deviation "
+        "over groups. An epoch counts training time alone, on a machine that did other work, too."
+    ]
+    if "strict" in columns:
+        said.append("Strict owners are those with less than the mean budget.")
+    if study.first["evaluated_on"] == "validation":
+        said.append(
+            "Models were evaluated on validation records along the way and on test records at the "
+            "end: the initial drop and figures over training are of the former, tables and other "
+            "figures of the latter."
+        )
+    if "nonprivate" in study.methods:
+        rate = study.methods["nonprivate"][0]["history"][-1]["learning_rate"]
+        said.append(f"Plain SGD has momentum 0.9 and its own learning rate, {rate:g}.")
+    if len({tuple(run["seed"] for run in runs) for runs in study.methods.values()}) > 1:
+        said.append(
+            "Methods have different seeds: compare them by the differences in "
+            "[README](README.md), over seeds that both have."
+        )
+    return " ".join(said)
+
+
+def _mixture(study: Study) -> list[str]:
+    if not provenance.is_mixed(study):
+        return []
+    return ["Records of a group have different budgets here, so groups are not owners."]
 
 
 def _origin_table(content: dict[str, Any]) -> str:
@@ -152,12 +192,14 @@ def _origin_table(content: dict[str, Any]) -> str:
             [
                 method["label"],
                 ", ".join(f"`{one[:12]}`" for one in hashes[:_MOST_HASHES]) + more,
+                _WITHIN[method["within_budgets"]],
                 ", ".join(map(str, method["seeds"])),
                 duration(sum(method["train_seconds"]) / runs),
                 duration(sum(method["wall_seconds"]) / runs),
             ]
         )
-    return table(["method", "plans", "seeds", "training", "wall"], rows, texts=2)
+    header = ["method", "plans", "within budgets", "seeds", "training", "wall"]
+    return table(header, rows, texts=3)
 
 
 def _origin(name: str) -> str:
@@ -185,15 +227,28 @@ def overview(
         parts += [
             f"## [{study.heading}]({study.name}.md)",
             f"{study.first['title']}.",
-            overall_table(study.only(ablations.main_methods(study))),
+            *_changes(study),
+            overall_table(study.only(ablations.main_methods(study)), _columns(study)),
         ]
     return "\n\n".join(parts) + "\n"
 
 
-def overall_table(study: Study) -> str:
-    """Return the table of all methods of a study."""
+def _columns(study: Study) -> list[str]:
+    """Return the metrics that tables of a study show, each number once.
+
+    Strict owners are left out where the strictest is the only one.
+    """
+    measured = [summary.measure(run) for runs in study.methods.values() for run in runs]
+    found = [key for key in METRICS if any(key in one for one in measured)]
+    if all(one.get("strict") == one.get("strictest") for one in measured):
+        return [key for key in found if key != "strict"]
+    return found
+
+
+def overall_table(study: Study, columns: Sequence[str] = ()) -> str:
+    """Return the table of all methods of a study, with some metrics or those that tell it all."""
     measured = {name: summary.over_seeds(runs) for name, runs in study.methods.items()}
-    columns = [key for key in METRICS if any(key in found for found in measured.values())]
+    columns = columns or _columns(study)
     work = _work(study)
     rows = []
     for name, found in measured.items():
@@ -228,7 +283,14 @@ def _group_table(study: Study) -> str:
     for name, runs in study.methods.items():
         recalls = summary.group_recalls(runs)
         rows.append([study.label(name), *(percent(recalls.get(group)) for group in shown)])
-    return table(["method", *(f"{g} (ε {study.budgets[g]:g})" for g in shown)], rows)
+    return table(["method", *_group_titles(study, shown)], rows)
+
+
+def _group_titles(study: Study, groups: Sequence[str]) -> list[str]:
+    """Return groups with their budgets, where each group has one."""
+    if provenance.is_mixed(study):
+        return list(groups)
+    return [f"{group} (ε {study.budgets[group]:g})" for group in groups]
 
 
 def _gain_table(study: Study, gains: dict[str, Gain]) -> str:
@@ -246,6 +308,12 @@ def _drop_table(study: Study) -> str:
     rows = []
     for name, runs in study.methods.items():
         found = summary.drops(runs)
-        cells = (f"{found[group].steps:.0f} ({found[group].depth:.2f})" for group in shown)
-        rows.append([study.label(name), *cells])
-    return table(["method", *(f"{g} (ε {study.budgets[g]:g})" for g in shown)], rows)
+        rows.append([study.label(name), *(_drop(found.get(group), len(runs)) for group in shown)])
+    return table(["method", *_group_titles(study, shown)], rows)
+
+
+def _drop(drop: Drop | None, seeds: int) -> str:
+    if drop is None:
+        return "none"
+    some = "" if drop.seeds == seeds else f", {drop.seeds} of {seeds} seeds"
+    return f"{drop.first:.0f} to {drop.last:.0f} ({drop.depth:.2f}{some})"

@@ -14,7 +14,7 @@ from typing import Any
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.evaluation import Amount
-from ownerwise.experiments import tuning
+from ownerwise.experiments import provenance, summary, tuning
 from ownerwise.experiments.drawing import save
 from ownerwise.experiments.markdown import percent, table, write_text
 from ownerwise.experiments.methods import KINDS
@@ -22,7 +22,9 @@ from ownerwise.experiments.progress import duration
 from ownerwise.experiments.summary import BASELINE, METRICS
 from ownerwise.experiments.tuning import Point
 
-_SETTING = 0  # the first draw is the setting as it stands
+_FIRST = 0  # this draw is the setting with the profile and changes that were asked for
+_FEWEST_SEEDS = 3
+"""With fewer, nothing is said of the part of a gain that stays."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ class Search:
     points: Sequence[Point]
 
     @property
+    def heading(self) -> str:
+        """The setting with its profile and changes."""
+        return summary.heading(self.name, *provenance.asked(self.content["command"]))
+
+    @property
     def methods(self) -> list[str]:
         """All methods, the baseline first."""
         return sorted(self.content["methods"], key=lambda method: method != BASELINE)
@@ -49,9 +56,9 @@ class Search:
         """By what values were chosen."""
         return list(next(iter(self.content["methods"].values()))["best"])
 
-    def at_setting(self, method: str) -> Point:
-        """Return a method with the values of the setting."""
-        return self.point(method, _SETTING)
+    def first(self, method: str) -> Point:
+        """Return a method with the values of the first draw."""
+        return self.point(method, _FIRST)
 
     def chosen(self, method: str, criterion: str) -> Point:
         """Return what a method chose by a criterion on held-out records."""
@@ -67,7 +74,7 @@ class Kept:
     """A method's gain over IDP-SGD on test records, in points.
 
     Attributes:
-        fixed: both with the values of the setting.
+        fixed: both with the values of the first draw.
         tuned: both with the values that they chose.
     """
 
@@ -76,8 +83,8 @@ class Kept:
 
     @property
     def share(self) -> float | None:
-        """The part of the gain that stays; None where there was none."""
-        return self.tuned / self.fixed if self.fixed > 0 else None
+        """The part of the gain that stays; None unless there is one before and after."""
+        return self.tuned / self.fixed if min(self.fixed, self.tuned) > 0 else None
 
 
 def read(folder: str | PathLike, names: Sequence[str] = ()) -> list[Search]:
@@ -120,25 +127,25 @@ def write_pages(
             save(tuning.frontier_figure(search.points), picture)
         write_text(stem.with_suffix(".json"), json.dumps(search.content, indent=2) + "\n")
         write_text(stem.with_suffix(".md"), page(search, picture))
-        written[f"{search.name}, tuned against tuned"] = f"{stem.name}.md"
+        written[_title(search)] = f"{stem.name}.md"
     return written
 
 
 def page(search: Search, picture: Path | None = None) -> str:
     """Return the Markdown page of a search."""
     content = search.content
-    seeds = ", ".join(map(str, content["seeds"]))
+    as_it_is = "as it stands" if search.heading == search.name else "as in the heading"
     parts = [
-        f"# {search.name}, tuned against tuned",
+        f"# {_title(search)}",
         f"{content['trials']} draws of clip norm, learning rate and steps for every method, the "
         "same for all; INO-SGD's own values are drawn besides, within the same number. The first "
-        f"draw is the setting as it stands. A share of {content['validation_share']:g} of the "
+        f"draw is the setting {as_it_is}. A share of {content['validation_share']:g} of the "
         "training records was held out, and values were chosen on it; the numbers here are "
-        f"measured on test records, mean and standard deviation over seeds {seeds}, in per cent.",
+        f"measured on test records, {_over(content['seeds'])}, in per cent.",
         f"{content['not_private']}. No guarantee covers held-out and test records.",
     ]
     if _compared(search):
-        parts += ["## What stays of the gain", *_sentences(search), _kept_table(search)]
+        parts += ["## Before and after tuning", *_sentences(search), _kept_table(search)]
     parts += ["## What was chosen", _chosen_table(search)]
     if picture is not None:
         parts += [
@@ -150,16 +157,26 @@ def page(search: Search, picture: Path | None = None) -> str:
     wall = duration(sum(point.wall_seconds for point in search.points))
     parts += [
         "## How it was made",
-        f"    {content['command']}",
+        f"    {content['command']}\n    {provenance.TABLE}",
         f"Wall time of all runs: {wall}. The JSON file beside this page has every draw with its "
         "plan hashes.",
     ]
     return "\n\n".join(parts) + "\n"
 
 
+def _title(search: Search) -> str:
+    return f"{search.heading}, tuned against tuned"
+
+
+def _over(seeds: Sequence[int]) -> str:
+    if len(seeds) == 1:
+        return f"one seed ({seeds[0]})"
+    return f"mean and standard deviation over seeds {', '.join(map(str, seeds))}"
+
+
 def kept(search: Search, method: str, criterion: str, metric: str) -> Kept:
     """Return a method's gain over IDP-SGD before and after both chose by a criterion."""
-    fixed = _gain(search.at_setting(BASELINE), search.at_setting(method), metric)
+    fixed = _gain(search.first(BASELINE), search.first(method), metric)
     tuned = _gain(search.chosen(BASELINE, criterion), search.chosen(method, criterion), metric)
     return Kept(fixed, tuned)
 
@@ -169,23 +186,20 @@ def _gain(before: Point, after: Point, metric: str) -> float:
 
 
 def _sentences(search: Search) -> list[str]:
-    """Return what stays when values are chosen by accuracy, the usual way."""
+    """Return what becomes of gains when values are chosen by accuracy, the usual way."""
     metric = "strict" if "strict" in search.criteria else "worst_group"
+    enough = len(search.content["seeds"]) >= _FEWEST_SEEDS
+    values = _values(search.first(BASELINE))
     said = []
     for method in _compared(search):
         found = kept(search, method, "accuracy", metric)
-        before = (
-            f"At the setting's values {_label(method)} has {found.fixed:+.2f} points of recall "
-            f"({METRICS[metric]}) against IDP-SGD; with the values of both chosen by accuracy, "
-            f"{found.tuned:+.2f} points"
+        stays = f": {found.share:.0%} of the gain stays" if enough and found.share else ""
+        said.append(
+            f"At the first draw ({values}) {_label(method)} has {found.fixed:+.2f} points of "
+            f"recall ({METRICS[metric]}) against IDP-SGD; with the values of both chosen by "
+            f"accuracy, {found.tuned:+.2f} points{stays}."
         )
-        after = "there was no gain to keep" if found.share is None else _stays(found.share)
-        said.append(f"{before}: {after}.")
     return said
-
-
-def _stays(share: float) -> str:
-    return f"{share:.0%} of the gain stays" if share > 0 else "nothing of the gain stays"
 
 
 def _kept_table(search: Search) -> str:
@@ -193,7 +207,7 @@ def _kept_table(search: Search) -> str:
     rows = []
     for method in _compared(search):
         gains = [kept(search, method, "accuracy", metric).fixed for metric in metrics]
-        rows.append([_label(method), "the setting", *(f"{gain:+.2f}" for gain in gains)])
+        rows.append([_label(method), "the first draw", *(f"{gain:+.2f}" for gain in gains)])
         for criterion in search.criteria:
             gains = [kept(search, method, criterion, metric).tuned for metric in metrics]
             chosen = f"{METRICS[criterion]}, held out"
@@ -206,17 +220,20 @@ def _chosen_table(search: Search) -> str:
     metrics = [metric for metric in METRICS if metric in search.points[0].test]
     rows = []
     for method in search.methods:
-        chosen_by = {_SETTING: ["the setting"]}
+        chosen_by = {_FIRST: ["the first draw"]}
         for criterion in search.criteria:
             number = search.chosen(method, criterion).number
             chosen_by.setdefault(number, []).append(METRICS[criterion])
         for number, reasons in chosen_by.items():
             point = search.point(method, number)
-            values = (f"{key.partition('.')[2]} {value:g}" for key, value in point.values.items())
-            row = [_label(method), ", ".join(reasons), ", ".join(values)]
+            row = [_label(method), ", ".join(reasons), _values(point)]
             rows.append(row + [percent(point.test[metric]) for metric in metrics])
     header = ["method", "values by", "values", *(METRICS[metric] for metric in metrics)]
     return table(header, rows, texts=3)
+
+
+def _values(point: Point) -> str:
+    return ", ".join(f"{key.partition('.')[2]} {value:g}" for key, value in point.values.items())
 
 
 def _compared(search: Search) -> list[str]:

@@ -11,7 +11,8 @@ from torch.nn.modules import batchnorm, instancenorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from ownerwise.gradients.problems import Problem, Refused
-from ownerwise.gradients.sources import tensors_in
+from ownerwise.gradients.sources import changed_by_data, tensors_in
+from ownerwise.gradients.state import State, differing
 from ownerwise.gradients.tape import Tape
 
 __all__ = ["check"]
@@ -108,7 +109,7 @@ def _of_run(model: nn.Module, inputs: tuple[Any, ...], known: set[str]) -> list[
     count = next((len(t) for t in tensors_in(inputs) if t.dim()), 0)
     if count < 2:
         raise ValueError(f"the sample batch needs two records or more; got {count}")
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = State(model)
     tape = Tape(model)
     tape.problems = collected = []
     mixing_is_known = any("BatchNorm" in where or "InstanceNorm" in where for where in known)
@@ -119,15 +120,13 @@ def _of_run(model: nn.Module, inputs: tuple[Any, ...], known: set[str]) -> list[
             with tape:
                 outputs = model(*inputs)
             if not mixing_is_known:
-                found += _mixing(model, inputs, outputs, count)
+                found += _mixing(model, inputs, outputs, count, state)
                 found += _unseparated(tape, outputs, count)
     except Refused as refusal:
         found.append(refusal.problem)
     finally:
         tape.reset()
-        with torch.no_grad():
-            for name, tensor in model.state_dict().items():
-                tensor.copy_(state[name])
+        state.restore()
     return found + _new(collected, known)
 
 
@@ -152,9 +151,9 @@ def _new(problems: list[Problem], known: set[str]) -> list[Problem]:
 
 
 def _mixing(
-    model: nn.Module, inputs: tuple[Any, ...], outputs: Any, count: int
+    model: nn.Module, inputs: tuple[Any, ...], outputs: Any, count: int, state: State
 ) -> Iterator[Problem]:
-    """A change of the last record must not show in the outputs of the others."""
+    """A change of the last record must not show in the outputs of the others, nor be kept."""
 
     def swap(tensor: Tensor) -> Tensor:
         if not _has(tensor, count):
@@ -164,9 +163,13 @@ def _mixing(
         changed[-1] = other * 2 if tensor.is_floating_point() else other
         return changed
 
+    kept = state.changed()
+    state.restore()
     torch.manual_seed(0)
     with torch.no_grad():
         again = model(*_mapped(inputs, swap))
+    for name in differing(kept, state.changed()):
+        yield changed_by_data(name).problem
     for before, after in zip(tensors_in(outputs), tensors_in(again), strict=False):
         if not _has(before, count) or before.shape != after.shape:
             continue

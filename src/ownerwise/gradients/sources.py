@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ownerwise.gradients.problems import Refused
 
-__all__ = ["FACTORIES", "Source", "Sources", "name_of", "tensors_in"]
+__all__ = ["FACTORIES", "Source", "Sources", "changed_by_data", "name_of", "tensors_in"]
 
 # Calls that move entries without changing, losing or repeating any: norms pass through unchanged.
 ISOMETRIC = frozenset(
@@ -173,7 +173,7 @@ class Sources:
         model: nn.Module = self._modules[0]
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if tensor.untyped_storage().data_ptr() == place:
-                raise _changed(name, name_of(func))
+                raise changed_by_data(name, name_of(func))
 
     def refuse_replaced(self) -> None:
         """After a pass: refuse buffers that were replaced by something made of data."""
@@ -181,10 +181,11 @@ class Sources:
             for name, buffer in module._buffers.items():
                 if buffer is None or id(buffer) in self._fixed or id(buffer) in self.constant:
                     continue
-                raise _changed(name, "assignment")
+                raise changed_by_data(name, "assignment")
 
 
-def _changed(name: str, how: str) -> Refused:
+def changed_by_data(name: str, how: str = "a call") -> Refused:
+    """The refusal of a parameter or buffer that takes data in a forward pass."""
     return Refused(
         name,
         f"it is changed by {how} from the records of the batch, and would leave without noise",

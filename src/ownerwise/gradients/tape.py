@@ -117,11 +117,9 @@ class Tape(TorchFunctionMode):
                 return func(*args, **kwargs)
             return guard(self, func, *args, **kwargs)
         try:
-            if not torch.is_grad_enabled():
-                return self._call_without_graph(func, args, kwargs, kinds)
-            if kinds & SOURCE:
+            if kinds & SOURCE and torch.is_grad_enabled():
                 return self._call_with_sources(func, args, kwargs, bool(kinds & DATA))
-            return self._call_with_constants(func, args, kwargs, kinds)
+            return self._call_without_gradient(func, args, kwargs, kinds)
         except Refused as refusal:
             if self.problems is None:
                 raise
@@ -147,13 +145,18 @@ class Tape(TorchFunctionMode):
                 kinds |= self._kinds(value.values() if isinstance(value, dict) else value)
         return kinds
 
-    def _call_without_graph(
+    def _call_without_gradient(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], kinds: int
     ) -> Any:
-        """A call that no gradient goes through; what it makes of parameters alone is constant."""
-        assert self._sources is not None
+        """A call that no gradient of a parameter goes through.
+
+        What it makes of parameters and constants alone is constant.
+        """
         if kinds & DATA:
             self._note_write(func, args, kwargs)
+            guard = GUARDS.get(func)
+            if guard is not None:
+                return guard(self, func, *args, **kwargs)
             return func(*args, **kwargs)
         output = func(*args, **kwargs)
         if kinds or func in FACTORIES:
@@ -174,22 +177,6 @@ class Tape(TorchFunctionMode):
         for tensor in tensors_in(written):
             self._sources.refuse_write(func, tensor)
             self._constant.pop(id(tensor), None)
-
-    def _call_with_constants(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], kinds: int
-    ) -> Any:
-        """A call on constants, perhaps with data; or on no tensor at all."""
-        assert self._sources is not None
-        if kinds & DATA:
-            self._note_write(func, args, kwargs)
-            guard = GUARDS.get(func)
-            if guard is not None:
-                return guard(self, func, *args, **kwargs)
-            return func(*args, **kwargs)
-        output = func(*args, **kwargs)
-        if kinds or func in FACTORIES:
-            self._note_constants(output)
-        return output
 
     def _call_with_sources(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -50,16 +50,41 @@ class ByNegativeLoss:
 
 
 class AtRandom:
-    """A random order, from a secret stream of its own: for ablations."""
+    """A random order, from a secret stream of its own: for ablations.
+
+    With a fixed seed a resumed run goes on with the numbers of the uninterrupted one. A private
+    stream never goes back.
+    """
 
     def __init__(self, stream: SecretStream | None = None):
-        self._stream = (SecretStream() if stream is None else stream).child("random score")
+        self._root = SecretStream() if stream is None else stream
+        self._begin(0)
 
     def __call__(
         self, losses: np.ndarray, owner_index: np.ndarray, plan: Plan | None
     ) -> np.ndarray:
         """Return uniform random numbers."""
-        return self._stream.at_step(self._stream.next_step).uniforms(len(losses))
+        numbers = self._stream.at_step(self._draws)
+        self._draws += 1
+        return numbers.uniforms(len(losses))
+
+    @property
+    def private(self) -> bool:
+        """Whether nobody knows the numbers: INO's guarantee rests on that here."""
+        return self._stream.private
+
+    def state(self) -> dict[str, Any]:
+        """Return the draws so far; of a private stream nothing: they tell of empty batches."""
+        return {} if self._stream.private else {"draws": self._draws}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a stored state; a private stream just goes on."""
+        if not self._stream.private:
+            self._begin(state.get("draws", 0))
+
+    def _begin(self, draws: int) -> None:
+        self._stream = self._root.child("random score")
+        self._draws = draws
 
 
 @dataclass(frozen=True)
