@@ -82,6 +82,7 @@ def test_claims_without_results_say_so():
     assert "| not run | theirs | command |" in shown
     assert "| it helps (INO-SGD, Table 9) | 60.00 ± 1.00 points | `run digits --method" in shown
     assert "](" not in shown
+    assert "Not among the claims:\n\n- IDP-SGD, Table 3" in shown
 
 
 def test_every_profile_that_was_run_has_its_row():

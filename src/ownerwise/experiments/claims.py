@@ -98,8 +98,17 @@ class Finding:
 
 def read() -> list[Claim]:
     """Return all claims."""
+    return make_claims(_file()["claim"])
+
+
+def left_out() -> list[str]:
+    """Return what the papers show that is not among the claims."""
+    return _file()["left_out"]
+
+
+def _file() -> dict[str, Any]:
     text = (files("ownerwise.experiments") / "claims.toml").read_text(encoding="utf-8")
-    return make_claims(tomllib.loads(text)["claim"])
+    return tomllib.loads(text)
 
 
 def make_claims(entries: Sequence[Mapping[str, Any]]) -> list[Claim]:
@@ -370,6 +379,7 @@ def page_part(findings: Sequence[Finding]) -> str:
         parts.append(
             table(["not run", "theirs", "command"], list(map(_missing_row, missing)), texts=3)
         )
+    parts += ["Not among the claims:", "\n".join(f"- {words}" for words in left_out())]
     return "\n\n".join(parts)
 
 
