@@ -121,11 +121,10 @@ def test_a_fixed_seed_goes_on_after_a_step_that_failed(tmp_path):
 
 
 def test_lost_steps_of_a_private_run_stay_spent(tmp_path):
-    """Steps whose results left the process count, and the run ends that many updates early."""
+    """The model was in the caller's hands after each; the run ends that many updates early."""
     step = go_on(new_step(), 2)
     step.save(tmp_path)
     go_on(step, 2)
-    checkpoints.record_steps(tmp_path, step.plan, step.steps_spent)  # a history line, say
     other = new_step()
     other.restore(tmp_path)
     assert (other.updates, other.steps_spent) == (2, 4)
@@ -142,13 +141,37 @@ def test_lost_steps_of_a_private_run_stay_spent(tmp_path):
     assert (again.updates, again.steps_spent) == (4, 6)
 
 
+def test_one_checkpoint_gives_no_second_run_for_free(tmp_path):
+    """Whoever restores counts on: all models that were ever seen stay within one plan."""
+    taken = go_on(new_step(), 1)
+    taken.save(tmp_path)
+    go_on(taken)
+    for _ in range(2):
+        step = new_step()
+        step.restore(tmp_path)
+        assert (step.updates, step.steps_spent) == (1, 6)
+
+
+def test_a_caller_that_lets_nothing_leave_counts_by_itself(tmp_path):
+    step = go_on(new_step(), 1)
+    step.save(tmp_path, count_steps=False)
+    go_on(step, 2)
+    other = new_step()
+    other.restore(tmp_path, count_steps=False)
+    assert other.steps_spent == 1
+    checkpoints.record_steps(tmp_path, step.plan, step.steps_spent)  # a history line, say
+    other = new_step()
+    other.restore(tmp_path)
+    assert other.steps_spent == 3
+
+
 def test_two_private_runs_from_one_checkpoint_draw_other_noise(tmp_path):
     """Trap 15: a fresh key on resume, so that no (key, counter) is used twice."""
     go_on(new_step(), 1).save(tmp_path)
     found = []
     for _ in range(2):
         step = new_step()
-        step.restore(tmp_path)
+        step.restore(tmp_path, count_steps=False)
         inputs, labels = data()
         step(tools.batch_of(inputs[:0], labels[:0], 1))
         found.append(tools.weights_of(step.model))

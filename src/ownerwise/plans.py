@@ -177,7 +177,7 @@ class Plan:
                 f"the expected batch size is {self.expected_batch_size:g} but the rates and "
                 f"declared records give {divisor:g}"
             )
-        over = np.flatnonzero(self.epsilon() > self.targets)
+        over = np.flatnonzero(~(self.epsilon() <= self.targets))  # nan is over, too
         if len(over):
             worst = over[np.argmax(self.epsilon()[over] / self.targets[over])]
             problems.append(

@@ -100,7 +100,7 @@ class Recorder:
     def checkpoint(self) -> None:
         """Write a checkpoint, if the run has a folder; older ones go."""
         if self._run.folder is not None:
-            self._step.save(self._run.folder)
+            self._step.save(self._run.folder, count_steps=False)
             drop_older_checkpoints(self._run.folder)
 
     def _follow(self) -> None:

@@ -133,6 +133,7 @@ class PrivateStep:
         self._spent = start
         self._updates = start
         self._secret_batches = True
+        self._ledger: Path | None = None
 
     @property
     def _score(self) -> Score | None:
@@ -164,9 +165,16 @@ class PrivateStep:
         """Return what every owner's records have spent so far."""
         return self.plan.epsilon(steps=self._spent)
 
-    def save(self, folder: str | PathLike) -> Path:
-        """Write a checkpoint: model, optimizer, plan hash, steps. Never the key."""
-        return checkpoints.save(
+    def save(self, folder: str | PathLike, *, count_steps: bool = True) -> Path:
+        """Write a checkpoint: model, optimizer, plan hash, steps. Never the key.
+
+        Args:
+            folder: one for each run.
+            count_steps: count every further step of a private run in the folder's ledger before
+                it is taken, for the caller has the model after each (some milliseconds a step).
+                False is for callers that count what leaves by themselves, as the Trainer does.
+        """
+        path = checkpoints.save(
             folder,
             self.plan,
             self.model,
@@ -176,13 +184,16 @@ class PrivateStep:
             seed=self._seed,
             plugs={name: plug.state() for name, plug in self._stateful().items()},
         )
+        self._ledger = Path(folder) if count_steps else None
+        return path
 
-    def restore(self, folder: str | PathLike) -> None:
+    def restore(self, folder: str | PathLike, *, count_steps: bool = True) -> None:
         """Go on from the newest checkpoint of `folder`, with every spent step counted.
 
         Call it before the first step, then iterate `PoissonBatches(..., start=steps_spent)`. With a
         fixed seed the run goes on bit for bit, if its micro-batches have the same size: give
-        `micro_batch_size` where a batch does not fit the memory target.
+        `micro_batch_size` where a batch does not fit the memory target. `count_steps` is that of
+        `save`.
         """
         if self._updates or self._spent:
             raise OwnerwiseError("restore comes before the first step of a fresh PrivateStep")
@@ -199,6 +210,7 @@ class PrivateStep:
         for name, plug in stateful.items():
             plug.load_state(stored.plugs[name])
         self._updates, self._spent = stored.updates, stored.steps_spent
+        self._ledger = Path(folder) if count_steps else None
 
     def _stateful(self) -> dict[str, Stateful]:
         """Return the plugs that remember something, by name."""
@@ -231,6 +243,8 @@ class PrivateStep:
             )
         self._secret_batches &= batch.private
         self._spent = step + 1  # a step that fails half-way counts: its noise is drawn
+        if self._ledger is not None and self._noise.private:
+            checkpoints.record_steps(self._ledger, self.plan, self._spent)
         randomness, steering = self._randomness(step), self.steering
         # (sums + noise) / expected batch, in the noise's memory, which is ours
         share = 1 / self.plan.expected_batch_size

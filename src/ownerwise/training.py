@@ -250,7 +250,7 @@ class Trainer:
         run_folders.drop_half_written(self.folder)
         history = []
         if run_folders.holds_a_run(self.folder):
-            step.restore(self.folder)
+            step.restore(self.folder, count_steps=False)
             history = run_folders.kept_history(self.folder, step.updates)
         versions = run_folders.begin(self.folder, config, self.plan, environment())
         return Run(config, self.plan, history, versions, folder=self.folder)

@@ -6,10 +6,12 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 
 from oracles import exact_rdp_epsilon, prv_epsilon
 from ownerwise.accounting import Schedule, pld, rdp
 from ownerwise.accounting.costs import ACCOUNTANTS
+from ownerwise.accounting.pairs import GaussianPair
 from ownerwise.errors import AccountingError
 
 CASES = [  # rate, multiplier, steps, delta
@@ -129,3 +131,19 @@ def test_decaying_noise_is_not_the_mean_multiplier():
     assert pld.epsilon(rate, 1.6, decaying, 1e-5) == pytest.approx(
         accountant.get_epsilon(1e-5), rel=2e-3
     )
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("multiplier", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("delta", [1e-2, 1e-5])
+@pytest.mark.parametrize("removing", [False, True])
+def test_either_direction_by_itself_is_safe(rate, multiplier, delta, removing):
+    """One step: delta at the reported epsilon, by integration, is not above the one asked for."""
+    pair, schedule = GaussianPair(multiplier), Schedule.constant(1)
+    found = pld._Direction(rate, pair, schedule, delta, removing=removing).epsilon()
+    x = np.linspace(-12 * multiplier, 1 + 12 * multiplier, 400_001)
+    without = norm.pdf(x, 0, multiplier)
+    mixed = (1 - rate) * without + rate * norm.pdf(x, 1, multiplier)
+    upper, lower = (mixed, without) if removing else (without, mixed)
+    true = np.trapezoid(np.maximum(upper - np.exp(found) * lower, 0), x)
+    assert true <= delta * (1 + 1e-6)

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -62,6 +64,76 @@ def test_epsilon_rounds_up_along_a_chain():
     for at in range(3, 500, 31):
         direct = pld.epsilon(float(rates[at]), float(multipliers[at]), SCHEDULE, 1e-5)
         assert direct * (1 - 1e-5) <= many[at] <= direct * 1.0006
+
+
+def staircase(steps, legs):
+    """Rates and multipliers that cost more and more, round corners: either moves alone."""
+    ends = np.linspace(0, 3.0, steps + 1)
+    log_rates, log_multipliers = [], []
+    for low, high in pairwise(ends):
+        along = np.linspace(0, (high - low) / 2, legs, endpoint=False)
+        log_rates += [np.full(legs, low / 2), low / 2 + along]
+        log_multipliers += [-low / 2 - along, np.full(legs, -high / 2)]
+    return 0.004 * np.exp(np.concatenate(log_rates)), 2.0 * np.exp(np.concatenate(log_multipliers))
+
+
+def random_chain(seed):
+    rng = np.random.default_rng(seed)
+    return np.sort(rng.uniform(0.005, 0.03, 150)), np.sort(rng.uniform(0.7, 2, 150))[::-1]
+
+
+@pytest.mark.parametrize(
+    "chain", [staircase(22, 9), staircase(5, 40), random_chain(0), random_chain(1)], ids=range(4)
+)
+def test_epsilon_sees_corners_between_owners(chain):
+    """Rising cost alone is no smooth curve: each owner must have what it has alone."""
+    rates, multipliers = chain
+    everyone = accounting.epsilon(rates, multipliers, SCHEDULE, 1e-5, "rdp")
+    alone = [rdp.epsilon(r, m, SCHEDULE, 1e-5) for r, m in zip(rates, multipliers, strict=True)]
+    assert (everyone >= np.array(alone) * (1 - 1e-9)).all()
+    np.testing.assert_allclose(everyone, alone, rtol=5e-4)
+
+
+def test_owners_at_one_place_with_other_shares_of_a_release():
+    """Many points of one position: each by itself."""
+    shares = np.linspace(0.2, 1.0, 60)
+    release = accounting.PaidRelease(3.0)
+    everyone = accounting.epsilon(0.02, 1.3, SCHEDULE, 1e-5, "rdp", release, shares)
+    alone = [
+        float(accounting.epsilon(0.02, 1.3, SCHEDULE, 1e-5, "rdp", release, s)[0]) for s in shares
+    ]
+    np.testing.assert_allclose(everyone, alone, rtol=1e-12)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"delta": -1e-5}, "delta -1e-05: expected between 0 and 1"),
+        ({"delta": 0.0}, "delta 0"),
+        ({"delta": 1.0}, "delta 1"),
+        ({"delta": np.nan}, "delta nan"),
+        ({"rate": 1.5}, "rate 1.5: expected 0 to 1"),
+        ({"rate": np.nan}, "rate nan"),
+        ({"multiplier": 0.0}, "noise multiplier 0: expected above 0"),
+        ({"multiplier": np.inf}, "noise multiplier inf"),
+        ({"multiplier": 1e-3}, "noise multiplier 0.001: expected at least 0.02"),
+        ({"shares": 0.0}, "share of the release 0"),
+        ({"rate": -0.1, "delta": np.array([1e-5, 2.0])}, "rate -0.1: .*; delta 2"),
+    ],
+)
+def test_what_no_mechanism_has_is_refused(accountant, given, words):
+    usual = {"rate": 0.1, "multiplier": 1.0, "steps": 5, "delta": 1e-5, "accountant": accountant}
+    with pytest.raises(AccountingError, match=words):
+        accounting.epsilon(**usual | given)
+
+
+@pytest.mark.parametrize(
+    ("std", "noise"), [(0.0, "gaussian"), (-1.0, "laplace"), (np.nan, "gaussian"), (1.0, "poisson")]
+)
+def test_a_release_that_cannot_be_accounted_is_refused(std, noise):
+    with pytest.raises(AccountingError, match="release"):
+        accounting.PaidRelease(std, noise)
 
 
 def test_epsilon_follows_the_owner_in_any_order():

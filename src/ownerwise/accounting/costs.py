@@ -10,6 +10,7 @@ import numpy as np
 
 from ownerwise.accounting import pld, rdp
 from ownerwise.accounting.schedule import Schedule
+from ownerwise.errors import AccountingError
 
 ACCOUNTANTS: dict[str, Callable[[float, float, Schedule, float], float]] = {
     "pld": pld.epsilon,
@@ -31,6 +32,12 @@ class PaidRelease:
 
     std: float
     noise: str = "gaussian"
+
+    def __post_init__(self):
+        if self.noise not in NOISES:
+            raise AccountingError(f"release noise {self.noise!r}: expected {' or '.join(NOISES)}")
+        if not 0 < self.std < float("inf"):
+            raise AccountingError(f"release std {self.std:g}: expected a finite number above 0")
 
 
 def spent(

@@ -16,8 +16,13 @@ import math
 import numpy as np
 from scipy.special import logsumexp
 
+from ownerwise.errors import AccountingError
+
 MAX_SHIFT = 1000.0
 """Orders beyond MAX_SHIFT * m are not evaluated: their mass lies too far out to tabulate."""
+
+LEAST_MULTIPLIER = 0.02
+"""Below it nothing is accounted: epsilon is above a thousand, and integrals grow without end."""
 
 TAIL = 13.0
 """Standard deviations beyond which nothing is integrated: 1e-38 of the mass lies outside."""
@@ -29,6 +34,11 @@ def highest_order(rate: float, multiplier: float) -> float:
     Above about 2 m^2 log(1/q) the sampled Gaussian's moments explode (the record's own branch
     dominates), so no bound of interest is attained there; three times that is kept as margin.
     """
+    if multiplier < LEAST_MULTIPLIER:
+        raise AccountingError(
+            f"noise multiplier {multiplier:g}: expected at least {LEAST_MULTIPLIER:g}; with less "
+            "noise than that there is next to no privacy, and no table that holds its loss"
+        )
     explosion = 3.0 * multiplier**2 * max(1.0, math.log(1.0 / rate))
     return max(8.0, min(MAX_SHIFT * multiplier, 10.0 + explosion))
 

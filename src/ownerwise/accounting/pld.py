@@ -248,7 +248,6 @@ def _one_step(
         other, base = pair.above(-crossing)
     mixed = (1 - rate) * base + rate * other
     upper, lower = (mixed, base) if removing else (base, mixed)
-    upper[0], lower[0] = 1.0, 1.0  # everything below the first edge is rounded up into its cell
     inside_upper = upper[:-1] - upper[1:]
     inside_lower = lower[:-1] - lower[1:]
     to_upper_end = (inside_upper - np.exp(edges[:-1]) * inside_lower) / -np.expm1(-width)
@@ -256,6 +255,7 @@ def _one_step(
     mass = np.zeros(len(index))
     mass[:-1] += inside_upper - to_upper_end
     mass[1:] += to_upper_end
+    mass[0] += 1.0 - upper[0]  # everything below the first edge is rounded up to it
     return index, mass, float(upper[-1])
 
 
