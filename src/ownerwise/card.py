@@ -24,7 +24,7 @@ from ownerwise.report.budget_classes import (
     classes_of,
     spent,
 )
-from ownerwise.report.numbers import delta, span, whole
+from ownerwise.report.numbers import delta, span, span_up, up, whole
 from ownerwise.report.statements import (
     ADJACENCY,
     NOT_PRIVATE,
@@ -157,7 +157,7 @@ def _budgets(run: Run, classes: Sequence[BudgetClass]) -> str:
         rows.append(
             [
                 span(*one.epsilon, 4),
-                span(low, high, 4),
+                span_up(low, high),
                 " to ".join(sorted(deltas)),
                 whole(one.owners),
                 whole(one.records),
@@ -256,7 +256,7 @@ accountant = {accountant}
 for steps, noise_multiplier in {segments!r}:
     step = dp.PoissonSampledDpEvent({rate!r}, dp.GaussianDpEvent(noise_multiplier))
     accountant.compose(step, steps)
-print(accountant.get_epsilon({its_delta!r}))  # this card says {result:.4g}"""
+print(accountant.get_epsilon({its_delta!r}))  # this card says {up(result)}"""
     return (
         "The strictest owner's ε, by dp-accounting (`pip install dp-accounting`), from sampling "
         f"rate, noise multiplier and steps alone:\n\n```python\n{code}\n```"

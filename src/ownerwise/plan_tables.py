@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -101,13 +102,19 @@ def describe(plan: Plan, owners: bool = False) -> str:
                 _span(row.clip_norm, "{:.4g}"),
                 _span(row.noise_multiplier, "{:.4g}"),
                 f"{100 * row.batch_share:.1f} %",
-                _span(row.epsilon_spent, "{:.4f}"),
+                _span(_rounded_up(row.epsilon_spent), "{:.4f}"),
             )
         )
     widths = [max(len(line[column]) for line in cells) for column in range(len(HEADINGS))]
     lines = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join([*_heading(plan), "", *lines, "", *_notes(plan)])
+
+
+def _rounded_up(values: tuple[float, float]) -> tuple[float, float]:
+    """Return what is spent to four places, never less than it is."""
+    low, high = (math.ceil(1e4 * value - 1e-8) / 1e4 for value in values)
+    return low, high
 
 
 def _span(values: tuple[float, float], form: str) -> str:

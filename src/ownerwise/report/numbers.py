@@ -47,6 +47,21 @@ def span(low: float, high: float, digits: int = 3) -> str:
     return a if a == b else f"{a} to {b}"
 
 
+def up(value: float, digits: int = 4) -> str:
+    """Return what is promised or spent, never less than it is: rounded up to so many digits."""
+    text = f"{value:.{digits}g}"
+    if float(text) >= value * (1 - 1e-12):
+        return text
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return f"{float(text) + unit:.{digits}g}"
+
+
+def span_up(low: float, high: float, digits: int = 4) -> str:
+    """Return a span like `span`, with both ends rounded up."""
+    a, b = up(low, digits), up(high, digits)
+    return a if a == b else f"{a} to {b}"
+
+
 def whole(count: float) -> str:
     """Return a count with separated thousands: "12,000"."""
     return f"{count:,.0f}"

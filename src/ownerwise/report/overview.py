@@ -10,7 +10,7 @@ from ownerwise.report import markup
 from ownerwise.report.figures import study_data
 from ownerwise.report.groups import nouns_of
 from ownerwise.report.markup import Cell, escape
-from ownerwise.report.numbers import amount, epsilon, percent, signed_points, span, whole
+from ownerwise.report.numbers import amount, epsilon, percent, signed_points, span_up, whole
 from ownerwise.report.statements import NOT_PRIVATE, budget_words, why_not_private
 from ownerwise.report.study import METRICS, Difference, Method, Metric, Study, differences
 from ownerwise.runs import Run
@@ -107,7 +107,7 @@ def _tiles(study: Study) -> str:
     lead = study.methods[-1] if len(study.methods) == 2 else _best(study)
     tiles = [
         _Tile(
-            span(float(plan.targets.min()), float(plan.targets.max())),
+            span_up(float(plan.targets.min()), float(plan.targets.max()), 3),
             "ε that owners set",
             f"strictest to laxest, {_count(len(plan.targets), 'owner')}",
         ),

@@ -12,7 +12,7 @@ from ownerwise.report.budget_classes import BudgetClass, attacker_bound, attacke
 from ownerwise.report.figures import study_data
 from ownerwise.report.groups import MOST_NAMED
 from ownerwise.report.markup import Cell, escape
-from ownerwise.report.numbers import delta, duration, epsilon, percent, span, whole
+from ownerwise.report.numbers import delta, duration, epsilon, percent, span, span_up, whole
 from ownerwise.report.statements import (
     ADJACENCY,
     assumed_public,
@@ -81,7 +81,7 @@ def _budget_table(uses: list[PlanUse], *, titled: bool) -> str:
 
 
 def _share(spent_range: tuple[float, float], one: BudgetClass) -> str:
-    return f"{span(*spent_range, 4)} ({100 * spent_range[1] / one.epsilon[1]:.1f} %)"
+    return f"{span_up(*spent_range)} ({100 * spent_range[1] / one.epsilon[1]:.1f} %)"
 
 
 def meaning(study: Study) -> str:
@@ -209,7 +209,7 @@ def _plan_table(use: PlanUse, *, owners: bool) -> str:
             span(*row.clip_norm, 4),
             span(*row.noise_multiplier, 4),
             f"{100 * row.batch_share:.1f} %",
-            span(*row.epsilon_spent, 4),
+            span_up(*row.epsilon_spent),
         ]
         for row in plan_tables.rows(use.plan, owners=owners)
     ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ownerwise.errors import name_some
 from ownerwise.owners import UNIT
-from ownerwise.report.numbers import span, whole
+from ownerwise.report.numbers import span_up, whole
 from ownerwise.runs import Run
 
 NOT_PRIVATE = "NOT PRIVATE"
@@ -114,6 +114,6 @@ def not_covered(runs: Sequence[Run]) -> list[str]:
 def budget_words(run: Run) -> str:
     """Return the range of budgets: "ε 0.5 to 8 at δ 1e-05"."""
     plan = run.plan
-    epsilon = span(float(plan.targets.min()), float(plan.targets.max()))
-    delta = span(float(plan.deltas.min()), float(plan.deltas.max()), 2)
+    epsilon = span_up(float(plan.targets.min()), float(plan.targets.max()), 3)
+    delta = span_up(float(plan.deltas.min()), float(plan.deltas.max()), 2)
     return f"ε {epsilon} at δ {delta.replace('e-0', 'e-')}"

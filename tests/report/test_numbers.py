@@ -1,0 +1,32 @@
+"""Numbers as pages show them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ownerwise.report import numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (2.0049, 3, "2.01"),
+        (2.0, 3, "2"),
+        (0.1, 3, "0.1"),
+        (0.99891, 3, "0.999"),
+        (0.9996, 3, "1"),
+        (0.99941, 4, "0.9995"),
+        (1.049e-5, 2, "1.1e-05"),
+        (9.991, 3, "10"),
+        (0.0, 3, "0"),
+        (float("inf"), 3, "inf"),
+    ],
+)
+def test_what_is_spent_is_rounded_up(value, digits, text):
+    assert numbers.up(value, digits) == text
+
+
+@given(st.floats(1e-12, 1e6), st.integers(2, 6))
+def test_rounding_up_never_understates_and_hardly_overstates(value, digits):
+    shown = float(numbers.up(value, digits))
+    assert value * (1 - 1e-11) <= shown <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-11)
