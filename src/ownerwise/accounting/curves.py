@@ -9,7 +9,7 @@ nodes all, so nothing is interpolated then.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -267,7 +267,7 @@ def epsilon(
     """
     schedule = Schedule.of(steps)
     *costs, delta = np.broadcast_arrays(*map(np.atleast_1d, (rate, multiplier, shares, delta)))
-    _check(*costs, delta)
+    _check(costs, delta)
     result = np.zeros(delta.shape)
     if schedule.steps == 0:
         return result
@@ -360,6 +360,7 @@ def _along_path(
     """
     wanted = np.linspace(position[0], position[-1], _MAX_NODES // 2)
     nodes = np.minimum(np.searchsorted(position, wanted), len(position) - 1)
+    away = np.full(len(position), np.inf)
     for _ in range(_MAX_ROUNDS):
         _, first = np.unique(position[nodes], return_index=True)
         nodes = np.sort(nodes[first])
@@ -375,8 +376,9 @@ def _along_path(
     return nodes, np.flatnonzero(away > tolerance)
 
 
-def _check(rate: np.ndarray, multiplier: np.ndarray, share: np.ndarray, delta: np.ndarray) -> None:
+def _check(costs: Sequence[np.ndarray], delta: np.ndarray) -> None:
     """Refuse what no mechanism has; what is not a number fails every comparison."""
+    rate, multiplier, share = costs
     expected = (
         ("rate", rate, (rate >= 0) & (rate <= 1), "0 to 1"),
         ("noise multiplier", multiplier, (multiplier > 0) & np.isfinite(multiplier), "above 0"),
