@@ -9,7 +9,7 @@ from made_results import result
 from scipy import stats
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.experiments import claims, summary
+from ownerwise.experiments import claim_pages, claims, summary
 
 ENTRY = {
     "paper": "INO-SGD", "where": "Table 9", "claim": "it helps", "theirs": 60.0, "deviation": 1.0,
@@ -78,7 +78,7 @@ def test_claims_without_results_say_so():
         "ownerwise experiments run digits --method idp,ino --seeds 5 --set 'plan.method=\"scale\"'"
     )
     assert find(both(), changes=["plan.steps=9"])[0].ours == "not run"
-    shown = claims.page_part([found])
+    shown = claim_pages.page_part([found])
     assert "| not run | theirs | command |" in shown
     assert "| it helps (INO-SGD, Table 9) | 60.00 ± 1.00 points | `run digits --method" in shown
     assert "](" not in shown
@@ -158,7 +158,7 @@ def test_a_gap_is_reached_from_above():
 
 def test_the_table_and_its_notes():
     found = find(both(), note="other data", theirs=50.0)
-    shown = claims.page_part([*found, *found])
+    shown = claim_pages.page_part([*found, *found])
     rows = [line for line in shown.splitlines() if line.startswith("| reached")]
     assert rows[0] == (
         "| reached | it helps (INO-SGD, Table 9) | 50.00 ± 1.00 % | **60.00 ± 0.00 %** (+10.00), "

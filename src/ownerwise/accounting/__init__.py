@@ -6,8 +6,8 @@ accountants, `pld` (tight, default) and `rdp`, are modules with one function eac
 dp-accounting.
 """
 
+from ownerwise.accounting.chains import epsilon
 from ownerwise.accounting.costs import ACCOUNTANTS, NOISES, PaidRelease, joint_multiplier
-from ownerwise.accounting.curves import epsilon
 from ownerwise.accounting.schedule import Schedule
 
 __all__ = ["ACCOUNTANTS", "NOISES", "PaidRelease", "Schedule", "epsilon", "joint_multiplier"]

@@ -31,6 +31,8 @@ missing where all groups have one budget. `worst_half`, the mean recall over the
 groups, is there if they are many."""
 MANY_GROUPS = 20
 """From so many groups on, the worst of them is mostly chance."""
+FEWEST_SEEDS = 3
+"""Fewer decide nothing."""
 FEW_GROUPS = 4
 """Over fewer groups no correlation is told: it has no interval, and is nearly always large."""
 

@@ -9,12 +9,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ownerwise.experiments import ablations, claims, provenance, settings, summary
+from ownerwise.experiments import ablations, provenance, settings, summary
+from ownerwise.experiments.claim_pages import page_part
 from ownerwise.experiments.claims import Finding
 from ownerwise.experiments.figures import Picture
 from ownerwise.experiments.markdown import percent, table, write_text
 from ownerwise.experiments.progress import duration
 from ownerwise.experiments.summary import BASELINE, METRICS, Drop, Gain, Study, spread_out
+from ownerwise.experiments.trials import PLAIN_MOMENTUM
 
 _MOST_GROUPS = 10
 _MOST_HASHES = 3
@@ -168,7 +170,9 @@ def _notes(study: Study, columns: Sequence[str]) -> str:
         )
     if "nonprivate" in study.methods:
         rate = study.methods["nonprivate"][0]["history"][-1]["learning_rate"]
-        said.append(f"Plain SGD has momentum 0.9 and its own learning rate, {rate:g}.")
+        said.append(
+            f"Plain SGD has momentum {PLAIN_MOMENTUM:g} and its own learning rate, {rate:g}."
+        )
     if len({tuple(run["seed"] for run in runs) for runs in study.methods.values()}) > 1:
         said.append(
             "Methods have different seeds: compare them by the differences in "
@@ -219,7 +223,7 @@ def overview(
     """Return the page over all studies: claims at a glance, other pages, and all settings."""
     parts = ["# Results", CAUTION]
     if findings:
-        parts += ["## The papers' claims at a glance", claims.page_part(findings)]
+        parts += ["## The papers' claims at a glance", page_part(findings)]
     if further:
         links = "\n".join(f"- [{title}]({file})" for title, file in further.items())
         parts += ["## Beyond the papers' tables", links]

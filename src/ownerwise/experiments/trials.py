@@ -38,6 +38,9 @@ from ownerwise.training import Trainer
 Report = Callable[[int], None]
 """report(steps): called with the number of steps that a trial has taken so far."""
 
+PLAIN_MOMENTUM = 0.9
+"""Of plain SGD, the non-private method."""
+
 _MOST_OWNERS_LISTED = 100
 
 
@@ -192,7 +195,7 @@ def _train_plainly(
     population, test = phase.population, phase.population.test
     return train_plainly(
         model,
-        torch.optim.SGD(model.parameters(), lr=trial.setting.plain_lr, momentum=0.9),
+        torch.optim.SGD(model.parameters(), lr=trial.setting.plain_lr, momentum=PLAIN_MOMENTUM),
         loss,
         population.data.train.tensors(),
         steps=config["plan"]["steps"],

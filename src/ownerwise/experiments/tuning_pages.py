@@ -19,12 +19,10 @@ from ownerwise.experiments.drawing import save
 from ownerwise.experiments.markdown import percent, table, write_text
 from ownerwise.experiments.methods import KINDS
 from ownerwise.experiments.progress import duration
-from ownerwise.experiments.summary import BASELINE, METRICS
+from ownerwise.experiments.summary import BASELINE, FEWEST_SEEDS, METRICS
 from ownerwise.experiments.tuning import Point
 
 _FIRST = 0  # this draw is the setting with the profile and changes that were asked for
-_FEWEST_SEEDS = 3
-"""With fewer, nothing is said of the part of a gain that stays."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +186,7 @@ def _gain(before: Point, after: Point, metric: str) -> float:
 def _sentences(search: Search) -> list[str]:
     """Return what becomes of gains when values are chosen by accuracy, the usual way."""
     metric = "strict" if "strict" in search.criteria else "worst_group"
-    enough = len(search.content["seeds"]) >= _FEWEST_SEEDS
+    enough = len(search.content["seeds"]) >= FEWEST_SEEDS
     values = _values(search.first(BASELINE))
     said = []
     for method in _compared(search):
