@@ -30,7 +30,7 @@ import ownerwise as ow
 from constraints_data import TASKS, Task
 from constraints_table import write_table
 from ownerwise import constraints as rates
-from ownerwise.plan_files import write_whole
+from ownerwise.files import write_json
 from ownerwise.sampling import Batch
 
 RESULTS = Path(__file__).parents[1] / "docs/results/constraints.json"
@@ -366,8 +366,7 @@ def main() -> int:
         if name in results or only not in name:
             continue
         results[name] = job()
-        text = json.dumps(results, indent=1, sort_keys=True) + "\n"
-        write_whole(RESULTS, lambda file, text=text: Path(file).write_text(text))
+        write_json(RESULTS, dict(sorted(results.items())), indent=1)
         print(name, {k: v for k, v in results[name].items() if k != "settings"}, flush=True)
     write_table(results, RESULTS.with_suffix(".md"))
     return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.plan_files import write_whole
+from ownerwise.files import write_text
 
 PUBLISHED = {  # error @ gap at epsilon 1; they protect the sensitive attribute alone
     "adult": "DP-FERMI .1585@.202, .1604@.142, .1663@.098, .1763@.046, .1869@.010",
@@ -25,8 +25,7 @@ Results = dict[str, dict[str, Any]]
 
 def write_table(results: Results, path: Path) -> None:
     """Write the page."""
-    text = "\n".join(_page(results)) + "\n"
-    write_whole(path, lambda file: Path(file).write_text(text, encoding="utf-8"))
+    write_text(path, "\n".join(_page(results)) + "\n")
 
 
 def _page(results: Results) -> list[str]:

@@ -137,4 +137,8 @@ def test_outputs_that_spread_over_the_targets_are_refused():
 def test_a_frozen_parameter_of_the_loss_is_allowed():
     loss = nn.CrossEntropyLoss()
     loss.scale = nn.Parameter(torch.ones(()), requires_grad=False)
-    tools.make_step(nn.Linear(3, 4), loss)(tools.batch_of(ROWS, LABELS))
+    model = nn.Linear(3, 4)
+    before = model.weight.clone()
+    tools.make_step(model, loss)(tools.batch_of(ROWS, LABELS))
+    assert not torch.equal(model.weight, before)
+    assert loss.scale.item() == 1

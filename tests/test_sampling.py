@@ -465,3 +465,13 @@ def test_datasets_that_fetch_many_at_once():
 
     for batch in PoissonBatches(Many(20), Plan([0.5], np.zeros(20, dtype=int), 5)):
         assert np.array_equal(batch.data[0].numpy(), batch.indices)
+
+
+def test_a_plan_without_owners_of_records_is_refused():
+    plan = Plan([0.5], np.zeros(2, dtype=int), 3)
+    plan.owners.record_owner_index = None
+    with pytest.raises(OwnerwiseError, match=r"owners\.with_records"):
+        PoissonBatches(torch.zeros(2, 1), plan)
+    plan.owners = None
+    with pytest.raises(OwnerwiseError, match=r"Plan\.load\(path, owners=\)"):
+        PoissonBatches(torch.zeros(2, 1), plan)

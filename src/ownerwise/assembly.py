@@ -17,6 +17,7 @@ from ownerwise import data as data_sets
 from ownerwise import models
 from ownerwise.budget_tables import reworded
 from ownerwise.config import Config, model_options
+from ownerwise.config_keys import OPTIMIZERS
 from ownerwise.data import DataSet, Records, assign
 from ownerwise.data.assign import Assignment
 from ownerwise.errors import BudgetError, OwnerwiseError, PlanError
@@ -42,13 +43,6 @@ from ownerwise.run_folders import holds_a_run
 from ownerwise.runs import PLAN, Run
 from ownerwise.training import Trainer
 
-OPTIMIZERS = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "adagrad": torch.optim.Adagrad,
-    "rmsprop": torch.optim.RMSprop,
-}
 _SINGLE_LOGIT = functional.binary_cross_entropy_with_logits
 _ORDERS = {"negative-loss": ByNegativeLoss, "owner-then-loss": OwnerThenLoss}
 _CLIPPING = {

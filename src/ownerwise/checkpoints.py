@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.plan_files import write_whole
+from ownerwise.files import write_json, write_whole
 from ownerwise.plans import Plan
 
 LEDGER = "steps.json"
@@ -66,8 +66,8 @@ def record_steps(folder: str | os.PathLike, plan: Plan, steps: int) -> None:
         steps = max(steps, _ledger_steps(path.parent, plan, problems))
         if problems:
             raise OwnerwiseError([*problems, f"{folder}: give every run a folder of its own"])
-    text = json.dumps({"format": _FORMAT, "plan": plan.hash, "steps_spent": steps})
-    write_whole(path, lambda file: Path(file).write_text(text + "\n", encoding="utf-8"))
+    content = {"format": _FORMAT, "plan": plan.hash, "steps_spent": steps}
+    write_json(path, content, indent=None)
 
 
 def save(

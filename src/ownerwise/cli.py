@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:  # whoever reads has seen enough, such as `head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except OwnerwiseError as error:
-            return _complain(error.problems, ", nothing was written")
+            return _complain(error.problems)
         except OSError as error:
             return _complain([str(error)])
         except KeyboardInterrupt as error:
@@ -40,9 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _complain(problems: Sequence[str], consequence: str = "") -> int:
+def _complain(problems: Sequence[str]) -> int:
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    print(f"ownerwise: {count}{consequence}", file=sys.stderr)
+    print(f"ownerwise: {count}", file=sys.stderr)
     for number, problem in enumerate(problems, 1):
         print(f"  {number}. {problem}", file=sys.stderr)
     return EXIT_BAD_INPUT

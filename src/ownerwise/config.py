@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from ownerwise import data, models, noise_schedules
 from ownerwise.config_keys import ASSIGNMENT_KEYS, ASSIGNMENTS, CLIPPING, SECTIONS, Key
 from ownerwise.data.registry import LOADERS
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import OwnerwiseError, known_names
 from ownerwise.learning_rates import schedule_problems
 from ownerwise.mechanisms.tails import Steps
 from ownerwise.models.registry import BUILDERS
@@ -71,7 +70,7 @@ def make_config(
     sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for section, content in found.items():
         if section not in SECTIONS:
-            problems.append(f"section [{section}] is not known; {_known(section, SECTIONS)}")
+            problems.append(f"section [{section}] is not known; {known_names(section, SECTIONS)}")
         elif not isinstance(content, Mapping):
             problems.append(f"{section} is {content!r}; expected a section [{section}] with keys")
         else:
@@ -103,7 +102,7 @@ def _apply(change: str, sections: dict[str, dict[str, Any]], problems: list[str]
         problems.append(f"--set {change}: expected section.key=value, such as training.lr=0.5")
         return
     if section not in sections:
-        problems.append(f"--set {change}: no section {section}; {_known(section, SECTIONS)}")
+        problems.append(f"--set {change}: no section {section}; {known_names(section, SECTIONS)}")
         return
     place = sections[section]
     for key in keys[:-1]:
@@ -116,17 +115,10 @@ def _apply(change: str, sections: dict[str, dict[str, Any]], problems: list[str]
         place[keys[-1]] = text.strip()
 
 
-def _known(given: str, known: Collection[str]) -> str:
-    """Return what was probably meant, and what there is."""
-    near = difflib.get_close_matches(str(given), list(known), 1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}Known are {', '.join(known)}"
-
-
 def _key_problems(where: str, content: Mapping[str, Any], keys: Mapping[str, Key]) -> Iterator[str]:
     for key, value in content.items():
         if key not in keys:
-            yield f"{where}.{key} is not known; {_known(key, keys)}"
+            yield f"{where}.{key} is not known; {known_names(key, keys)}"
         elif not keys[key].fits(value):
             yield f"{where}.{key} is {value!r}; expected {keys[key].expected}"
 
@@ -151,12 +143,12 @@ def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
             yield f"data.{key} belongs to a file; a named data set has data.options"
     name, options = content["name"], content.get("options", {})
     if name not in data.NAMES:
-        yield f"data.name {name!r} is not known; {_known(name, data.NAMES)}"
+        yield f"data.name {name!r} is not known; {known_names(name, data.NAMES)}"
     elif isinstance(options, Mapping):
         known = [*inspect.signature(LOADERS[name]).parameters][2:]
         for option in options:
             if option not in known:
-                yield f"data.options.{option} is not known to {name}; {_known(option, known)}"
+                yield f"data.options.{option} is not known to {name}; {known_names(option, known)}"
 
 
 def _owner_problems(sections: Mapping[str, Any]) -> Iterator[str]:
@@ -185,7 +177,7 @@ def _assignment_problems(content: Mapping[str, Any]) -> Iterator[str]:
     kind = content.get("kind")
     options = ASSIGNMENTS.get(str(kind))
     if options is None:
-        yield f"owners.assignment.kind is {kind!r}; {_known(str(kind), ASSIGNMENTS)}"
+        yield f"owners.assignment.kind is {kind!r}; {known_names(str(kind), ASSIGNMENTS)}"
         return
     yield from _key_problems(
         "owners.assignment", content, {key: ASSIGNMENT_KEYS[key] for key in ("kind", *options)}
@@ -217,12 +209,12 @@ def _model_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         return
     name = str(options.pop("name"))
     if name not in models.NAMES:
-        yield f"model.name is {name!r}; {_known(name, models.NAMES)}"
+        yield f"model.name is {name!r}; {known_names(name, models.NAMES)}"
         return
     known = model_options(name)
     for option in options:
         if option not in known:
-            yield f"model.{option} is not known to {name}; {_known(option, known)}"
+            yield f"model.{option} is not known to {name}; {known_names(option, known)}"
 
 
 def model_options(name: str) -> list[str]:
@@ -245,7 +237,7 @@ def _training_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         options = {key: value for key, value in clipping.items() if key != "kind"}
         kind = str(clipping.get("kind"))
         if kind not in CLIPPING:
-            yield f"training.clipping.kind is {kind!r}; {_known(kind, CLIPPING)}"
+            yield f"training.clipping.kind is {kind!r}; {known_names(kind, CLIPPING)}"
         else:
             yield from _key_problems("training.clipping", options, CLIPPING[kind])
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ownerwise.accounting import ACCOUNTANTS
 from ownerwise.loggers import LOGGERS
 from ownerwise.planners import METHODS
@@ -91,7 +93,13 @@ def _either(words: str, *keys: Key) -> Key:
     return Key(words, lambda value: any(key.fits(value) for key in keys))
 
 
-OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
+OPTIMIZERS = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+}
 LOSSES = ("cross_entropy", "binary_cross_entropy_with_logits")
 ORDERS = ("loss", "negative-loss", "random", "owner-then-loss")
 ASSIGNMENTS: Mapping[str, Mapping[str, bool]] = {

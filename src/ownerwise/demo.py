@@ -30,6 +30,7 @@ from ownerwise.plans import Plan
 from ownerwise.plugs import Weights
 from ownerwise.runs import Run
 from ownerwise.training import Trainer
+from ownerwise.wording import span_up
 
 __all__ = ["METHODS", "Demo", "Method", "Search", "Summary"]
 
@@ -233,7 +234,7 @@ def table(summaries: Sequence[Summary]) -> Iterator[str]:
     yield f"{'':{width}}  " + "  ".join(f"{name:>15}" for name in names) + "      epsilon spent"
     for summary in summaries:
         cells = [f"{a.mean:.3f} ± {a.deviation or 0:.3f}" for a in summary.figures.values()]
-        spent = f"{summary.spent[0]:.3g} to {summary.spent[1]:.3g}"
+        spent = span_up(*summary.spent, 3)
         yield f"{summary.label:{width}}  " + "  ".join(f"{c:>15}" for c in cells) + f"  {spent:>17}"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+import importlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
@@ -39,3 +41,21 @@ def name_some(items: Any, label: Callable[[Any], str] = str, *, shown: int = 3) 
     """Return the first of a list or array in words: "a, b, c and 4 more"."""
     named = ", ".join(label(item) for item in items[:shown])
     return f"{named} and {len(items) - shown} more" if len(items) > shown else named
+
+
+def known_names(given: object, known: Iterable[str]) -> str:
+    """Return what was probably meant, and what there is."""
+    spelled = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(str(given).lower(), spelled, 1, cutoff=0.5)
+    hint = f"did you mean {spelled[near[0]]!r}? " if near else ""
+    return f"{hint}Known are {', '.join(spelled.values())}"
+
+
+def require(module: str, package: str, what: str) -> Any:
+    """Return an optional module, or say what to install for it, such as `ownerwise[report]`."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise OwnerwiseError(
+            f"{what} needs {module.partition('.')[0]}: pip install {package!r}"
+        ) from None

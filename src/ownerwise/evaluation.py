@@ -24,6 +24,8 @@ from ownerwise.losses import Loss, per_record
 from ownerwise.target_checks import run_on_first, target_problems, value_problems
 
 _RECORDS_AT_ONCE = 512
+FEW_GROUPS = 4
+"""Over fewer groups no correlation is told: it has no interval, and is nearly always large."""
 
 Collate = Callable[[list[Any]], Any]
 """collate(samples): one batch of a Dataset's samples."""

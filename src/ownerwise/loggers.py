@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from ownerwise.errors import OwnerwiseError
-from ownerwise.plan_files import write_whole
+from ownerwise.errors import OwnerwiseError, require
+from ownerwise.files import write_text
 from ownerwise.runs import Run
 
 Line = Mapping[str, Any]
@@ -45,7 +44,7 @@ class JsonLines:
     def start(self, run: Run) -> None:
         """Write the lines so far: whatever else the file held is of updates that were lost."""
         text = "".join(json.dumps(line) + "\n" for line in run.history)
-        write_whole(self._path, lambda file: Path(file).write_text(text, encoding="utf-8"))
+        write_text(self._path, text)
 
     def log(self, line: Line) -> None:
         """Append the line, through to the disk."""
@@ -62,7 +61,7 @@ class TensorBoard:
     """Scalars for TensorBoard, in `folder` or in the run folder's `tensorboard`."""
 
     def __init__(self, folder: str | os.PathLike | None = None):
-        _import("tensorboard", "the TensorBoard logger")
+        require("tensorboard", "tensorboard", "the TensorBoard logger")
         self._folder = folder
 
     def start(self, run: Run) -> None:
@@ -89,7 +88,7 @@ class WeightsAndBiases:
     """A run at Weights & Biases. `options` go to `wandb.init` (project, entity, mode, ...)."""
 
     def __init__(self, project: str = "ownerwise", **options: Any):
-        self._wandb = _import("wandb", "the Weights & Biases logger")
+        self._wandb = require("wandb", "wandb", "the Weights & Biases logger")
         self._options = {"project": project, **options}
 
     def start(self, run: Run) -> None:
@@ -136,10 +135,3 @@ def numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
             yield from numbers(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield prefix + name, value
-
-
-def _import(package: str, user: str) -> Any:
-    try:
-        return import_module(package)
-    except ImportError:
-        raise OwnerwiseError(f"{user} needs the package {package}: pip install {package}") from None

@@ -118,6 +118,8 @@ def check_separation(losses: Callable[[list[int]], Tensor], records: int, model:
 
 def loss_problems(loss: Loss, model: nn.Module) -> Iterator[str]:
     """Yield what a loss must not have: parameters that train outside of the private step."""
+    if not isinstance(loss, nn.Module):
+        loss = getattr(loss, "plain", loss)  # of a loss with constraints
     if isinstance(loss, nn.Module):
         known = {id(parameter) for parameter in model.parameters()}
         own = [n for n, p in loss.named_parameters() if p.requires_grad and id(p) not in known]

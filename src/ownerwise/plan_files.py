@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from ownerwise.errors import PlanError
+from ownerwise.files import write_json, write_whole
 
 ARRAYS = ("sampling_rates", "clip_norms", "targets", "deltas", "records")
 """Per-owner arrays of a plan, in the order in which they are hashed."""
@@ -35,9 +34,8 @@ def arrays_path(path: str | os.PathLike) -> Path:
 def save(header: dict[str, Any], source: Any, path: str | os.PathLike, content: str) -> None:
     """Write both files whole or not at all: first the arrays, then the JSON that names them."""
     arrays = {name: np.ascontiguousarray(getattr(source, name)) for name in columns(source)}
-    text = json.dumps({**header, "arrays": arrays_path(path).name, "hash": content}, indent=2)
     write_whole(arrays_path(path), lambda file: save_file(arrays, file))
-    write_whole(Path(path), lambda file: Path(file).write_text(text + "\n", encoding="utf-8"))
+    write_json(path, {**header, "arrays": arrays_path(path).name, "hash": content})
 
 
 def load(
@@ -68,28 +66,3 @@ def load(
     if not known or len({array.shape for array in arrays.values()}) != 1:
         raise PlanError(f"{place.name} does not hold the columns {', '.join(ARRAYS)}")
     return stored, arrays, stored_hash
-
-
-def write_whole(path: Path, write: Callable[[str], Any]) -> None:
-    """Let `write` fill a temporary file, then rename it: never a half-written file at `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        write(temporary)
-        os.chmod(temporary, 0o644)
-        _to_disk(temporary)
-        os.replace(temporary, path)
-        _to_disk(path.parent)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _to_disk(path: str | Path) -> None:
-    """Make sure that a file's content, or a folder's entries, survive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

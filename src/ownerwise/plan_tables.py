@@ -13,7 +13,8 @@ from ownerwise.owners import UNIT
 if TYPE_CHECKING:
     from ownerwise.plans import Plan
 
-_MAX_CLASSES = 12
+_MOST_CLASSES = 12
+_RANGES = 8
 HEADINGS = (
     "owners", "records", "epsilon", "delta", "rate", "clip norm", "multiplier", "batch share",
     "spent",
@@ -37,9 +38,12 @@ class Row:
 
 def rows(plan: Plan, owners: bool = False) -> list[Row]:
     """Return one row per owner, or per budget class (ranges of epsilon where there are many)."""
-    groups = _by_owner(plan) if owners else _by_class(plan)
+    if owners:
+        groups = _by_owner(plan)
+    else:
+        groups = [(str(len(members)), members) for members in class_members(plan)]
     spent = plan.epsilon()
-    pull = plan.sampling_rates * plan.records
+    drawn = plan.sampling_rates * plan.records
 
     def span(values: np.ndarray, members: np.ndarray) -> tuple[float, float]:
         return float(values[members].min()), float(values[members].max())
@@ -53,7 +57,7 @@ def rows(plan: Plan, owners: bool = False) -> list[Row]:
             span(plan.sampling_rates, members),
             span(plan.clip_norms, members),
             span(plan.noise_multipliers, members),
-            float(pull[members].sum() / pull.sum()),
+            float(drawn[members].sum() / drawn.sum()),
             span(spent, members),
         )
         for name, members in groups
@@ -66,13 +70,13 @@ def _by_owner(plan: Plan) -> list[tuple[str, np.ndarray]]:
     return [(name, np.array([at])) for at, name in enumerate(names)]
 
 
-def _by_class(plan: Plan) -> list[tuple[str, np.ndarray]]:
+def class_members(plan: Plan) -> list[np.ndarray]:
+    """Return the owners of each budget class, or of each range of epsilon if classes are many."""
     first, index = budget_classes(plan.targets, plan.deltas)
-    if len(first) > _MAX_CLASSES:
-        edges = np.geomspace(plan.targets.min(), plan.targets.max(), 9)[1:-1]
+    if len(first) > _MOST_CLASSES:
+        edges = np.geomspace(plan.targets.min(), plan.targets.max(), _RANGES + 1)[1:-1]
         index = np.searchsorted(edges, plan.targets, side="right")
-    groups = [np.flatnonzero(index == number) for number in np.unique(index)]
-    return [(str(len(members)), members) for members in groups]
+    return [np.flatnonzero(index == number) for number in np.unique(index)]
 
 
 def budget_classes(targets: np.ndarray, deltas: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
 import numpy as np
 
 from ownerwise.accounting import ACCOUNTANTS, NOISES, PaidRelease, Schedule
 from ownerwise.constraints import NO_CONSTRAINTS, RateConstraints
-from ownerwise.errors import PlanError
+from ownerwise.errors import PlanError, known_names
 from ownerwise.noise_schedules import NoiseSchedule, schedule_problems, segments
 from ownerwise.owners import Owners
 from ownerwise.planners import MAX_STEPS, METHODS, MIN_CLIP_NORM, Planner
@@ -176,9 +175,7 @@ def request_problems(
         ("release_noise", release_noise, NOISES),
     ):
         if given not in known:
-            near = difflib.get_close_matches(str(given), known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            problems.append(f"{what} {given!r}: expected one of {', '.join(known)}{hint}")
+            problems.append(f"no {what} {given!r}; {known_names(given, known)}")
     given = sum(value is not None for value in (steps, batch_size, noise_multiplier))
     if given != 2:
         problems.append(

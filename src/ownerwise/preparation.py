@@ -24,7 +24,7 @@ from ownerwise.plans import Plan
 from ownerwise.random import SecretStream
 from ownerwise.run_folders import folder_problems
 from ownerwise.runs import HISTORY
-from ownerwise.sampling import data_problems
+from ownerwise.sampling import data_problems, ownerless_problems
 from ownerwise.settings import describe_function
 from ownerwise.step import PrivateStep
 
@@ -47,7 +47,7 @@ def prepare(
     problems += averaging_problems(trainer.averaging)
     stream = SecretStream() if trainer.seed is None else _seeded(trainer.seed, problems)
     step = _make_step(trainer, stream, problems)
-    found = _plan_problems(trainer.plan) or _training_data_problems(data, collate, trainer.plan)
+    found = ownerless_problems(trainer.plan) or _training_data_problems(data, collate, trainer.plan)
     if step is not None and not found:
         found = trial_problems(trainer.model, trainer.loss, data, collate, "the data")
     problems += found
@@ -156,17 +156,6 @@ def _setting_problems(trainer: Trainer, resume: bool) -> Iterator[str]:
     for group, epsilon in (trainer.group_budgets or {}).items():
         if not (isinstance(epsilon, int | float) and 0 < epsilon < math.inf):
             yield f"group_budgets: {group!r} has {epsilon!r}; expected a positive finite epsilon"
-
-
-def _plan_problems(plan: Plan) -> list[str]:
-    if plan.owners is None:
-        return ["the plan knows no owners: load it with Plan.load(path, owners=)"]
-    if plan.owners.record_owner_index is None:
-        return [
-            "the plan's owners have no records attached: give Owners the owner id of each record, "
-            "or attach them with owners.with_records(ids) before planning"
-        ]
-    return []
 
 
 def _training_data_problems(data: Any, collate: Collate | None, plan: Plan) -> list[str]:

@@ -13,14 +13,13 @@ lines were written, and may have been read, is in the ledger: their steps stay s
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from pathlib import Path
 from typing import Any, Self
 
 from ownerwise import checkpoints, runs
 from ownerwise.errors import OwnerwiseError
-from ownerwise.plan_files import write_whole
+from ownerwise.files import write_json
 from ownerwise.plans import Plan
 from ownerwise.settings import differences
 
@@ -109,9 +108,9 @@ def begin(
         earlier = before.pop("earlier", []) + ([before] if before != environment else [])
         if earlier:
             environment = {**environment, "earlier": earlier}
-    _write_json(folder / runs.CONFIG, config)
+    write_json(folder / runs.CONFIG, config)
     plan.save(folder / runs.PLAN)
-    _write_json(folder / runs.ENVIRONMENT, environment)
+    write_json(folder / runs.ENVIRONMENT, environment)
     return environment
 
 
@@ -143,8 +142,3 @@ def _plan_differences(folder: Path, plan: Plan) -> list[str]:
     stored.pop("arrays", None)
     headers = differences(stored, plan.header())
     return headers or ["the owners' budgets, rates or clip norms differ"]
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    text = json.dumps(content, indent=2) + "\n"
-    write_whole(path, lambda file: Path(file).write_text(text, encoding="utf-8"))

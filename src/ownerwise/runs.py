@@ -106,7 +106,7 @@ class Run:
 
     def card(self, path: str | PathLike) -> None:
         """Write the privacy card of this run."""
-        from ownerwise.card import write_card
+        from ownerwise.report.card import write_card
 
         write_card(self, path)
 

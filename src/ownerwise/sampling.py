@@ -26,7 +26,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,20 +35,10 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 from ownerwise.errors import OwnerwiseError
 from ownerwise.random import SecretStream, StepStream
 
-__all__ = ["Batch", "PoissonBatches", "PoissonSampler", "data_problems"]
+if TYPE_CHECKING:
+    from ownerwise.plans import Plan
 
-
-class _Plan(Protocol):
-    """What this module reads of a Plan."""
-
-    @property
-    def owners(self) -> Any: ...  # its record_owner_index, one integer per record
-    @property
-    def sampling_rates(self) -> np.ndarray: ...
-    @property
-    def steps(self) -> int: ...
-
-    hash: Any  # a str, however the plan keeps it
+__all__ = ["Batch", "PoissonBatches", "PoissonSampler", "data_problems", "ownerless_problems"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +161,7 @@ class PoissonBatches:
     def __init__(
         self,
         dataset: Any,
-        plan: _Plan,
+        plan: Plan,
         *,
         stream: SecretStream | None = None,
         start: int = 0,
@@ -185,6 +175,10 @@ class PoissonBatches:
                 f"steps {start} to {start + steps} asked for, but the plan has {plan.steps}: its "
                 "budget covers no more. Plan with more steps"
             )
+        if problems := ownerless_problems(plan):
+            raise OwnerwiseError(problems)
+        assert plan.owners is not None
+        assert plan.owners.record_owner_index is not None
         self._rows = _rows_of(dataset, len(plan.owners.record_owner_index), collate)
         self._sampler = PoissonSampler(plan.sampling_rates, plan.owners.record_owner_index)
         self._stream = (SecretStream() if stream is None else stream).child("sampling")
@@ -305,6 +299,18 @@ def _rows_of(
     if collate is not None:
         raise OwnerwiseError("collate is for a Dataset: rows of arrays are taken at once")
     return _ArrayRows(dataset)
+
+
+def ownerless_problems(plan: Plan) -> list[str]:
+    """Return why no batches can be drawn: the plan does not know who owns which record."""
+    if plan.owners is None:
+        return ["the plan knows no owners: load it with Plan.load(path, owners=)"]
+    if plan.owners.record_owner_index is None:
+        return [
+            "the plan's owners have no records attached: give Owners the owner id of each record, "
+            "or attach them with owners.with_records(ids) before planning"
+        ]
+    return []
 
 
 def data_problems(dataset: Any, records: int) -> list[str]:

@@ -5,8 +5,7 @@ import pytest
 from made_files import MAKERS, make, problems
 
 from ownerwise import data
-from ownerwise.data import cifar, clinic, mnist, people, small_images, texts
-from ownerwise.data.sources import Source
+from ownerwise.data.registry import SOURCES
 
 
 @pytest.mark.parametrize("name", [name for name in data.NAMES if name != "digits"])
@@ -54,14 +53,8 @@ def test_options_are_those_of_the_loader(root):
 
 def test_downloads_are_checked():
     """Every file has an address and a SHA-256, and is one that the part is known by."""
-    sources = [
-        value
-        for module in (cifar, clinic, mnist, people, small_images, texts)
-        for value in vars(module).values()
-        if isinstance(value, Source)
-    ]
-    assert {source.name for source in sources} == set(data.NAMES) - {"digits"}
-    for source in sources:
+    assert set(SOURCES) == set(data.NAMES) - {"digits"}
+    for source in SOURCES.values():
         for part in source.parts:
             for item in part.downloads:
                 assert len(item.sha256) == 64

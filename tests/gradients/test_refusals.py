@@ -235,7 +235,6 @@ def test_five_faults_five_remedies():
     assert len({p.where for p in problems}) == 5
     assert len({p.remedy for p in problems}) == 5
     assert "nn.GroupNorm(2, 8)" in problems[0].remedy
-    assert Tape(model).check() == problems
     assert "Remedy" in str(problems[0])
 
 

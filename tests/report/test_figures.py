@@ -112,13 +112,13 @@ def test_gain_is_method_minus_baseline_with_pearsons_r():
 
 
 def test_few_or_equal_points_have_no_correlation():
-    budgets = {"a": 1.0, "b": 2.0}
-    two = figures.gain_against_budget(
+    budgets = {"a": 1.0, "b": 2.0, "c": 3.0}
+    few = figures.gain_against_budget(
         Study.of([made_run(budgets=budgets), made_run("INO-SGD", lift=0.5, budgets=budgets)])
     )
-    assert "too few different points" in two.caption
-    assert len(traces_of(two)) == 1
-    runs = [made_run(label, budgets={"a": 1.0, "b": 1.0, "c": 1.0}) for label in ("a", "b")]
+    assert "too few different points" in few.caption
+    assert len(traces_of(few)) == 1
+    runs = [made_run(label, budgets=dict.fromkeys("abcd", 1.0)) for label in ("a", "b")]
     assert "too few different points" in figures.gain_against_budget(Study.of(runs)).caption
 
 

@@ -1,6 +1,6 @@
-import builtins
 import html
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -180,14 +180,7 @@ def test_an_interrupted_run_can_be_reported(tmp_path):
 
 
 def test_missing_plotly_is_explained_and_nothing_is_written(tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def refuse(name, *arguments, **options):
-        if name.startswith("plotly"):
-            raise ImportError(name)
-        return real(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(ow.OwnerwiseError, match=r"pip install 'ownerwise\[report\]'"):
         write_report([made_run()], tmp_path / "report.html")
     assert not list(tmp_path.iterdir())

@@ -1,9 +1,8 @@
 """What a private run costs each owner.
 
 `epsilon` is vectorised over owners; `Schedule` says how many steps with how much noise. The two
-accountants, `pld` (tight, default) and `rdp`, are modules with one function each; the modules
-`curves` and `roots` invert them for a million owners at once; `reference` checks both with
-dp-accounting.
+accountants are `pld` (tight, default) and `rdp`; `chains` evaluates them for many owners at once,
+`curves` and `roots` invert them for a million; `reference` checks both with dp-accounting.
 """
 
 from ownerwise.accounting.chains import epsilon

@@ -1,8 +1,9 @@
 """The field's reference accountant, dp-accounting, as an independent check of every plan.
 
-Nothing here shares code with the accountants that make plans: discretisation, composition and
-conversion are dp-accounting's own. Its privacy loss distributions are the reference for both
-kinds of plans: an RDP-made plan must lie below its targets there too, and by far.
+Nothing that decides a figure is shared with the accountants that make plans: discretisation,
+composition and conversion are dp-accounting's own. Its privacy loss distributions are the
+reference for both kinds of plans: an RDP-made plan must lie below its targets there too, and by
+far.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ownerwise import demo
+from ownerwise.report import write_report
+from ownerwise.report.page import plotly
 
 
 def add(commands: Any) -> None:
@@ -28,8 +30,7 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from ownerwise.report import write_report  # plotly is asked for before the work, not after it
-
+    plotly()  # asked for before the work, not after it
     search = demo.Search()
     if options.quick:
         search = demo.Search((1.0,), (4.0,), (101,), (1, 2), steps=20, evaluations=4)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ownerwise.errors import OwnerwiseError
+from ownerwise.report import write_report
 from ownerwise.runs import REPORT, Run
 
 
@@ -34,12 +35,6 @@ def _run(options: argparse.Namespace) -> None:
             problems += error.problems
     if options.out.is_dir():
         problems.append(f"--out {options.out} is a folder; expected the name of a file")
-    try:
-        from ownerwise.report import write_report
-    except ImportError as error:
-        raise OwnerwiseError(
-            [*problems, f"reports need another package: {error}; pip install 'ownerwise[report]'"]
-        ) from None
     if problems:
         raise OwnerwiseError(problems)
     write_report(found, options.out, title=options.title)

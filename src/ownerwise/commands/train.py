@@ -9,8 +9,10 @@ from typing import Any
 
 from ownerwise.assembly import assemble
 from ownerwise.config import read_config
+from ownerwise.errors import OwnerwiseError
 from ownerwise.owners import UNIT
 from ownerwise.runs import CARD, REPORT, Run
+from ownerwise.wording import span, span_up
 
 
 def add(commands: Any) -> None:
@@ -57,9 +59,8 @@ def _write(run: Run) -> list[str]:
     run.card(run.folder / CARD)
     try:
         run.report(run.folder / REPORT)
-    except ImportError as error:
-        hint = "pip install 'ownerwise[report]'"
-        print(f"ownerwise: no report: {error}; {hint}", file=sys.stderr)
+    except OwnerwiseError as error:
+        print(f"ownerwise: no report was written: {error}", file=sys.stderr)
         return [CARD, "history.jsonl"]
     return [REPORT, CARD, "history.jsonl"]
 
@@ -78,8 +79,8 @@ def summary(run: Run) -> list[str]:
             )
     spent, targets = run.epsilon(), run.plan.targets
     lines.append(
-        f"epsilon spent {spent.min():.4g} to {spent.max():.4g}, budgets {targets.min():.4g} to "
-        f"{targets.max():.4g}; unit of privacy: {UNIT}"
+        f"epsilon spent {span_up(spent.min(), spent.max())}, budgets "
+        f"{span(targets.min(), targets.max(), 4)}; unit of privacy: {UNIT}"
     )
     if not run.private:
         lines.append(f"NOT PRIVATE: {'; '.join(run.not_private)}")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from ownerwise.constraints.rates import Constraint, Rate, flattened
@@ -257,11 +257,6 @@ class PenalisedLoss:
     """A per-record loss plus the price of the record's prediction; without prices, the loss."""
 
     def __init__(self, loss: Loss, constraints: RateConstraints):
-        if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
-            raise OwnerwiseError(
-                "the loss has parameters of its own, which would be neither clipped nor noised; "
-                "make them the model's, or freeze them"
-            )
         self.plain = loss
         self._losses = per_record(loss)
         self._constraints = constraints

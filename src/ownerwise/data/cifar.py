@@ -77,7 +77,7 @@ def load_cifar10(
 ) -> DataSet:
     """Return CIFAR-10: 50000 + 10000 colour images 32x32 of ten classes, the official split.
 
-    `scale`: "unit" (0 to 1), "signed" (-1 to 1) or "published" (see `images.PUBLISHED`).
+    `scale`: "unit" (0 to 1), "signed" (-1 to 1) or "published" (see `pixels.PUBLISHED`).
     """
     (path,) = locate(CIFAR10, data_dir, download)
     files = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}

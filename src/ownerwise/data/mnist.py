@@ -88,7 +88,7 @@ def load_mnist(
 ) -> DataSet:
     """Return MNIST: 60000 + 10000 grey images 28x28 of the digits 0 to 9, the official split.
 
-    `scale`: "unit" (0 to 1), "signed" (-1 to 1) or "published" (see `images.PUBLISHED`).
+    `scale`: "unit" (0 to 1), "signed" (-1 to 1) or "published" (see `pixels.PUBLISHED`).
     """
     return _load(MNIST, tuple("0123456789"), data_dir, download, scale)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from ownerwise.data.pixels import scale_images
-from ownerwise.data.reading import reading, require
-from ownerwise.errors import OwnerwiseError, name_some
+from ownerwise.data.reading import reading
+from ownerwise.errors import OwnerwiseError, name_some, require
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Pictures:
         return scale_images(np.stack(pixels), "pictures", self.scale)
 
     def _read_one(self, path: Path) -> np.ndarray:
-        image = require("PIL.Image", "image", f"reading {path.name}")
+        image = require("PIL.Image", "ownerwise[image]", f"reading {path.name}")
         with reading(path, "a picture"), image.open(path) as opened:
             picture = opened.convert("RGB" if self.channels == 3 else "L")
             if self.size is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import importlib
 import io
 import lzma
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ownerwise.budget_tables import OTHER_SEPARATOR, other_separator
-from ownerwise.errors import OwnerwiseError, name_some
+from ownerwise.errors import OwnerwiseError, name_some, require
 
 _OPEN = {".gz": gzip.open, ".xz": lzma.open}
 
@@ -33,17 +32,6 @@ def reading(path: Path, expected: str) -> Iterator[None]:
             f"{path} cannot be read as {expected} ({what}): it is damaged, cut short or another "
             "file; get it again"
         ) from error
-
-
-def require(module: str, extra: str, what: str) -> Any:
-    """Return an optional module, or say which extra of the package brings it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise OwnerwiseError(
-            f"{what} needs {module.partition('.')[0]}; install it with "
-            f"`pip install 'ownerwise[{extra}]'`"
-        ) from None
 
 
 def read_bytes(path: Path) -> bytes:
@@ -95,7 +83,7 @@ def read_rows(path: Path, columns: int | None = None) -> list[list[str]]:
 
 def read_sheet(path: Path, sheet: str) -> list[list[Any]]:
     """Return the rows of a sheet of an Excel workbook (.xls): text, float or ""."""
-    xlrd = require("xlrd", "table", f"reading {path.name}")
+    xlrd = require("xlrd", "ownerwise[table]", f"reading {path.name}")
     with reading(path, f"an Excel workbook with a sheet {sheet!r}"):
         cells = xlrd.open_workbook(str(path), logfile=io.StringIO()).sheet_by_name(sheet)
         return [cells.row_values(row) for row in range(cells.nrows)]

@@ -5,22 +5,25 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any
 
-from ownerwise.data.cifar import load_cifar10, load_cifar100
+from ownerwise.data.cifar import CIFAR10, CIFAR100, load_cifar10, load_cifar100
 from ownerwise.data.clinic import (
+    CTG,
+    HEART,
+    PARKINSONS,
+    TELEMONITORING,
     load_ctg,
     load_heart,
     load_parkinsons,
     load_parkinsons_telemonitoring,
 )
-from ownerwise.data.mnist import load_fashion_mnist, load_mnist
-from ownerwise.data.people import load_adult, load_credit_default
+from ownerwise.data.mnist import FASHION_MNIST, MNIST, load_fashion_mnist, load_mnist
+from ownerwise.data.people import ADULT, CREDIT, load_adult, load_credit_default
 from ownerwise.data.records import DataSet
-from ownerwise.data.small_images import load_digits, load_pneumoniamnist, load_svhn
-from ownerwise.data.texts import load_imdb, load_surnames
-from ownerwise.errors import OwnerwiseError
+from ownerwise.data.small_images import PNEUMONIA, SVHN, load_digits, load_pneumoniamnist, load_svhn
+from ownerwise.data.texts import IMDB, SURNAMES, load_imdb, load_surnames
+from ownerwise.errors import OwnerwiseError, known_names
 
 LOADERS: dict[str, Callable[..., DataSet]] = {
     "adult": load_adult,
@@ -41,6 +44,15 @@ LOADERS: dict[str, Callable[..., DataSet]] = {
 }
 NAMES = tuple(LOADERS)
 """The data sets that `load` knows. `digits` needs no download."""
+
+SOURCES = {
+    source.name: source
+    for source in (
+        *(ADULT, CIFAR10, CIFAR100, CREDIT, CTG, FASHION_MNIST, HEART, IMDB),
+        *(MNIST, PARKINSONS, PNEUMONIA, SURNAMES, SVHN, TELEMONITORING),
+    )
+}
+"""The files of every data set; `digits` comes with scikit-learn."""
 
 
 def load(
@@ -68,9 +80,7 @@ def load(
         ('0', '1', '2')
     """
     if name not in LOADERS:
-        near = get_close_matches(str(name).lower(), NAMES, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise OwnerwiseError(f"no data set {name!r}; {hint}Known are {', '.join(NAMES)}")
+        raise OwnerwiseError(f"no data set {name!r}; {known_names(name, NAMES)}")
     loader = LOADERS[name]
     known = list(inspect.signature(loader).parameters)[2:]
     unknown = [option for option in options if option not in known]

@@ -9,9 +9,10 @@ import numpy as np
 from scipy.io import loadmat
 
 from ownerwise.data.pixels import describe, scale_images
-from ownerwise.data.reading import read_arrays, reading, require
+from ownerwise.data.reading import read_arrays, reading
 from ownerwise.data.records import DataSet, Records, in_test
 from ownerwise.data.sources import Download, Part, Source, locate
+from ownerwise.errors import require
 
 _SVHN_PAGE = "http://ufldl.stanford.edu/housenumbers"
 DIGITS = tuple("0123456789")
@@ -61,7 +62,7 @@ def load_svhn(
     """Return SVHN: 73257 + 26032 colour images 32x32 of house numbers, the official split.
 
     The digit 0, label 10 in the files, is class 0. `scale`: "unit" (0 to 1), "signed" (-1 to 1) or
-    "published" (see `images.PUBLISHED`).
+    "published" (see `pixels.PUBLISHED`).
     """
     parts = [_read_svhn(path, scale) for path in locate(SVHN, data_dir, download)]
     train, test = parts
@@ -101,7 +102,7 @@ def load_digits(
     Nothing is read from `data_dir` or downloaded. There is no official split: every fifth record
     of each class, in the order of the source, is a test record. `scale`: "unit" or "signed".
     """
-    bundled = require("sklearn.datasets", "sklearn", "the data set digits").load_digits()
+    bundled = require("sklearn.datasets", "ownerwise[sklearn]", "the data set digits").load_digits()
     images = scale_images(bundled.images[:, None], "digits", scale, brightest=16)
     records = Records(images, bundled.target.astype(np.int64))
     test = in_test(records.targets)

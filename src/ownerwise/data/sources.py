@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 from tqdm import tqdm
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.plan_files import write_whole
+from ownerwise.files import write_whole
 
 DATA_VARIABLE = "OWNERWISE_DATA"
 CACHE_VARIABLE = "OWNERWISE_CACHE"

@@ -14,9 +14,9 @@ import numpy as np
 from ownerwise.budget_tables import as_array, as_ids
 from ownerwise.data.features import MISSING, Category, Number, Schema, class_of, make_table
 from ownerwise.data.pictures import Pictures
-from ownerwise.data.reading import by_column, read_arrays, read_rows, reading, require
+from ownerwise.data.reading import by_column, read_arrays, read_rows, reading
 from ownerwise.data.records import TEST_EVERY, DataSet, Records, in_test
-from ownerwise.errors import OwnerwiseError, PrivacyWarning, name_some
+from ownerwise.errors import OwnerwiseError, PrivacyWarning, name_some, require
 
 Declared = tuple[float, float] | Sequence[str] | Number | Category | Pictures | None
 """What is said of a feature: its range, its categories, that it names pictures, or nothing."""
@@ -106,7 +106,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     if kind == ".npz":
         columns = read_arrays(path)
     elif kind in (".parquet", ".pq"):
-        parquet = require("pyarrow.parquet", "table", f"reading {path.name}")
+        parquet = require("pyarrow.parquet", "ownerwise[table]", f"reading {path.name}")
         with reading(path, "Parquet"):
             table = parquet.read_table(path)
             columns = {

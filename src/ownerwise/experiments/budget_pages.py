@@ -11,8 +11,9 @@ from os import PathLike
 from pathlib import Path
 
 from ownerwise.experiments import summary
-from ownerwise.experiments.markdown import percent, table, write_text
 from ownerwise.experiments.summary import Study
+from ownerwise.files import write_text
+from ownerwise.markdown import percent, table
 
 PAGE = "importance.md"
 TITLE = "Importance sampling, tempered sigmoids and falling noise, by epsilon"

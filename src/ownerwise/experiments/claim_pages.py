@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ownerwise.experiments import provenance
 from ownerwise.experiments.claims import VERDICTS, Claim, Finding, left_out
-from ownerwise.experiments.markdown import table
+from ownerwise.markdown import table
 
 
 def page_part(findings: Sequence[Finding]) -> str:

@@ -19,9 +19,9 @@ from scipy.stats import t as students
 from ownerwise.errors import OwnerwiseError, name_some
 from ownerwise.evaluation import Amount
 from ownerwise.experiments import methods, provenance, settings, summary
-from ownerwise.experiments.markdown import amount
 from ownerwise.experiments.methods import Method
 from ownerwise.experiments.summary import FEWEST_SEEDS, METRICS, Result, Study
+from ownerwise.markdown import amount
 
 SEEDS = 5
 """Seeds in the command of a claim that was not run."""

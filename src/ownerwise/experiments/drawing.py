@@ -7,21 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.errors import OwnerwiseError
-from ownerwise.plan_files import write_whole
+from ownerwise.errors import require
+from ownerwise.files import write_whole
 
 
 def new_figure(panels: int) -> tuple[Any, list[Any]]:
     """Return a figure with panels side by side, at most three to a row, and the panels."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise OwnerwiseError(
-            f"figures need another package: {error}; pip install 'ownerwise[figures]'"
-        ) from None
     columns = 2 if panels == 4 else min(panels, 3)
     rows = -(-panels // columns)
-    figure = Figure(figsize=(4.2 * columns, 3.2 * rows), layout="constrained")
+    make = require("matplotlib.figure", "ownerwise[figures]", "drawing figures").Figure
+    figure = make(figsize=(4.2 * columns, 3.2 * rows), layout="constrained")
     axes = list(np.atleast_1d(figure.subplots(rows, columns, squeeze=True)).flatten())
     for axis in axes[panels:]:
         axis.remove()

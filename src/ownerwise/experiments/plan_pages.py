@@ -6,7 +6,6 @@ with `sample`, rates differ too, with `scale`, clip norms.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
@@ -16,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from ownerwise.experiments.drawing import finish, new_figure, save
-from ownerwise.experiments.markdown import table, write_text
 from ownerwise.experiments.population import populate
 from ownerwise.experiments.settings import Setting
+from ownerwise.files import write_json, write_text
+from ownerwise.markdown import table
 from ownerwise.owners import Owners
 from ownerwise.planning import plan
 from ownerwise.plans import Plan
@@ -119,7 +119,7 @@ def write_page(
     for one in shown:
         files.append(folder / f"plans-{SHOWN}.svg")
         save(spending_figure(one), files[-1])
-    write_text(files[1], json.dumps(content, indent=2) + "\n")
+    write_json(files[1], content)
     write_text(files[0], page(rows, files[2:], command))
     return files
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ownerwise.experiments.trials import Report
+from ownerwise.wording import duration
 
 _QUIET_SECONDS = 30  # between two lines, where nothing was finished
 
@@ -89,11 +90,3 @@ class Progress:
         self._printed = time.monotonic()
         if not self._quiet:
             print(text, file=sys.stderr, flush=True)
-
-
-def duration(seconds: float) -> str:
-    """Return a time in words: "45 s", "12 min", "3 h 20 min"."""
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -17,27 +17,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ownerwise.data.cifar import CIFAR10, CIFAR100
-from ownerwise.data.clinic import CTG
-from ownerwise.data.mnist import FASHION_MNIST, MNIST
-from ownerwise.data.small_images import PNEUMONIA, SVHN
+from ownerwise.data.registry import SOURCES
 from ownerwise.data.sources import locate
-from ownerwise.data.texts import IMDB, SURNAMES
 from ownerwise.errors import OwnerwiseError
 from ownerwise.experiments import methods, settings
 from ownerwise.experiments.trials import Trial
-from ownerwise.plan_files import write_whole
+from ownerwise.files import write_json
 
 FORMAT = 1
 """Part of every hash: raised when the meaning of a result changes."""
-
-_SOURCES = {
-    source.name: source
-    for source in (
-        *(CIFAR10, CIFAR100, CTG, FASHION_MNIST, IMDB),
-        *(MNIST, PNEUMONIA, SURNAMES, SVHN),
-    )
-}
 
 
 def data_files(name: str, data_dir: str | PathLike | None = None) -> dict[str, Any]:
@@ -45,11 +33,10 @@ def data_files(name: str, data_dir: str | PathLike | None = None) -> dict[str, A
 
     A data set that comes with a package is named by the package's version.
     """
-    source = _SOURCES.get(name)
-    if source is None:
+    if name == "digits":
         return {"scikit-learn": version("scikit-learn")}
     found = {}
-    for path in locate(source, data_dir):
+    for path in locate(SOURCES[name], data_dir):
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file():
                 found[file.relative_to(path.parent).as_posix()] = file.stat().st_size
@@ -114,8 +101,7 @@ class Store:
 
     def write(self, path: Path, result: dict[str, Any]) -> None:
         """Write a result, whole or not at all."""
-        text = json.dumps(result) + "\n"
-        write_whole(path, lambda file: Path(file).write_text(text, encoding="utf-8"))
+        write_json(path, result, indent=None)
 
     def read(self) -> list[dict[str, Any]]:
         """Return all results, ordered by setting, method and seed."""

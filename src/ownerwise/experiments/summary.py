@@ -11,7 +11,7 @@ from scipy.stats import pearsonr
 
 from ownerwise.diagnostics import minority_initial_drop
 from ownerwise.errors import OwnerwiseError
-from ownerwise.evaluation import Amount
+from ownerwise.evaluation import FEW_GROUPS, Amount
 
 Result = Mapping[str, Any]
 BASELINE = "idp"
@@ -33,8 +33,6 @@ MANY_GROUPS = 20
 """From so many groups on, the worst of them is mostly chance."""
 FEWEST_SEEDS = 3
 """Fewer decide nothing."""
-FEW_GROUPS = 4
-"""Over fewer groups no correlation is told: it has no interval, and is nearly always large."""
 
 
 @dataclass(frozen=True)

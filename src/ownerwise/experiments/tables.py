@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from os import PathLike
@@ -13,10 +12,11 @@ from ownerwise.experiments import ablations, provenance, settings, summary
 from ownerwise.experiments.claim_pages import page_part
 from ownerwise.experiments.claims import Finding
 from ownerwise.experiments.figures import Picture
-from ownerwise.experiments.markdown import percent, table, write_text
-from ownerwise.experiments.progress import duration
 from ownerwise.experiments.summary import BASELINE, METRICS, Drop, Gain, Study, spread_out
 from ownerwise.experiments.trials import PLAIN_MOMENTUM
+from ownerwise.files import write_json, write_text
+from ownerwise.markdown import percent, table
+from ownerwise.wording import duration
 
 _MOST_GROUPS = 10
 _MOST_HASHES = 3
@@ -50,11 +50,11 @@ def write_tables(
     written = [index]
     if findings:
         written.append(folder / "claims.json")
-        write_text(written[-1], json.dumps(list(map(asdict, findings)), indent=2) + "\n")
+        write_json(written[-1], list(map(asdict, findings)))
     for study in studies:
         content = describe(study)
         shown = (pictures or {}).get(study.name, ())
-        write_text(folder / f"{study.name}.json", json.dumps(content, indent=2) + "\n")
+        write_json(folder / f"{study.name}.json", content)
         write_text(folder / f"{study.name}.md", page(study, content, shown))
         written += [folder / f"{study.name}.md", folder / f"{study.name}.json"]
     return written

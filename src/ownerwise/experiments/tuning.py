@@ -12,7 +12,6 @@ of those: this is a study on public data, NOT PRIVATE.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
@@ -24,11 +23,11 @@ import numpy as np
 from ownerwise.evaluation import Amount
 from ownerwise.experiments import provenance, summary
 from ownerwise.experiments.drawing import new_figure, save
-from ownerwise.experiments.markdown import write_text
 from ownerwise.experiments.methods import Method
 from ownerwise.experiments.settings import Setting
 from ownerwise.experiments.summary import Result
 from ownerwise.experiments.trials import Trial
+from ownerwise.files import write_json
 
 VALIDATION_SHARE = 0.1
 FACTOR = 4.0
@@ -61,12 +60,12 @@ class Point:
 
 
 def draw(
-    setting: Setting, profile: str, changes: Sequence[str], trials: int, seed: int = 0
+    setting: Setting, profile: str, changes: Sequence[str], trials: int
 ) -> list[dict[str, float]]:
     """Return the values of every trial, those of INO-SGD included; the first is the setting's."""
     config = setting.configure(0, profile, changes)
     plan, weights = config["plan"], config["weights"]
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     drawn: list[dict[str, float]] = [
         {
             "plan.clip_norm": plan["clip_norm"],
@@ -197,7 +196,7 @@ def write(
         folder: where both go.
     """
     table, picture = Path(folder) / f"{name}.json", Path(folder) / f"{name}.svg"
-    write_text(table, json.dumps(describe(found, trials, seeds, command), indent=2) + "\n")
+    write_json(table, describe(found, trials, seeds, command))
     save(frontier_figure(found), picture)
     return [table, picture]
 

@@ -16,11 +16,12 @@ from ownerwise.errors import OwnerwiseError
 from ownerwise.evaluation import Amount
 from ownerwise.experiments import provenance, summary, tuning
 from ownerwise.experiments.drawing import save
-from ownerwise.experiments.markdown import percent, table, write_text
 from ownerwise.experiments.methods import KINDS
-from ownerwise.experiments.progress import duration
 from ownerwise.experiments.summary import BASELINE, FEWEST_SEEDS, METRICS
 from ownerwise.experiments.tuning import Point
+from ownerwise.files import write_json, write_text
+from ownerwise.markdown import percent, table
+from ownerwise.wording import duration
 
 _FIRST = 0  # this draw is the setting with the profile and changes that were asked for
 
@@ -123,7 +124,7 @@ def write_pages(
         if figures:
             picture = stem.with_suffix(".svg")
             save(tuning.frontier_figure(search.points), picture)
-        write_text(stem.with_suffix(".json"), json.dumps(search.content, indent=2) + "\n")
+        write_json(stem.with_suffix(".json"), search.content)
         write_text(stem.with_suffix(".md"), page(search, picture))
         written[_title(search)] = f"{stem.name}.md"
     return written

@@ -1,7 +1,7 @@
 """Per-record gradients of ordinary modules: norms and weighted sums from one backward pass.
 
     tape = Tape(model)                      # cheap; the model is not wrapped, hooked or changed
-    problems = tape.check(sample_inputs)    # [] or all Problems (where, what, remedy) at once
+    problems = check(model, sample_inputs)  # [] or all Problems (where, what, remedy) at once
     with tape:                              # watches the torch functions that the model calls
         outputs = model(inputs)
     losses = loss(outputs, targets)         # [B], one per record, reduction="none"
@@ -24,7 +24,8 @@ plain parameters; anything else that is per-record by vmap.
 Right or refused. Which dimension holds the records is observed, not guessed (:mod:`layout`); a call
 that cannot be shown to be per-record, a parameter used out of the tape's sight, an input changed in
 place, batch statistics: all raise :class:`Refused` with a remedy. What no gradient shows, a mixing
-of records ahead of the first layer or by a detached statistic, is found by ``tape.check(inputs)``.
+of records ahead of the first layer or by a detached statistic, is found by
+``check(model, inputs)``.
 
 Formal guarantees. With factors |f_i| <= C_i / norms[i], removing record i changes ``weighted_sum``
 by at most C_i in L2 norm, up to rounding (float32 norms were at most 5e-7 below the exact ones on

@@ -46,20 +46,14 @@ def project(
     weight: Tensor,
     bias: Tensor | None,
     part: tuple[int, int] | None,
-    also: Tensor | None = None,
 ) -> Tensor:
-    """``linear`` with rows ``part`` of ``weight`` and ``bias`` (all, if None), tapped.
-
-    ``also`` is added to the bias without a tap.
-    """
+    """``linear`` with rows ``part`` of ``weight`` and ``bias`` (all, if None), tapped."""
     weight_source: Source | None = tape.source(weight)
     bias_source: Source | None = tape.source(bias) if bias is not None else None
     matrix, offset = tape.value(weight), tape.value(bias)
     if part is not None:
         matrix = matrix[part[0] : part[1]]
         offset = offset if offset is None else offset[part[0] : part[1]]
-    if also is not None:
-        offset = also if offset is None else offset + also
     output = functional.linear(input, matrix, offset)
     sources = [(s, part) for s in (weight_source, bias_source) if s is not None]
     if not sources:

@@ -29,7 +29,7 @@ from ownerwise.gradients.contributions import (
 from ownerwise.gradients.grams import gram, squares_from_grams
 from ownerwise.gradients.workspace import Loan
 
-__all__ = ["Outer", "Plan", "SharedLeft", "choose"]
+__all__ = ["Outer", "SharedLeft", "Way", "choose"]
 
 # What one float of a held gradient costs (written, read for the norm, read for the sum), in
 # multiply-adds of a large matrix product: estimates for two cores with AVX-512 and 48 MB of cache.
@@ -37,10 +37,10 @@ TRAFFIC_IN_CACHE, TRAFFIC, CACHE_BYTES = 20, 110, 32 << 20
 # Gram matrices are small and computed twice over; their multiply-adds are slower; a rough factor.
 GRAM = 1.5
 
-Plan = str  # "ghost", "form" (and throw away) or "hold"
+Way = str  # "ghost", "form" (and throw away) or "hold"
 
 
-def choose(policy: Policy, count: int, terms: int, rows: int, columns: int, saved: int) -> Plan:
+def choose(policy: Policy, count: int, terms: int, rows: int, columns: int, saved: int) -> Way:
     """The cheapest way to norms and sum that the memory allows; ``saved`` bytes are held anyway."""
     form = terms * rows * columns
     ghost = GRAM * terms * terms * (rows + columns)

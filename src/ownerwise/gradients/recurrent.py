@@ -38,7 +38,7 @@ __all__ = ["cell", "gru", "lstm", "rnn"]
 def lstm(tape: Tape, func: Callable[..., Any], input: Tensor, *rest: Any) -> Any:
     """Rule of ``lstm``."""
     if isinstance(rest[0], Tensor):
-        raise _packed(tape, func, rest)
+        raise _packed(func)
     (first, first_cell), *others = rest
     output, states, cells = _layers(tape, func, input, (first, first_cell), *others)
     return output, states, cells
@@ -47,7 +47,7 @@ def lstm(tape: Tape, func: Callable[..., Any], input: Tensor, *rest: Any) -> Any
 def gru(tape: Tape, func: Callable[..., Any], input: Tensor, *rest: Any) -> Any:
     """Rule of ``gru``."""
     if isinstance(rest[1], Tensor):
-        raise _packed(tape, func, rest)
+        raise _packed(func)
     first, *others = rest
     return _layers(tape, func, input, (first,), *others)[:2]
 
@@ -55,7 +55,7 @@ def gru(tape: Tape, func: Callable[..., Any], input: Tensor, *rest: Any) -> Any:
 rnn = gru  # rnn_tanh and rnn_relu have the signature of gru
 
 
-def _packed(tape: Tape, func: Callable[..., Any], rest: Sequence[Any]) -> Refused:
+def _packed(func: Callable[..., Any]) -> Refused:
     return Refused(
         name_of(func),
         "a packed sequence orders records by length and time",

@@ -67,12 +67,6 @@ class Tape(TorchFunctionMode):
         self.arrive: Callable[[Tap, Tensor], None] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
 
-    def check(self, *inputs: Any) -> list[Problem]:
-        """All problems of the model; see :func:`ownerwise.gradients.check`."""
-        from ownerwise.gradients.preflight import check
-
-        return check(self.model, *inputs)
-
     # ---- forward: watching the calls ----
 
     def __enter__(self) -> Tape:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Anchor", "Build", "Tap", "Use"]
 
-# (gradient of the tapped output, its layout, number of records) -> what it means to each source
 Use = tuple[Source, tuple[int, int] | None]  # a source, and the range of rows if not all
+# (gradient of the tapped output, its layout, number of records) -> what it means to each source
 Build = Callable[[Tensor, Layout, int], Iterable[tuple[Source, Contribution]]]
 
 

@@ -33,7 +33,7 @@ class INO:
         alpha, beta: shape of the default tail, Beta(alpha, beta).
         tail_length: length of the tail in units of clip norm, instead of `tail`.
         shape: another tail function (`Steps`, or your own).
-        score: what orders the records; the highest is the most important.
+        score_by: what orders the records; the highest is the most important.
 
     Example:
         >>> INO(tail_length=1.0).weights([3.0, 2.0, 1.0], [1.0, 1.0, 1.0])

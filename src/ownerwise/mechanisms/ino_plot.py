@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ownerwise.errors import require
+
 if TYPE_CHECKING:
     from ownerwise.mechanisms.ino import INO
 
@@ -14,12 +16,9 @@ _LINE, _FILL = "#0b6e99", "#9cc9dd"
 
 def plot(ino: INO, scores: np.ndarray | None, clip_norms: np.ndarray | None) -> Any:
     """Return a figure: the tail function, and beside it a batch's importance and weights."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("plots need matplotlib: install ownerwise[figures]") from None
     with_batch = scores is not None and clip_norms is not None
-    figure = Figure(figsize=(9.5 if with_batch else 4.5, 3.2), layout="constrained")
+    make = require("matplotlib.figure", "ownerwise[figures]", "drawing weights").Figure
+    figure = make(figsize=(9.5 if with_batch else 4.5, 3.2), layout="constrained")
     axes = figure.subplots(1, 2 if with_batch else 1, squeeze=False)[0]
     _plot_tail(axes[0], ino)
     if with_batch:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import OwnerwiseError, known_names
 
 Activation = str | Mapping[str, float] | Callable[[], nn.Module]
 """A name, the three numbers of a tempered sigmoid, or a function that makes the module."""
@@ -60,9 +59,7 @@ def activation_maker(activation: Activation) -> Callable[[], nn.Module]:
     if not isinstance(activation, str):
         return activation
     if activation not in ACTIVATIONS:
-        near = difflib.get_close_matches(activation, ACTIVATIONS, 1, cutoff=0.0)[0]
         raise OwnerwiseError(
-            f"activation {activation!r}: expected one of {', '.join(ACTIVATIONS)}; did you mean "
-            f"{near!r}?"
+            f"no activation {activation!r}; {known_names(activation, ACTIVATIONS)}"
         )
     return ACTIVATIONS[activation]

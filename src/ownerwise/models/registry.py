@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import OwnerwiseError, known_names
 from ownerwise.models.convolutional import cifar_cnn, mnist_cnn
 from ownerwise.models.dense import linear_head, mlp, mlp_head, scattering_head
 from ownerwise.models.residual import ResNet18
@@ -43,13 +42,10 @@ def build(name: str, **options: Any) -> nn.Module:
         26010
     """
     if name not in BUILDERS:
-        raise OwnerwiseError(
-            f"no model {name!r}; did you mean {_nearest(name, NAMES)!r}? Known: {', '.join(NAMES)}"
-        )
+        raise OwnerwiseError(f"no model {name!r}; {known_names(name, NAMES)}")
     arguments = inspect.signature(BUILDERS[name]).parameters
     problems = [
-        f"model {name!r} has no option {option!r}; did you mean {_nearest(option, arguments)!r}? "
-        f"Known: {', '.join(arguments)}"
+        f"model {name!r} has no option {option!r}; {known_names(option, arguments)}"
         for option in options
         if option not in arguments
     ]
@@ -61,7 +57,3 @@ def build(name: str, **options: Any) -> nn.Module:
     if problems:
         raise OwnerwiseError(problems)
     return BUILDERS[name](**options)
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    return difflib.get_close_matches(word, list(known), 1, cutoff=0.0)[0]

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
-from pathlib import Path
 
-from ownerwise.plan_files import write_whole
+from ownerwise.files import write_text
 from ownerwise.report import (
     budget_figures,
     constraint_section,
@@ -40,7 +39,7 @@ def write_report(runs: Sequence[Run], path: str | PathLike, *, title: str | None
     """
     study = Study.of(runs)
     text = _document(study, overview.default_title(study) if title is None else title)
-    write_whole(Path(path), lambda file: Path(file).write_bytes(text.encode("utf-8")))
+    write_text(path, text)
 
 
 def _document(study: Study, title: str) -> str:

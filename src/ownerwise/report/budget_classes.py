@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ownerwise.plan_tables import budget_classes
+from ownerwise.plan_tables import class_members
 from ownerwise.plans import Plan
-
-_MOST_CLASSES = 12
-_RANGES = 8
+from ownerwise.wording import span
 
 
 @dataclass(frozen=True)
@@ -26,6 +24,11 @@ class BudgetClass:
     delta: tuple[float, float]
     ends: tuple[int, int]  # positions of the strictest and the laxest owner
 
+    @property
+    def name(self) -> str:
+        """What is promised, in words: "ε 0.5 to 1"."""
+        return f"ε {span(*self.epsilon)}"
+
 
 def spent(classes: Sequence[BudgetClass], steps: int) -> list[tuple[float, float]]:
     """Return what the strictest and the laxest owner of each class have spent after `steps`.
@@ -33,24 +36,14 @@ def spent(classes: Sequence[BudgetClass], steps: int) -> list[tuple[float, float
     All classes are of one plan; its other owners lie in between and are not computed.
     """
     ends = [end for one in classes for end in one.ends]
-    found = epsilon_of(classes[0].plan, ends, steps).reshape(-1, 2)
+    found = classes[0].plan.epsilon_of(ends, steps).reshape(-1, 2)
     return [(float(pair.min()), float(pair.max())) for pair in found]
-
-
-def epsilon_of(plan: Plan, owners: Sequence[int], steps: int) -> np.ndarray:
-    """Return what chosen owners have spent after `steps` steps."""
-    return plan.epsilon_of(owners, steps)
 
 
 def classes_of(plan: Plan) -> list[BudgetClass]:
     """Return at most 12 classes, the strictest first."""
-    first, index = budget_classes(plan.targets, plan.deltas)
-    if len(first) > _MOST_CLASSES:
-        edges = np.geomspace(plan.targets.min(), plan.targets.max(), _RANGES + 1)[1:-1]
-        index = np.searchsorted(edges, plan.targets, side="right")
     found = []
-    for number in np.unique(index):
-        members = np.flatnonzero(index == number)
+    for members in class_members(plan):
         order = np.lexsort((plan.deltas[members], plan.targets[members]))
         ends = int(members[order[0]]), int(members[order[-1]])
         deltas = plan.deltas[members]

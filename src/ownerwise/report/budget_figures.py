@@ -8,11 +8,10 @@ import numpy as np
 
 from ownerwise.mechanisms import INO
 from ownerwise.report import plots
-from ownerwise.report.budget_classes import BudgetClass, epsilon_of
 from ownerwise.report.curves import MOST_POINTS
-from ownerwise.report.numbers import span, whole
 from ownerwise.report.plots import Figure, Key, Panel, Trace, View
 from ownerwise.report.study import Method, PlanUse, Study
+from ownerwise.wording import up, whole
 
 MOST_PLANS = 4
 _READINGS = 10
@@ -32,15 +31,8 @@ def spending(study: Study) -> Figure:
     # One legend serves all panels only if they have the same classes.
     same = len({tuple(one.epsilon for one in use.classes) for use in uses}) == 1
     classes = uses[0].classes
-    keys = [
-        Key(f"class-{at}", _class_name(one), _ramp(at, len(classes)))
-        for at, one in enumerate(classes)
-    ]
+    keys = [Key(f"class-{at}", one.name, _ramp(at, len(classes))) for at, one in enumerate(classes)]
     return Figure("spending", panels, caption, keys if same else [])
-
-
-def _class_name(one: BudgetClass) -> str:
-    return f"ε {span(*one.epsilon)}"
 
 
 def _ramp(at: int, count: int) -> str:
@@ -55,13 +47,13 @@ def _spending_panel(use: PlanUse, *, titled: bool) -> Panel:
     targets = [one.epsilon[1] for one in classes]
     wide = max(targets) > _LOGARITHMIC_FROM * min(targets)
     laxest = [one.ends[1] for one in classes]
-    epsilon = {k: epsilon_of(use.plan, laxest, k) for k in at}
+    epsilon = {k: use.plan.epsilon_of(laxest, k) for k in at}
     traces: list[Trace] = []
     words = []
     for number, one in enumerate(classes):
-        colour, series, name = _ramp(number, len(classes)), f"class-{number}", _class_name(one)
+        colour, series, name = _ramp(number, len(classes)), f"class-{number}", one.name
         so_far = {k: float(epsilon[k][number]) for k in at}
-        words.append(f"{name}: {so_far[max(1, use.steps_spent)]:.3g} spent")
+        words.append(f"{name}: {up(so_far[max(1, use.steps_spent)], 3)} spent")
         shared = {"type": "scatter", "mode": "lines", "legendgroup": series, "name": name}
         for part, opacity in (
             ([k for k in at if k <= use.steps_spent], 1.0),

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from ownerwise.evaluation import FEW_GROUPS
 from ownerwise.report import plots
 from ownerwise.report.curves import MOST_POINTS, Curve, curve
 from ownerwise.report.groups import MOST_NAMED, Group, by_member, most_telling
-from ownerwise.report.numbers import epsilon, percent, points
 from ownerwise.report.plots import Figure, Key, Panel, Trace, View
 from ownerwise.report.study import METRICS, Method, Study
+from ownerwise.wording import epsilon, percent, points
 
 MOST_PANELS = 12
 _FEWEST_POINTS, _ALL_POINTS = 40, 150_000
@@ -46,7 +47,7 @@ def learning_curves(study: Study) -> Figure | None:
     }
     if not found["recall"] or max(len(c.steps) for c in found["recall"].values()) < 2:
         return None
-    ends = [min(_end(study, m, g, found["recall"]) for m in study.methods) for g in named]
+    ends = [min(_end(m, g, found["recall"]) for m in study.methods) for g in named]
     shown = most_telling(named, ends, MOST_PANELS)
     most = max(_FEWEST_POINTS, min(MOST_POINTS, _ALL_POINTS // (6 * len(found["recall"]))))
     ranges = {what: _range(found[what].values(), unit=what == "recall") for what in found}
@@ -85,7 +86,7 @@ def learning_curves(study: Study) -> Figure | None:
     return Figure("learning", panels, caption, method_keys(study), height=210, small=True)
 
 
-def _end(study: Study, method: Method, group: Group, tracks: dict[Any, Curve]) -> float:
+def _end(method: Method, group: Group, tracks: dict[Any, Curve]) -> float:
     track = tracks.get((group, method.label))
     return math.inf if track is None else float(track.mean[-1])
 
@@ -236,7 +237,7 @@ def _regression(
     x: np.ndarray, values: np.ndarray, y: np.ndarray, method: Method
 ) -> tuple[list[Trace], str]:
     """Return the regression line over x, and Pearson's r of y with values of x in words."""
-    if len(x) < 3 or np.allclose(x, x[0]) or np.allclose(y, y[0]):
+    if len(x) < FEW_GROUPS or np.allclose(x, x[0]) or np.allclose(y, y[0]):
         return [], "too few different points for a correlation"
     found: Any = stats.pearsonr(values, y)
     r, p = float(found.statistic), float(found.pvalue)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from ownerwise.errors import name_some
@@ -10,10 +9,10 @@ from ownerwise.report import markup
 from ownerwise.report.figures import study_data
 from ownerwise.report.groups import nouns_of
 from ownerwise.report.markup import Cell, escape
-from ownerwise.report.numbers import amount, epsilon, percent, signed_points, span_up, whole
 from ownerwise.report.statements import NOT_PRIVATE, budget_words, why_not_private
 from ownerwise.report.study import METRICS, Difference, Method, Metric, Study, differences
 from ownerwise.runs import Run
+from ownerwise.wording import amount, epsilon, percent, percent_up, signed_points, span_up, whole
 
 _ACCURACY, _, _WORST, _STRICTEST, _SPREAD = METRICS
 
@@ -92,7 +91,7 @@ def _spent_words(study: Study) -> str:
         float((use.plan.epsilon(steps=use.steps_spent) / use.plan.targets).max())
         for use in study.plans
     )
-    return f"No record has spent more than {math.ceil(10_000 * share) / 100:.2f} % of its ε."
+    return f"No record has spent more than {percent_up(share, 2)} of its ε."
 
 
 class _Tile(NamedTuple):

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import require
 from ownerwise.report.markup import escape
 from ownerwise.report.plots import TEMPLATE, Figure
 
@@ -21,7 +21,7 @@ def page(
     The content security policy forbids every connection, and every script but the two that are
     embedded here: a name that a user gave cannot become code even if it were not escaped.
     """
-    scripts = [_plotly(), _asset("report.js")]
+    scripts = [plotly(), _asset("report.js")]
     policy = (
         "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; "
         f"script-src {' '.join(_hash(script) for script in scripts)}; base-uri 'none'; "
@@ -60,14 +60,9 @@ def _data(figures: Sequence[Figure]) -> str:
     return text.replace("<", "\\u003c")
 
 
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise OwnerwiseError(
-            "reports need plotly, which is not installed: pip install 'ownerwise[report]'"
-        ) from None
-    return _lines(get_plotlyjs())
+def plotly() -> str:
+    """Return the charts' JavaScript, or say which package is missing."""
+    return _lines(require("plotly.offline", "ownerwise[report]", "a report").get_plotlyjs())
 
 
 def _asset(name: str) -> str:

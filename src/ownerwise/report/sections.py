@@ -12,7 +12,6 @@ from ownerwise.report.budget_classes import BudgetClass, attacker_bound, attacke
 from ownerwise.report.figures import study_data
 from ownerwise.report.groups import MOST_NAMED
 from ownerwise.report.markup import Cell, escape
-from ownerwise.report.numbers import delta, duration, epsilon, percent, span, span_up, whole
 from ownerwise.report.statements import (
     ADJACENCY,
     assumed_public,
@@ -23,6 +22,7 @@ from ownerwise.report.statements import (
 )
 from ownerwise.report.study import PlanUse, Study
 from ownerwise.runs import Run
+from ownerwise.wording import delta, duration, epsilon, percent, percent_up, span, span_up, whole
 
 _LITTLE_PROMISED = 95.0
 
@@ -63,7 +63,7 @@ def _budget_table(uses: list[PlanUse], *, titled: bool) -> str:
     columns = [spent(use.classes, use.steps_spent) for use in uses]
     rows = [
         [
-            _class_name(one),
+            one.name,
             _span(one.delta, delta),
             whole(one.owners),
             whole(one.records),
@@ -81,7 +81,7 @@ def _budget_table(uses: list[PlanUse], *, titled: bool) -> str:
 
 
 def _share(spent_range: tuple[float, float], one: BudgetClass) -> str:
-    return f"{span_up(*spent_range)} ({100 * spent_range[1] / one.epsilon[1]:.1f} %)"
+    return f"{span_up(*spent_range)} ({percent_up(spent_range[1] / one.epsilon[1])})"
 
 
 def meaning(study: Study) -> str:
@@ -130,7 +130,7 @@ def _odds_table(classes: list[BudgetClass]) -> str:
         )
         rows.append(
             [
-                _class_name(one),
+                one.name,
                 Cell(markup=bar),
                 attacker_words(bound),
                 whole(one.owners),
@@ -138,10 +138,6 @@ def _odds_table(classes: list[BudgetClass]) -> str:
         )
     headings = ["Budget", "From 50 (a coin) to 100 (certain)", "Right at most about", "Owners"]
     return markup.table("The best that any attacker can do", headings, rows, words=2)
-
-
-def _class_name(one: BudgetClass) -> str:
-    return f"ε {span(*one.epsilon)}"
 
 
 def _span(values: tuple[float, float], form: Any) -> str:

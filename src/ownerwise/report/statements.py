@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ownerwise.errors import name_some
 from ownerwise.owners import UNIT
-from ownerwise.report.numbers import span_up, whole
 from ownerwise.runs import Run
+from ownerwise.wording import span_up, whole
 
 NOT_PRIVATE = "NOT PRIVATE"
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ownerwise.report import numbers
+from ownerwise import wording
 
 
 @pytest.mark.parametrize(
@@ -23,10 +23,10 @@ from ownerwise.report import numbers
     ],
 )
 def test_what_is_spent_is_rounded_up(value, digits, text):
-    assert numbers.up(value, digits) == text
+    assert wording.up(value, digits) == text
 
 
 @given(st.floats(1e-12, 1e6), st.integers(2, 6))
 def test_rounding_up_never_understates_and_hardly_overstates(value, digits):
-    shown = float(numbers.up(value, digits))
+    shown = float(wording.up(value, digits))
     assert value * (1 - 1e-11) <= shown <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-11)

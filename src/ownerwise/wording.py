@@ -62,15 +62,20 @@ def span_up(low: float, high: float, digits: int = 4) -> str:
     return a if a == b else f"{a} to {b}"
 
 
+def percent_up(share: float, places: int = 1) -> str:
+    """Return the share of a budget that is spent, never less than it is: "99.8 %"."""
+    tenths = math.ceil(100 * 10**places * share - 1e-6)
+    return f"{tenths / 10**places:.{places}f} %"
+
+
 def whole(count: float) -> str:
     """Return a count with separated thousands: "12,000"."""
     return f"{count:,.0f}"
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in the unit that suits it."""
-    if seconds < 100:
+    """Return a time in words: "4.5 s", "45 s", "12 min", "3 h 20 min"."""
+    if seconds < 90:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,12 +1,10 @@
-"""Pieces of Markdown pages: tables, amounts over seeds, and files that are written whole."""
+"""Pieces of Markdown pages: tables and amounts over seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from ownerwise.evaluation import Amount
-from ownerwise.plan_files import write_whole
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 1) -> str:
@@ -25,8 +23,3 @@ def amount(value: Amount, factor: float = 1.0) -> str:
     """Return mean and deviation with two digits, both multiplied by a factor."""
     deviation = "" if value.deviation is None else f" ± {factor * value.deviation:.2f}"
     return f"{factor * value.mean:.2f}{deviation}"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all."""
-    write_whole(path, lambda file: Path(file).write_text(text, encoding="utf-8"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from ownerwise.card import card_text, write_card
+from ownerwise.report.card import card_text, write_card
 from report_tools import evaluation, made_run, small_plan, wide_plan
 
 

@@ -10,13 +10,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ownerwise.accounting.curves import gaussian_mu
-from ownerwise.plan_files import write_whole
+from ownerwise.files import write_text
+from ownerwise.markdown import table
 from ownerwise.report.budget_classes import (
     BudgetClass,
     attacker_bound,
@@ -24,7 +24,6 @@ from ownerwise.report.budget_classes import (
     classes_of,
     spent,
 )
-from ownerwise.report.numbers import delta, span, span_up, up, whole
 from ownerwise.report.statements import (
     ADJACENCY,
     NOT_PRIVATE,
@@ -38,6 +37,7 @@ from ownerwise.report.statements import (
 )
 from ownerwise.report.study import METRICS, Study
 from ownerwise.runs import Run
+from ownerwise.wording import delta, span, span_up, up, whole
 
 _OVERSTATEMENT = 2e-3
 _METRIC_NAMES = {
@@ -51,8 +51,7 @@ _METRIC_NAMES = {
 
 def write_card(run: Run, path: str | PathLike) -> None:
     """Write the privacy card of a run to `path`, whole or not at all."""
-    text = card_text(run)
-    write_whole(Path(path), lambda file: Path(file).write_bytes(text.encode("utf-8")))
+    write_text(path, card_text(run))
 
 
 def card_text(run: Run) -> str:
@@ -164,7 +163,7 @@ def _budgets(run: Run, classes: Sequence[BudgetClass]) -> str:
                 attacker_words(attacker_bound(one.epsilon[1], one.delta[1])),
             ]
         )
-    table = _table(["ε promised", "ε spent", "δ", "owners", "records", "attacker right"], rows)
+    table = _text_table(["ε promised", "ε spent", "δ", "owners", "records", "attacker right"], rows)
     return (
         f"{table}\n\n“Attacker right”: whoever knows everything but whether a record was used, and "
         "would guess it right 50 times in 100, is right at most about so often with the model."
@@ -190,7 +189,7 @@ def _mechanism(run: Run) -> str:
         ["Steps planned", whole(plan.steps)],
         ["Steps spent", f"{whole(run.steps_spent)} (updates of the model: {whole(run.updates)})"],
     ]
-    return _table(["", ""], rows)
+    return _text_table(["", ""], rows)
 
 
 def _options(plug: Mapping[str, Any] | None) -> str:
@@ -215,7 +214,7 @@ def _accounting(run: Run) -> str:
         ["Verified by", _plain(plan.verify())],
         ["Randomness", random_source(run)],
     ]
-    return _table(["", ""], rows)
+    return _text_table(["", ""], rows)
 
 
 def _check(run: Run, strictest: BudgetClass) -> str:
@@ -269,8 +268,9 @@ def _figures(run: Run) -> str:
         return "No validation data were given: how well the model works is not known."
     source, values = measured
     rows = [[name, f"{value:.4f}"] for _, name, value in values]
-    return f"Measured without noise on {source} records, which NO guarantee covers.\n\n" + _table(
-        ["figure", "value"], rows
+    return (
+        f"Measured without noise on {source} records, which NO guarantee covers.\n\n"
+        + _text_table(["figure", "value"], rows)
     )
 
 
@@ -283,12 +283,11 @@ def _provenance(run: Run) -> str:
     rows.append(["Plan hash", f"`{run.plan.hash}`"])
     rows.append(["Hash of owners and declared counts", f"`{run.plan.owners_fingerprint}`"])
     rows += [[_plain(name), _plain(value)] for name, value in run.environment.items()]
-    return _table(["", ""], rows)
+    return _text_table(["", ""], rows)
 
 
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _text_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return table(headings, rows, texts=len(headings))
 
 
 def _bullets(items: Iterable[str]) -> str:
