@@ -17,6 +17,8 @@ from torch.nn import functional
 import ownerwise as ow
 import step_tools as tools
 from ownerwise import checkpoints, random
+from ownerwise.mechanisms import AtRandom
+from ownerwise.random import SecretStream
 
 _one_thread = pytest.fixture(autouse=True)(tools.one_thread)
 
@@ -420,3 +422,28 @@ def test_a_run_that_was_killed_goes_on(tmp_path, ends, at):
         assert (step.updates, step.steps_spent) == (6 - lost, 6)
         if seed:
             assert_same(step, go_on(new_step(seed, "adam"), seed=seed))
+
+
+@pytest.mark.parametrize("how", ["batches", "peek", "order"])
+def test_a_run_that_was_not_private_once_is_not_after_restoring(tmp_path, how):
+    data = (torch.randn(90, 3), torch.zeros(90, dtype=torch.int64))
+    owners = ow.Owners(np.arange(90) % 3, {0: 0.5, 1: 2.0, 2: 8.0}, 1e-5)
+    plan = ow.plan(owners, "sample", steps=6, batch_size=20)
+
+    def step(**options):
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return ow.PrivateStep(model, plan, optimizer, functional.cross_entropy, **options)
+
+    known = ow.INO(score_by=AtRandom(SecretStream.from_seed(0)))
+    first = step(not_private=how == "peek", weights=known if how == "order" else None)
+    stream = SecretStream.from_seed(1) if how == "batches" else None
+    for batch in ow.PoissonBatches(data, plan, stream=stream, steps=3):
+        first(batch)
+    assert not first.private
+    first.save(tmp_path)
+    secret = ow.INO(score_by=AtRandom())
+    second = step(weights=secret if how == "order" else None)
+    second.restore(tmp_path)
+    assert not second.private
+    assert "NOT PRIVATE" in repr(second)

@@ -12,7 +12,15 @@ from torch.nn import functional
 
 import ownerwise as ow
 import step_tools as tools
-from ownerwise.micro_batches import bytes_per_record, row_counts, slices, take
+from ownerwise.micro_batches import (
+    block_size,
+    blocks,
+    bytes_per_record,
+    filled,
+    row_counts,
+    slices,
+    take,
+)
 
 _one_thread = pytest.fixture(autouse=True)(tools.one_thread)
 
@@ -26,6 +34,30 @@ def test_slices_cover_every_record_once(records, size):
     lengths = {len(part) for part in parts}
     assert max(lengths) <= size
     assert max(lengths) - min(lengths) <= 1
+
+
+@given(records=st.integers(1, 500), size=st.integers(1, 600))
+def test_blocks_cover_every_record_once_and_are_filled_with_copies(records, size):
+    parts = list(blocks(records, size))
+    assert [i for part in parts for i in range(records)[part]] == list(range(records))
+    rows = torch.arange(records)
+    for part in parts:
+        block = filled(rows, part, size)
+        assert len(block) == size
+        length = part.stop - part.start
+        assert block[:length].tolist() == list(range(records)[part])
+        assert (block[length:] == part.start).all()
+        assert len(filled(rows, part, None)) == length
+
+
+@given(expected=st.floats(0.01, 5000), deviation=st.floats(0, 100), limit=st.integers(1, 4000))
+def test_blocks_hold_a_usual_batch_with_little_waste(expected, deviation, limit):
+    size = block_size(expected, deviation, limit)
+    assert 1 <= size <= limit
+    usual = max(1.0, expected + 2 * deviation)
+    count = np.ceil(usual / size)
+    assert count == np.ceil(np.ceil(usual) / limit)
+    assert count * size <= usual + 16 * count + 1
 
 
 def test_rows_are_taken_from_nested_data():

@@ -44,6 +44,7 @@ class Checkpoint:
         updates: updates that the stored model has received.
         steps_spent: steps accounted, at least `updates`; a resumed run starts its plan here.
         seed: the fixed seed of a run that is NOT private, else None.
+        private: whether the guarantee held up to here.
         plugs: {name: state} of the plugs that have one.
         path: the file.
     """
@@ -51,6 +52,7 @@ class Checkpoint:
     updates: int
     steps_spent: int
     seed: int | None
+    private: bool
     plugs: dict[str, Any]
     path: Path
 
@@ -79,11 +81,19 @@ def save(
     updates: int,
     steps_spent: int,
     seed: int | None,
+    private: bool = True,
     plugs: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a checkpoint into `folder`, the ledger first, and return its path.
 
-    `plugs`: {name: state} of plugs that remember something, as JSON types.
+    Args:
+        folder: that of the run.
+        plan, model, optimizer: those of the run.
+        updates: that the model has received.
+        steps_spent: at least as many.
+        seed: of the run's stream, None if it is secret.
+        private: whether the guarantee held so far.
+        plugs: {name: state} of plugs that remember something, as JSON types.
     """
     record_steps(folder, plan, steps_spent)
     tensors, state = _flatten_optimizer(optimizer)
@@ -95,6 +105,7 @@ def save(
         "updates": updates,
         "steps_spent": steps_spent,
         "seed": seed,
+        "private": private,
         "optimizer": state,
         "held": _held(model, optimizer),
         "plugs": dict(plugs or {}),
@@ -162,7 +173,8 @@ def load(
     model.load_state_dict(stored)
     optimizer.load_state_dict(_restore_optimizer(header["optimizer"], tensors))
     steps_spent = header["steps_spent"] if seed is not None else spent
-    return Checkpoint(header["updates"], steps_spent, seed, header.get("plugs", {}), path)
+    private, plugs = header.get("private", seed is None), header.get("plugs", {})
+    return Checkpoint(header["updates"], steps_spent, seed, private, plugs, path)
 
 
 def _of_model(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

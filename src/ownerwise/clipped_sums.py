@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import Chain, ChainRecords, Records, Tape
 from ownerwise.losses import Loss, check_separation, per_record
 from ownerwise.mechanisms import ClippingRule
-from ownerwise.micro_batches import bytes_per_record, slices, take
+from ownerwise.micro_batches import block_size, blocks, bytes_per_record, filled, slices, take
 from ownerwise.plans import Plan
 from ownerwise.plugs import (
     AdaptiveRelease,
@@ -36,6 +37,10 @@ class ClippedSums:
 
     One forward pass, unless the batch is cut and weights or a release need all of it: then a first
     pass is forward only.
+
+    The last bits of a record's loss depend on how many records are computed at once. Weights put
+    records in order by it, so with weights all is computed in blocks of one public size, the last
+    one filled up with copies that have the factor 0: no record can turn the order of others around.
 
     Sensitivity: a record of owner o moves the sum by at most `plan.clip_norms[o]`, times the scale
     of the rule's steering, for any other records. The sum is NOT private before noise is added.
@@ -77,6 +82,8 @@ class ClippedSums:
         self.not_private = not_private
         self.peek: Peek | None = None
         self._bytes_per_record: float | None = None
+        self._expected = float(plan.sampling_rates @ plan.records)
+        self._squares = float(plan.sampling_rates**2 @ plan.records)
         self._separation_checked = False
         self._tape = Tape(model, lean=lean)
         self._chain: Chain | None = None  # the pass under way, where the tape is not needed
@@ -94,43 +101,51 @@ class ClippedSums:
         totals: dict[nn.Parameter, Tensor] = {}
         seen: list[tuple[Tensor, Tensor, Tensor]] = []
         with kept_generators(), torch.enable_grad():
-            parts = list(slices(len(batch), self._micro_batch_size(inputs, len(batch))))
+            size = self._block_size(inputs, len(batch))
+            limit = self._micro_batch_size(inputs, len(batch))
+            parts = list(slices(len(batch), limit) if size is None else blocks(len(batch), size))
             at_once = len(parts) == 1
             outputs: list[Any] = []
             if at_once or self.weights is not None or self.release is not None:
                 with torch.set_grad_enabled(at_once):
                     outputs = [
-                        self._forward(inputs, parts, n, randomness) for n in range(len(parts))
+                        self._forward(filled(inputs, part, size), number, randomness)
+                        for number, part in enumerate(parts)
                     ]
             released = self._released(outputs, targets, parts, batch.owner_index, randomness)
             self._check_separation(inputs, targets, released, len(batch))
             losses: list[Tensor] = []
             weights = None
             if at_once or self.weights is not None:
-                pairs = zip(outputs, parts, strict=True)
-                losses = [self.loss(output, take(targets, p), *released) for output, p in pairs]
+                losses = [
+                    self.loss(output, filled(targets, part, size), *released)
+                    for output, part in zip(outputs, parts, strict=True)
+                ]
             if self.weights is not None:
-                weights = self._weigh(torch.cat(losses), batch.owner_index, clip_norms)
+                own = [one[: _length(part)] for one, part in zip(losses, parts, strict=True)]
+                weights = self._weigh(torch.cat(own), batch.owner_index, clip_norms)
             for number, part in enumerate(parts):
                 if not at_once:
-                    output = self._forward(inputs, parts, number, randomness)
-                    losses = [self.loss(output, take(targets, part), *released)]
+                    output = self._forward(filled(inputs, part, size), number, randomness)
+                    losses = [self.loss(output, filled(targets, part, size), *released)]
                 records = self._backward(losses[0])
-                factors = self._factors(records.norms, limits[part], randomness.rule)
+                norms = records.norms[: _length(part)]
+                factors = self._factors(norms, limits[part], randomness.rule)
                 if self.steering is not None:
                     self.steering.see(factors)
                 if weights is not None:
                     factors = factors * torch.as_tensor(weights[part]).to(factors)
-                sums = records.weighted_sum(factors)
+                filling = len(records) - len(factors)
+                used = functional.pad(factors, (0, filling)) if filling else factors
+                sums = records.weighted_sum(used)
                 totals = {p: totals[p] + total for p, total in sums.items()} if totals else sums
-                seen.append((losses[0].detach(), records.norms, factors))
+                seen.append((losses[0].detach()[: len(norms)], norms, factors))
                 del records  # and the activations it holds, before the next forward pass
         self._look(seen, batch.owner_index)
         return totals
 
-    def _forward(self, inputs: Any, parts: list[slice], number: int, randomness: Randomness) -> Any:
+    def _forward(self, rows: Any, number: int, randomness: Randomness) -> Any:
         """Run one micro-batch; the same number draws the same dropout masks in every pass."""
-        rows = take(inputs, parts[number])
         self._chain = Chain.of(self.model, rows)
         if self._chain is not None:
             return self._chain.forward(rows)
@@ -163,7 +178,10 @@ class ClippedSums:
         shares = self.plan.release_shares
         shares = None if shares is None else shares[owner_index]
         with torch.no_grad():
-            pairs = [(out, take(targets, part)) for out, part in zip(outputs, parts, strict=True)]
+            pairs = [
+                (take(output, slice(_length(part))), take(targets, part))
+                for output, part in zip(outputs, parts, strict=True)
+            ]
             if self._summed is not None:
                 total = torch.zeros(release.shape, dtype=torch.float64)
                 for (output, target), part in zip(pairs, parts, strict=True):
@@ -226,6 +244,16 @@ class ClippedSums:
             )
         return factors if finite is None else factors * finite
 
+    def _block_size(self, inputs: Any, records: int) -> int | None:
+        """Return how many rows every block has; a public number. None if it may be any."""
+        if self.weights is None:
+            return None
+        share = 1.0 if self.steering is None else self.steering.share
+        expected = share * self._expected
+        variance = max(0.0, expected - share**2 * self._squares)
+        limit = self._micro_batch_size(inputs, records)
+        return block_size(expected, math.sqrt(variance), limit)
+
     def _micro_batch_size(self, inputs: Any, records: int) -> int:
         if self.micro_batch_size is not None:
             return self.micro_batch_size
@@ -248,6 +276,10 @@ class ClippedSums:
                 else (empty, empty, empty)
             )
             self.peek = Peek(losses, norms, factors, owner_index)
+
+
+def _length(part: slice) -> int:
+    return part.stop - part.start
 
 
 def _zeros(model: nn.Module) -> dict[nn.Parameter, Tensor]:

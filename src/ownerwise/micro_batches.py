@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ MEMORY_TARGET = 2 << 30
 """Bytes that the activations of one micro-batch may take by default: 2 GiB."""
 
 _PROBE = 4  # records run to see what one costs
+_ROUND = 16  # rows; kernels like such numbers
 
 
 def slices(records: int, size: int) -> Iterator[slice]:
@@ -21,6 +23,32 @@ def slices(records: int, size: int) -> Iterator[slice]:
     count = -(-records // size)
     for number in range(count):
         yield slice(number * records // count, (number + 1) * records // count)
+
+
+def blocks(records: int, size: int) -> Iterator[slice]:
+    """Yield slices of exactly `size` records; the last one may have fewer."""
+    for start in range(0, records, size):
+        yield slice(start, min(start + size, records))
+
+
+def block_size(expected: float, deviation: float, limit: int) -> int:
+    """Return a size of blocks, at most `limit`, of which a few hold most batches with little waste.
+
+    Args:
+        expected, deviation: of the number of records in a batch. Public, as the size must be.
+        limit: what is computed at once at most.
+    """
+    usual = max(1, math.ceil(expected + 2 * deviation))
+    even = -(-usual // -(-usual // limit))  # as few blocks as it takes, alike
+    return min(limit, _ROUND * -(-even // _ROUND))
+
+
+def filled(data: Any, part: slice, size: int | None) -> Any:
+    """Return the rows `part`, and copies of the first of them up to `size` rows."""
+    missing = 0 if size is None else size - (part.stop - part.start)
+    if missing <= 0:
+        return take(data, part)
+    return take(data, [*range(part.start, part.stop), *[part.start] * missing])
 
 
 def take(data: Any, part: slice | list[int]) -> Any:

@@ -132,7 +132,7 @@ class PrivateStep:
         self._layer_stream = root.child("layers")
         self._spent = start
         self._updates = start
-        self._secret_batches = True
+        self._private_so_far = True
         self._ledger: Path | None = None
 
     @property
@@ -143,8 +143,8 @@ class PrivateStep:
     @property
     def private(self) -> bool:
         """Whether the guarantee holds: secret randomness, and nothing un-noised kept."""
-        secret = self._noise.private and self._secret_batches and not self.not_private
-        return secret and getattr(self._score, "private", True)
+        secret = self._noise.private and self._private_so_far and not self.not_private
+        return secret and getattr(self.weights, "private", True)
 
     @property
     def peek(self) -> Peek | None:
@@ -182,6 +182,7 @@ class PrivateStep:
             updates=self._updates,
             steps_spent=self._spent,
             seed=self._seed,
+            private=self.private,
             plugs={name: plug.state() for name, plug in self._stateful().items()},
         )
         self._ledger = Path(folder) if count_steps else None
@@ -210,6 +211,7 @@ class PrivateStep:
         for name, plug in stateful.items():
             plug.load_state(stored.plugs[name])
         self._updates, self._spent = stored.updates, stored.steps_spent
+        self._private_so_far &= stored.private
         self._ledger = Path(folder) if count_steps else None
 
     def _stateful(self) -> dict[str, Stateful]:
@@ -241,7 +243,7 @@ class PrivateStep:
                 f"the batch was drawn by plan {batch.plan_hash[:12]}, the step accounts for plan "
                 f"{self.plan.hash[:12]}: give PoissonBatches the step's plan"
             )
-        self._secret_batches &= batch.private
+        self._private_so_far &= batch.private
         self._spent = step + 1  # a step that fails half-way counts: its noise is drawn
         if self._ledger is not None and self._noise.private:
             checkpoints.record_steps(self._ledger, self.plan, self._spent)

@@ -91,6 +91,13 @@ def target_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
 
 def value_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
     """Return where targets, all that there are, lie outside of what one of torch's losses takes."""
+    cells = getattr(loss, "cells", None)  # of a loss with constraints
+    pairs = cells is not None and getattr(targets, "ndim", 0) == 2
+    if pairs and not _lie_within(targets[:, 1], cells - 1):
+        return [
+            f"some records have a cell that is none of the partition's 0 to {cells - 1}: make the "
+            "targets with partition.targets(labels, columns)"
+        ]
     loss, targets = _plain(loss, targets)
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor | np.ndarray)):
         return []

@@ -291,6 +291,9 @@ class Trainer:
             "test_records": testing.records if testing else 0,
             **self._groups(validating, testing, groups_are),
         }
+        if self.seed is None and not getattr(self.weights, "private", True):
+            reason = "the order of the records comes from a fixed seed"
+            config["not_private"] = [*config.get("not_private", ()), reason]
         if self.averaging is not None:
             config["averaging"] = self.averaging
         if self.constraints is not None:

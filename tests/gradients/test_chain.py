@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
+import ownerwise as ow
+from ownerwise import constraints
 from ownerwise.gradients import Chain, Refused
 
 ACTIVATIONS = [nn.ReLU, nn.Tanh, nn.Sigmoid]
@@ -184,3 +186,22 @@ def test_a_loss_without_a_gradient_gives_zeros():
     records = run(model, x, lambda outputs: torch.zeros(4))
     assert not records.norms.any()
     assert not any(total.any() for total in records.weighted_sum(torch.ones(4)).values())
+
+
+@pytest.mark.parametrize("price", [10.0, 100.0])
+def test_prices_of_saturated_predictions_are_not_taken_for_mixed_records(price):
+    """Their gradients nearly cancel, and what is left is rounding."""
+    part = ow.Partition({"group": ("a", "b")}, classes=2)
+    parity = constraints.demographic_parity(part, "group", max_gap=0.02)
+    loss = ow.RateConstraints(parity).penalised(nn.functional.cross_entropy)
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.eye(2))
+        model.bias.zero_()
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        x = 15 * torch.randn(64, 2, generator=generator) * torch.rand(64, 1, generator=generator)
+        y = torch.randint(0, 2, (64, 2), generator=generator)
+        prices = price * torch.randn(2, 2, generator=generator, dtype=torch.float64)
+        chain = Chain.of(model, x)
+        chain.backward(loss(chain.forward(x), y, prices), separate=False)

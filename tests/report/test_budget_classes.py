@@ -4,6 +4,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+import ownerwise as ow
 from ownerwise.report.budget_classes import attacker_bound, attacker_words, classes_of, spent
 from report_tools import small_plan, wide_plan
 
@@ -26,9 +27,19 @@ def test_what_a_class_has_spent_is_what_the_plan_says(steps):
     classes = classes_of(plan)
     for one, found in zip(classes, spent(classes, steps), strict=True):
         inside = (plan.targets >= one.epsilon[0]) & (plan.targets <= one.epsilon[1])
-        np.testing.assert_allclose(
-            found, [expected[inside].min(), expected[inside].max()], rtol=2e-3
-        )
+        assert (found.low, found.high) == (expected[inside].min(), expected[inside].max())
+        assert found.share == (expected[inside] / plan.targets[inside]).max()
+
+
+def test_an_owner_between_the_ends_of_a_class_may_have_spent_the_most():
+    """Of 14 budgets one in the midst has a far smaller delta."""
+    deltas = dict.fromkeys(range(14), 1e-5) | {12: 1e-10}
+    owners = ow.Owners(np.arange(1400) % 14, {k: 1 + 0.05 * k for k in range(14)}, deltas)
+    plan = ow.plan(owners, "uniform", steps=40, batch_size=200)
+    for steps in (5, 40):
+        found = spent(classes_of(plan), steps)
+        assert max(one.high for one in found) == plan.epsilon(steps=steps).max()
+        assert 12 in [one.dearest for one in found]
 
 
 def test_the_best_attacker_is_a_coin_without_privacy_loss_and_certain_without_privacy():

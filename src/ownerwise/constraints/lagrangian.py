@@ -258,6 +258,7 @@ class PenalisedLoss:
 
     def __init__(self, loss: Loss, constraints: RateConstraints):
         self.plain = loss
+        self.cells = constraints.shape[0]
         self._losses = per_record(loss)
         self._constraints = constraints
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ownerwise.gradients.contributions import masked
+from ownerwise.gradients.precision import without_huge
 from ownerwise.gradients.problems import Refused
 from ownerwise.gradients.tape import send_back
 
@@ -155,7 +156,8 @@ class ChainRecords:
         else:
             sizes[[not trains for trains in weights]] = 0
             sizes += sizes.new_tensor(biases)[:, None]
-        self.norms = squares.mul_(sizes).sum(dim=0).sqrt_()
+        norms = (squares * sizes).sum(dim=0).sqrt_()
+        self.norms = without_huge(norms, squares, sizes)
         if not math.isfinite(float(self.norms.sum())):  # one call in the common case
             bad = ~torch.isfinite(self.norms)
             self._uses = [(w, b, masked(g, bad), masked(a, bad)) for w, b, g, a in uses]
@@ -213,10 +215,16 @@ def _trains(parameter: nn.Parameter | None) -> bool:
 
 
 def _check_rows(weighted: Tensor, plain: Tensor, weights: Tensor) -> None:
-    """Weights on the losses must come out as the same weights on the rows of the gradient."""
+    """Weights on the losses must come out as the same weights on the rows of the gradient.
+
+    A difference counts beside the largest gradients of the batch, not beside the record's own: what
+    nearly cancels within a record, as prices of saturated predictions do, is all rounding.
+    """
     finite = torch.isfinite(plain).all(dim=1) & torch.isfinite(weighted).all(dim=1)
     expected = plain * weights[:, None]
-    if not torch.allclose(weighted[finite], expected[finite], rtol=1e-3, atol=1e-6):
+    weighted, expected = weighted[finite], expected[finite]
+    room = 1e-4 * (1 + float(expected.abs().max())) if expected.numel() else 0.0
+    if not torch.allclose(weighted, expected, rtol=1e-3, atol=room):
         raise Refused(
             "loss",
             "the loss of a record depends on the outputs of another",

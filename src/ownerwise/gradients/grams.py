@@ -14,6 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ownerwise.gradients.precision import without_huge
+
 __all__ = ["gram", "squares_from_grams"]
 
 # A square below this many roundings of its largest possible value is not trusted: at the limit it
@@ -36,8 +38,8 @@ def squares_from_grams(left: Tensor, right: Tensor, form: Callable[[int], Tensor
         right: those of the right factors; overwritten.
         form: the gradient of one of these records, by its number among them.
     """
-    lengths = left.diagonal(dim1=1, dim2=2) * right.diagonal(dim1=1, dim2=2)
-    most = lengths.clamp_(min=0).sqrt_().sum(dim=1)
+    lengths = [products.diagonal(dim1=1, dim2=2).clamp(min=0) for products in (left, right)]
+    most = (lengths[0] * lengths[1]).sqrt_().sum(dim=1)
     squares = right.mul_(left).sum(dim=(1, 2))
     rounding = torch.finfo(squares.dtype).eps
     lost = squares < TRUSTED_ROUNDINGS * rounding * most.square()
@@ -45,4 +47,4 @@ def squares_from_grams(left: Tensor, right: Tensor, form: Callable[[int], Tensor
         for number in lost.nonzero().flatten().tolist():
             norm = torch.linalg.vector_norm(form(number))
             squares[number] = (norm + HIDDEN_ROUNDINGS * rounding * most[number]).square()
-    return squares
+    return without_huge(squares, *(length.mT for length in lengths))

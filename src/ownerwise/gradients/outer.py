@@ -27,6 +27,7 @@ from ownerwise.gradients.contributions import (
     masked,
 )
 from ownerwise.gradients.grams import gram, squares_from_grams
+from ownerwise.gradients.precision import without_huge
 from ownerwise.gradients.workspace import Loan
 
 __all__ = ["Outer", "SharedLeft", "Way", "choose"]
@@ -97,14 +98,14 @@ class Outer(Contribution):
         assert self.right is not None
         terms, (rows, columns) = self.left.shape[1], self.shape
         if terms == 1:
-            left, right = self.factors()
             norm = torch.linalg.vector_norm
-            return (norm(left, dim=2) * norm(right, dim=2)).square_().squeeze(1)
+            left, right = (norm(factor, dim=(1, 2)).square_() for factor in self.factors())
+            return without_huge(left * right, left, right)
         saved = self.left.nbytes + self.right.nbytes
-        plan = choose(self.policy, self.count, terms, rows, columns, saved)
-        if plan == "ghost":
+        way = choose(self.policy, self.count, terms, rows, columns, saved)
+        if way == "ghost":
             return self._ghost(terms)
-        return self._formed(rows, columns, hold=plan == "hold")
+        return self._formed(rows, columns, hold=way == "hold")
 
     def _ghost(self, terms: int) -> Tensor:
         # the factors are there already; only the Gram matrices are new

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ownerwise.errors import OwnerwiseError
+
 __all__ = ["Problem", "Refused"]
 
 
@@ -25,7 +27,7 @@ class Problem:
         return f"{self.where}: {self.what}. Remedy: {self.remedy}"
 
 
-class Refused(RuntimeError):
+class Refused(OwnerwiseError, RuntimeError):
     """Raised where a per-record gradient would be wrong, or cannot be shown to be right."""
 
     def __init__(self, where: str, what: str, remedy: str) -> None:

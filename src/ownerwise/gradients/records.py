@@ -17,6 +17,7 @@ from ownerwise.gradients.contributions import (
     accumulation_dtype,
 )
 from ownerwise.gradients.ghost import shared_ghost_norms
+from ownerwise.gradients.precision import full_precision
 from ownerwise.gradients.sources import Source
 from ownerwise.gradients.vectors import Bank, RankOne
 
@@ -81,8 +82,11 @@ class Records:
                 f"one factor per record expected, shape {list(self.norms.shape)}; "
                 f"got {list(factors.shape)}"
             )
+        with full_precision(self.norms.device):
+            return self._weighted_sum(factors.detach())
+
+    def _weighted_sum(self, factors: Tensor) -> dict[nn.Parameter, Tensor]:
         sums: dict[int, Tensor] = {}
-        factors = factors.detach()
         alone = [(number, float(factors[number])) for number in self._apart]
         if alone:
             factors = factors.clone()

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from ownerwise.gradients.contributions import Policy
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.observation import find_layouts
+from ownerwise.gradients.precision import full_precision
 from ownerwise.gradients.problems import Problem, Refused
 from ownerwise.gradients.records import Collector, Records
 from ownerwise.gradients.sources import FACTORIES, Source, Sources, name_of, tensors_in
@@ -262,11 +263,12 @@ class Tape(TorchFunctionMode):
         count = len(losses)
         collector = Collector(parameters, self._uses, count, self.policy, losses.device)
         try:
-            if count and losses.requires_grad:
-                self._find_layouts(losses, parameters)
-                self.arrive = collector.arrive
-                self._run(losses, torch.ones_like(losses), parameters, keep=False)
-            return collector.finish()
+            with full_precision(losses.device):
+                if count and losses.requires_grad:
+                    self._find_layouts(losses, parameters)
+                    self.arrive = collector.arrive
+                    self._run(losses, torch.ones_like(losses), parameters, keep=False)
+                return collector.finish()
         finally:
             self.reset()
 

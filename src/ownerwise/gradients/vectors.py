@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ownerwise.gradients.contributions import Contribution, Dense, accumulation_dtype, masked
+from ownerwise.gradients.precision import without_huge
 from ownerwise.gradients.sources import Source
 
 __all__ = ["Bank", "RankOne"]
@@ -32,7 +33,8 @@ class RankOne(Contribution):
     def squared_norms(self) -> Tensor:
         """See :class:`Contribution`."""
         norm = torch.linalg.vector_norm
-        return (norm(self.left, dim=1) * norm(self.right, dim=1)).square_()
+        left, right = norm(self.left, dim=1).square_(), norm(self.right, dim=1).square_()
+        return without_huge(left * right, left, right)
 
     def per_record(self, start: int, stop: int) -> Tensor:
         """See :class:`Contribution`."""
@@ -83,7 +85,7 @@ class Bank:
             right += 1
         elif any(add):
             right += right.new_tensor(add)[:, None]
-        return left.mul_(right).sum(dim=0)
+        return without_huge((left * right).sum(dim=0), left, right)
 
     def _indicator(self) -> Tensor:
         """``[2 * layers, columns]``: one where the column belongs to the left, right factor."""

@@ -66,6 +66,11 @@ class INO:
         """The tail importance function in use."""
         return Beta(self.alpha, self.beta) if self.shape is None else self.shape
 
+    @property
+    def private(self) -> bool:
+        """Whether the order is one of the records' own, or nobody knows it."""
+        return getattr(self.score_by, "private", True)
+
     def bind(self, plan: Plan) -> INO:
         """Return these weights with the tail's length fixed by the public plan."""
         length = self.tail_length

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from ownerwise.plans import Plan
 from ownerwise.wording import span
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BudgetClass:
     """Owners whose records are promised the same, or nearly the same; ranges are (low, high)."""
 
@@ -22,7 +23,7 @@ class BudgetClass:
     records: int
     epsilon: tuple[float, float]
     delta: tuple[float, float]
-    ends: tuple[int, int]  # positions of the strictest and the laxest owner
+    members: np.ndarray  # positions of the owners, strictest first
 
     @property
     def name(self) -> str:
@@ -30,31 +31,45 @@ class BudgetClass:
         return f"ε {span(*self.epsilon)}"
 
 
-def spent(classes: Sequence[BudgetClass], steps: int) -> list[tuple[float, float]]:
-    """Return what the strictest and the laxest owner of each class have spent after `steps`.
+class Spent(NamedTuple):
+    """What owners of a class have spent: at least, at most, and at most as a share of a budget."""
 
-    All classes are of one plan; its other owners lie in between and are not computed.
+    low: float
+    high: float
+    share: float
+    dearest: int  # position of the owner with the most
+
+
+def spent(classes: Sequence[BudgetClass], steps: int) -> list[Spent]:
+    """Return what the owners of each class have spent after `steps`; all are of one plan.
+
+    Every owner is looked at: with deltas of their own, those between the strictest and the laxest
+    may spend more than both.
     """
-    ends = [end for one in classes for end in one.ends]
-    found = classes[0].plan.epsilon_of(ends, steps).reshape(-1, 2)
-    return [(float(pair.min()), float(pair.max())) for pair in found]
+    plan = classes[0].plan
+    epsilon = plan.epsilon(steps=steps)
+    found = []
+    for one in classes:
+        of_class = epsilon[one.members]
+        share = float((of_class / plan.targets[one.members]).max())
+        dearest = int(one.members[of_class.argmax()])
+        found.append(Spent(float(of_class.min()), float(of_class.max()), share, dearest))
+    return found
 
 
 def classes_of(plan: Plan) -> list[BudgetClass]:
     """Return at most 12 classes, the strictest first."""
     found = []
     for members in class_members(plan):
-        order = np.lexsort((plan.deltas[members], plan.targets[members]))
-        ends = int(members[order[0]]), int(members[order[-1]])
-        deltas = plan.deltas[members]
+        targets, deltas = plan.targets[members], plan.deltas[members]
         found.append(
             BudgetClass(
                 plan,
                 len(members),
                 int(plan.records[members].sum()),
-                (float(plan.targets[ends[0]]), float(plan.targets[ends[1]])),
+                (float(targets.min()), float(targets.max())),
                 (float(deltas.min()), float(deltas.max())),
-                ends,
+                members[np.lexsort((deltas, targets))],
             )
         )
     return sorted(found, key=lambda one: (one.epsilon, one.delta))

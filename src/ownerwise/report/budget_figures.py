@@ -8,6 +8,7 @@ import numpy as np
 
 from ownerwise.mechanisms import INO
 from ownerwise.report import plots
+from ownerwise.report.budget_classes import spent
 from ownerwise.report.curves import MOST_POINTS
 from ownerwise.report.plots import Figure, Key, Panel, Trace, View
 from ownerwise.report.study import Method, PlanUse, Study
@@ -46,8 +47,8 @@ def _spending_panel(use: PlanUse, *, titled: bool) -> Panel:
     at = sorted({1, *readings.tolist(), max(1, use.steps_spent)})
     targets = [one.epsilon[1] for one in classes]
     wide = max(targets) > _LOGARITHMIC_FROM * min(targets)
-    laxest = [one.ends[1] for one in classes]
-    epsilon = {k: use.plan.epsilon_of(laxest, k) for k in at}
+    dearest = [one.dearest for one in spent(classes, max(1, use.steps_spent))]
+    epsilon = {k: use.plan.epsilon_of(dearest, k) for k in at}
     traces: list[Trace] = []
     words = []
     for number, one in enumerate(classes):

@@ -151,12 +151,12 @@ def _status(run: Run) -> str:
 
 def _budgets(run: Run, classes: Sequence[BudgetClass]) -> str:
     rows = []
-    for one, (low, high) in zip(classes, spent(classes, run.steps_spent), strict=True):
+    for one, found in zip(classes, spent(classes, run.steps_spent), strict=True):
         deltas = {delta(value) for value in one.delta}
         rows.append(
             [
                 span(*one.epsilon, 4),
-                span_up(low, high),
+                span_up(found.low, found.high),
                 " to ".join(sorted(deltas)),
                 whole(one.owners),
                 whole(one.records),
@@ -221,7 +221,7 @@ def _check(run: Run, strictest: BudgetClass) -> str:
     """Return a snippet that recomputes the epsilon of the strictest owner."""
     if run.steps_spent == 0:
         return "No step was taken: every ε is 0."
-    owner = strictest.ends[0]
+    owner = int(strictest.members[0])
     plan = run.plan
     if plan.release_noise == "laplace":
         return (
@@ -235,7 +235,7 @@ def _check(run: Run, strictest: BudgetClass) -> str:
         for count, factor in plan.schedule.first(run.steps_spent).segments
     ]
     rate, its_delta = float(plan.sampling_rates[owner]), float(plan.deltas[owner])
-    result = spent([strictest], run.steps_spent)[0][0]
+    result = float(plan.epsilon_of([owner], run.steps_spent)[0])
     if plan.accountant == "rdp":
         imports = "from dp_accounting.rdp import RdpAccountant"
         orders = "[1 + 1.01**n for n in range(-100, 700)]"

@@ -8,7 +8,13 @@ from typing import Any
 from ownerwise import plan_tables
 from ownerwise.errors import name_some
 from ownerwise.report import markup
-from ownerwise.report.budget_classes import BudgetClass, attacker_bound, attacker_words, spent
+from ownerwise.report.budget_classes import (
+    BudgetClass,
+    Spent,
+    attacker_bound,
+    attacker_words,
+    spent,
+)
 from ownerwise.report.figures import study_data
 from ownerwise.report.groups import MOST_NAMED
 from ownerwise.report.markup import Cell, escape
@@ -67,7 +73,7 @@ def _budget_table(uses: list[PlanUse], *, titled: bool) -> str:
             _span(one.delta, delta),
             whole(one.owners),
             whole(one.records),
-            *(_share(column[at], one) for column in columns),
+            *(_share(column[at]) for column in columns),
         ]
         for at, one in enumerate(uses[0].classes)
     ]
@@ -80,8 +86,8 @@ def _budget_table(uses: list[PlanUse], *, titled: bool) -> str:
     return markup.table("Budgets and what each record has spent of them", headings, rows)
 
 
-def _share(spent_range: tuple[float, float], one: BudgetClass) -> str:
-    return f"{span_up(*spent_range)} ({percent_up(spent_range[1] / one.epsilon[1])})"
+def _share(found: Spent) -> str:
+    return f"{span_up(found.low, found.high)} ({percent_up(found.share)})"
 
 
 def meaning(study: Study) -> str:
