@@ -194,13 +194,14 @@ def test_prices_of_saturated_predictions_are_not_taken_for_mixed_records(price):
     part = ow.Partition({"group": ("a", "b")}, classes=2)
     parity = constraints.demographic_parity(part, "group", max_gap=0.02)
     loss = ow.RateConstraints(parity).penalised(nn.functional.cross_entropy)
-    model = nn.Linear(2, 2)
+    model = nn.Linear(2, 2).float()
     with torch.no_grad():
         model.weight.copy_(torch.eye(2))
         model.bias.zero_()
     generator = torch.Generator().manual_seed(0)
     for _ in range(40):
         x = 15 * torch.randn(64, 2, generator=generator) * torch.rand(64, 1, generator=generator)
+        x = x.float()
         y = torch.randint(0, 2, (64, 2), generator=generator)
         prices = price * torch.randn(2, 2, generator=generator, dtype=torch.float64)
         chain = Chain.of(model, x)

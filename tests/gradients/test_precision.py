@@ -48,7 +48,9 @@ class Tokens(nn.Module):
 
 @pytest.mark.parametrize("rule", [ow.ImportanceSampling(), ow.AutoS(), ow.Standard()])
 @pytest.mark.parametrize(
-    "wrap", [lambda layer: layer, lambda layer: nn.Sequential(layer, nn.Identity()), Twice, Tokens]
+    "wrap",
+    [lambda layer: layer, lambda layer: nn.Sequential(layer, nn.Identity()), Twice, Tokens],
+    ids=["chain", "vector", "bank", "tokens"],
 )
 def test_a_huge_input_beside_a_vanishing_gradient_stays_within_the_clip_norm(rule, wrap):
     """The square of the output's gradient vanishes in float32, the gradient itself does not."""

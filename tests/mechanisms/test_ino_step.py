@@ -143,6 +143,12 @@ def test_a_random_order_that_somebody_knows_is_not_private(seeded):
         weights=ow.INO(tail=0.5, score_by=AtRandom(stream)),
     )
     assert step.private is not seeded
+    trainer = ow.Trainer(
+        model, PLANS["both"], lr=0.1, weights=step.weights, progress=False, label="random"
+    )
+    trained = trainer.fit((torch.zeros(RECORDS, 5).double(), torch.zeros(RECORDS).long()))
+    assert trained.private is not seeded
+    assert trained.not_private == ["the order of the records comes from a fixed seed"] * seeded
 
 
 def crafted(dtype, rows, width=54):
