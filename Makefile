@@ -10,7 +10,12 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: $(VENV)/installed  ## compare the methods on embedded data: a table and a report
+$(VENV)/for-demo: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report,sklearn]'
+	touch $@
+
+demo: $(VENV)/for-demo  ## compare the methods on embedded data: a table and a report
 	$(BIN)/ownerwise demo
 
 test: $(VENV)/installed check  ## linters, types and the test suite

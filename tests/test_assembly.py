@@ -257,3 +257,12 @@ def test_problems_of_model_and_owners_come_together(tmp_path):
     with pytest.raises(ow.OwnerwiseError, match="2 problems") as caught:
         assemble(make_config(DIGITS | change), folder=tmp_path)
     assert "1 budgets for 10" in str(caught.value)
+
+
+def test_other_numbers_of_records_than_declared_are_named(tmp_path):
+    content = table(tmp_path)
+    rows = "owner,epsilon,records\nclinic 0,1,70\nclinic 1,4,53\nclinic 2,8,53\n"
+    (tmp_path / "budgets.csv").write_text(rows)
+    with pytest.warns(UserWarning, match=r"not private\): clinic 0 declares 70, has \d+") as found:
+        assemble(make_config(content, base=tmp_path), folder=tmp_path / "run")
+    assert "% of the plan's" in str(found[0].message)

@@ -151,3 +151,15 @@ def test_a_reader_that_stops_early_is_no_problem():
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
+
+
+def test_nothing_but_a_plan_is_overwritten(tmp_path, capsys):
+    table = tmp_path / "b.csv"
+    text = "owner,epsilon,records\na,1,100\nb,2,100\n"
+    table.write_text(text)
+    assert main(["plan", str(table), *REQUEST, "--out", str(table)]) == 2
+    assert "is there already and is no plan: give another name" in capsys.readouterr().err
+    assert table.read_text() == text
+    assert sorted(tmp_path.iterdir()) == [table]
+    for _ in range(2):
+        assert main(["plan", str(table), *REQUEST, "--out", str(tmp_path / "plan.json")]) == 0

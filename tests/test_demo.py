@@ -65,11 +65,13 @@ def summary_of(label, overall, spread, std=0.01):
 
 
 def test_the_words_say_what_was_gained_lost_and_left_open():
+    plain = summary_of(demo.PLAIN, 0.70, 0.20)
     base = summary_of(demo.BASELINE, 0.80, 0.20)
     better = summary_of("better", 0.90, 0.10)
     worse = summary_of("worse", 0.70, 0.30)
     same = summary_of("same", 0.801, 0.199)
-    lines = list(demo.reading([base, better, worse, same]))
+    first, *lines = demo.reading([plain, base, better, worse, same])
+    assert first.startswith("IDP-SGD against DP-SGD, in points: gained: overall +10.0; no clear")
     assert "gained: overall +10.0, spread -10.0." in lines[0]
     assert "lost: overall -10.0, spread +10.0." in lines[1]
     assert "no clear difference: overall +0.1, spread -0.1." in lines[2]
@@ -82,5 +84,5 @@ def test_the_command_prints_tables_and_writes_a_report(tmp_path, capsys):
     for method in demo.METHODS:
         assert method.label in printed
     assert "NOT private" in printed
-    assert "against IDP-SGD" in printed
+    assert "nothing was tuned" in printed
     assert "<html" in report.read_text(encoding="utf-8")[:200]

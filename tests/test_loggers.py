@@ -96,7 +96,7 @@ def test_weights_and_biases_of_a_resumed_run_begins_with_its_past(monkeypatch):
 def test_a_missing_package_is_named_before_anything_is_done(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     trainer = tools.make_trainer(folder=tmp_path / "run", loggers=[name])
-    with pytest.raises(ow.OwnerwiseError, match=f"pip install {name}"):
+    with pytest.raises(ow.OwnerwiseError, match=f"pip install '{name}'"):
         trainer.fit(tools.data())
     assert not (tmp_path / "run").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -20,7 +21,7 @@ from ownerwise.config import Config, model_options
 from ownerwise.config_keys import OPTIMIZERS
 from ownerwise.data import DataSet, Records, assign
 from ownerwise.data.assign import Assignment
-from ownerwise.errors import BudgetError, OwnerwiseError, PlanError
+from ownerwise.errors import BudgetError, OwnerwiseError, PlanError, name_some
 from ownerwise.losses import Loss
 from ownerwise.mechanisms import (
     INO,
@@ -67,6 +68,12 @@ class Assembly:
     def plan(self) -> Plan:
         """The plan."""
         return self.trainer.plan
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        assert self.trainer.folder is not None
+        return self.trainer.folder
 
     def fit(self, resume: bool = False) -> Run:
         """Train, or go on."""
@@ -196,8 +203,27 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
         records = "give owners.budgets, a file with a column records"
         problems = reworded(error.problems, "owners.levels = { high = 0.5, ... }", records)
         raise BudgetError(problems) from None
+    _warn_of_other_counts(owners)
     budgets = dict(zip(owners.ids.tolist(), owners.epsilon.tolist(), strict=True))
     return assign.by_column(data, column, budgets), owners
+
+
+def _warn_of_other_counts(owners: Owners) -> None:
+    """Say where the training records are not as many as declared, for rates rest on the latter."""
+    assert owners.record_owner_index is not None
+    there = np.bincount(owners.record_owner_index, minlength=len(owners))
+    other = np.flatnonzero(there != owners.records)
+    if len(other):
+        named = name_some(
+            other, lambda at: f"{owners.ids[at]} declares {owners.records[at]}, has {there[at]}"
+        )
+        share = there.sum() / owners.total_records
+        warnings.warn(
+            f"training records are not as many as declared (not private): {named}. Rates are "
+            f"planned for what is declared, so batches are about {share:.0%} of the plan's. "
+            "Declare the records that are trained on, without those held out",
+            stacklevel=2,
+        )
 
 
 def stored_plan(folder: Path, owners: Owners) -> Plan | None:

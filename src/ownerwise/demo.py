@@ -50,7 +50,7 @@ METHODS = (
     Method("INO-SGD", "sample", INO()),
     Method("INO-SGD budget-aware", "sample", INO(score_by=BudgetAware())),
 )
-BASELINE = "IDP-SGD"
+PLAIN, BASELINE = "DP-SGD", "IDP-SGD"
 
 
 @dataclass(frozen=True)
@@ -247,15 +247,16 @@ def owner_table(summaries: Sequence[Summary], budgets: Mapping[str, float]) -> I
 
 
 def reading(summaries: Sequence[Summary]) -> Iterator[str]:
-    """Yield sentences on what was gained against the baseline, and what was not.
+    """Yield sentences on what was gained against the plainer method, and what was not.
 
     A difference counts if it is above two standard errors of a difference of two means.
     """
     by_label = {summary.label: summary for summary in summaries}
-    base = by_label[BASELINE].figures
     for label, summary in by_label.items():
-        if label == BASELINE:
+        if label == PLAIN:
             continue
+        against = PLAIN if label == BASELINE else BASELINE
+        base = by_label[against].figures
         gained, lost, even = [], [], []
         for name, found in summary.figures.items():
             change = found.mean - base[name].mean
@@ -266,4 +267,4 @@ def reading(summaries: Sequence[Summary]) -> Iterator[str]:
             (even if abs(change) <= 2 * error else gained if better > 0 else lost).append(words)
         parts = [("gained", gained), ("lost", lost), ("no clear difference", even)]
         text = "; ".join(f"{what}: {', '.join(words)}" for what, words in parts if words)
-        yield f"{label} against {BASELINE}, in points: {text}."
+        yield f"{label} against {against}, in points: {text}."

@@ -186,12 +186,13 @@ def request_problems(
     if steps is not None and not (whole and 1 <= steps <= MAX_STEPS):
         problems.append(f"steps {steps!r}: expected a whole number from 1 to {MAX_STEPS}")
     most = float("inf") if total_records is None else total_records
-    if batch_size is not None and not 0 < batch_size <= most:
+    if batch_size is not None and not (_is_number(batch_size) and 0 < batch_size <= most):
         limit = "" if total_records is None else f" and at most the {most:g} declared records"
-        problems.append(f"batch_size {batch_size:g}: expected more than 0{limit}")
-    if not MIN_CLIP_NORM <= clip_norm <= 1 / MIN_CLIP_NORM:
+        given = f"{batch_size:g}" if _is_number(batch_size) else repr(batch_size)
+        problems.append(f"batch_size {given}: expected a number above 0{limit}")
+    if not (_is_number(clip_norm) and MIN_CLIP_NORM <= clip_norm <= 1 / MIN_CLIP_NORM):
         problems.append(
-            f"clip_norm {clip_norm}: expected {MIN_CLIP_NORM:g} to {1 / MIN_CLIP_NORM:g}, whose "
+            f"clip_norm {clip_norm!r}: expected {MIN_CLIP_NORM:g} to {1 / MIN_CLIP_NORM:g}, whose "
             "squares float32 can hold"
         )
     positive = {
@@ -219,3 +220,7 @@ def request_problems(
         if steps is not None and total_steps != steps:
             problems.append(f"noise_schedule has {total_steps} steps; expected steps={steps}")
     return problems
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)

@@ -91,9 +91,8 @@ def target_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
 
 def value_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
     """Return where targets, all that there are, lie outside of what one of torch's losses takes."""
-    cells = getattr(loss, "cells", None)  # of a loss with constraints
-    pairs = cells is not None and getattr(targets, "ndim", 0) == 2
-    if pairs and not _lie_within(targets[:, 1], cells - 1):
+    cells: int = getattr(loss, "cells", 0)  # of a loss with constraints
+    if cells and getattr(targets, "ndim", 0) == 2 and not _lie_within(targets[:, 1], cells - 1):
         return [
             f"some records have a cell that is none of the partition's 0 to {cells - 1}: make the "
             "targets with partition.targets(labels, columns)"

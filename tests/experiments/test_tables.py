@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from made_results import result
 
-from ownerwise.experiments import claims, figures, summary, tables
+from ownerwise.experiments import claims, figures, settings, summary, tables
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_pages_and_json(study, tmp_path):
     assert "What is seen.\n\n![picture](picture.svg)" in page
     assert "    ownerwise experiments run digits --method idp,ino --seeds 2\n" in page
     assert "    ownerwise experiments table --out docs/results\n" in page
-    assert "| IDP-SGD | `0123456789ab` | yes | 0, 1 | 8 s | 9 s |" in page
+    assert "| IDP-SGD | `0123456789ab` | yes | 0, 1 | 8.0 s | 9.0 s |" in page
     assert "Methods have different seeds" in page
     assert "Strict owners are those" in page
     for other in ("With changes", "validation records", "Plain SGD", "are not owners"):
@@ -102,8 +102,9 @@ def test_page_of_a_changed_setting():
     (study,) = summary.studies([result(changes=["plan.steps=20"])])
     text = "With changes: `plan.steps=20`."
     page = tables.page(study, tables.describe(study))
-    assert f"made by hand. 4 owners; 20 steps.\n\n{text}\n" in page
-    assert f"made by hand.\n\n{text}\n" in tables.overview([study])
+    title = settings.setting("digits").title
+    assert f"{title}. 4 owners; 20 steps.\n\n{text}\n" in page
+    assert f"{title}.\n\n{text}\n" in tables.overview([study])
     assert "different seeds" not in page
 
 

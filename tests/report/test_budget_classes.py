@@ -63,5 +63,11 @@ def test_the_bound_holds_for_the_likelihood_ratio_test_between_gaussians():
 def test_bounds_are_rounded_up():
     assert attacker_words(attacker_bound(0.5, 1e-5)) == "62.3 in 100"
     assert attacker_words(99.9665) == "99.97 in 100"
-    assert attacker_words(99.9999) == "100 in 100"
+    assert attacker_words(99.99999) == "100 in 100"
     assert attacker_words(75.0) == "75.0 in 100"
+
+
+def test_certainty_is_not_claimed_where_there_is_none():
+    assert attacker_words(attacker_bound(10.0, 1e-6)) == "99.996 in 100"
+    assert attacker_words(57.41) == "57.5 in 100"
+    assert attacker_words(100.0) == "100 in 100"

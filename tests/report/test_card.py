@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
+import ownerwise as ow
 from ownerwise.report.card import card_text, write_card
 from report_tools import evaluation, made_run, small_plan, wide_plan
 
@@ -157,3 +158,11 @@ def test_the_card_is_written_whole_and_is_the_same_each_time(tmp_path):
 def test_data_that_a_dictionary_describes_are_named():
     run = made_run(seed=None, data={"name": "wards", "rows": 3})
     assert head_of(card_text(run))["model-index"][0]["results"][0]["dataset"]["name"] == "wards"
+
+
+def test_a_delta_that_permits_publishing_a_record_is_told():
+    with pytest.warns(ow.PrivacyWarning):
+        owners = ow.Owners(np.arange(100) % 2, {0: 1.0, 1: 2.0}, 0.5)
+    run = made_run(seed=None, plan=ow.plan(owners, "sample", steps=20, batch_size=20))
+    assert "CAUTION: δ is up to 0.5, above 1/100" in card_text(run)
+    assert "CAUTION" not in card_text(made_run(seed=None))

@@ -212,3 +212,12 @@ def test_a_real_training_is_reported_from_its_folder(tmp_path):
     assert "Owner clinic · ε 0.5" in words
     assert "NOT PRIVATE" not in words
     assert "12 of 12" in words
+
+
+def test_individual_budgets_are_compared_with_the_plainer_method(tmp_path):
+    plain = [made_run("DP-SGD", seed=s, plan=small_plan("uniform")) for s in range(3)]
+    runs = [made_run("IDP-SGD", seed=s, lift=0.5) for s in range(3)]
+    weighted = [made_run("INO-SGD", seed=s, lift=0.6, weights={"kind": "INO"}) for s in range(3)]
+    words = words_of(text_of(plain + runs + weighted, tmp_path))
+    assert words.index("IDP-SGD against DP-SGD.") < words.index("INO-SGD against IDP-SGD.")
+    assert "DP-SGD against IDP-SGD. " not in words.replace("INO-SGD against", "")

@@ -76,7 +76,7 @@ def test_differences_say_what_is_better_and_what_may_be_chance():
     runs += [run_ending("INO-SGD", s, clinic=c, cohort=0.78 + 0.02 * s)
              for s, c in enumerate((0.60, 0.61, 0.62))]  # fmt: skip
     study = Study.of(runs)
-    found = {d.metric.key: d for d in differences(study, study.others[0])}
+    found = {d.metric.key: d for d in differences(study, study.others[0], study.baseline)}
     assert found["worst"].by == pytest.approx(0.1)
     assert found["worst"].better
     assert found["worst"].clear
@@ -85,12 +85,13 @@ def test_differences_say_what_is_better_and_what_may_be_chance():
     # The same change within the noise of the seeds is not clear.
     noisy = [run_ending("IDP-SGD", s, clinic=c) for s, c in enumerate((0.2, 0.5, 0.8))]
     study = Study.of(noisy + runs[3:])
-    assert not {d.metric.key: d for d in differences(study, study.others[0])}["worst"].clear
+    found = {d.metric.key: d for d in differences(study, study.others[0], study.baseline)}
+    assert not found["worst"].clear
 
 
 def test_single_runs_leave_chance_unknown():
     study = Study.of([made_run(), made_run("INO-SGD", lift=0.5)])
-    assert all(d.clear is None for d in differences(study, study.others[0]))
+    assert all(d.clear is None for d in differences(study, study.others[0], study.baseline))
 
 
 def test_plans_are_told_apart_by_their_hash():

@@ -13,10 +13,11 @@ from typing import Any
 from ownerwise import plan_tables
 from ownerwise.accounting import ACCOUNTANTS
 from ownerwise.budget_tables import reworded
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import OwnerwiseError, PlanError
 from ownerwise.owners import Owners
 from ownerwise.planners import METHODS
 from ownerwise.planning import plan, request_problems
+from ownerwise.plans import Plan
 
 ASSUMED = "assumed one each"
 NO_RECORDS = "{}: no column records: one record per owner is assumed; add the column"
@@ -73,8 +74,8 @@ def _run(options: argparse.Namespace) -> None:
     except OwnerwiseError as error:
         problems += reworded(error.problems, "--level NAME=EPSILON", "add a column records")
     problems += _request_problems(owners, options, request)
-    if options.out is not None and options.out.is_dir():
-        problems.append(f"--out {options.out} is a folder; expected the name of a file")
+    if options.out is not None:
+        problems += _place_problems(options.out)
     if problems or owners is None:
         raise OwnerwiseError(problems)
     if owners.records_basis == ASSUMED:
@@ -105,6 +106,18 @@ def _request_problems(
         assumed = NO_RECORDS.format(options.budgets)
         problems.append(f"batch_size {options.batch_size:g} for {len(owners)} owners; {assumed}")
     return problems
+
+
+def _place_problems(out: Path) -> list[str]:
+    """Return why a plan cannot be written there: nothing but another plan is overwritten."""
+    if out.is_dir():
+        return [f"--out {out} is a folder; expected the name of a file"]
+    if out.exists():
+        try:
+            Plan.load(out)
+        except PlanError:
+            return [f"--out {out} is there already and is no plan: give another name"]
+    return []
 
 
 def _levels(pairs: Sequence[str], problems: list[str]) -> dict[str, float] | None:

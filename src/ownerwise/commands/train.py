@@ -11,6 +11,7 @@ from ownerwise.assembly import assemble
 from ownerwise.config import read_config
 from ownerwise.errors import OwnerwiseError
 from ownerwise.owners import UNIT
+from ownerwise.run_folders import holds_a_run
 from ownerwise.runs import CARD, REPORT, Run
 from ownerwise.wording import span, span_up
 
@@ -43,6 +44,8 @@ def _run(options: argparse.Namespace) -> None:
     assembly = assemble(
         config, folder=options.folder, data_dir=options.data_dir, resume=options.resume
     )
+    if options.resume and not holds_a_run(assembly.folder):
+        print(f"ownerwise: no run in {assembly.folder}: a new one begins", file=sys.stderr)
     print(assembly.data)
     print(assembly.plan.describe())
     run = assembly.fit(resume=options.resume)

@@ -17,6 +17,8 @@ def page_part(findings: Sequence[Finding]) -> str:
     if run:
         found = [finding.verdict for finding in run]
         counts = [f"{found.count(word)} {word}" for word in VERDICTS if word in found]
+        if "" in found:
+            counts.append(f"{found.count('')} without a verdict, for the paper has no number")
         rules = "; ".join(f"*{word}*: {rule}" for word, rule in VERDICTS.items() if word in found)
         parts += [
             f"Of {len(run)} claims that were tried: {', '.join(counts)}. {len(missing)} more were "

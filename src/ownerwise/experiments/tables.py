@@ -80,7 +80,7 @@ def describe(study: Study) -> dict[str, Any]:
     return {
         "study": study.name,
         "setting": first["setting"],
-        "title": first["title"],
+        "title": _title(study),
         "not_private": "NOT PRIVATE (science): fixed seeds",
         "commands": provenance.commands(study),
         "environment": first["environment"],
@@ -230,9 +230,9 @@ def overview(
     for study in studies:
         parts += [
             f"## [{study.heading}]({study.name}.md)",
-            f"{study.first['title']}.",
+            f"{_title(study)}.",
             *_changes(study),
-            overall_table(study.only(ablations.main_methods(study)), _columns(study)),
+            overall_table(study.only(ablations.main_methods(study)), _columns(study), times=False),
         ]
     return "\n\n".join(parts) + "\n"
 
@@ -249,8 +249,20 @@ def _columns(study: Study) -> list[str]:
     return found
 
 
-def overall_table(study: Study, columns: Sequence[str] = ()) -> str:
-    """Return the table of all methods of a study, with some metrics or those that tell it all."""
+def _title(study: Study) -> str:
+    """Return the setting's title as it is today, else that of the results."""
+    name = study.first["setting"]
+    return settings.setting(name).title if name in settings.names() else study.first["title"]
+
+
+def overall_table(study: Study, columns: Sequence[str] = (), *, times: bool = True) -> str:
+    """Return the table of all methods of a study.
+
+    Args:
+        study: what to tell of.
+        columns: metrics; those that tell it all if not given.
+        times: whether to tell what an epoch took.
+    """
     measured = {name: summary.over_seeds(runs) for name, runs in study.methods.items()}
     columns = columns or _columns(study)
     work = _work(study)
@@ -262,11 +274,12 @@ def overall_table(study: Study, columns: Sequence[str] = ()) -> str:
                 study.label(name),
                 *(percent(found.get(key)) for key in columns),
                 str(len(study.methods[name])),
-                "" if seconds is None else f"{seconds:.2f}",
+                *(["" if seconds is None else f"{seconds:.2f}"] if times else []),
                 *work.get(name, ()),
             ]
         )
-    heading = ["method", *(METRICS[key] for key in columns), "seeds", "s / epoch"]
+    heading = ["method", *(METRICS[key] for key in columns), "seeds"]
+    heading += ["s / epoch"] if times else []
     return table(heading + (["gradients, thousands (summed)"] if work else []), rows)
 
 

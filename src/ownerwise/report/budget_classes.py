@@ -87,6 +87,8 @@ def attacker_bound(epsilon: float, delta: float) -> float:
 
 def attacker_words(bound: float) -> str:
     """Return a bound, rounded up: "57.5 in 100", "99.97 in 100"."""
-    digits = 1 if bound < 99.9 else 2
-    up = math.ceil(bound * 10**digits - 1e-9) / 10**digits
-    return f"{up:.{digits}f} in 100" if up < 100 else "100 in 100"
+    for digits in (1, 2, 3, 4):
+        up = math.ceil(bound * 10**digits - 1e-9) / 10**digits
+        if up < 100:
+            return f"{up:.{digits}f} in 100"
+    return "100 in 100"

@@ -29,6 +29,7 @@ from ownerwise.report.statements import (
     NOT_PRIVATE,
     assumed_public,
     budget_words,
+    large_delta,
     not_covered,
     random_source,
     released,
@@ -138,9 +139,10 @@ def _data_name(run: Run) -> str:
 
 def _status(run: Run) -> str:
     if run.private:
+        caution = large_delta(run)
         return (
             f"**Private.** Each single record is protected with the budget that its owner set: "
-            f"{budget_words(run)}."
+            f"{budget_words(run)}." + (f"\n\n**{caution}**" if caution else "")
         )
     return (
         f"> # {NOT_PRIVATE}\n>\n> This run carries no guarantee: {why_not_private([run])}. Do not "

@@ -9,7 +9,7 @@ from ownerwise.report import markup
 from ownerwise.report.figures import study_data
 from ownerwise.report.groups import nouns_of
 from ownerwise.report.markup import Cell, escape
-from ownerwise.report.statements import NOT_PRIVATE, budget_words, why_not_private
+from ownerwise.report.statements import NOT_PRIVATE, budget_words, large_delta, why_not_private
 from ownerwise.report.study import METRICS, Difference, Method, Metric, Study, differences
 from ownerwise.runs import Run
 from ownerwise.wording import amount, epsilon, percent, percent_up, signed_points, span_up, whole
@@ -78,6 +78,8 @@ def _status(study: Study) -> str:
             f" Each ε holds for one run on its own: released together, these {len(study.runs)} "
             "runs spend more where they saw the same records."
         )
+    cautions = sorted({words for run in study.runs if (words := large_delta(run))})
+    several += "".join(f"</p><p>{escape(words)}" for words in cautions)
     budgets = sorted({budget_words(run) for run in study.runs})
     return (
         '<div class="banner good" role="note"><strong>Private</strong><p>Each single record is '
@@ -175,22 +177,27 @@ def _is_best(study: Study, method: Method, metric: Metric) -> bool:
 
 
 def _findings(study: Study) -> str:
-    """Return, for every method, what it gained against the baseline and what it did not."""
+    """Return what every method gained against the plainer one, and what it did not."""
     if not study.others:
         return ""
     items = []
-    for method in study.others:
-        found = differences(study, method)
+    pairs = [
+        (study.baseline, other) for other in study.others if _is_plainer(other, study.baseline)
+    ]
+    plainer = [other for _, other in pairs]
+    pairs += [(method, study.baseline) for method in study.others if method not in plainer]
+    for method, other in pairs:
+        found = differences(study, method, other)
         gained = [d for d in found if d.better and d.clear is not False]
         lost = [d for d in found if not d.better and d.clear is not False and d.by]
         unclear = [d for d in found if d.clear is False or not d.by]
-        parts = [f"<strong>{escape(f'{method.label} against {study.baseline.label}')}.</strong>"]
+        parts = [f"<strong>{escape(f'{method.label} against {other.label}')}.</strong>"]
         sure = all(d.clear is not None for d in found)
         better, worse = ("Gained", "Lost") if sure else ("Better here", "Worse here")
         parts.append(_list_of(better, gained) or "Nothing was gained beyond chance.")
         parts.append(_list_of(worse, lost))
         parts.append(_list_of("Neither gained nor lost beyond chance", unclear))
-        parts.append(escape(_group_words(study, method)))
+        parts.append(escape(_group_words(study, method, other)))
         items.append("<li>" + " ".join(part for part in parts if part) + "</li>")
     rule = (
         "Beyond chance means more than two standard errors: a rule of thumb, not a test."
@@ -200,6 +207,12 @@ def _findings(study: Study) -> str:
     return f'<ul class="findings">{"".join(items)}</ul>{markup.paragraph(rule, "note")}'
 
 
+def _is_plainer(method: Method, other: Method) -> bool:
+    """Return whether a method gives all owners the strictest budget, and the other does not."""
+    plans = [one.runs[0].plan.method for one in (method, other)]
+    return plans[0] == "uniform" != plans[1] and not method.weights
+
+
 def _list_of(word: str, found: list[Difference]) -> str:
     if not found:
         return ""
@@ -207,13 +220,12 @@ def _list_of(word: str, found: list[Difference]) -> str:
     return escape(f"{word}: {', '.join(parts)}.")
 
 
-def _group_words(study: Study, method: Method) -> str:
+def _group_words(study: Study, method: Method, other: Method) -> str:
     """Return how many groups gained and lost, and who lost most."""
     if len(study.groups) < 2:
         return ""
     gains = {
-        group: study.group_recall(method, group).mean
-        - study.group_recall(study.baseline, group).mean
+        group: study.group_recall(method, group).mean - study.group_recall(other, group).mean
         for group in study.groups
     }
     up = sum(round(100 * gain, 1) > 0 for gain in gains.values())

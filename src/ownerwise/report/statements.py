@@ -29,6 +29,17 @@ def unit(run: Run) -> str:
     return words
 
 
+def large_delta(run: Run) -> str:
+    """Return what a delta above one over the number of records means; nothing if it is below."""
+    largest, total = float(run.plan.deltas.max()), int(run.plan.records.sum())
+    if largest * total <= 1:
+        return ""
+    return (
+        f"CAUTION: δ is up to {largest:g}, above 1/{total}, one over the number of records. That "
+        "permits publishing a record in full."
+    )
+
+
 def why_not_private(runs: Sequence[Run]) -> str:
     """Return the reasons for which runs carry no guarantee."""
     seeds = sorted({run.seed for run in runs if run.seed is not None})

@@ -202,7 +202,7 @@ def _baseline(by_label: dict[str, list[Run]]) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """A method minus the baseline in one metric.
+    """A method minus another in one metric.
 
     `clear` is None where a single run of either leaves the chance of the draw unknown; else
     whether the difference exceeds two standard errors.
@@ -218,11 +218,11 @@ class Difference:
         return (self.by > 0) == self.metric.higher_is_better and self.by != 0
 
 
-def differences(study: Study, method: Method) -> list[Difference]:
-    """Return how a method differs from the baseline in every metric that both have."""
+def differences(study: Study, method: Method, other: Method) -> list[Difference]:
+    """Return how a method differs from another in every metric that both have."""
     found = []
     for metric in METRICS:
-        mine, theirs = study.amounts(method, metric), study.amounts(study.baseline, metric)
+        mine, theirs = study.amounts(method, metric), study.amounts(other, metric)
         if mine is None or theirs is None:
             continue
         by, clear = mine.mean - theirs.mean, None
