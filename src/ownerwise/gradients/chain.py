@@ -147,8 +147,9 @@ class ChainRecords:
         self._parameters = parameters
         self._uses = uses
         norm = torch.linalg.vector_norm
-        squares = torch.stack([norm(gradient, dim=1) for _, _, gradient, _ in uses]).square_()
-        sizes = torch.stack([norm(inputs, dim=1) for _, _, _, inputs in uses]).square_()
+        gradients = [norm(gradient, dim=1) for _, _, gradient, _ in uses]
+        lengths = torch.stack(gradients + [norm(inputs, dim=1) for _, _, _, inputs in uses])
+        squares, sizes = lengths.square().split(len(uses))
         weights = [weight.requires_grad for weight, _, _, _ in uses]
         biases = [_trains(bias) for _, bias, _, _ in uses]
         if all(weights) and all(biases):
@@ -156,8 +157,7 @@ class ChainRecords:
         else:
             sizes[[not trains for trains in weights]] = 0
             sizes += sizes.new_tensor(biases)[:, None]
-        norms = (squares * sizes).sum(dim=0).sqrt_()
-        self.norms = without_huge(norms, squares, sizes)
+        self.norms = without_huge(squares.mul_(sizes).sum(dim=0).sqrt_(), lengths)
         if not math.isfinite(float(self.norms.sum())):  # one call in the common case
             bad = ~torch.isfinite(self.norms)
             self._uses = [(w, b, masked(g, bad), masked(a, bad)) for w, b, g, a in uses]

@@ -38,8 +38,8 @@ def squares_from_grams(left: Tensor, right: Tensor, form: Callable[[int], Tensor
         right: those of the right factors; overwritten.
         form: the gradient of one of these records, by its number among them.
     """
-    lengths = [products.diagonal(dim1=1, dim2=2).clamp(min=0) for products in (left, right)]
-    most = (lengths[0] * lengths[1]).sqrt_().sum(dim=1)
+    lengths = [p.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt_() for p in (left, right)]
+    most = (lengths[0] * lengths[1]).sum(dim=1)
     squares = right.mul_(left).sum(dim=(1, 2))
     rounding = torch.finfo(squares.dtype).eps
     lost = squares < TRUSTED_ROUNDINGS * rounding * most.square()

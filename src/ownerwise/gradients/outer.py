@@ -99,8 +99,8 @@ class Outer(Contribution):
         terms, (rows, columns) = self.left.shape[1], self.shape
         if terms == 1:
             norm = torch.linalg.vector_norm
-            left, right = (norm(factor, dim=(1, 2)).square_() for factor in self.factors())
-            return without_huge(left * right, left, right)
+            left, right = (norm(factor, dim=(1, 2)) for factor in self.factors())
+            return without_huge((left * right).square_(), left, right)
         saved = self.left.nbytes + self.right.nbytes
         way = choose(self.policy, self.count, terms, rows, columns, saved)
         if way == "ghost":

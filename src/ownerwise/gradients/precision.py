@@ -26,15 +26,15 @@ def full_precision(device: torch.device) -> AbstractContextManager:
     return torch.autocast(device.type, enabled=False)
 
 
-def without_huge(squares: Tensor, *squared_lengths: Tensor) -> Tensor:
-    """``squares``, not finite where one of the squared lengths of a record's factors is huge.
+def without_huge(norms: Tensor, *lengths: Tensor) -> Tensor:
+    """``norms``, not finite where one of a record's factors is huge.
 
     Args:
-        squares: ``[count]``, squared norms; overwritten.
-        squared_lengths: each ``[..., count]``.
+        norms: ``[count]``, or their squares; overwritten.
+        lengths: of the factors, each ``[..., count]``.
     """
-    for lengths in squared_lengths:
-        if lengths.numel() and not float(lengths.max()) <= HUGE**2:  # one call, mostly
-            huge = (lengths > HUGE**2).reshape(-1, lengths.shape[-1]).any(dim=0)
-            squares.masked_fill_(huge, math.inf)
-    return squares
+    for some in lengths:
+        if some.numel() and not float(some.max()) <= HUGE:  # one call, mostly
+            huge = (some > HUGE).reshape(-1, some.shape[-1]).any(dim=0)
+            norms.masked_fill_(huge, math.inf)
+    return norms

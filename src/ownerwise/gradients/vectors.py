@@ -33,8 +33,8 @@ class RankOne(Contribution):
     def squared_norms(self) -> Tensor:
         """See :class:`Contribution`."""
         norm = torch.linalg.vector_norm
-        left, right = norm(self.left, dim=1).square_(), norm(self.right, dim=1).square_()
-        return without_huge(left * right, left, right)
+        left, right = norm(self.left, dim=1), norm(self.right, dim=1)
+        return without_huge((left * right).square_(), left, right)
 
     def per_record(self, start: int, stop: int) -> Tensor:
         """See :class:`Contribution`."""
@@ -85,7 +85,7 @@ class Bank:
             right += 1
         elif any(add):
             right += right.new_tensor(add)[:, None]
-        return without_huge((left * right).sum(dim=0), left, right)
+        return without_huge((left * right).sum(dim=0), squares.sqrt_())
 
     def _indicator(self) -> Tensor:
         """``[2 * layers, columns]``: one where the column belongs to the left, right factor."""
