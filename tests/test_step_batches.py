@@ -32,6 +32,15 @@ def test_batches_of_another_plan_are_refused():
     assert step.steps_spent == 0
 
 
+def test_what_is_no_batch_is_refused_before_a_step_is_spent():
+    step = linear_step(make_plan())
+    for rows in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data())):
+        with pytest.raises(ow.OwnerwiseError, match=r"a list was given; .*PoissonBatches"):
+            step(rows)
+        break
+    assert step.steps_spent == 0
+
+
 def test_batches_with_a_fixed_seed_make_the_run_not_private():
     """Trap 28: amplification needs batches that nobody knows."""
     step = linear_step(make_plan())

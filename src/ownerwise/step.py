@@ -227,6 +227,12 @@ class PrivateStep:
 
     def __call__(self, batch: Batch) -> None:
         """Take one step. The optimizer changes the model; nothing else leaves."""
+        if not isinstance(batch, Batch):
+            raise OwnerwiseError(
+                f"a {type(batch).__name__} was given; expected a Batch: iterate "
+                "PoissonBatches(data, plan), whose batches follow the owners' rates, not a "
+                "DataLoader"
+            )
         step = self._spent
         if step >= self.plan.steps:
             raise PlanError(
