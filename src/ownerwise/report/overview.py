@@ -135,10 +135,12 @@ def _best(study: Study) -> Method:
 
 
 def _against(study: Study, lead: Method, metric: Metric) -> str:
-    mine, theirs = study.amounts(lead, metric), study.amounts(study.baseline, metric)
-    if lead is study.baseline or mine is None or theirs is None:
+    plainer = (other for other in study.others if _is_plainer(other, study.baseline))
+    other = next(plainer, study.baseline)
+    mine, theirs = study.amounts(lead, metric), study.amounts(other, metric)
+    if lead is other or mine is None or theirs is None:
         return lead.label
-    return f"{lead.label}, {signed_points(mine.mean - theirs.mean)} to {study.baseline.label}"
+    return f"{lead.label}, {signed_points(mine.mean - theirs.mean)} to {other.label}"
 
 
 def _methods_table(study: Study) -> str:
