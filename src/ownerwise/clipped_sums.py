@@ -101,9 +101,7 @@ class ClippedSums:
         totals: dict[nn.Parameter, Tensor] = {}
         seen: list[tuple[Tensor, Tensor, Tensor]] = []
         with kept_generators(), torch.enable_grad():
-            size = self._block_size(inputs, len(batch))
-            limit = self._micro_batch_size(inputs, len(batch))
-            parts = list(slices(len(batch), limit) if size is None else blocks(len(batch), size))
+            parts, size = self._parts(inputs, len(batch))
             at_once = len(parts) == 1
             outputs: list[Any] = []
             if at_once or self.weights is not None or self.release is not None:
@@ -128,7 +126,7 @@ class ClippedSums:
                 if not at_once:
                     output = self._forward(filled(inputs, part, size), number, randomness)
                     losses = [self.loss(output, filled(targets, part, size), *released)]
-                records = self._backward(losses[0])
+                records = self._backward(losses[0], _length(part))
                 norms = records.norms[: _length(part)]
                 factors = self._factors(norms, limits[part], randomness.rule)
                 if self.steering is not None:
@@ -153,14 +151,17 @@ class ClippedSums:
         with self._tape:
             return self.model(rows)
 
-    def _backward(self, losses: Tensor) -> Records | ChainRecords:
-        """Return the per-record gradients of the micro-batch that was run last."""
+    def _backward(self, losses: Tensor, count: int) -> Records | ChainRecords:
+        """Return the per-record gradients of the micro-batch that was run last.
+
+        The first `count` rows are records of their own, the others copies.
+        """
         if self._chain is None:
             return self._tape.backward(losses)
         records = self._chain.backward(losses, separate=self._loss_separate)
         self._chain = None
         if not self._loss_separate:  # a single record, or one that is not finite, shows nothing
-            self._loss_separate = len(losses) > 1 and bool(torch.isfinite(records.norms).all())
+            self._loss_separate = count > 1 and bool(torch.isfinite(records.norms).all())
         return records
 
     def _released(
@@ -244,15 +245,16 @@ class ClippedSums:
             )
         return factors if finite is None else factors * finite
 
-    def _block_size(self, inputs: Any, records: int) -> int | None:
-        """Return how many rows every block has; a public number. None if it may be any."""
+    def _parts(self, inputs: Any, records: int) -> tuple[list[slice], int | None]:
+        """Return the micro-batches, and to how many rows each is filled up, if it is."""
+        limit = self._micro_batch_size(inputs, records)
         if self.weights is None:
-            return None
+            return list(slices(records, limit)), None
         share = 1.0 if self.steering is None else self.steering.share
         expected = share * self._expected
         variance = max(0.0, expected - share**2 * self._squares)
-        limit = self._micro_batch_size(inputs, records)
-        return block_size(expected, math.sqrt(variance), limit)
+        size = block_size(expected, math.sqrt(variance), limit)
+        return list(blocks(records, size)), size
 
     def _micro_batch_size(self, inputs: Any, records: int) -> int:
         if self.micro_batch_size is not None:

@@ -221,3 +221,23 @@ def test_with_weights_every_pass_has_one_public_number_of_rows(data):
     for count in (1, 17, 31, 40, 49, 50, 90):
         look(count)
     assert seen == {48}
+
+
+def test_copies_of_one_record_do_not_show_that_a_loss_keeps_records_apart():
+    """Of a single record nothing can be told: the next batch is looked at again."""
+
+    def mixing(outputs, targets, reduction="none"):
+        return (outputs - outputs.mean(0)).square().sum(1)
+
+    step = tools.make_step(nn.Linear(5, 3).double(), mixing, plan=PLANS["sample"], weights=ow.INO())
+    inputs = torch.randn(4, 5, dtype=torch.float64)
+    for count in (1, 4):
+        batch = ow.Batch(
+            0, np.arange(count), np.arange(count) % 3, (inputs[:count], torch.zeros(count).long())
+        )
+        if count == 1:
+            step.clipped_sum(batch)
+            assert not step._sums._loss_separate
+        else:
+            with pytest.raises(ow.OwnerwiseError, match="changes with the other records"):
+                step.clipped_sum(batch)

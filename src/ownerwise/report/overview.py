@@ -135,8 +135,7 @@ def _best(study: Study) -> Method:
 
 
 def _against(study: Study, lead: Method, metric: Metric) -> str:
-    plainer = (other for other in study.others if _is_plainer(other, study.baseline))
-    other = next(plainer, study.baseline)
+    other = next(iter(_plainer(study)), study.baseline)
     mine, theirs = study.amounts(lead, metric), study.amounts(other, metric)
     if lead is other or mine is None or theirs is None:
         return lead.label
@@ -183,10 +182,8 @@ def _findings(study: Study) -> str:
     if not study.others:
         return ""
     items = []
-    pairs = [
-        (study.baseline, other) for other in study.others if _is_plainer(other, study.baseline)
-    ]
-    plainer = [other for _, other in pairs]
+    plainer = _plainer(study)
+    pairs = [(study.baseline, other) for other in plainer]
     pairs += [(method, study.baseline) for method in study.others if method not in plainer]
     for method, other in pairs:
         found = differences(study, method, other)
@@ -209,10 +206,11 @@ def _findings(study: Study) -> str:
     return f'<ul class="findings">{"".join(items)}</ul>{markup.paragraph(rule, "note")}'
 
 
-def _is_plainer(method: Method, other: Method) -> bool:
-    """Return whether a method gives all owners the strictest budget, and the other does not."""
-    plans = [one.runs[0].plan.method for one in (method, other)]
-    return plans[0] == "uniform" != plans[1] and not method.weights
+def _plainer(study: Study) -> list[Method]:
+    """Return the methods that give all owners the strictest budget, if the baseline does not."""
+    if study.baseline.runs[0].plan.method == "uniform":
+        return []
+    return [m for m in study.others if m.runs[0].plan.method == "uniform" and not m.weights]
 
 
 def _list_of(word: str, found: list[Difference]) -> str:
