@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test test-long check docs bench-plan bench-step figures clean
 
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml reproduction/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e reproduction
 	touch $@
 
 $(VENV)/for-demo: pyproject.toml constraints.txt

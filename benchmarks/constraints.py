@@ -29,9 +29,11 @@ from torch.nn import functional
 import ownerwise as ow
 from constraints_data import TASKS, Task
 from constraints_table import write_table
-from ownerwise import constraints as rates
+from ownerwise.batches import (
+    Batch,
+)
 from ownerwise.files import write_json
-from ownerwise.sampling import Batch
+from ownerwise.mechanisms import constraints as rates
 
 RESULTS = Path(__file__).parents[1] / "docs/results/constraints.json"
 Job = Callable[[], dict[str, Any]]

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 import ownerwise as ow
-from ownerwise.data.records import Records
+from ownerwise.data import (
+    Records,
+)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import ownerwise as ow
-from ownerwise.demo import Demo, Method, Search
+from ownerwise.cli.demonstration import Demo, Method, Search
 
 SETTINGS = {
     "budgets 0.5 to 5, 60 steps": (0.5, 5.0, Search(steps=60)),

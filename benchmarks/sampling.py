@@ -12,9 +12,14 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from ownerwise.noise import Noise
-from ownerwise.random import SecretStream
-from ownerwise.sampling import PoissonBatches, PoissonSampler
+from ownerwise.batches import (
+    PoissonBatches,
+)
+from ownerwise.batches.sampler import PoissonSampler
+from ownerwise.randomness import (
+    Noise,
+    SecretStream,
+)
 
 BATCH = 512
 CIFAR_CNN_PARAMETERS = 550_570

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ownerwise.cli import _parser
+from ownerwise.cli.main import _parser
 
 ROOT = Path(__file__).parents[1]
 _SOURCE = ROOT / "src" / "ownerwise"

@@ -12,10 +12,15 @@ from pathlib import Path
 import pytest
 
 import ownerwise as ow
-from ownerwise.assembly import assemble
-from ownerwise.cli import main
-from ownerwise.config import make_config, read_config
-from ownerwise.config_keys import ASSIGNMENTS, SECTIONS
+from ownerwise.cli.main import main
+from ownerwise.config import (
+    assemble,
+    read_config,
+)
+from ownerwise.config.reading import (
+    make_config,
+)
+from ownerwise.config.sections import ASSIGNMENTS, SECTIONS
 from ownerwise.report.budget_classes import attacker_bound, attacker_words
 
 ROOT = Path(__file__).parents[1]

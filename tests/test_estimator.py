@@ -19,9 +19,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 import ownerwise as ow
-import step_tools as tools
-from ownerwise.estimator import PrivateClassifier
+from ownerwise.estimators import PrivateClassifier
 from ownerwise.models import mlp
+from tools import step_tools as tools
 
 _thread = pytest.fixture(autouse=True)(tools.one_thread)
 
@@ -269,10 +269,10 @@ def test_a_pickled_fit_predicts_the_same():
 
 
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch):
-    monkeypatch.delitem(sys.modules, "ownerwise.estimator")
+    monkeypatch.delitem(sys.modules, "ownerwise.estimators")
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
     with pytest.raises(ImportError, match=r"pip install 'ownerwise\[sklearn\]'"):
-        importlib.import_module("ownerwise.estimator")
+        importlib.import_module("ownerwise.estimators")
 
 
 def test_a_private_fit_warns_of_nothing():

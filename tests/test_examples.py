@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ownerwise.config import read_config
+from ownerwise.config import (
+    read_config,
+)
 
 FOLDER = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(FOLDER.glob("*.py"))

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import ownerwise as ow
-from ownerwise.cli import main
+from ownerwise.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -2,16 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ownerwise import constraints, data, models
+from ownerwise import data, models
 from ownerwise.accounting import Schedule
-from ownerwise.constraints import Partition, RateConstraints, rate
-from ownerwise.errors import (
-    AccountingError,
-    BudgetError,
-    OwnerwiseError,
-    PlanError,
-    PrivacyWarning,
+from ownerwise.batches import (
+    Batch,
+    PoissonBatches,
 )
+from ownerwise.errors import AccountingError, BudgetError, OwnerwiseError, PlanError, PrivacyWarning
 from ownerwise.gradients import check
 from ownerwise.mechanisms import (
     INO,
@@ -20,19 +17,33 @@ from ownerwise.mechanisms import (
     ImportanceSampling,
     Psac,
     Standard,
+    constraints,
     ino_sum,
 )
-from ownerwise.owners import Owners
-from ownerwise.planning import plan
-from ownerwise.plans import Plan, Verification
-from ownerwise.random import SecretStream
-from ownerwise.runs import Run
-from ownerwise.sampling import Batch, PoissonBatches
-from ownerwise.step import PrivateStep
-from ownerwise.training import Trainer
+from ownerwise.mechanisms.constraints import Partition, RateConstraints, rate
+from ownerwise.owners import (
+    Owners,
+)
+from ownerwise.planning import (
+    Plan,
+    Verification,
+    plan,
+)
+from ownerwise.randomness import (
+    SecretStream,
+)
+from ownerwise.runs import (
+    Run,
+)
+from ownerwise.step import (
+    PrivateStep,
+)
+from ownerwise.training import (
+    Trainer,
+)
 
 if TYPE_CHECKING:
-    from ownerwise.estimator import PrivateClassifier
+    from ownerwise.estimators import PrivateClassifier
 
 __version__ = "0.1.0"
 
@@ -73,7 +84,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "PrivateClassifier":  # scikit-learn is an optional extra
-        from ownerwise.estimator import PrivateClassifier
+        from ownerwise.estimators import PrivateClassifier
 
         return PrivateClassifier
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ownerwise.evaluation import Amount
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A mean over seeds; `deviation` is their standard deviation, None for a single run."""
+
+    mean: float
+    deviation: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Amount:
+        """Return mean and standard deviation (of a sample) of one value per seed."""
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return cls(float(np.mean(values)), deviation, len(values))
 
 
 def percent(share: float) -> str:

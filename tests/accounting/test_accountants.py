@@ -8,11 +8,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from oracles import exact_rdp_epsilon, prv_epsilon
-from ownerwise.accounting import Schedule, pld, rdp
-from ownerwise.accounting.costs import ACCOUNTANTS
-from ownerwise.accounting.pairs import GaussianPair
+from ownerwise.accounting import (
+    ACCOUNTANTS,
+    Schedule,
+    pld,
+    rdp,
+)
+from ownerwise.accounting.dominating_pairs import GaussianPair
 from ownerwise.errors import AccountingError
+from tools.oracles import exact_rdp_epsilon, prv_epsilon
 
 CASES = [  # rate, multiplier, steps, delta
     (0.01, 2.0, 2000, 1e-5),

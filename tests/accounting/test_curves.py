@@ -6,9 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ownerwise import accounting
-from ownerwise.accounting import Schedule, pld, rdp
-from ownerwise.accounting.curves import Budgets, gaussian_mu, multiplier_curve, rate_curve
-from ownerwise.accounting.roots import find_root
+from ownerwise.accounting import (
+    Budgets,
+    Schedule,
+    find_root,
+    gaussian_mu,
+    multiplier_curve,
+    pld,
+    rate_curve,
+    rdp,
+)
 from ownerwise.errors import AccountingError
 
 SCHEDULE = Schedule.constant(400)

@@ -10,9 +10,17 @@ from scipy.integrate import quad
 from scipy.special import comb, logsumexp
 from scipy.stats import laplace, norm
 
-from ownerwise.accounting import PaidRelease, Schedule, pld, reference
-from ownerwise.accounting.costs import joint_multiplier, spent
-from ownerwise.accounting.pairs import GaussianPair, LaplacePair
+from ownerwise.accounting import (
+    PaidRelease,
+    Schedule,
+    joint_multiplier,
+    pld,
+    reference,
+)
+from ownerwise.accounting.dominating_pairs import GaussianPair, LaplacePair
+from ownerwise.accounting.release import (
+    spent,
+)
 
 DELTA = 1e-5
 MEASURED = [  # rate, multiplier, Laplace scale, steps, epsilon at delta 1e-5

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_files import problems
 
 import ownerwise as ow
 from ownerwise.data import DataSet, Records, assign
+from tools.made_files import problems
 
 
 def data_set(counts, test=2):

@@ -4,7 +4,10 @@ import sys
 
 import numpy as np
 import pytest
-from made_files import (
+
+from ownerwise import data
+from ownerwise.errors import PrivacyWarning
+from tools.made_files import (
     make_ctg,
     make_ctg_workbook,
     make_heart,
@@ -14,9 +17,6 @@ from made_files import (
     write,
     xls,
 )
-
-from ownerwise import data
-from ownerwise.errors import PrivacyWarning
 
 
 def feature(loaded, name):

@@ -2,10 +2,16 @@
 
 import numpy as np
 import pytest
-from made_files import problems
 
-from ownerwise.data.features import Category, Number, encode
+from ownerwise.data import (
+    Category,
+    Number,
+)
+from ownerwise.data.features import (
+    encode,
+)
 from ownerwise.errors import PrivacyWarning
+from tools.made_files import problems
 
 
 def numbers(column, feature, **options):

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_files import problems
 
 from ownerwise.data import DataSet, Records
 from ownerwise.data.records import in_test
+from tools.made_files import problems
 
 
 def records(targets, **columns):

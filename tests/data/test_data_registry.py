@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from made_files import MAKERS, make, problems
 
 from ownerwise import data
 from ownerwise.data.registry import SOURCES
+from tools.made_files import MAKERS, make, problems
 
 
 @pytest.mark.parametrize("name", [name for name in data.NAMES if name != "digits"])

@@ -5,13 +5,16 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
-from made_files import problems, write
 from pyarrow import parquet
 
 import ownerwise as ow
-from ownerwise.data import assign, load_table
-from ownerwise.data.features import Number
+from ownerwise.data import (
+    Number,
+    assign,
+    load_table,
+)
 from ownerwise.errors import PrivacyWarning
+from tools.made_files import problems, write
 
 CSV = "clinic,age,ward,outcome\n" + "".join(
     f"{clinic},{20 + k},{'ab'[k % 2]},{('well', 'ill')[k // 10]}\n"

@@ -4,10 +4,10 @@ import gzip
 
 import numpy as np
 import pytest
-from made_files import idx, make_mnist, pixels, problems, write
 
 from ownerwise import data
 from ownerwise.data.mnist import read_idx
+from tools.made_files import idx, make_mnist, pixels, problems, write
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])

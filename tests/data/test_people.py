@@ -1,10 +1,10 @@
 """Adult and the credit card clients."""
 
 import pytest
-from made_files import credit_rows, csv_text, make_adult, make_credit, problems, write, xls
 
 from ownerwise import data
 from ownerwise.data.people import CREDIT_COLUMNS
+from tools.made_files import credit_rows, csv_text, make_adult, make_credit, problems, write, xls
 
 NUMBERED = ["ID", *(f"X{number}" for number in range(1, 24)), "Y"]
 

@@ -4,10 +4,10 @@ import sys
 
 import numpy as np
 import pytest
-from made_files import make_pneumonia, make_svhn, pixels, problems, write
 from scipy.io import savemat
 
 from ownerwise import data
+from tools.made_files import make_pneumonia, make_svhn, pixels, problems, write
 
 
 class TestSvhn:

@@ -5,9 +5,9 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from made_files import problems, write
 
 from ownerwise.data.sources import CACHE_VARIABLE, DATA_VARIABLE, Download, Part, Source, locate
+from tools.made_files import problems, write
 
 CONTENT = b"some records\n" * 50_000  # several chunks
 

@@ -2,7 +2,12 @@
 
 import numpy as np
 import pytest
-from made_files import (
+
+from ownerwise import data
+from ownerwise.data.texts import ALPHABET
+from ownerwise.data.vocabulary import UNKNOWN
+from ownerwise.errors import PrivacyWarning
+from tools.made_files import (
     make_imdb,
     make_surname_archive,
     make_surnames,
@@ -10,11 +15,6 @@ from made_files import (
     review_files,
     write,
 )
-
-from ownerwise import data
-from ownerwise.data.texts import ALPHABET
-from ownerwise.data.vocabulary import UNKNOWN
-from ownerwise.errors import PrivacyWarning
 
 
 def spelled(row):

@@ -1,11 +1,11 @@
 """Words as numbers, and what a list of words gives away."""
 
 import pytest
-from made_files import problems
 
 from ownerwise.data import Vocabulary, tokenize
 from ownerwise.data.vocabulary import PADDING, UNKNOWN
 from ownerwise.errors import PrivacyWarning
+from tools.made_files import problems
 
 
 def test_tokenize():

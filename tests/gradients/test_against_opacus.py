@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from record_loop import norms_of, run, wavy
 from torch import nn
 
 from ownerwise.gradients import Tape
+from tools.record_loop import norms_of, run, wavy
 
 opacus = pytest.importorskip("opacus")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Opacus' own

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from record_loop import COUNT, FEW, assert_matches_loop
 from torch import nn
 
 from ownerwise.gradients import Tape
+from tools.record_loop import COUNT, FEW, assert_matches_loop
 
 LONGEST = 5
 

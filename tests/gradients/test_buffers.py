@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from record_loop import assert_matches_loop, run
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-import step_tools as tools
 from ownerwise.gradients import Refused, Tape, check
+from tools import step_tools as tools
+from tools.record_loop import assert_matches_loop, run
 
 
 def without_graph(m, x):

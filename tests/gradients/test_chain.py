@@ -6,14 +6,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from record_loop import assert_equal, loop, wavy
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 import ownerwise as ow
-from ownerwise import constraints
 from ownerwise.gradients import Chain, Refused
+from ownerwise.mechanisms import constraints
+from tools.record_loop import assert_equal, loop, wavy
 
 ACTIVATIONS = [nn.ReLU, nn.Tanh, nn.Sigmoid]
 

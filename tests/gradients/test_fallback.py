@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from record_loop import Model, assert_equal, loop, norms_of, run
 
 from ownerwise.gradients import Refused, Tape
+from tools.record_loop import Model, assert_equal, loop, norms_of, run
 
 WIDTH = 8
 SCALE = torch.logspace(-3, 3, WIDTH, dtype=torch.float64)

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from record_loop import Model, loop, run
 from torch import nn
 
 from ownerwise.gradients import Tape
 from ownerwise.gradients.contributions import few_rows
+from tools.record_loop import Model, loop, run
 
 MODELS = {
     "linear": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)), (7, 6)),

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from record_loop import COUNT, FEW, Model, assert_equal, assert_matches_loop, loop, run
 from torch import nn
 
 from ownerwise.gradients import Tape
+from tools.record_loop import COUNT, FEW, Model, assert_equal, assert_matches_loop, loop, run
 
 # torch warns that even kernels need a padded copy; the values are what matters here
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")

@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from record_loop import COUNT, FEW, assert_matches_loop
 from torch import nn
+
+from tools.record_loop import COUNT, FEW, assert_matches_loop
 
 SIZE = st.integers(1, 4)
 SPACE = st.lists(st.integers(2, 4), max_size=3)

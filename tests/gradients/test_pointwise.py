@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from record_loop import COUNT, FEW, Model, assert_matches_loop
 from torch import nn
+
+from tools.record_loop import COUNT, FEW, Model, assert_matches_loop
 
 CALLS = {
     "scale": lambda x, p: x * p,

@@ -10,9 +10,11 @@ from torch import nn
 from torch.nn import functional
 
 import ownerwise as ow
-import step_tools as tools
 from ownerwise.gradients.precision import HUGE, without_huge
-from ownerwise.plugs import Randomness
+from ownerwise.mechanisms import (
+    Randomness,
+)
+from tools import step_tools as tools
 
 _one_thread = pytest.fixture(autouse=True)(tools.one_thread)
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from record_loop import COUNT, FEW, assert_matches_loop
 from torch import nn
 
 from ownerwise.gradients import Tape
+from tools.record_loop import COUNT, FEW, assert_matches_loop
 
 KINDS = [nn.RNN, nn.GRU, nn.LSTM]
 BOTH_WAYS = {"num_layers": 2, "bidirectional": True, "bias": True, "batch_first": True}

@@ -4,12 +4,12 @@ import re
 
 import pytest
 import torch
-from record_loop import Model
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from ownerwise.gradients import Problem, Refused, Tape, check
+from tools.record_loop import Model
 
 
 def refused(model, x, match):

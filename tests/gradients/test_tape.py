@@ -6,12 +6,12 @@ import pickle
 
 import pytest
 import torch
-from record_loop import Model, assert_equal, loop, norms_of, run, wavy
 from torch import nn
 from torch.nn import functional
 
 from ownerwise.gradients import Refused, Tape
 from ownerwise.gradients.taps import Tap
+from tools.record_loop import Model, assert_equal, loop, norms_of, run, wavy
 
 
 def small_cnn():

@@ -3,12 +3,12 @@
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from record_loop import COUNT, FEW, Model, assert_equal, assert_matches_loop, loop, run
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from ownerwise.gradients import Tape
+from tools.record_loop import COUNT, FEW, Model, assert_equal, assert_matches_loop, loop, run
 
 
 def test_reused_layer():

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 import ownerwise as ow
-import step_tools as tools
 from ownerwise.mechanisms import AutoS, Psac, Standard
+from tools import step_tools as tools
 
 _one_thread = pytest.fixture(autouse=True)(tools.one_thread)
 

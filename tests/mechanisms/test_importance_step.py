@@ -7,11 +7,15 @@ from torch import nn
 from torch.nn import functional
 
 import ownerwise as ow
-import step_tools as tools
 from ownerwise.errors import OwnerwiseError
-from ownerwise.mechanisms import AcceptanceSteering
-from ownerwise.noise import Noise
-from ownerwise.plugs import Randomness
+from ownerwise.mechanisms import (
+    AcceptanceSteering,
+    Randomness,
+)
+from ownerwise.randomness import (
+    Noise,
+)
+from tools import step_tools as tools
 
 _double = pytest.fixture(autouse=True)(tools.double_on_one_thread)
 cross_entropy = functional.cross_entropy

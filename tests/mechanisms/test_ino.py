@@ -19,7 +19,9 @@ from ownerwise.mechanisms import (
     OwnerThenLoss,
     Steps,
 )
-from ownerwise.random import SecretStream
+from ownerwise.randomness import (
+    SecretStream,
+)
 
 TAILS = {
     "straight": Beta(),

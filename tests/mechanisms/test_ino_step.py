@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn import functional
 
 import ownerwise as ow
-import step_tools as tools
 from ownerwise.mechanisms import AtRandom
+from tools import step_tools as tools
 
 RECORDS = 90
 

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional
 
 import ownerwise as ow
-import step_tools as tools
 from ownerwise import models
 from ownerwise.models import features
+from tools import step_tools as tools
 
 _thread = pytest.fixture(autouse=True)(tools.one_thread)
 

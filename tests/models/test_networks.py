@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn import functional
 
 import ownerwise as ow
-import step_tools as tools
 from ownerwise import models
+from tools import step_tools as tools
 
 _thread = pytest.fixture(autouse=True)(tools.one_thread)
 

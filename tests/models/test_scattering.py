@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 import ownerwise as ow
-import step_tools as tools
 from ownerwise.models.features import Scattering
+from tools import step_tools as tools
 
 _double = pytest.fixture(autouse=True)(tools.double_on_one_thread)
 

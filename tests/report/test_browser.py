@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from ownerwise.cli import main
+from ownerwise.cli.main import main
 from ownerwise.report import write_report
-from report_tools import made_run
+from tools.report_tools import made_run
 
 webdriver = pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402

@@ -6,7 +6,7 @@ import pytest
 
 import ownerwise as ow
 from ownerwise.report.budget_classes import attacker_bound, attacker_words, classes_of, spent
-from report_tools import small_plan, wide_plan
+from tools.report_tools import small_plan, wide_plan
 
 
 def test_classes_add_up_to_the_plan():

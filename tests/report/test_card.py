@@ -7,8 +7,13 @@ import pytest
 import yaml
 
 import ownerwise as ow
-from ownerwise.report.card import card_text, write_card
-from report_tools import evaluation, made_run, small_plan, wide_plan
+from ownerwise.report import (
+    write_card,
+)
+from ownerwise.report.card import (
+    card_text,
+)
+from tools.report_tools import evaluation, made_run, small_plan, wide_plan
 
 
 def head_of(card: str) -> dict:

@@ -2,9 +2,12 @@
 
 import pytest
 
-from ownerwise.report import constraint_section, write_report
-from ownerwise.report.study import Study
-from report_tools import made_run, small_plan
+from ownerwise.report import (
+    Study,
+    constraint_section,
+    write_report,
+)
+from tools.report_tools import made_run, small_plan
 
 UPPER, LOWER = "parity ≤ 0.05", "parity ≥ -0.05"
 

@@ -5,9 +5,19 @@ import pytest
 from scipy import stats
 
 import ownerwise as ow
-from ownerwise.report import budget_figures, figures
-from ownerwise.report.study import Study
-from report_tools import INO_SETTINGS, evaluation, made_run, small_plan, two_methods, wide_plan
+from ownerwise.report import (
+    Study,
+    budget_figures,
+    figures,
+)
+from tools.report_tools import (
+    INO_SETTINGS,
+    evaluation,
+    made_run,
+    small_plan,
+    two_methods,
+    wide_plan,
+)
 
 
 def traces_of(figure, panel=0, view=0):

@@ -1,7 +1,7 @@
 import numpy as np
 
 from ownerwise.report.groups import Group, by_member, groups_of, most_telling, nouns_of
-from report_tools import made_run, wide_plan
+from tools.report_tools import made_run, wide_plan
 
 
 def test_the_strictest_budget_comes_first_and_names_are_in_natural_order():

@@ -7,12 +7,16 @@ import pytest
 import torch
 
 import ownerwise as ow
-from ownerwise.report import write_report
+from ownerwise.report import (
+    Study,
+    write_report,
+)
 from ownerwise.report.overview import overview
-from ownerwise.report.study import Study
-from ownerwise.runs import Run
-from report_tools import made_run, small_plan, two_methods, wide_plan
-from step_tools import one_thread
+from ownerwise.runs import (
+    Run,
+)
+from tools.report_tools import made_run, small_plan, two_methods, wide_plan
+from tools.step_tools import one_thread
 
 one_thread = pytest.fixture(autouse=True)(one_thread)
 
@@ -187,7 +191,9 @@ def test_missing_plotly_is_explained_and_nothing_is_written(tmp_path, monkeypatc
 
 
 def test_a_real_training_is_reported_from_its_folder(tmp_path):
-    from ownerwise.training import Trainer
+    from ownerwise.training import (
+        Trainer,
+    )
 
     generator = torch.Generator().manual_seed(0)
     plan = small_plan(steps=12)

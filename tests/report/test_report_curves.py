@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from ownerwise.report.curves import Curve, curve
-from report_tools import made_run
+from tools.report_tools import made_run
 
 
 def accuracy(evaluation):

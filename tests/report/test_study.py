@@ -2,9 +2,15 @@ import numpy as np
 import pytest
 
 import ownerwise as ow
-from ownerwise.evaluation import Amount
-from ownerwise.report.study import METRICS, Study, differences
-from report_tools import evaluation, made_run, small_plan, two_methods
+from ownerwise.report import (
+    Study,
+)
+from ownerwise.report.study import (
+    METRICS,
+    differences,
+)
+from ownerwise.wording import Amount
+from tools.report_tools import evaluation, made_run, small_plan, two_methods
 
 ACCURACY, _, WORST, STRICTEST, SPREAD = METRICS
 

@@ -5,8 +5,31 @@ accountants are `pld` (tight, default) and `rdp`; `chains` evaluates them for ma
 `curves` and `roots` invert them for a million; `reference` checks both with dp-accounting.
 """
 
-from ownerwise.accounting.chains import epsilon
-from ownerwise.accounting.costs import ACCOUNTANTS, NOISES, PaidRelease, joint_multiplier
+from ownerwise.accounting.curves import (
+    BudgetCurve,
+    Budgets,
+    LogQuantity,
+    gaussian_mu,
+    multiplier_curve,
+    rate_curve,
+)
+from ownerwise.accounting.per_owner import epsilon
+from ownerwise.accounting.release import ACCOUNTANTS, NOISES, PaidRelease, joint_multiplier
+from ownerwise.accounting.roots import find_root
 from ownerwise.accounting.schedule import Schedule
 
-__all__ = ["ACCOUNTANTS", "NOISES", "PaidRelease", "Schedule", "epsilon", "joint_multiplier"]
+__all__ = [
+    "ACCOUNTANTS",
+    "NOISES",
+    "BudgetCurve",
+    "Budgets",
+    "LogQuantity",
+    "PaidRelease",
+    "Schedule",
+    "epsilon",
+    "find_root",
+    "gaussian_mu",
+    "joint_multiplier",
+    "multiplier_curve",
+    "rate_curve",
+]

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.interpolate import CubicSpline
 from scipy.special import log_ndtr, ndtr
 
-from ownerwise.accounting.costs import PaidRelease, joint_multiplier, spent
+from ownerwise.accounting.release import PaidRelease, joint_multiplier, spent
 from ownerwise.accounting.roots import find_root
 from ownerwise.accounting.schedule import Schedule
 

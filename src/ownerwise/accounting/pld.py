@@ -24,8 +24,8 @@ import numpy as np
 from scipy.fft import next_fast_len
 from scipy.special import ndtri
 
+from ownerwise.accounting.dominating_pairs import GaussianPair, LaplacePair, Pair
 from ownerwise.accounting.moments import highest_order
-from ownerwise.accounting.pairs import GaussianPair, LaplacePair, Pair
 from ownerwise.accounting.rdp import convert, order_grid
 from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError

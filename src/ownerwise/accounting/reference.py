@@ -13,8 +13,8 @@ from importlib.metadata import version
 import numpy as np
 from scipy.special import ndtr
 
-from ownerwise.accounting.costs import PaidRelease
 from ownerwise.accounting.curves import gaussian_mu
+from ownerwise.accounting.release import PaidRelease
 from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
 

@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.budget_tables import OTHER_SEPARATOR, other_separator
 from ownerwise.errors import OwnerwiseError, name_some, require
+from ownerwise.owners import (
+    OTHER_SEPARATOR,
+    other_separator,
+)
 
 _OPEN = {".gz": gzip.open, ".xz": lzma.open}
 

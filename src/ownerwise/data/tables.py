@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.budget_tables import as_array, as_ids
 from ownerwise.data.features import MISSING, Category, Number, Schema, class_of, make_table
 from ownerwise.data.pictures import Pictures
 from ownerwise.data.reading import by_column, read_arrays, read_rows, reading
 from ownerwise.data.records import TEST_EVERY, DataSet, Records, in_test
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, name_some, require
+from ownerwise.owners import (
+    as_array,
+    as_ids,
+)
 
 Declared = tuple[float, float] | Sequence[str] | Number | Category | Pictures | None
 """What is said of a feature: its range, its categories, that it names pictures, or nothing."""

@@ -46,8 +46,22 @@ from ownerwise.gradients.preflight import check
 from ownerwise.gradients.problems import Problem, Refused
 from ownerwise.gradients.records import Records
 from ownerwise.gradients.rules import install
+from ownerwise.gradients.sources import changed_by_data
+from ownerwise.gradients.state import State, differing
 from ownerwise.gradients.tape import Tape
 
-install()
+__all__ = [
+    "Chain",
+    "ChainRecords",
+    "Problem",
+    "Records",
+    "Refused",
+    "State",
+    "Tape",
+    "changed_by_data",
+    "check",
+    "differing",
+    "install",
+]
 
-__all__ = ["Chain", "ChainRecords", "Problem", "Records", "Refused", "Tape", "check"]
+install()

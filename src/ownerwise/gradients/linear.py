@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.nn import functional
 
-from ownerwise.gradients.contributions import (
-    Contribution,
-    Dense,
-    Rows,
-    Saved,
-    accumulation_dtype,
-)
+from ownerwise.gradients.contributions import Contribution, Dense, Rows, Saved, accumulation_dtype
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.outer import Outer
 from ownerwise.gradients.sources import Source

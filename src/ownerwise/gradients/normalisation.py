@@ -15,12 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ownerwise.gradients.contributions import (
-    Contribution,
-    Dense,
-    Saved,
-    accumulation_dtype,
-)
+from ownerwise.gradients.contributions import Contribution, Dense, Saved, accumulation_dtype
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.problems import Refused
 from ownerwise.gradients.sources import Source

@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ownerwise.gradients.contributions import (
-    Contribution,
-    Dense,
-    Saved,
-    accumulation_dtype,
-)
+from ownerwise.gradients.contributions import Contribution, Dense, Saved, accumulation_dtype
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.problems import Refused
 from ownerwise.gradients.sources import Source, name_of

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ownerwise.gradients.contributions import (
-    Contribution,
-    Dense,
-    Policy,
-    accumulation_dtype,
-)
+from ownerwise.gradients.contributions import Contribution, Dense, Policy, accumulation_dtype
 from ownerwise.gradients.ghost import shared_ghost_norms
 from ownerwise.gradients.precision import full_precision
 from ownerwise.gradients.sources import Source

@@ -14,12 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ownerwise.gradients.contributions import (
-    Contribution,
-    Dense,
-    Saved,
-    accumulation_dtype,
-)
+from ownerwise.gradients.contributions import Contribution, Dense, Saved, accumulation_dtype
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.linear import project
 from ownerwise.gradients.outer import Outer, SharedLeft

@@ -4,12 +4,32 @@ from ownerwise.mechanisms.clipping import AutoS, ClippingRule, Psac, Standard
 from ownerwise.mechanisms.importance import ImportanceSampling
 from ownerwise.mechanisms.ino import INO
 from ownerwise.mechanisms.ino_sum import InoSum, ino_sum
+from ownerwise.mechanisms.losses import (
+    Loss,
+    check_separation,
+    ignored_target,
+    loss_problems,
+    per_record,
+)
+from ownerwise.mechanisms.plugs import (
+    AdaptiveRelease,
+    Peek,
+    Randomness,
+    Release,
+    Stateful,
+    Steered,
+    Steering,
+    SummedRelease,
+    Weights,
+    sum_of_unit_rows,
+)
 from ownerwise.mechanisms.scores import (
     AtRandom,
     BudgetAware,
     ByLoss,
     ByNegativeLoss,
     OwnerThenLoss,
+    Score,
 )
 from ownerwise.mechanisms.steering import AcceptanceSteering
 from ownerwise.mechanisms.tails import Beta, Steps, Tail
@@ -17,6 +37,7 @@ from ownerwise.mechanisms.tails import Beta, Steps, Tail
 __all__ = [
     "INO",
     "AcceptanceSteering",
+    "AdaptiveRelease",
     "AtRandom",
     "AutoS",
     "Beta",
@@ -26,10 +47,25 @@ __all__ = [
     "ClippingRule",
     "ImportanceSampling",
     "InoSum",
+    "Loss",
     "OwnerThenLoss",
+    "Peek",
     "Psac",
+    "Randomness",
+    "Release",
+    "Score",
     "Standard",
+    "Stateful",
+    "Steered",
+    "Steering",
     "Steps",
+    "SummedRelease",
     "Tail",
+    "Weights",
+    "check_separation",
+    "ignored_target",
     "ino_sum",
+    "loss_problems",
+    "per_record",
+    "sum_of_unit_rows",
 ]

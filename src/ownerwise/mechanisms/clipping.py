@@ -15,7 +15,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ownerwise.random import StepStream
+from ownerwise.randomness import (
+    StepStream,
+)
 
 
 class ClippingRule(Protocol):

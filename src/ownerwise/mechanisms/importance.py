@@ -22,10 +22,14 @@ from torch import Tensor
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.mechanisms.steering import AcceptanceSteering
-from ownerwise.random import StepStream
+from ownerwise.randomness import (
+    StepStream,
+)
 
 if TYPE_CHECKING:
-    from ownerwise.plans import Plan
+    from ownerwise.planning import (
+        Plan,
+    )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ from ownerwise.mechanisms.scores import ByLoss, Score
 from ownerwise.mechanisms.tails import Beta, Tail
 
 if TYPE_CHECKING:
-    from ownerwise.plans import Plan
+    from ownerwise.planning import (
+        Plan,
+    )
 
 DEFAULT_TAIL = 0.4
 _LARGEST_SPREAD = 1e6

@@ -9,8 +9,10 @@ import torch
 
 from ownerwise import accounting
 from ownerwise.mechanisms.ino import INO
-from ownerwise.noise import Noise
-from ownerwise.random import SecretStream
+from ownerwise.randomness import (
+    Noise,
+    SecretStream,
+)
 
 
 @dataclass(frozen=True)

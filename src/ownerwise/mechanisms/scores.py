@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ownerwise.random import SecretStream
+from ownerwise.randomness import (
+    SecretStream,
+)
 
 if TYPE_CHECKING:
-    from ownerwise.plans import Plan
+    from ownerwise.planning import (
+        Plan,
+    )
 
 Score = Callable[[np.ndarray, np.ndarray, "Plan | None"], np.ndarray]
 """score(losses, owner_index, plan): one number per record."""

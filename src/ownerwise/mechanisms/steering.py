@@ -17,9 +17,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ownerwise.micro_batches import take
-from ownerwise.random import StepStream
-from ownerwise.sampling import Batch
+from ownerwise.batches import (
+    Batch,
+    take,
+)
+from ownerwise.randomness import (
+    StepStream,
+)
 
 _LEAST_SHARE = 0.01
 """Below, one record would move an update by more than a hundred times what it does at share 1."""

@@ -8,12 +8,13 @@ extractors that cost no privacy: they depend on no private record.
 from ownerwise.models import features
 from ownerwise.models.activations import TemperedSigmoid
 from ownerwise.models.convolutional import cifar_cnn, mnist_cnn
-from ownerwise.models.dense import linear_head, mlp, mlp_head, scattering_head
-from ownerwise.models.registry import NAMES, build
+from ownerwise.models.dense import hidden_problems, linear_head, mlp, mlp_head, scattering_head
+from ownerwise.models.registry import BUILDERS, NAMES, build
 from ownerwise.models.residual import ResNet18
 from ownerwise.models.text import ImdbLSTM, SurnamesLSTM
 
 __all__ = [
+    "BUILDERS",
     "NAMES",
     "ImdbLSTM",
     "ResNet18",
@@ -22,6 +23,7 @@ __all__ = [
     "build",
     "cifar_cnn",
     "features",
+    "hidden_problems",
     "linear_head",
     "mlp",
     "mlp_head",

@@ -9,20 +9,16 @@ from collections.abc import Sequence
 from os import PathLike
 
 from ownerwise.files import write_text
-from ownerwise.report import (
-    budget_figures,
-    constraint_section,
-    figures,
-    markup,
-    overview,
-    sections,
-)
-from ownerwise.report.page import page
+from ownerwise.report import budget_figures, constraint_section, figures, markup, overview, sections
+from ownerwise.report.card import write_card
+from ownerwise.report.page import page, plotly
 from ownerwise.report.plots import Figure
 from ownerwise.report.study import Study
-from ownerwise.runs import Run
+from ownerwise.runs import (
+    Run,
+)
 
-__all__ = ["write_report"]
+__all__ = ["page", "plotly", "write_card", "write_report"]
 
 
 def write_report(runs: Sequence[Run], path: str | PathLike, *, title: str | None = None) -> None:

@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ownerwise.plan_tables import class_members
-from ownerwise.plans import Plan
+from ownerwise.planning import (
+    Plan,
+    class_members,
+)
 from ownerwise.wording import span
 
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.accounting.curves import gaussian_mu
+from ownerwise.accounting import (
+    gaussian_mu,
+)
 from ownerwise.files import write_text
-from ownerwise.markdown import table
 from ownerwise.report.budget_classes import (
     BudgetClass,
     attacker_bound,
@@ -24,6 +25,7 @@ from ownerwise.report.budget_classes import (
     classes_of,
     spent,
 )
+from ownerwise.report.markdown import table
 from ownerwise.report.statements import (
     ADJACENCY,
     NOT_PRIVATE,
@@ -37,7 +39,9 @@ from ownerwise.report.statements import (
     why_not_private,
 )
 from ownerwise.report.study import METRICS, Study
-from ownerwise.runs import Run
+from ownerwise.runs import (
+    Run,
+)
 from ownerwise.wording import delta, span, span_up, up, whole
 
 _OVERSTATEMENT = 2e-3

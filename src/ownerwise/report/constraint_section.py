@@ -12,7 +12,9 @@ from ownerwise.report.curves import MOST_POINTS, Curve
 from ownerwise.report.figures import study_data
 from ownerwise.report.plots import Figure, Key, Panel, View
 from ownerwise.report.study import Method, Study, last
-from ownerwise.runs import Run
+from ownerwise.runs import (
+    Run,
+)
 
 MOST_DRAWN = 12
 _ROUNDING = 1e-9

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.runs import Run
+from ownerwise.runs import (
+    Run,
+)
 
 MOST_POINTS = 300
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from ownerwise.evaluation import FEW_GROUPS
+from ownerwise.evaluation import (
+    FEW_GROUPS,
+)
 from ownerwise.report import plots
 from ownerwise.report.curves import MOST_POINTS, Curve, curve
 from ownerwise.report.groups import MOST_NAMED, Group, by_member, most_telling

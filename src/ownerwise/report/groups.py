@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.runs import Run
+from ownerwise.runs import (
+    Run,
+)
 
 MOST_NAMED = 50
 _RANGES = 8

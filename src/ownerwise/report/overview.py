@@ -11,7 +11,9 @@ from ownerwise.report.groups import nouns_of
 from ownerwise.report.markup import Cell, escape
 from ownerwise.report.statements import NOT_PRIVATE, budget_words, large_delta, why_not_private
 from ownerwise.report.study import METRICS, Difference, Method, Metric, Study, differences
-from ownerwise.runs import Run
+from ownerwise.runs import (
+    Run,
+)
 from ownerwise.wording import amount, epsilon, percent, percent_up, signed_points, span_up, whole
 
 _ACCURACY, _, _WORST, _STRICTEST, _SPREAD = METRICS

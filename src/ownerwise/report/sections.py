@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ownerwise import plan_tables
 from ownerwise.errors import name_some
+from ownerwise.planning import table as plan_tables
 from ownerwise.report import markup
 from ownerwise.report.budget_classes import (
     BudgetClass,
@@ -27,7 +27,9 @@ from ownerwise.report.statements import (
     unit,
 )
 from ownerwise.report.study import PlanUse, Study
-from ownerwise.runs import Run
+from ownerwise.runs import (
+    Run,
+)
 from ownerwise.wording import delta, duration, epsilon, percent, percent_up, span, span_up, whole
 
 _LITTLE_PROMISED = 95.0

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ownerwise.errors import name_some
-from ownerwise.owners import UNIT
-from ownerwise.runs import Run
+from ownerwise.owners import (
+    UNIT,
+)
+from ownerwise.runs import (
+    Run,
+)
 from ownerwise.wording import span_up, whole
 
 NOT_PRIVATE = "NOT PRIVATE"

@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.evaluation import Amount
-from ownerwise.plans import Plan
+from ownerwise.planning import (
+    Plan,
+)
 from ownerwise.report.budget_classes import BudgetClass, classes_of
 from ownerwise.report.groups import Group, groups_of, nouns_of
-from ownerwise.runs import Run
+from ownerwise.runs import (
+    Run,
+)
+from ownerwise.wording import Amount
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,101 @@
+"""A page of settings in which all owners have one budget: methods against epsilon.
+
+A setting is run at several budgets by `--set owners.assignment.budgets=[EPSILON]`. Each is a study
+of its own; here they stand side by side, with what others have published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+
+from ownerwise.files import write_text
+from ownerwise.report.markdown import percent, table
+from ownerwise_reproduction import summary
+from ownerwise_reproduction.summary import Study
+
+PAGE = "importance.md"
+TITLE = "Importance sampling, tempered sigmoids and falling noise, by epsilon"
+
+_BUDGETS = "owners.assignment.budgets="
+_SLIDES = "DPIS, slides"
+_ELSEWHERE = "another paper's table"
+PUBLISHED: Mapping[str, Mapping[str, Mapping[float, float]]] = {
+    "DPIS-IMDB": {
+        f"{_SLIDES}: DPIS": {0.5: 59.1, 1: 62.1, 2: 65.9, 3: 68.3, 4: 70.2},
+        f"{_SLIDES}: DP-SGD": {0.5: 56.4, 1: 60.3, 2: 63.5, 3: 66.4, 4: 67.4},
+        f"{_SLIDES}: tempered sigmoid": {0.5: 57.5, 1: 60.3, 2: 62.8, 3: 65.2, 4: 66.5},
+        f"{_SLIDES}: falling noise": {0.5: 56.8, 1: 60.4, 2: 63.6, 3: 66.3, 4: 67.6},
+    },
+    "DPIS-MNIST": {
+        f"{_ELSEWHERE}: DPIS": {1: 97.79, 3: 98.62},
+        f"{_ELSEWHERE}: tempered sigmoid": {1: 97.06, 3: 98.22},
+    },
+    "DPIS-FMNIST": {
+        f"{_ELSEWHERE}: DPIS": {1: 86.25, 3: 88.82},
+        f"{_ELSEWHERE}: tempered sigmoid": {1: 83.63, 3: 86.29},
+    },
+}
+"""Accuracies in per cent that others report: {setting: {whose: {epsilon: accuracy}}}."""
+
+
+def families(studies: Sequence[Study]) -> dict[str, dict[float, Study]]:
+    """Return {heading: {epsilon: study}} of studies that differ in the budget of all alone."""
+    found: dict[str, dict[float, Study]] = {}
+    for study in studies:
+        budgets = set(study.budgets.values())
+        if study.first["setting"] in PUBLISHED and len(budgets) == 1:
+            changes = [c for c in study.first["changes"] if not c.startswith(_BUDGETS)]
+            heading = summary.heading(study.first["setting"], study.first["profile"], changes)
+            found.setdefault(heading, {})[budgets.pop()] = study
+    return {heading: dict(sorted(by.items())) for heading, by in found.items()}
+
+
+def write_page(studies: Sequence[Study], folder: str | PathLike) -> dict[str, str]:
+    """Write the page if there is something to show; return {title: file} of what was written."""
+    found = families(studies)
+    if not found:
+        return {}
+    write_text(Path(folder) / PAGE, page(found))
+    return {TITLE: PAGE}
+
+
+def page(found: Mapping[str, Mapping[float, Study]]) -> str:
+    """Return the Markdown page."""
+    parts = [
+        f"# {TITLE}",
+        "Test accuracy in per cent by epsilon, delta 1e-5: mean and, of several seeds, standard "
+        "deviation; links lead to seeds, commands and plan hashes. Networks and numbers of steps "
+        "are the same for all methods of a table; the tempered sigmoid changes the activation. "
+        "DP-SGD takes all candidates of importance sampling; the row of fewer takes about as many "
+        "as that accepts. Gradients are counted per run, in thousands: evaluated (norms), and in "
+        "the sums in brackets. What others report has other numbers of steps, and in the second "
+        "and third table probably other inputs. What it comes to is said "
+        "[here](../how-to/importance-sampling.md).",
+    ]
+    for heading, by_budget in found.items():
+        parts += [f"## {heading}", _table(by_budget)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(by_budget: Mapping[float, Study]) -> str:
+    labels = {
+        method: study.label(method) for study in by_budget.values() for method in study.methods
+    }
+    setting = next(iter(by_budget.values())).first["setting"]
+    rows = []
+    for method, label in labels.items():
+        shown = {e: study.methods.get(method) for e, study in by_budget.items()}
+        cells = [
+            "" if runs is None else percent(summary.over_seeds(runs)["accuracy"])
+            for runs in shown.values()
+        ]
+        work = [summary.gradients(runs) for runs in shown.values() if runs is not None]
+        counts = [f"{one[0] / 1000:.0f} ({one[1] / 1000:.0f})" for one in work if one is not None]
+        rows.append([label, *cells, counts[0] if counts else ""])
+    for whose, numbers in PUBLISHED[setting].items():
+        cells = [f"{numbers[e]:g}" if e in numbers else "" for e in by_budget]
+        rows.append([whose, *cells, ""])
+    heads = [f"[ε {e:g}]({study.name}.md)" for e, study in by_budget.items()]
+    return table(["method", *heads, "gradients"], rows)

@@ -1,0 +1,58 @@
+"""The table of the papers' claims, as the page over all results shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ownerwise.report.markdown import table
+from ownerwise_reproduction import provenance
+from ownerwise_reproduction.claims import VERDICTS, Claim, Finding, left_out
+
+
+def page_part(findings: Sequence[Finding]) -> str:
+    """Return the table of claims, those that were not run apart, and what must be said of them."""
+    run = [finding for finding in findings if finding.study is not None]
+    missing = [finding for finding in findings if finding.study is None]
+    parts = []
+    if run:
+        found = [finding.verdict for finding in run]
+        counts = [f"{found.count(word)} {word}" for word in VERDICTS if word in found]
+        if "" in found:
+            counts.append(f"{found.count('')} without a verdict, for the paper has no number")
+        rules = "; ".join(f"*{word}*: {rule}" for word, rule in VERDICTS.items() if word in found)
+        parts += [
+            f"Of {len(run)} claims that were tried: {', '.join(counts)}. {len(missing)} more were "
+            "not run. Runs with the short profile are shorter than the papers'.",
+            f"{rules[:1].upper()}{rules[1:]}. Means and standard deviations over seeds, ours "
+            "minus theirs in brackets; differences with their 95 % interval, over the seeds that "
+            f"both methods have. Commands follow `{provenance.PROGRAM}`.",
+            table(["verdict", "claim", "theirs", "ours", "command"], list(map(_row, run)), texts=5),
+        ]
+    claims = [finding.claim for finding in run if finding.claim.note]
+    if claims:
+        notes = (f"- {_place(claim)}, {claim.setting}: {claim.note}" for claim in claims)
+        parts.append("\n".join(dict.fromkeys(notes)))
+    if missing:
+        parts.append(
+            table(["not run", "theirs", "command"], list(map(_missing_row, missing)), texts=3)
+        )
+    parts += ["Not among the claims:", "\n".join(f"- {words}" for words in left_out())]
+    return "\n\n".join(parts)
+
+
+def _row(finding: Finding) -> list[str]:
+    seeds = f"{finding.seeds} seed" + ("s" if finding.seeds > 1 else "")
+    distance = "" if finding.distance is None else f" ({finding.distance:+.2f})"
+    claim, theirs, command = _missing_row(finding)
+    ours = f"**{finding.ours}**{distance}, {seeds}, [{finding.heading}]({finding.study}.md)"
+    return [finding.verdict, claim, theirs, ours, command]
+
+
+def _missing_row(finding: Finding) -> list[str]:
+    command = finding.command.removeprefix(f"{provenance.PROGRAM} ")
+    claim = f"{finding.claim.claim} ({_place(finding.claim)})"
+    return [claim, finding.theirs, f"`{command}`"]
+
+
+def _place(claim: Claim) -> str:
+    return f"{claim.paper}, {claim.where}"

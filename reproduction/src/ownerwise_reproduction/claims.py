@@ -1,0 +1,352 @@
+"""The papers' claims beside what was found: one table that can be taken in at a glance.
+
+`claims.toml` has the claims as data. A claim names a setting, a method and a metric; with `minus`,
+the metric is the difference to another method over the seeds that both have. Every finding gets a
+verdict, by rules that are the same for all (`_verdict`).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from scipy.stats import t as students
+
+from ownerwise.errors import OwnerwiseError, name_some
+from ownerwise.report.markdown import amount
+from ownerwise.wording import Amount
+from ownerwise_reproduction import methods, provenance, settings, summary
+from ownerwise_reproduction.methods import Method
+from ownerwise_reproduction.summary import FEWEST_SEEDS, METRICS, Result, Study
+
+SEEDS = 5
+"""Seeds in the command of a claim that was not run."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, and how it is measured here.
+
+    Attributes:
+        paper: its name.
+        where: the table, figure or section.
+        claim: what is said, in our words.
+        theirs: its number in the metric's unit, or words where it names none.
+        deviation: over their trials, where it names one.
+        setting: the setting here.
+        method: the method here, with its argument.
+        metric: one of `METRICS`, `MEASURES`, `COMPARISONS`, or "group:NAME" for a group's recall.
+        minus: the method that is compared with.
+        expect: which way a difference or correlation goes by the paper: one of `EXPECTATIONS`.
+        changes: "section.key=value" each, as runs were made with.
+        note: the likely reason of a difference.
+    """
+
+    paper: str
+    where: str
+    claim: str
+    theirs: float | str
+    setting: str
+    method: str
+    metric: str
+    deviation: float | None = None
+    minus: str | None = None
+    expect: str | None = None
+    changes: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def methods(self) -> list[Method]:
+        """The methods that must have run: that which is subtracted first."""
+        return methods.parse(self.method if self.minus is None else f"{self.minus},{self.method}")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim with what was found, as tables show it.
+
+    Attributes:
+        claim: of the paper.
+        theirs: its number in words.
+        ours: mean and deviation, or the interval of a difference, in words; "not run" without
+            results.
+        distance: ours minus theirs, where both are numbers.
+        verdict: one of `VERDICTS`, or none where there is nothing to decide.
+        seeds: number of seeds.
+        study: name of the study that it comes from; None if not run.
+        heading: of that study.
+        command: that makes the runs.
+    """
+
+    claim: Claim
+    theirs: str
+    ours: str
+    distance: float | None
+    verdict: str
+    seeds: int
+    study: str | None
+    heading: str
+    command: str
+
+
+def read() -> list[Claim]:
+    """Return all claims."""
+    return make_claims(_file()["claim"])
+
+
+def left_out() -> list[str]:
+    """Return what the papers show that is not among the claims."""
+    return _file()["left_out"]
+
+
+def _file() -> dict[str, Any]:
+    text = (files("ownerwise_reproduction") / "claims.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def make_claims(entries: Sequence[Mapping[str, Any]]) -> list[Claim]:
+    """Return claims from the tables of a TOML file, or say everything that is wrong with them."""
+    problems = [
+        f"claim {number}: {problem}"
+        for number, entry in enumerate(entries, 1)
+        for problem in _problems(entry)
+    ]
+    if problems:
+        raise OwnerwiseError(problems)
+    return [Claim(**{**entry, "changes": tuple(entry.get("changes", ()))}) for entry in entries]
+
+
+def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
+    known = Claim.__dataclass_fields__
+    unknown = [key for key in entry if key not in known]
+    if unknown:
+        yield f"{name_some(unknown)}: expected {', '.join(known)}"
+    needed = ("paper", "where", "claim", "theirs", "setting", "method", "metric")
+    missing = [key for key in needed if key not in entry]
+    if missing:
+        yield f"{name_some(missing)} is missing"
+        return
+    try:
+        settings.setting(entry["setting"]).configure(0, changes=entry.get("changes", ()))
+        methods.parse(",".join([entry["method"], entry.get("minus", "")]))
+    except OwnerwiseError as error:
+        yield from error.problems
+    metric = entry["metric"]
+    if metric not in (*METRICS, *MEASURES, *COMPARISONS) and not metric.startswith("group:"):
+        expected = ", ".join((*METRICS, *MEASURES, *COMPARISONS, "group:NAME"))
+        yield f"metric {metric!r}: expected one of {expected}"
+    if metric in COMPARISONS and "minus" not in entry:
+        yield f"metric {metric} compares two methods: minus is missing"
+    if metric in MEASURES and "minus" in entry:
+        yield f"metric {metric} is measured of one method: remove minus"
+    expect = entry.get("expect")
+    if expect is not None and expect not in EXPECTATIONS:
+        yield f"expect {expect!r}: expected one of {', '.join(EXPECTATIONS)}"
+    if expect is not None and "minus" not in entry:
+        yield "expect is for comparisons: minus is missing"
+
+
+def find(claims: Sequence[Claim], studies: Sequence[Study]) -> list[Finding]:
+    """Return every claim with what was found: one finding for each profile that was run."""
+    return [finding for claim in claims for finding in _findings(claim, studies)]
+
+
+def _findings(claim: Claim, studies: Sequence[Study]) -> list[Finding]:
+    asked = claim.methods
+    found = []
+    for study in studies:
+        run = study.first
+        same = run["setting"] == claim.setting and sorted(run["changes"]) == sorted(claim.changes)
+        if same and all(method.slug in study.methods for method in asked):
+            finding = _finding(claim, study)
+            if finding is not None:
+                found.append(finding)
+    if found:
+        return found
+    specs = [method.spec for method in asked]
+    command = provenance.command("run", claim.setting, specs, range(SEEDS), changes=claim.changes)
+    return [Finding(claim, _theirs(claim), "not run", None, "", 0, None, claim.setting, command)]
+
+
+def _finding(claim: Claim, study: Study) -> Finding | None:
+    """Return what a study says of a claim; None if its methods have no seed in common."""
+    *other, runs = (study.methods[method.slug] for method in claim.methods)
+    if other:
+        shared = {run["seed"] for run in runs} & {run["seed"] for run in other[0]}
+        runs = [run for run in runs if run["seed"] in shared]
+        other = [[run for run in other[0] if run["seed"] in shared]]
+    if not runs:
+        return None
+    distance = None
+    if claim.metric in COMPARISONS:
+        ours, interval = COMPARISONS[claim.metric](other[0], runs)
+        verdict = _verdict(claim.expect, interval)
+    else:
+        value = _measured(claim, runs, other)
+        factor, unit = _unit(claim)
+        interval = _interval(value, factor)
+        shown = f"{factor * value.mean:+.2f} {_span(interval)}" if other else amount(value, factor)
+        ours = f"{shown} {unit}"
+        verdict = _verdict(claim.expect, interval)
+        if not isinstance(claim.theirs, str):
+            distance = factor * value.mean - claim.theirs
+            reached = distance <= 0 if claim.metric in LOWER_IS_BETTER else distance >= 0
+            verdict = "reached" if reached else "not reached"
+    command = provenance.command(
+        "run",
+        claim.setting,
+        [method.spec for method in claim.methods],
+        [run["seed"] for run in runs],
+        study.first["profile"],
+        study.first["changes"],
+    )
+    return Finding(
+        claim,
+        _theirs(claim),
+        ours,
+        distance,
+        verdict,
+        len(runs),
+        study.name,
+        study.heading,
+        command,
+    )
+
+
+def _interval(value: Amount, factor: float) -> tuple[float, float] | None:
+    """Return the 95 % confidence interval of a mean (Student's); None for one seed or two."""
+    if value.deviation is None or value.count < FEWEST_SEEDS:
+        return None
+    wide = float(students.ppf(0.975, value.count - 1)) * value.deviation / value.count**0.5
+    return factor * (value.mean - wide), factor * (value.mean + wide)
+
+
+def _span(interval: tuple[float, float] | None) -> str:
+    return "[too few seeds]" if interval is None else f"[{interval[0]:.2f}, {interval[1]:.2f}]"
+
+
+def _verdict(expect: str | None, interval: tuple[float, float] | None) -> str:
+    """Return whether a paper's expectation holds, as far as the 95 % interval tells."""
+    if expect is None:
+        return ""
+    if interval is None:
+        return "undecided"
+    low, high = interval if expect != "below" else (-interval[1], -interval[0])
+    if high < 0:
+        return "disagrees"
+    return "agrees" if low > (-KEPT if expect == "kept" else 0) else "undecided"
+
+
+def _measured(claim: Claim, runs: Sequence[Result], other: Sequence[Sequence[Result]]) -> Amount:
+    if claim.metric in MEASURES:
+        return MEASURES[claim.metric](runs)
+    values = {run["seed"]: _value(claim.metric, run) for run in runs}
+    for run in other[0] if other else ():
+        values[run["seed"]] -= _value(claim.metric, run)
+    return Amount.of(list(values.values()))
+
+
+def _value(metric: str, run: Result) -> float:
+    if metric.startswith("group:"):
+        return run["final"]["groups"][metric.removeprefix("group:")]["recall"]
+    return summary.measure(run)[metric]
+
+
+def _drop_end(runs: Sequence[Result]) -> Amount:
+    """Return after which share of the steps the strictest group's initial drop ends; 0 if none."""
+    strictest = min(runs[0]["budgets"], key=runs[0]["budgets"].__getitem__)
+    drops = [summary.drops([run]).get(strictest) for run in runs]
+    ends = [
+        drop.last / run["history"][-1]["step"] if drop is not None else 0.0
+        for drop, run in zip(drops, runs, strict=True)
+    ]
+    return Amount.of(ends)
+
+
+def _gap(runs: Sequence[Result]) -> Amount:
+    """Return the best minus the worst of the groups' mean recalls."""
+    recalls = [recall.mean for recall in summary.group_recalls(runs).values()]
+    return Amount(max(recalls) - min(recalls), None, len(runs))
+
+
+Compared = tuple[str, tuple[float, float] | None]
+"""What a comparison came to in words, and the interval that decides."""
+
+
+def _correlation(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
+    found = summary.gain(before, runs)
+    if found is None or found.correlation is None or found.interval is None:
+        return "no correlation can be had", None
+    words = f"r = {found.correlation:.2f} {_span(found.interval)}, p = {found.p:.2g}"
+    return words, found.interval if found.seeds >= FEWEST_SEEDS else None
+
+
+def _reach(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
+    """Return after which share of the steps the strict owners have what the other ends with.
+
+    A curve that goes up and down has its own last value before the end, too; so the other's share
+    stands beside it, and the interval is that of the difference by seed.
+    """
+    pairs = list(zip(before, runs, strict=True))
+    shares = [_share_to_reach(old, new) for old, new in pairs]
+    own = [_share_to_reach(old, old) for old in before]
+    differences = [share - other for share, other in zip(shares, own, strict=True)]
+    words = f"after {100 * np.mean(shares):.0f} % of the steps, IDP-SGD itself after "
+    return f"{words}{100 * np.mean(own):.0f} %", _interval(Amount.of(differences), 100)
+
+
+def _share_to_reach(old: Result, new: Result) -> float:
+    """Return after which share of its steps one run has what the other ends with; 1 if never."""
+    wanted = summary.measure(old, "validation")["strict"]
+    for line in new["history"]:
+        if summary.measure_line(line, new["budgets"])["strict"] >= wanted:
+            return line["step"] / new["history"][-1]["step"]
+    return 1.0
+
+
+MEASURES: Mapping[str, Callable[[Sequence[Result]], Amount]] = {
+    "drop_end": _drop_end,
+    "gap": _gap,
+}
+"""What a claim may measure of a method beside `METRICS`: after which share of the steps the
+strictest group's initial drop ends, and the best minus the worst recall."""
+
+LOWER_IS_BETTER = ("gap",)
+
+COMPARISONS: Mapping[str, Callable[[Sequence[Result], Sequence[Result]], Compared]] = {
+    "correlation": _correlation,
+    "reach": _reach,
+}
+"""What a claim may say of two methods that is no difference."""
+
+EXPECTATIONS = ("above", "below", "kept")
+"""Which way a comparison goes by the paper: above 0, below 0, or kept to within `KEPT` points."""
+
+KEPT = 1.0
+"""Points that accuracy may fall and still count as kept."""
+
+VERDICTS = {
+    "reached": "our mean is at least the paper's number (at most, for gaps)",
+    "not reached": "it is not",
+    "agrees": "the 95 % interval lies on the side that the paper names (for what is kept: above "
+    "-1 point)",
+    "undecided": "it does not, nor on the other side, or there are fewer than three seeds",
+    "disagrees": "the interval lies on the other side",
+}
+"""What a finding may come to; accuracy is kept if its interval lies above -1 point."""
+
+
+def _unit(claim: Claim) -> tuple[float, str]:
+    """Return by what numbers are multiplied, and their unit after that."""
+    points = claim.minus is not None or claim.metric == "gap"
+    return 100.0, "points" if points else "%"
+
+
+def _theirs(claim: Claim) -> str:
+    if isinstance(claim.theirs, str):
+        return claim.theirs
+    return f"{amount(Amount(claim.theirs, claim.deviation, 1))} {_unit(claim)[1]}"

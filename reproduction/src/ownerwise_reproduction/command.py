@@ -1,0 +1,294 @@
+"""`ownerwise experiments`: the papers' experiments: list | run | table | tune | plans."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ownerwise.errors import OwnerwiseError
+from ownerwise_reproduction import (
+    budget_pages,
+    claims,
+    figures,
+    methods,
+    plan_pages,
+    provenance,
+    settings,
+    summary,
+    tables,
+    tuning,
+    tuning_pages,
+)
+from ownerwise_reproduction.results import Store, is_current
+from ownerwise_reproduction.runner import FailedRuns, run_trials
+from ownerwise_reproduction.settings import PROFILES, Setting
+from ownerwise_reproduction.trials import Trial
+
+EXIT_FAILED = 2
+RESULTS = Path("results")
+_OTHER_PAGES = {plan_pages.TITLE: plan_pages.PAGE, "Rate constraints": "constraints.md"}
+"""Pages that other commands write beside those of the settings."""
+_SCIENCE = "NOT PRIVATE (science): seeds are fixed."
+
+
+def add(commands: Any) -> None:
+    """Add the command's parser."""
+    command = commands.add_parser(
+        "experiments",
+        help="run the papers' experiments",
+        description="Run the experiments of the papers on individualized privacy. Runs have fixed "
+        "seeds: they are science on public data, NOT PRIVATE.",
+    )
+    actions = command.add_subparsers(required=True, metavar="ACTION")
+    listing = actions.add_parser("list", help="list settings and methods")
+    listing.set_defaults(command=_list)
+    _add_run(actions)
+    _add_table(actions)
+    _add_tune(actions)
+    _add_plans(actions)
+
+
+def _add_run(actions: Any) -> None:
+    run = actions.add_parser(
+        "run",
+        help="run methods in settings",
+        description="Run methods in settings, once for every seed. Finished runs are skipped; a "
+        "run that was stopped or killed goes on from its checkpoint.",
+    )
+    run.set_defaults(command=_run)
+    _add_trial_options(run, "idp,ino", seeds=5)
+    run.add_argument("--first-seed", type=int, default=0, help="number of the first seed [0]")
+    run.add_argument("--keep-runs", action="store_true", help="keep run folders beside results")
+
+
+def _add_table(actions: Any) -> None:
+    table = actions.add_parser(
+        "table",
+        help="write tables and figures of all results",
+        description="Write a page, a JSON file and figures for every setting with results and for "
+        "every search of `tune`, and README.md over all of them: the papers' claims beside what "
+        "was found.",
+    )
+    table.set_defaults(command=_table)
+    table.add_argument("names", nargs="*", metavar="NAME", help="settings [all]")
+    table.add_argument("--results", type=Path, default=RESULTS, help=f"folder [{RESULTS}]")
+    table.add_argument("--out", type=Path, help="folder to write to; else the tables are printed")
+    table.add_argument("--no-figures", action="store_true", help="write no figures")
+
+
+def _add_tune(actions: Any) -> None:
+    tune = actions.add_parser(
+        "tune",
+        help="search good values for every method, with the same effort",
+        description="Draw clip norm, learning rate, steps and, for INO-SGD, tail and kappa; the "
+        "same number of trials for every method. Values are chosen on records held out of "
+        "training, never on test records. Writes NAME.json and NAME.svg.",
+    )
+    tune.set_defaults(command=_tune)
+    _add_trial_options(tune, "idp,ino,ino-budget", seeds=3)
+    tune.add_argument("--trials", type=int, default=20, help="draws for every method [20]")
+    tune.add_argument("--out", type=Path, help="folder to write to [RESULTS/tuning]")
+
+
+def _add_plans(actions: Any) -> None:
+    plans = actions.add_parser(
+        "plans",
+        help="plan settings by both accountants, without training",
+        description="Plan settings with every method and accountant, and write plans.md: noise, "
+        "rates and clip norms of the strictest owners, and budgets over the steps. Nothing is "
+        "trained; the data are read for the numbers of records.",
+    )
+    plans.set_defaults(command=_plans)
+    plans.add_argument(
+        "names", nargs="*", metavar="NAME", help="settings [those of the papers' tables]"
+    )
+    plans.add_argument("--out", type=Path, required=True, help="folder to write to")
+    plans.add_argument("--data-dir", type=Path, help="where data sets lie")
+    plans.add_argument("--no-figures", action="store_true", help="write no figures")
+
+
+def _add_trial_options(command: argparse.ArgumentParser, wanted: str, seeds: int) -> None:
+    command.add_argument("names", nargs="+", metavar="NAME", help="setting, such as MN-PC")
+    command.add_argument(
+        "--method", default=wanted, help=f"{', '.join(methods.KINDS)}, with commas [{wanted}]"
+    )
+    command.add_argument("--seeds", type=int, default=seeds, help=f"seeds 0, 1, ... [{seeds}]")
+    command.add_argument("--profile", default="paper", help=f"{' or '.join(PROFILES)} [paper]")
+    command.add_argument("--steps", type=int, help="number of steps, instead of the setting's")
+    command.add_argument("--clipping", help="clipping rule: standard, auto-s, psac or importance")
+    command.add_argument("--accountant", help="pld or rdp")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="changes",
+        metavar="SECTION.KEY=VALUE",
+        help="change a value of the setting; may be repeated",
+    )
+    command.add_argument("--results", type=Path, default=RESULTS, help=f"folder [{RESULTS}]")
+    command.add_argument("--data-dir", type=Path, help="where data sets lie")
+    command.add_argument("--jobs", type=int, default=1, help="processes at once [1]")
+
+
+def _list(options: argparse.Namespace) -> None:
+    for name in settings.names():
+        found = settings.setting(name)
+        plan = found.configure(0)["plan"]
+        print(f"{name:<18} {found.title} ({plan['method']}, {plan['steps']} steps)")
+    print(f"\nMethods: {', '.join(methods.KINDS)}")
+
+
+def _run(options: argparse.Namespace) -> None:
+    chosen, wanted = _asked(options)
+    trials = [
+        Trial(setting, method, options.first_seed + seed, options.profile, changes(options))
+        for setting in chosen
+        for seed in range(options.seeds)
+        for method in wanted
+    ]
+    store = Store(options.results)
+    _run_all(trials, store, options, keep_runs=options.keep_runs)
+    print(f"Results are in {store.folder}. {_SCIENCE}")
+
+
+def _table(options: argparse.Namespace) -> None:
+    stored = Store(options.results).read()
+    found = [result for result in stored if is_current(result)]
+    if len(found) < len(stored):
+        print(
+            f"{len(stored) - len(found)} results are left out: their settings have changed since",
+            file=sys.stderr,
+        )
+    names = [setting.name for setting in _known(options.names)]
+    if names:
+        found = [result for result in found if result["setting"] in names]
+    studies = summary.studies(found)
+    if not studies:
+        raise OwnerwiseError(f"no results of {', '.join(names) or 'any setting'}")
+    if options.out is None:
+        print(tables.overview(studies), end="")
+        return
+    searches = tuning_pages.read(options.results / "tuning", names)
+    pictures, drawn = {}, not options.no_figures
+    if drawn:
+        pictures = {study.name: figures.write_figures(study, options.out) for study in studies}
+    further = tuning_pages.write_pages(searches, options.out, figures=drawn)
+    further |= budget_pages.write_page(studies, options.out)
+    for title, page in _OTHER_PAGES.items():
+        if (options.out / page).exists():
+            further[title] = page
+    asked = [claim for claim in claims.read() if not names or claim.setting in names]
+    written = tables.write_tables(
+        studies, options.out, pictures, findings=claims.find(asked, studies), further=further
+    )
+    print(f"{len(studies)} settings. Written to {options.out}: {written[0].name} and others.")
+
+
+def _plans(options: argparse.Namespace) -> None:
+    chosen = _known(options.names or plan_pages.SETTINGS)
+    planned = [plan_pages.make_plans(setting, options.data_dir) for setting in chosen]
+    words = [*provenance.PROGRAM.split(), "plans", *options.names, "--out", str(options.out)]
+    written = plan_pages.write_page(
+        planned, options.out, shlex.join(words), figures=not options.no_figures
+    )
+    print(f"Written to {', '.join(map(str, written))}.")
+
+
+def _tune(options: argparse.Namespace) -> None:
+    chosen, wanted = _asked(options)
+    seeds = range(options.seeds)
+    store = Store(options.results / "tuning")
+    folder = options.out or store.folder
+    asked = changes(options)
+    for setting in chosen:
+        drawn = tuning.draw(setting, options.profile, asked, options.trials)
+        trials = tuning.tuning_trials(setting, wanted, drawn, seeds, options.profile, asked)
+        flat = [trial for group in trials.values() for trial in group]
+        paths = _run_all(flat, store, options)
+        results = iter([store.read_one(path) for path in paths])
+        by_point = {key: [next(results) for _ in group] for key, group in trials.items()}
+        points = tuning.points(drawn, by_point)
+        command = provenance.command(
+            "tune",
+            setting.name,
+            [method.spec for method in wanted],
+            seeds,
+            options.profile,
+            asked,
+            ["--trials", str(options.trials)],
+        )
+        written = tuning.write(setting.name, points, options.trials, seeds, command, folder)
+        print(f"Written to {', '.join(map(str, written))}. {_SCIENCE}")
+
+
+def _run_all(
+    trials: Sequence[Trial], store: Store, options: argparse.Namespace, keep_runs: bool = False
+) -> list[Path]:
+    """Run trials; if some fail, say so after the others were made, and end."""
+    try:
+        return run_trials(
+            trials, store, data_dir=options.data_dir, jobs=options.jobs, keep_runs=keep_runs
+        )
+    except FailedRuns as error:
+        print(f"ownerwise: some runs failed, results are in {store.folder}", file=sys.stderr)
+        for problem in error.problems:
+            print(f"  {problem}", file=sys.stderr)
+        raise SystemExit(EXIT_FAILED) from None
+
+
+def _asked(options: argparse.Namespace) -> tuple[list[Setting], list[methods.Method]]:
+    """Return the settings and methods that were asked for, or raise all problems."""
+    problems: list[str] = []
+    chosen = _settings(options.names, problems)
+    wanted: list[methods.Method] = []
+    try:
+        wanted = methods.parse(options.method)
+    except OwnerwiseError as error:
+        problems += error.problems
+    for name in ("seeds", "jobs", "trials"):
+        if getattr(options, name, 1) < 1:
+            problems.append(f"--{name} {getattr(options, name)}: expected at least 1")
+    for setting in chosen:
+        for method in wanted:
+            try:
+                Trial(setting, method, 0, options.profile, changes(options)).config  # noqa: B018
+            except OwnerwiseError as error:
+                problems += [f"{setting.name}, {method.slug}: {text}" for text in error.problems]
+    if problems:
+        raise OwnerwiseError(list(dict.fromkeys(problems)))
+    return chosen, wanted
+
+
+def _known(names: Sequence[str]) -> list[Setting]:
+    """Return the settings of some names, or raise all problems."""
+    problems: list[str] = []
+    found = _settings(names, problems)
+    if problems:
+        raise OwnerwiseError(problems)
+    return found
+
+
+def _settings(names: Sequence[str], problems: list[str]) -> list[Setting]:
+    found = []
+    for name in names:
+        try:
+            found.append(settings.setting(name))
+        except OwnerwiseError as error:
+            problems += error.problems
+    return found
+
+
+def changes(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return what the options change in a setting, as "section.key=value"."""
+    found = list(options.changes)
+    if options.steps is not None:
+        found.append(f"plan.steps={options.steps}")
+    if options.clipping is not None:
+        found.append(f'training.clipping="{options.clipping.replace("-", "_")}"')
+    if options.accountant is not None:
+        found.append(f'plan.accountant="{options.accountant}"')
+    return tuple(found)

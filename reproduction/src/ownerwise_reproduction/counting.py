@@ -1,0 +1,62 @@
+"""How many gradients a run evaluates, and how many of them it sums: what its work comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ownerwise.mechanisms import ClippingRule, ImportanceSampling
+from ownerwise.randomness import (
+    StepStream,
+)
+
+
+@dataclass
+class Counts:
+    """Gradients of a run: norms evaluated, and records in the sums."""
+
+    evaluated: int = 0
+    summed: int = 0
+
+
+@dataclass(frozen=True)
+class CountedSampling(ImportanceSampling):
+    """Importance sampling that counts: NOT PRIVATE, for experiments with a fixed seed."""
+
+    counts: Counts = field(default_factory=Counts, repr=False, compare=False)
+
+    def factors(self, norms: Tensor, clip_norms: Tensor, stream: StepStream | None) -> Tensor:
+        """Return the factors of the rule, and count."""
+        found = super().factors(norms, clip_norms, stream)
+        self.counts.evaluated += len(found)
+        self.counts.summed += int(found.count_nonzero())
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Return the counts: a run that goes on counts on."""
+        return asdict(self.counts)
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from stored counts."""
+        self.counts.evaluated, self.counts.summed = state["evaluated"], state["summed"]
+
+
+def counted(rule: ClippingRule) -> ClippingRule:
+    """Return the rule; importance sampling as one that counts."""
+    if not isinstance(rule, ImportanceSampling):
+        return rule
+    return CountedSampling(rule.accepted_batch, rule.acceptance, rule.gain)
+
+
+def gradients(rule: ClippingRule, plans: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return gradients evaluated and summed: counted, or expected where all of them are summed.
+
+    `plans`: options of the plan of each phase.
+    """
+    if isinstance(rule, CountedSampling):
+        return asdict(rule.counts)
+    expected = round(sum(plan["steps"] * plan["batch_size"] for plan in plans))
+    return asdict(Counts(expected, expected))

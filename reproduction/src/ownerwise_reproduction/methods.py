@@ -1,0 +1,238 @@
+"""The methods that are compared, by their names on the command line.
+
+`parse("idp,undersample:0.3")` reads what the command line was given. A method with several levels
+and no argument stands for all of them: `undersample` is `undersample:0.1` to `undersample:0.5`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ownerwise.config.sections import ORDERS
+from ownerwise.errors import OwnerwiseError
+from ownerwise.planning.noise_schedules import SCHEDULES
+from ownerwise_reproduction import method_configs as configs
+from ownerwise_reproduction import method_phases as phases
+from ownerwise_reproduction.method_configs import Sections
+from ownerwise_reproduction.method_phases import Phase
+from ownerwise_reproduction.population import Population
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method with its argument, such as undersample with 0.3.
+
+    Attributes:
+        name: as on the command line.
+        argument: what follows the colon, or "".
+        label: as tables and legends show it.
+        notes: what must be said wherever its results are shown; empty if it keeps all budgets.
+        private: False for plain SGD.
+    """
+
+    name: str
+    argument: str
+    label: str
+    notes: tuple[str, ...]
+    private: bool
+
+    @property
+    def spec(self) -> str:
+        """Name and argument, as `parse` reads them."""
+        return f"{self.name}:{self.argument}" if self.argument else self.name
+
+    @property
+    def slug(self) -> str:
+        """Name and argument, as files are named."""
+        return self.spec.replace(":", "-").replace("/", "-")
+
+    def sections(self, sections: Mapping[str, Mapping[str, Any]]) -> Sections:
+        """Return the sections of the configuration as this method trains with them."""
+        return KINDS[self.name].sections({k: dict(v) for k, v in sections.items()}, self.argument)
+
+    def phases(self, population: Population, plan: Mapping[str, Any], seed: int) -> Sequence[Phase]:
+        """Return the trainings that a run consists of, with their plans' options."""
+        return KINDS[self.name].phases(population, plan, self.argument, seed)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A method before it has its argument."""
+
+    label: str
+    sections: Callable[[Sections, str], Sections]
+    phases: Callable[[Population, Mapping[str, Any], str, int], Sequence[Phase]]
+    with_argument: str = ""
+    slash: str = "/"  # how a slash in the argument reads in labels
+    levels: tuple[str, ...] = ("",)
+    check: Callable[[str], bool] = lambda argument: argument == ""
+    expected: str = "no argument"
+    notes: tuple[str, ...] = ()
+    private: bool = True
+
+
+def parse(text: str) -> list[Method]:
+    """Return the methods in a list with commas, or say what is wrong with each."""
+    problems: list[str] = []
+    found: dict[str, Method] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, _, argument = item.partition(":")
+        kind = KINDS.get(name)
+        if kind is None:
+            problems.append(f"method {name!r}: expected one of {', '.join(KINDS)}")
+            continue
+        for level in (argument,) if argument else kind.levels:
+            if not kind.check(level):
+                problems.append(f"method {item!r}: expected {name} with {kind.expected}")
+                break
+            template = (level and kind.with_argument) or kind.label
+            label = template.format(level.replace("/", kind.slash))
+            made = Method(name, level, label, kind.notes, kind.private)
+            found[made.slug] = made
+    if not found and not problems:
+        problems.append(f"no method was given; expected some of {', '.join(KINDS)}")
+    if problems:
+        raise OwnerwiseError(problems)
+    return list(found.values())
+
+
+def _is_share(text: str) -> bool:
+    return _is_number(text) and 0 < float(text) < 1
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return 0 <= float(text) < float("inf")
+    except ValueError:
+        return False
+
+
+def _is_kappa(text: str) -> bool:
+    kappa, slash, tail = text.partition("/")
+    return text == "" or (
+        _is_number(kappa) and (not slash or (_is_number(tail) and float(tail) <= 1))
+    )
+
+
+def _is_shape(text: str) -> bool:
+    parts = text.split("/")
+    positive = [_is_number(part) and float(part) > 0 for part in parts]
+    return text == "steps" or (len(parts) == 2 and all(positive))
+
+
+def _is_class_budget(text: str) -> bool:
+    which, _, epsilon = text.partition("=")
+    return (which == "all" or which.isdigit()) and _is_number(epsilon) and float(epsilon) > 0
+
+
+KINDS: Mapping[str, _Kind] = {
+    "idp": _Kind("IDP-SGD", configs.without_weights, phases.all_at_once),
+    "ino": _Kind(
+        "INO-SGD",
+        configs.ino,
+        phases.all_at_once,
+        "INO-SGD, tail {}",
+        check=lambda text: text == "" or (_is_number(text) and float(text) <= 1),
+        expected="a tail from 0 to 1, or the setting's",
+    ),
+    "ino-budget": _Kind(
+        "INO-SGD budget-aware",
+        configs.ino_budget,
+        phases.all_at_once,
+        "INO-SGD budget-aware, kappa {}",
+        slash=", tail ",
+        check=_is_kappa,
+        expected="a kappa of at least 0, with /TAIL if it has its own, or the setting's",
+    ),
+    "ino-shape": _Kind(
+        "INO-SGD, shape {}",
+        configs.ino_shape,
+        phases.all_at_once,
+        levels=(*(f"{a}/{b}" for a in (0.5, 1, 2, 5) for b in (0.5, 1, 2, 5)), "steps"),
+        check=_is_shape,
+        expected="alpha/beta, such as 2/5, or steps",
+    ),
+    "ino-order": _Kind(
+        "INO-SGD, order {}",
+        configs.ino_order,
+        phases.all_at_once,
+        levels=ORDERS[1:],
+        check=lambda text: text in ORDERS,
+        expected=f"one of {', '.join(ORDERS)}",
+    ),
+    "uniform": _Kind("DP-SGD", configs.uniform, phases.all_at_once),
+    "dpis": _Kind(
+        "DPIS",
+        configs.dpis,
+        phases.all_at_once,
+        "DPIS, acceptance {}",
+        check=lambda text: text == "" or _is_share(text),
+        expected="a share of records to accept, or the setting's clip norm",
+    ),
+    "accepted": _Kind(
+        "DP-SGD at {} of the batch",
+        configs.smaller_batch,
+        phases.all_at_once,
+        levels=("0.5",),
+        check=_is_share,
+        expected="a share between 0 and 1",
+    ),
+    "ts": _Kind("DP-SGD, tempered sigmoid", configs.tempered, phases.all_at_once),
+    "decay": _Kind(
+        "DP-SGD, {} noise",
+        configs.decaying,
+        phases.all_at_once,
+        levels=("exponential",),
+        check=lambda text: text in SCHEDULES,
+        expected=f"one of {', '.join(SCHEDULES)}",
+    ),
+    "exclude": _Kind("DP-SGD without strict owners", configs.uniform, phases.lax_alone),
+    "sequential": _Kind(
+        "DP-SGD group by group, {}",
+        configs.uniform,
+        phases.one_after_another,
+        levels=("strict-first", "lax-first"),
+        check=lambda text: text in ("strict-first", "lax-first"),
+        expected="strict-first or lax-first",
+    ),
+    "undersample": _Kind(
+        "IDP-SGD, lax owners without {} of their records",
+        configs.without_weights,
+        phases.fewer_lax,
+        levels=("0.1", "0.2", "0.3", "0.4", "0.5"),
+        check=_is_share,
+        expected="a share between 0 and 1",
+    ),
+    "lowered": _Kind(
+        "IDP-SGD, budgets {} of the way to the strictest",
+        configs.without_weights,
+        phases.lowered,
+        levels=("0.1", "0.2", "0.3", "0.4"),
+        check=_is_share,
+        expected="a share between 0 and 1",
+    ),
+    "class-budget": _Kind(
+        "IDP-SGD, class budget {}",
+        configs.class_budget,
+        phases.all_at_once,
+        levels=tuple(f"{number}={epsilon}" for number in range(10) for epsilon in (1, 3)),
+        check=_is_class_budget,
+        expected="the number of a class and its epsilon, such as 0=3, or all=3",
+    ),
+    "top": _Kind(
+        "DP-SGD at the laxest epsilon",
+        configs.uniform,
+        phases.at_the_laxest,
+        notes=("upper bound, NOT within the budgets",),
+    ),
+    "nonprivate": _Kind(
+        "plain SGD",
+        configs.without_weights,
+        phases.all_at_once,
+        notes=("NOT PRIVATE",),
+        private=False,
+    ),
+}
+"""All methods. `exclude` and `sequential` are baselines of Boenisch et al. (2023), Appendix E."""

@@ -1,0 +1,90 @@
+"""What a run measured: lines of history with recalls of groups, and of classes within groups.
+
+The Trainer evaluates cells, the classes within each group. Groups follow from their cells exactly:
+a group's recall and loss are the means over its cells, weighted by their records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ownerwise.data import (
+    Assignment,
+    Records,
+)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Classes within groups, by the names that histories have.
+
+    Attributes:
+        members: {cell: (group, class)}.
+        budgets: {group: epsilon as declared}.
+    """
+
+    members: Mapping[str, tuple[str, str]]
+    budgets: Mapping[str, float]
+
+    @classmethod
+    def of(cls, assignment: Assignment, classes: Sequence[str]) -> Cells:
+        """Return the cells of an assignment in which every class falls into one group."""
+        groups = assignment.class_groups
+        alone = {group for group in groups if groups.count(group) == 1}
+        members = {
+            group if group in alone else f"{group} / {name}": (group, name)
+            for group, name in zip(groups, classes, strict=True)
+        }
+        return cls(members, dict(assignment.group_budgets))
+
+    def names(self, records: Records) -> np.ndarray:
+        """Return the cell of each record."""
+        return np.array(list(self.members))[records.targets]
+
+    @property
+    def cell_budgets(self) -> dict[str, float]:
+        """The declared epsilon of every cell."""
+        return {cell: self.budgets[group] for cell, (group, _) in self.members.items()}
+
+    def line(self, evaluation: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an evaluation by cells as one by groups, with the classes of each group."""
+        cells = evaluation["groups"]
+        by_group: dict[str, list[str]] = {}
+        for cell, (group, _) in self.members.items():
+            if cell in cells:
+                by_group.setdefault(group, []).append(cell)
+        groups = {group: _together([cells[c] for c in found]) for group, found in by_group.items()}
+        recalls = {group: measured["recall"] for group, measured in groups.items()}
+        worst = min(recalls, key=recalls.__getitem__)
+        line = {
+            "loss": evaluation["loss"],
+            "accuracy": evaluation["accuracy"],
+            "balanced_accuracy": evaluation["balanced_accuracy"],
+            "worst_group": {"name": worst, "recall": recalls[worst]},
+            "spread": float(np.std(list(recalls.values()))),
+            "groups": groups,
+        }
+        if any(len(found) > 1 for found in by_group.values()):
+            line["classes"] = {
+                group: {self.members[cell][1]: cells[cell] for cell in found}
+                for group, found in by_group.items()
+            }
+        return line
+
+
+def _together(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    records = sum(cell["records"] for cell in cells)
+    losses = [cell["loss"] for cell in cells]
+    return {
+        "loss": None if None in losses else _mean(cells, "loss", records),
+        "recall": _mean(cells, "recall", records),
+        "records": records,
+    }
+
+
+def _mean(cells: list[dict[str, Any]], what: str, records: int) -> float:
+    return sum(cell[what] * cell["records"] for cell in cells) / records

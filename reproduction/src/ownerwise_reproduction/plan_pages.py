@@ -1,0 +1,200 @@
+"""Plans of the settings, without training: PLD against RDP, and budgets used up over the steps.
+
+Both accountants plan for the same budgets. The tighter one (PLD) finds that less noise is enough;
+with `sample`, rates differ too, with `scale`, clip norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ownerwise.files import write_json, write_text
+from ownerwise.owners import (
+    Owners,
+)
+from ownerwise.planning import (
+    Plan,
+    plan,
+)
+from ownerwise.report.markdown import table
+from ownerwise_reproduction.drawing import finish, new_figure, save
+from ownerwise_reproduction.population import populate
+from ownerwise_reproduction.settings import Setting
+
+SETTINGS = ("IDP-MNIST-A", "IDP-MNIST-B", "MN-PC", "CL-PC", "CA-MLP", "SU-LS", "PN")
+"""Settings that are planned if none are named."""
+
+SHOWN = "IDP-MNIST-B"
+"""The setting whose budgets are shown over the steps, that of Figure 4 of IDP-SGD."""
+
+METHODS = ("uniform", "sample", "scale")
+ACCOUNTANTS = ("pld", "rdp")
+_POINTS = 16
+_MOST_BUDGETS = 4
+PAGE = "plans.md"
+TITLE = "Plans by PLD and by RDP accounting"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a plan gives the strictest owner.
+
+    Attributes:
+        setting, method, accountant: of the plan.
+        own: whether the method is the setting's.
+        epsilon: of the strictest owner.
+        noise_std: of the noise on the sum.
+        sampling_rate, clip_norm: of the strictest owner.
+        least_spent: smallest share of a budget that is spent after all steps.
+        hash: of the plan.
+    """
+
+    setting: str
+    method: str
+    accountant: str
+    own: bool
+    epsilon: float
+    noise_std: float
+    sampling_rate: float
+    clip_norm: float
+    least_spent: float
+    hash: str
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """The plans of a setting, {(method, accountant): plan}."""
+
+    setting: Setting
+    plans: dict[tuple[str, str], Plan]
+
+    def rows(self) -> Iterator[Row]:
+        """Yield what every plan comes to."""
+        for (method, accountant), made in self.plans.items():
+            strictest = int(np.argmin(made.targets))
+            yield Row(
+                self.setting.name,
+                method,
+                accountant,
+                method == self.setting.sections["plan"]["method"],
+                float(made.targets[strictest]),
+                made.noise_std,
+                float(made.sampling_rates[strictest]),
+                float(made.clip_norms[strictest]),
+                float((made.epsilon() / made.targets).min()),
+                made.hash,
+            )
+
+
+def make_plans(setting: Setting, data_dir: str | PathLike | None = None) -> Planned:
+    """Plan a setting with every method and accountant; its data are read, nothing is trained."""
+    config = setting.configure(0)
+    owners = populate(config, setting.label_noise, data_dir).owners()
+    asked = {key: value for key, value in config["plan"].items() if key != "mixture"}
+    return Planned(
+        setting,
+        {
+            (method, accountant): _plan(owners, asked, method, accountant)
+            for method in METHODS
+            for accountant in ACCOUNTANTS
+        },
+    )
+
+
+def _plan(owners: Owners, asked: dict[str, Any], method: str, accountant: str) -> Plan:
+    return plan(owners, **{**asked, "method": method, "accountant": accountant})
+
+
+def write_page(
+    planned: Sequence[Planned], folder: str | PathLike, command: str, *, figures: bool = True
+) -> list[Path]:
+    """Write the page, its JSON file and its figure, and return them, the page first."""
+    folder = Path(folder)
+    rows = [row for one in planned for row in one.rows()]
+    content = {"command": command, "plans": [asdict(row) for row in rows]}
+    files = [folder / PAGE, (folder / PAGE).with_suffix(".json")]
+    shown = [one for one in planned if figures and one.setting.name == SHOWN]
+    for one in shown:
+        files.append(folder / f"plans-{SHOWN}.svg")
+        save(spending_figure(one), files[-1])
+    write_json(files[1], content)
+    write_text(files[0], page(rows, files[2:], command))
+    return files
+
+
+def page(rows: Sequence[Row], pictures: Sequence[Path], command: str) -> str:
+    """Return the Markdown page of plans."""
+    parts = [
+        f"# {TITLE}",
+        "Noise on the sum of a step, and sampling rate and clip norm of the strictest owner, by "
+        "accountant: privacy loss distributions (PLD) against Rényi divergence (RDP), for the same "
+        "budgets, steps and expected batch. `uniform` is DP-SGD at the strictest budget. The last "
+        "column is the smallest share of a budget that an owner has spent after all steps: nearly "
+        "all of it with individual rates or clip norms. A star marks the method of the setting.",
+        _table(rows),
+    ]
+    for picture in pictures:
+        parts += [
+            "## All budgets are used up together",
+            f"Epsilon spent by owners of each budget over the steps of {SHOWN}; dotted: DP-SGD at "
+            "the strictest budget.",
+            f"![{picture.stem}]({picture.name})",
+        ]
+    parts += [
+        "## How it was made",
+        f"    {command}",
+        "Nothing is trained. The JSON file beside this page has the plan hashes.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(rows: Sequence[Row]) -> str:
+    together: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        together.setdefault((row.setting, row.method), {})[row.accountant] = row
+    lines = []
+    for (setting, method), by_accountant in together.items():
+        pld, rdp = (by_accountant[name] for name in ACCOUNTANTS)
+        lines.append(
+            [
+                f"{setting}, ε {pld.epsilon:g}",
+                method + (" *" if pld.own else ""),
+                *(f"{row.noise_std:.4f}" for row in (pld, rdp)),
+                f"{100 * (pld.noise_std / rdp.noise_std - 1):+.1f} %",
+                *(f"{row.sampling_rate:.5f}" for row in (pld, rdp)),
+                *(f"{row.clip_norm:.4f}" for row in (pld, rdp)),
+                f"{100 * pld.least_spent:.1f} %",
+            ]
+        )
+    pairs = [f"{what}, {name.upper()}" for what in ("rate", "clip norm") for name in ACCOUNTANTS]
+    header = ["setting", "method", "noise, PLD", "noise, RDP", "PLD against RDP", *pairs, "spent"]
+    return table(header, lines, texts=2)
+
+
+def spending_figure(planned: Planned) -> Any:
+    """Draw epsilon spent over the steps for owners of each budget, with `sample` and `scale`."""
+    figure, axes = new_figure(2)
+    steps, uniform = _spending(planned.plans["uniform", "pld"])
+    for axis, method in zip(axes, ("sample", "scale"), strict=True):
+        made = planned.plans[method, "pld"]
+        budgets, first = np.unique(made.targets, return_index=True)
+        chosen = np.linspace(0, len(budgets) - 1, min(len(budgets), _MOST_BUDGETS)).round()
+        _, spent = _spending(made)
+        for owner in first[chosen.astype(int)]:
+            axis.plot(steps, spent[:, owner], label=f"epsilon {made.targets[owner]:g}")
+        axis.plot(steps, uniform[:, 0], ":", color="black", label="DP-SGD")
+        axis.set_title(method)
+    return finish(figure, axes, "step", "epsilon spent")
+
+
+def _spending(made: Plan) -> tuple[list[int], np.ndarray]:
+    """Return some steps, and what each owner (column) has spent after them."""
+    steps = [round(made.steps * k / _POINTS) for k in range(1, _POINTS + 1)]
+    spent = [np.zeros(len(made.targets)), *map(made.epsilon, steps)]
+    return [0, *steps], np.array(spent)

@@ -1,0 +1,118 @@
+"""The records of an experiment: who owns them, with which budgets, and what methods do to that."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from ownerwise.config.build import load_data, make_owners, split_records
+from ownerwise.config.reading import Config
+from ownerwise.data import (
+    Assignment,
+    DataSet,
+    Records,
+)
+from ownerwise.data.assign import (
+    flip_labels,
+)
+from ownerwise.data.sources import DATA_VARIABLE
+from ownerwise.owners import (
+    Owners,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """Training records with their owners and budgets, and the records to evaluate on.
+
+    Attributes:
+        data: the data set; `data.train` are the training records.
+        record_owner: owner id of each training record.
+        epsilon: budget of each training record, which is its owner's.
+        delta: of all.
+        assignment: how validation and test records are grouped.
+        validation: evaluated along the way.
+        test: evaluated at the end, if apart from the former.
+    """
+
+    data: DataSet
+    record_owner: np.ndarray
+    epsilon: np.ndarray
+    delta: float
+    assignment: Assignment
+    validation: Records
+    test: Records | None
+
+    def __len__(self) -> int:
+        return len(self.record_owner)
+
+    def owners(self) -> Owners:
+        """Return the owners with their records."""
+        _, first = np.unique(self.record_owner, return_index=True)
+        return Owners(self.record_owner, self.epsilon[first], self.delta)
+
+    def keep(self, which: np.ndarray) -> Population:
+        """Return the population without the training records where `which` is false."""
+        return replace(
+            self,
+            data=replace(self.data, train=self.data.train.take(which)),
+            record_owner=self.record_owner[which],
+            epsilon=self.epsilon[which],
+        )
+
+    def with_budgets(self, epsilon: np.ndarray) -> Population:
+        """Return the population with other budgets, one per record."""
+        return replace(self, epsilon=np.asarray(epsilon, dtype=np.float64))
+
+    @property
+    def lax(self) -> np.ndarray:
+        """Which records have a lax owner: a budget of at least the mean over owners."""
+        _, first = np.unique(self.record_owner, return_index=True)
+        return self.epsilon >= self.epsilon[first].mean() - 1e-12
+
+
+def populate(
+    config: Config, label_noise: float = 0.0, data_dir: str | PathLike | None = None
+) -> Population:
+    """Return the population of a configuration.
+
+    Labels are flipped after records were given to owners, so every record stays with the owner of
+    its true label.
+    """
+    data, validation, test = split_records(_loaded(config, data_dir), config["data"])
+    assert validation is not None
+    assignment, owners = make_owners(config, data)
+    assert owners.record_owner_index is not None
+    if label_noise:
+        seed = config["run"]["seed"]
+        targets = flip_labels(data.train.targets, label_noise, len(data.classes), seed)
+        data = replace(data, train=replace(data.train, targets=targets))
+    return Population(
+        data,
+        owners.ids[owners.record_owner_index],
+        owners.epsilon[owners.record_owner_index],
+        float(owners.delta[0]),
+        assignment,
+        validation,
+        test,
+    )
+
+
+def _loaded(config: Config, data_dir: str | PathLike | None) -> DataSet:
+    asked = {
+        key: value for key, value in config["data"].items() if not key.startswith("validation_")
+    }
+    place = os.environ.get(DATA_VARIABLE) if data_dir is None else os.fspath(data_dir)
+    return _read(json.dumps(asked), place)
+
+
+@lru_cache(maxsize=1)
+def _read(asked: str, place: str | None) -> DataSet:
+    """Read a data set once for several runs of a process."""
+    return load_data(Config({"data": json.loads(asked)}, Path(), "data"), place)

@@ -1,0 +1,98 @@
+"""How results were made: commands that make them again, owners, seeds, times, and plans."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from ownerwise_reproduction.summary import Result, Study
+
+PROGRAM = "ownerwise experiments"
+TABLE = f"{PROGRAM} table --out docs/results"
+"""What writes the pages, once runs or searches are made."""
+
+_MIXED = ("random_shares", "overlapping", "one_each")  # kinds of assignments
+
+
+def command(
+    action: str,
+    setting: str,
+    specs: Sequence[str],
+    seeds: Sequence[int],
+    profile: str = "paper",
+    changes: Sequence[str] = (),
+    options: Sequence[str] = (),
+) -> str:
+    """Return what to type for methods in a setting.
+
+    Args:
+        action: "run" or "tune".
+        setting: its name.
+        specs: methods with their arguments.
+        seeds: of the runs; they follow one another.
+        profile: "paper" or "short".
+        changes: "section.key=value" each.
+        options: further words.
+    """
+    words = [*PROGRAM.split(), action, setting, "--method", ",".join(specs)]
+    words += ["--seeds", str(max(seeds) - min(seeds) + 1)]
+    if min(seeds) > 0:
+        words += ["--first-seed", str(min(seeds))]
+    if profile != "paper":
+        words += ["--profile", profile]
+    for change in changes:
+        words += ["--set", change]
+    return shlex.join([*words, *options])
+
+
+def asked(text: str) -> tuple[str, list[str]]:
+    """Return the profile and the changes that a command asks for."""
+    profile, changes = "paper", []
+    words = shlex.split(text)
+    for word, value in itertools.pairwise(words):
+        if word == "--profile":
+            profile = value
+        elif word == "--set":
+            changes.append(value)
+    return profile, changes
+
+
+def commands(study: Study) -> list[str]:
+    """Return the commands of a study: methods with the same seeds go together."""
+    together: dict[tuple[int, ...], list[str]] = {}
+    for runs in study.methods.values():
+        together.setdefault(tuple(run["seed"] for run in runs), []).append(runs[0]["spec"])
+    first = study.first
+    return [
+        command("run", first["setting"], specs, seeds, first["profile"], first["changes"])
+        for seeds, specs in together.items()
+    ]
+
+
+def is_mixed(study: Study) -> bool:
+    """Return whether the records of a group have different budgets, so that it is no owner."""
+    assignment = study.first["config"].get("owners", {}).get("assignment", {})
+    return assignment.get("kind") in _MIXED
+
+
+def origin(runs: Sequence[Result]) -> dict[str, Any]:
+    """Return seeds, times by run and plans of a method, as JSON types.
+
+    Training time is over all parts of a run that was stopped; wall time is that of its last part.
+    `within_budgets` is None for plain SGD, which has no plans.
+    """
+    plans = plan_hashes(runs)
+    return {
+        "seeds": [run["seed"] for run in runs],
+        "train_seconds": [run["train_seconds"] for run in runs],
+        "wall_seconds": [run["wall_seconds"] for run in runs],
+        "plans": plans,
+        "within_budgets": all(run["within_budgets"] for run in runs) if plans else None,
+    }
+
+
+def plan_hashes(runs: Sequence[Result]) -> list[str]:
+    """Return the plans behind runs, each once; none for plain SGD."""
+    return list(dict.fromkeys(plan["hash"] for run in runs for plan in run["plans"]))

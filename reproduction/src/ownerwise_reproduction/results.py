@@ -1,0 +1,121 @@
+"""Results on disk: one JSON file per run, found again by a hash of what it was made from.
+
+The hash covers the setting's values with all changes, the method, the seed and the files of the
+data set (names and sizes). A run whose result is there is not run again. Not in the hash: how the
+values were asked for (a profile, or changes that come to the same), what is in the data files, and
+the code, torch's included. When a change of the code gives results another meaning, `FORMAT` is
+raised; the versions that a result was made with stand in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ownerwise.data.registry import SOURCES
+from ownerwise.data.sources import locate
+from ownerwise.errors import OwnerwiseError
+from ownerwise.files import write_json
+from ownerwise_reproduction import methods, settings
+from ownerwise_reproduction.trials import Trial
+
+FORMAT = 1
+"""Part of every hash: raised when the meaning of a result changes."""
+
+
+def data_files(name: str, data_dir: str | PathLike | None = None) -> dict[str, Any]:
+    """Return the files of a data set with their sizes, or say what is missing.
+
+    A data set that comes with a package is named by the package's version.
+    """
+    if name == "digits":
+        return {"scikit-learn": version("scikit-learn")}
+    found = {}
+    for path in locate(SOURCES[name], data_dir):
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                found[file.relative_to(path.parent).as_posix()] = file.stat().st_size
+    return found
+
+
+def made_from(trial: Trial) -> dict[str, Any]:
+    """Return what a trial is made from, besides the files of its data: its result holds it too."""
+    config = trial.config
+    return {
+        "format": FORMAT,
+        "setting": trial.setting.name,
+        "method": trial.method.slug,
+        "seed": trial.seed,
+        "config": {name: dict(config[name]) for name in config.sections},
+        "label_noise": trial.setting.label_noise,
+        "plain_lr": None if trial.method.private else trial.setting.plain_lr,
+    }
+
+
+def trial_hash(trial: Trial, data_dir: str | PathLike | None = None) -> str:
+    """Return the hash under which a trial's result lies."""
+    content = made_from(trial)
+    content["data"] = data_files(content["config"]["data"]["name"], data_dir)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def is_current(result: Mapping[str, Any]) -> bool:
+    """Return whether a run of the same name would be made from the same values today.
+
+    Results of format 1 may say neither format, label noise nor the learning rate of plain SGD.
+    """
+    try:
+        (method,) = methods.parse(result["spec"])
+        trial = Trial(
+            settings.setting(result["setting"]),
+            method,
+            result["seed"],
+            result["profile"],
+            tuple(result["changes"]),
+        )
+        today = made_from(trial)
+    except OwnerwiseError:
+        return False
+    return today == {key: result.get(key, value) for key, value in (today | {"format": 1}).items()}
+
+
+class Store:
+    """The results below a folder: SETTING/METHOD/seed-3-HASH.json, and runs under way beside it.
+
+    Args:
+        folder: made when the first result is written.
+    """
+
+    def __init__(self, folder: str | PathLike):
+        self.folder = Path(folder)
+
+    def path(self, trial: Trial, content: str) -> Path:
+        """Return where a result lies; its run folder has the same name without ending."""
+        name = f"seed-{trial.seed}-{content[:12]}.json"
+        return self.folder / trial.setting.name / trial.method.slug / name
+
+    def write(self, path: Path, result: dict[str, Any]) -> None:
+        """Write a result, whole or not at all."""
+        write_json(path, result, indent=None)
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all results, ordered by setting, method and seed."""
+        if not self.folder.is_dir():
+            raise OwnerwiseError(f"no results at {self.folder}; `ownerwise experiments run` first")
+        paths = sorted(self.folder.glob("*/*/seed-*.json"))
+        found = [self.read_one(path) for path in paths]
+        return sorted(found, key=lambda one: (one["setting"], one["method"], one["seed"]))
+
+    def read_one(self, path: Path) -> dict[str, Any]:
+        """Return a result."""
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            raise OwnerwiseError(
+                f"{path} is damaged: remove it, and run its experiment again"
+            ) from None

@@ -1,0 +1,203 @@
+"""Runs trials that have no result yet: one after another, or several processes at once.
+
+A killed run goes on from its checkpoint when the same command is given again; with its fixed seed
+it comes to the same result. Processes take one thread each, which is faster for small networks than
+one process with several.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ownerwise.errors import OwnerwiseError
+from ownerwise.training.interruption import Interrupted
+from ownerwise_reproduction.progress import Progress
+from ownerwise_reproduction.results import Store, made_from, trial_hash
+from ownerwise_reproduction.summary import heading
+from ownerwise_reproduction.trials import Report, Trial, run_trial
+
+_THREADS = "OMP_NUM_THREADS"  # read when a process loads torch
+_POLL = 0.5  # seconds between two looks at the processes
+
+
+class FailedRuns(OwnerwiseError):
+    """Some runs could not be made; all others have their results."""
+
+
+def run_trials(
+    trials: Sequence[Trial],
+    store: Store,
+    *,
+    data_dir: str | PathLike | None = None,
+    jobs: int = 1,
+    keep_runs: bool = False,
+    quiet: bool = False,
+) -> list[Path]:
+    """Run what has no result yet, and return where all results lie, in the order of the trials.
+
+    A result that is there under another heading stays there, and that is said.
+
+    Args:
+        trials: what to run.
+        store: where results go.
+        data_dir: where data sets lie.
+        jobs: processes at once; 1 runs in this process.
+        keep_runs: keep the run folder (plan, history, model) beside each result.
+        quiet: show no progress.
+
+    Raises:
+        OwnerwiseError: before anything is run, if settings or data are not in order.
+        FailedRuns: if some could not be made, after all others were.
+        Interrupted: on Ctrl-C; the same call goes on.
+    """
+    places = _places(trials, store, data_dir)
+    missing = {path: trial for path, trial in zip(places, trials, strict=True) if not path.exists()}
+    steps = {path: trial.config["plan"]["steps"] for path, trial in missing.items()}
+    names = {path: trial.name for path, trial in missing.items()}
+    progress = Progress(names, steps, len(set(places)), quiet)
+    if not quiet:
+        _say_other_names(trials, places, store)
+    try:
+        if jobs == 1:
+            for path, trial in missing.items():
+                _settle(
+                    path,
+                    progress,
+                    partial(run_one, trial, path, data_dir, keep_runs, progress.reporter(path)),
+                )
+        elif missing:
+            _run_in_processes(missing, data_dir, keep_runs, jobs, progress)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"stopped; results so far are in {store.folder}, and the same command goes on"
+        ) from None
+    if progress.failures:
+        raise FailedRuns(progress.failures)
+    return places
+
+
+def _settle(path: Path, progress: Progress, run: Callable[[], dict[str, Any]]) -> None:
+    """Note how a run ended; one that cannot be made does not keep others from being made."""
+    try:
+        progress.finished(path, run())
+    except OwnerwiseError as error:
+        progress.failed(path, error.problems)
+
+
+def _places(trials: Sequence[Trial], store: Store, data_dir: str | PathLike | None) -> list[Path]:
+    """Return where results lie, or raise everything that is wrong with settings and data."""
+    places: list[Path] = []
+    problems: list[str] = []
+    for trial in trials:
+        try:
+            places.append(store.path(trial, trial_hash(trial, data_dir)))
+        except OwnerwiseError as error:
+            problems += [f"{trial.setting.name}: {text}" for text in error.problems]
+    if problems:
+        raise OwnerwiseError(list(dict.fromkeys(problems)))
+    return places
+
+
+def _say_other_names(trials: Sequence[Trial], places: Sequence[Path], store: Store) -> None:
+    """Say which results are there under another heading: made from the same, asked otherwise."""
+    for trial, path in zip(trials, places, strict=True):
+        if path.exists():
+            found = store.read_one(path)
+            there = heading(found["setting"], found["profile"], found["changes"])
+            if there != heading(trial.setting.name, trial.profile, trial.changes):
+                print(f"{trial.name}: done already as {there}", file=sys.stderr, flush=True)
+
+
+def run_one(
+    trial: Trial,
+    path: Path,
+    data_dir: str | PathLike | None = None,
+    keep_runs: bool = False,
+    report: Report = lambda steps: None,
+) -> dict[str, Any]:
+    """Run a trial, write its result to `path`, and return it."""
+    folder = path.with_suffix("")
+    result = run_trial(trial, folder, data_dir, report) | made_from(trial)
+    result["hash"] = path.stem.rpartition("-")[2]
+    Store(path.parent).write(path, result)
+    if folder.is_dir() and not keep_runs:
+        shutil.rmtree(folder)
+    return result
+
+
+def _run_in_processes(
+    missing: Mapping[Path, Trial],
+    data_dir: str | PathLike | None,
+    keep_runs: bool,
+    jobs: int,
+    progress: Progress,
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    queue, stop = context.Queue(), context.Event()
+    with _single_threads():
+        pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(queue, stop))
+        try:
+            waiting: dict[Future, Path] = {
+                pool.submit(_run_reporting, trial, path, data_dir, keep_runs): path
+                for path, trial in missing.items()
+            }
+            while waiting:
+                done, _ = wait(waiting, _POLL, FIRST_COMPLETED)
+                while not queue.empty():
+                    progress.advanced(*queue.get())
+                for future in done:
+                    _settle(waiting.pop(future), progress, future.result)
+        finally:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _single_threads() -> Iterator[None]:
+    """Let processes that are started meanwhile take one thread each."""
+    before = os.environ.get(_THREADS)
+    os.environ[_THREADS] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_THREADS]
+        else:
+            os.environ[_THREADS] = before
+
+
+_to_parent: tuple[Any, Any] | None = None  # queue and stop, in a process that runs trials
+
+
+def _begin(queue: Any, stop: Any) -> None:
+    global _to_parent
+    _to_parent = queue, stop
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _run_reporting(
+    trial: Trial, path: Path, data_dir: str | PathLike | None, keep_runs: bool
+) -> dict[str, Any]:
+    assert _to_parent is not None
+    queue, stop = _to_parent
+
+    def report(steps: int) -> None:
+        queue.put((path, steps))
+        if stop.is_set():
+            raise KeyboardInterrupt  # the checkpoint of these steps is written
+
+    return run_one(trial, path, data_dir, keep_runs, report)

@@ -1,0 +1,154 @@
+"""Settings of the papers: one TOML file each, a configuration of `ownerwise train` and a heading.
+
+The sections `data`, `owners`, `plan`, `model`, `training` and `weights` are those of a
+configuration; `weights` is what INO-SGD takes, and other methods leave it out. The heading
+`[experiment]` says where the setting comes from, which values are a choice of ours because the
+paper leaves them open, and how the short profile differs.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from ownerwise.config.reading import Config, make_config
+from ownerwise.config.sections import ASSIGNMENTS
+from ownerwise.data.assign import evenly
+from ownerwise.errors import OwnerwiseError, name_some
+
+PROFILES = ("paper", "short")
+EVALUATIONS = 50
+"""Evaluations over a run, if the setting says nothing else: enough for curves."""
+
+_HEADING = {
+    "title": str,
+    "source": str,
+    "choices": list,
+    "short": list,
+    "evaluations": int,
+    "label_noise": float,
+    "plain_lr": float,
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting as its file says.
+
+    Attributes:
+        name: such as MN-PC.
+        title: what it is, in words.
+        source: the paper, and where in it.
+        choices: what the paper leaves open, and what was taken.
+        short: changes "section.key=value" of the short profile.
+        evaluations: about how many over a run.
+        label_noise: share of training labels that is replaced.
+        plain_lr: learning rate of the method that is not private.
+        sections: the sections of the configuration.
+    """
+
+    name: str
+    title: str
+    source: str
+    choices: tuple[str, ...]
+    short: tuple[str, ...]
+    evaluations: int
+    label_noise: float
+    plain_lr: float
+    sections: Mapping[str, Mapping[str, Any]]
+
+    def configure(self, seed: int, profile: str = "paper", changes: Sequence[str] = ()) -> Config:
+        """Return the configuration of one run.
+
+        Owners that are drawn at random are drawn anew for every seed, so that results over seeds
+        vary with them too.
+
+        Args:
+            seed: of the run: noise, batches, first weights, random owners. It makes the run
+                repeatable and NOT PRIVATE.
+            profile: "paper", or "short" for fewer steps.
+            changes: "section.key=value" each, after those of the profile.
+        """
+        if profile not in PROFILES:
+            raise OwnerwiseError(f"profile {profile!r}: expected one of {', '.join(PROFILES)}")
+        sections: dict[str, Any] = deepcopy(dict(self.sections))
+        assignment = sections["owners"]["assignment"]
+        if "seed" in ASSIGNMENTS[assignment["kind"]]:
+            assignment["seed"] = seed
+        sections.setdefault("run", {})["seed"] = seed
+        wanted = [*(self.short if profile == "short" else ()), *changes]
+        config = make_config(sections, name=self.name, changes=wanted)
+        if "evaluate_every" in config["run"]:
+            return config
+        every = max(1, config["plan"]["steps"] // self.evaluations)
+        return make_config(config.sections, name=self.name, changes=[f"run.evaluate_every={every}"])
+
+
+def names() -> list[str]:
+    """Return the names of all settings."""
+    return sorted(_files())
+
+
+def setting(name: str) -> Setting:
+    """Return a setting by its name; upper and lower case are the same."""
+    known = {key.lower(): key for key in _files()}
+    if name.lower() not in known:
+        raise OwnerwiseError(f"no setting {name!r}; known are {', '.join(names())}")
+    key = known[name.lower()]
+    return make_setting(key, _files()[key])
+
+
+def make_setting(name: str, text: str) -> Setting:
+    """Return the setting in the text of a TOML file, or say everything that is wrong with it."""
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise OwnerwiseError(f"setting {name} is not TOML: {error}") from None
+    heading = found.pop("experiment", {})
+    problems = [f"setting {name}: {problem}" for problem in _heading_problems(heading)]
+    assignment = found.get("owners", {}).get("assignment", {})
+    if "evenly" in assignment:
+        assignment["budgets"] = list(evenly(*assignment.pop("evenly")))
+    if problems:
+        raise OwnerwiseError(problems)
+    made = Setting(
+        name=name,
+        title=heading["title"],
+        source=heading["source"],
+        choices=tuple(heading.get("choices", ())),
+        short=tuple(heading.get("short", ())),
+        evaluations=heading.get("evaluations", EVALUATIONS),
+        label_noise=heading.get("label_noise", 0.0),
+        plain_lr=heading.get("plain_lr", 0.1),
+        sections=found,
+    )
+    for profile in PROFILES:
+        made.configure(0, profile)
+    return made
+
+
+def _heading_problems(heading: Mapping[str, Any]) -> Iterator[str]:
+    unknown = [key for key in heading if key not in _HEADING]
+    if unknown:
+        yield f"experiment.{name_some(unknown)}: expected {', '.join(_HEADING)}"
+    for key in ("title", "source"):
+        if key not in heading:
+            yield f"experiment.{key} is missing"
+    for key, kind in _HEADING.items():
+        if key in heading and not isinstance(heading[key], kind):
+            yield f"experiment.{key} is {heading[key]!r}; expected a {kind.__name__}"
+
+
+@cache
+def _files() -> dict[str, str]:
+    folder = files("ownerwise_reproduction") / "catalogue"
+    return {
+        file.name.removesuffix(".toml"): file.read_text(encoding="utf-8")
+        for file in folder.iterdir()
+        if file.name.endswith(".toml")
+    }

@@ -1,0 +1,299 @@
+"""What results come to over seeds: means, deviations, who gained, and who fell behind at first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from scipy.stats import pearsonr
+
+from ownerwise.errors import OwnerwiseError
+from ownerwise.evaluation import (
+    FEW_GROUPS,
+)
+from ownerwise.wording import Amount
+from ownerwise_reproduction.initial_drop import minority_initial_drop
+
+Result = Mapping[str, Any]
+BASELINE = "idp"
+
+METRICS = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "worst_group": "worst group",
+    "worst_half": "worse half of groups",
+    "strictest": "strictest owner",
+    "strict": "strict owners",
+    "spread": "spread",
+}
+"""What is measured of a run, and how tables call it. `strictest` is the recall of the group with
+the lowest budget, `strict` the mean recall over groups with less than the mean budget; both are
+missing where all groups have one budget. `worst_half`, the mean recall over the worse half of the
+groups, is there if they are many."""
+MANY_GROUPS = 20
+"""From so many groups on, the worst of them is mostly chance."""
+FEWEST_SEEDS = 3
+"""Fewer decide nothing."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs that may be compared: one setting, one profile, the same changes.
+
+    Attributes:
+        name: as files are named.
+        heading: in words.
+        methods: {method: its runs, by seed}.
+    """
+
+    name: str
+    heading: str
+    methods: dict[str, list[Result]] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Result:
+        """Some run: what all of them have in common can be read from it."""
+        return next(iter(self.methods.values()))[0]
+
+    @property
+    def budgets(self) -> dict[str, float]:
+        """Declared epsilon of every group, by rising budget."""
+        found = self.first["budgets"]
+        return dict(sorted(found.items(), key=lambda item: item[1]))
+
+    def only(self, methods: Sequence[str]) -> Study:
+        """Return the study with some of its methods."""
+        return replace(self, methods={name: self.methods[name] for name in methods})
+
+    def label(self, method: str) -> str:
+        """Return a method's name for tables, with what must be said of it."""
+        first = self.methods[method][0]
+        notes = first["not_private"][1:]
+        return f"{first['label']} ({'; '.join(notes)})" if notes else first["label"]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Recall of a method minus that of the baseline, by group, against the budget.
+
+    Attributes:
+        by_group: mean over the seeds that both have.
+        correlation: Pearson's r of gain and budget over groups; None for fewer than `FEW_GROUPS`
+            or budgets without differences.
+        interval: its 95 % confidence interval (Fisher).
+        p: of the hypothesis that there is no correlation.
+        seeds: number of seeds.
+    """
+
+    by_group: dict[str, float]
+    correlation: float | None
+    interval: tuple[float, float] | None
+    p: float | None
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Drop:
+    """The minority initial drop of a group, as means over the seeds that have one.
+
+    Attributes:
+        first, last: steps between which evaluations show the group's loss above its start while
+            the overall loss is below its own (`minority_initial_drop`).
+        depth: by how much at most.
+        seeds: number of seeds that have one.
+    """
+
+    first: float
+    last: float
+    depth: float
+    seeds: int
+
+
+def studies(results: Sequence[Result]) -> list[Study]:
+    """Return the results sorted into studies, or say which runs stand twice."""
+    found: dict[str, Study] = {}
+    problems = []
+    for result in results:
+        name, heading = _name(result)
+        runs = found.setdefault(name, Study(name, heading)).methods.setdefault(result["method"], [])
+        if any(run["seed"] == result["seed"] for run in runs):
+            problems.append(
+                f"{heading}: {result['method']} has two results for seed {result['seed']}, made "
+                "from different values or data: remove the one that is out of date"
+            )
+        runs.append(result)
+    if problems:
+        raise OwnerwiseError(problems)
+    for study in found.values():
+        ranked = sorted(study.methods.items(), key=lambda item: _rank(item[0]))
+        study.methods.clear()
+        study.methods.update(ranked)
+    return list(found.values())
+
+
+def measure(result: Result, part: str = "final") -> dict[str, float]:
+    """Return the numbers of a run's last evaluation, those of `METRICS` that it has."""
+    return measure_line(result[part], result["budgets"])
+
+
+def measure_line(line: Result, declared: Mapping[str, float]) -> dict[str, float]:
+    """Return the numbers of one evaluation, for groups with the declared budgets."""
+    recalls = {group: found["recall"] for group, found in line["groups"].items()}
+    budgets = {group: declared[group] for group in recalls}
+    measured = {
+        "accuracy": line["accuracy"],
+        "balanced_accuracy": line["balanced_accuracy"],
+        "worst_group": line["worst_group"]["recall"],
+        "spread": line["spread"],
+    }
+    if len(recalls) >= MANY_GROUPS:
+        measured["worst_half"] = worst_half(line)
+    strict = strict_groups(budgets)
+    if strict:
+        lowest = min(budgets.values())
+        strictest = [recalls[group] for group in strict if budgets[group] == lowest]
+        measured["strictest"] = float(np.mean(strictest))
+        measured["strict"] = float(np.mean([recalls[group] for group in strict]))
+    return measured
+
+
+def worst_half(line: Result) -> float:
+    """Return the mean recall over the worse half of the groups of an evaluation."""
+    recalls = sorted(group["recall"] for group in line["groups"].values())
+    return float(np.mean(recalls[: -(-len(recalls) // 2)]))
+
+
+def strict_groups(budgets: Mapping[str, float]) -> list[str]:
+    """Return the groups with less than the mean budget; none if all budgets are equal."""
+    mean = np.mean(list(budgets.values()))
+    return [group for group, epsilon in budgets.items() if epsilon < mean - 1e-12]
+
+
+def over_seeds(runs: Sequence[Result], part: str = "final") -> dict[str, Amount]:
+    """Return every metric's mean and deviation over the runs of a method."""
+    measured = [measure(run, part) for run in runs]
+    return {
+        name: Amount.of([one[name] for one in measured]) for name in METRICS if name in measured[0]
+    }
+
+
+def group_recalls(runs: Sequence[Result]) -> dict[str, Amount]:
+    """Return every group's recall over the runs of a method."""
+    groups = runs[0]["final"]["groups"]
+    return {group: Amount.of([_recall(run, group) for run in runs]) for group in groups}
+
+
+def gain(baseline: Sequence[Result], runs: Sequence[Result]) -> Gain | None:
+    """Return who gained by a method, over seeds that both have; None if there are none.
+
+    None, too, if the method's groups have other budgets than the baseline's.
+    """
+    before = {run["seed"]: run for run in baseline}
+    pairs = [(before[run["seed"]], run) for run in runs if run["seed"] in before]
+    if not pairs or pairs[0][0]["budgets"] != pairs[0][1]["budgets"]:
+        return None
+    by_group = {
+        group: float(np.mean([_recall(new, group) - _recall(old, group) for old, new in pairs]))
+        for group in pairs[0][0]["final"]["groups"]
+    }
+    budgets = [pairs[0][0]["budgets"][group] for group in by_group]
+    correlation, interval, p = _correlate(budgets, list(by_group.values()))
+    return Gain(by_group, correlation, interval, p, len(pairs))
+
+
+def _correlate(
+    budgets: Sequence[float], gains: Sequence[float]
+) -> tuple[float | None, tuple[float, float] | None, float | None]:
+    if len(budgets) < FEW_GROUPS or np.ptp(budgets) == 0 or np.ptp(gains) == 0:
+        return None, None, None
+    found: Any = pearsonr(budgets, gains)
+    low, high = found.confidence_interval(0.95)
+    return float(found.statistic), (float(low), float(high)), float(found.pvalue)
+
+
+def drops(runs: Sequence[Result]) -> dict[str, Drop]:
+    """Return the minority initial drop of every group that has one in some run of a method."""
+    groups = list(runs[0]["history"][0]["groups"])
+    by_group: dict[str, list[tuple[int, int, float]]] = {group: [] for group in groups}
+    for run in runs:
+        history = run["history"]
+        losses = [[_number(line["groups"][g]["loss"]) for g in groups] for line in history]
+        overall = [_number(line["loss"]) for line in history]
+        found = minority_initial_drop(np.array(losses), np.array(overall))
+        for group, drop in zip(groups, found, strict=True):
+            if drop is not None:
+                first, last = (history[at]["step"] for at in (drop.first, drop.last))
+                by_group[group].append((first, last, drop.depth))
+    means = {group: np.mean(found, axis=0) for group, found in by_group.items() if found}
+    return {
+        group: Drop(float(first), float(last), float(depth), len(by_group[group]))
+        for group, (first, last, depth) in means.items()
+    }
+
+
+def epoch_seconds(runs: Sequence[Result]) -> float | None:
+    """Return the training time of one pass over the records, without evaluation; None if plain."""
+    times = []
+    for run in runs:
+        if not run["plans"]:
+            return None
+        seen = sum(plan["steps"] * plan["expected_batch_size"] for plan in run["plans"])
+        records = sum(plan["records"] for plan in run["plans"])
+        times.append(run["train_seconds"] * records / seen)
+    return float(np.mean(times))
+
+
+def gradients(runs: Sequence[Result]) -> tuple[float, float] | None:
+    """Return how many gradients a run evaluates, and how many it sums, on average; None if unknown.
+
+    They differ where records are accepted by the norms of their gradients.
+    """
+    found = [run["gradients"] for run in runs if "gradients" in run]
+    if not found:
+        return None
+    evaluated, summed = (np.mean([one[key] for one in found]) for key in ("evaluated", "summed"))
+    return float(evaluated), float(summed)
+
+
+def spread_out(items: list[str], most: int) -> list[str]:
+    """Return all items, or of many some from the first to the last."""
+    if len(items) <= most:
+        return items
+    return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
+
+
+def _recall(run: Result, group: str) -> float:
+    return run["final"]["groups"][group]["recall"]
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _name(result: Result) -> tuple[str, str]:
+    """Return the name and the heading of the study that a result belongs to."""
+    parts = _parts(result["profile"], result["changes"])
+    name = "-".join([result["setting"], *(_plain(part) for part in parts)])
+    return name, heading(result["setting"], result["profile"], result["changes"])
+
+
+def heading(setting: str, profile: str, changes: Sequence[str]) -> str:
+    """Return what a study is called on pages."""
+    parts = _parts(profile, changes)
+    return setting + (f" ({', '.join(parts)})" if parts else "")
+
+
+def _parts(profile: str, changes: Sequence[str]) -> list[str]:
+    return [*([] if profile == "paper" else [f"{profile} profile"]), *sorted(changes)]
+
+
+def _plain(text: str) -> str:
+    kept = "".join(letter if letter.isalnum() or letter in ".=_" else "-" for letter in text)
+    return kept.replace("-profile", "").strip("-")
+
+
+def _rank(method: str) -> tuple[int, str]:
+    order = ("uniform", "idp", "ino", "ino-budget")
+    return (order.index(method) if method in order else len(order), method)

@@ -1,0 +1,336 @@
+"""Tables of results: a page of Markdown and a JSON file for each study, and a page over all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ownerwise.files import write_json, write_text
+from ownerwise.report.markdown import percent, table
+from ownerwise.wording import duration
+from ownerwise_reproduction import ablations, provenance, settings, summary
+from ownerwise_reproduction.claim_pages import page_part
+from ownerwise_reproduction.claims import Finding
+from ownerwise_reproduction.figures import Picture
+from ownerwise_reproduction.summary import BASELINE, METRICS, Drop, Gain, Study, spread_out
+from ownerwise_reproduction.trials import PLAIN_MOMENTUM
+
+_MOST_GROUPS = 10
+_MOST_HASHES = 3
+_WITHIN = {True: "yes", False: "no", None: "not private"}
+CAUTION = (
+    "Fixed seeds: these runs are science on public data and NOT PRIVATE. Accuracies are measured "
+    "on test records, which no guarantee covers."
+)
+
+
+def write_tables(
+    studies: Sequence[Study],
+    folder: str | PathLike,
+    pictures: Mapping[str, Sequence[Picture]] | None = None,
+    *,
+    findings: Sequence[Finding] = (),
+    further: Mapping[str, str] | None = None,
+) -> list[Path]:
+    """Write all pages into a folder and return them, the page over all first.
+
+    Args:
+        studies: what to write of.
+        folder: made if needed.
+        pictures: {study: figures in that folder}, shown on its page.
+        findings: what the papers claim beside what was found, for the page over all.
+        further: {title: file} of other pages in the folder, for the page over all.
+    """
+    folder = Path(folder)
+    index = folder / "README.md"
+    write_text(index, overview(studies, findings, further or {}))
+    written = [index]
+    if findings:
+        written.append(folder / "claims.json")
+        write_json(written[-1], list(map(asdict, findings)))
+    for study in studies:
+        content = describe(study)
+        shown = (pictures or {}).get(study.name, ())
+        write_json(folder / f"{study.name}.json", content)
+        write_text(folder / f"{study.name}.md", page(study, content, shown))
+        written += [folder / f"{study.name}.md", folder / f"{study.name}.json"]
+    return written
+
+
+def describe(study: Study) -> dict[str, Any]:
+    """Return everything that is known of a study over seeds, as JSON types."""
+    methods = {}
+    baseline = study.methods.get(BASELINE)
+    for name, runs in study.methods.items():
+        gained = None if baseline is None or name == BASELINE else summary.gain(baseline, runs)
+        methods[name] = {
+            "label": study.label(name),
+            **provenance.origin(runs),
+            "metrics": {key: asdict(value) for key, value in summary.over_seeds(runs).items()},
+            "groups": {key: asdict(value) for key, value in summary.group_recalls(runs).items()},
+            "initial_drop": {key: asdict(value) for key, value in summary.drops(runs).items()},
+            "gain": None if gained is None else asdict(gained),
+            "epoch_seconds": summary.epoch_seconds(runs),
+            "gradients": summary.gradients(runs),
+        }
+    first = study.first
+    return {
+        "study": study.name,
+        "setting": first["setting"],
+        "title": _title(study),
+        "not_private": "NOT PRIVATE (science): fixed seeds",
+        "commands": provenance.commands(study),
+        "environment": first["environment"],
+        "data": first["data"],
+        "owners": first["owners"],
+        "steps": first["history"][-1]["step"],
+        "budgets": study.budgets,
+        "methods": methods,
+    }
+
+
+def page(study: Study, content: dict[str, Any], pictures: Sequence[Picture] = ()) -> str:
+    """Return the Markdown page of a study."""
+    main = study.only(ablations.main_methods(study))
+    columns = _columns(study)
+    parts = [
+        f"# {study.heading}",
+        f"{content['title']}. {content['owners'].capitalize()}; {content['steps']} steps.",
+        *_changes(study),
+        _origin(content["setting"]),
+        CAUTION,
+        _notes(main, columns),
+        overall_table(main, columns),
+    ]
+    gains = {
+        name: summary.gain(main.methods[BASELINE], runs)
+        for name, runs in main.methods.items()
+        if BASELINE in main.methods and name != BASELINE
+    }
+    if len(study.budgets) > 1:
+        parts += ["## Groups", *_mixture(study), _group_table(main)]
+    known = {name: found for name, found in gains.items() if found is not None}
+    if any(found.correlation is not None for found in known.values()):
+        parts += [
+            "## Who gains",
+            "Gain in recall over IDP-SGD against the budget: Pearson's r over the groups' means, "
+            "its 95 % confidence interval, and p of no correlation. Negative r: strict owners "
+            "gain more.",
+            _gain_table(main, known),
+        ]
+    if len(study.budgets) > 1:
+        parts += [
+            "## Minority initial drop",
+            "The first evaluations in a row (one between may be better) at which a group's loss is "
+            "above its start while the overall loss is below its own: from which step to which, "
+            "and by how much at most; means over the seeds that have such a drop.",
+            _drop_table(main),
+        ]
+    for kind, heading in ablations.KINDS.items():
+        varied = ablations.part(study, kind)
+        if varied is not None:
+            parts += [f"## {heading}", overall_table(varied, columns)]
+    if pictures:
+        parts.append("## Figures")
+    for picture in pictures:
+        parts += [picture.caption, f"![{picture.path.stem}]({picture.path.name})"]
+    parts += [
+        "## How it was made",
+        "\n".join(f"    {command}" for command in (*content["commands"], provenance.TABLE)),
+        "Within budgets: whether plans spend at most what the setting declares for owners. Time "
+        "of a run: training alone, over all parts of a run that was stopped, and wall time of its "
+        "last part. The JSON file beside this page has all plan hashes and times by run.",
+        _origin_table(content),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _changes(study: Study) -> list[str]:
+    """Return what differs from the setting's title, if anything."""
+    changes = ", ".join(f"`{change}`" for change in study.first["changes"])
+    return [f"With changes: {changes}."] if changes else []
+
+
+def _notes(study: Study, columns: Sequence[str]) -> str:
+    """Return how to read the tables and figures of a study."""
+    said = [
+        "Mean and standard deviation over seeds, in per cent. Spread is the standard deviation "
+        "over groups. An epoch counts training time alone, on a machine that did other work, too."
+    ]
+    if "strict" in columns:
+        said.append("Strict owners are those with less than the mean budget.")
+    if study.first["evaluated_on"] == "validation":
+        said.append(
+            "Models were evaluated on validation records along the way and on test records at the "
+            "end: the initial drop and figures over training are of the former, tables and other "
+            "figures of the latter."
+        )
+    if "nonprivate" in study.methods:
+        rate = study.methods["nonprivate"][0]["history"][-1]["learning_rate"]
+        said.append(
+            f"Plain SGD has momentum {PLAIN_MOMENTUM:g} and its own learning rate, {rate:g}."
+        )
+    if len({tuple(run["seed"] for run in runs) for runs in study.methods.values()}) > 1:
+        said.append(
+            "Methods have different seeds: compare them by the differences in "
+            "[README](README.md), over seeds that both have."
+        )
+    return " ".join(said)
+
+
+def _mixture(study: Study) -> list[str]:
+    if not provenance.is_mixed(study):
+        return []
+    return ["Records of a group have different budgets here, so groups are not owners."]
+
+
+def _origin_table(content: dict[str, Any]) -> str:
+    rows = []
+    for method in content["methods"].values():
+        runs, hashes = len(method["seeds"]), method["plans"]
+        more = f" and {len(hashes) - _MOST_HASHES} more" if len(hashes) > _MOST_HASHES else ""
+        rows.append(
+            [
+                method["label"],
+                ", ".join(f"`{one[:12]}`" for one in hashes[:_MOST_HASHES]) + more,
+                _WITHIN[method["within_budgets"]],
+                ", ".join(map(str, method["seeds"])),
+                duration(sum(method["train_seconds"]) / runs),
+                duration(sum(method["wall_seconds"]) / runs),
+            ]
+        )
+    header = ["method", "plans", "within budgets", "seeds", "training", "wall"]
+    return table(header, rows, texts=3)
+
+
+def _origin(name: str) -> str:
+    """Return where a setting comes from, and which of its values are a choice of ours."""
+    setting = settings.setting(name)
+    lines = [f"Source: {setting.source}."]
+    if setting.choices:
+        lines += ["Choices of ours:", "", *(f"- {choice}" for choice in setting.choices)]
+    return "\n".join(lines)
+
+
+def overview(
+    studies: Sequence[Study],
+    findings: Sequence[Finding] = (),
+    further: Mapping[str, str] | None = None,
+) -> str:
+    """Return the page over all studies: claims at a glance, other pages, and all settings."""
+    parts = ["# Results", CAUTION]
+    if findings:
+        parts += ["## The papers' claims at a glance", page_part(findings)]
+    if further:
+        links = "\n".join(f"- [{title}]({file})" for title, file in further.items())
+        parts += ["## Beyond the papers' tables", links]
+    for study in studies:
+        parts += [
+            f"## [{study.heading}]({study.name}.md)",
+            f"{_title(study)}.",
+            *_changes(study),
+            overall_table(study.only(ablations.main_methods(study)), _columns(study), times=False),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _columns(study: Study) -> list[str]:
+    """Return the metrics that tables of a study show, each number once.
+
+    Strict owners are left out where the strictest is the only one.
+    """
+    measured = [summary.measure(run) for runs in study.methods.values() for run in runs]
+    found = [key for key in METRICS if any(key in one for one in measured)]
+    if all(one.get("strict") == one.get("strictest") for one in measured):
+        return [key for key in found if key != "strict"]
+    return found
+
+
+def _title(study: Study) -> str:
+    """Return the setting's title as it is today, else that of the results."""
+    name = study.first["setting"]
+    return settings.setting(name).title if name in settings.names() else study.first["title"]
+
+
+def overall_table(study: Study, columns: Sequence[str] = (), *, times: bool = True) -> str:
+    """Return the table of all methods of a study.
+
+    Args:
+        study: what to tell of.
+        columns: metrics; those that tell it all if not given.
+        times: whether to tell what an epoch took.
+    """
+    measured = {name: summary.over_seeds(runs) for name, runs in study.methods.items()}
+    columns = columns or _columns(study)
+    work = _work(study)
+    rows = []
+    for name, found in measured.items():
+        seconds = summary.epoch_seconds(study.methods[name])
+        rows.append(
+            [
+                study.label(name),
+                *(percent(found.get(key)) for key in columns),
+                str(len(study.methods[name])),
+                *(["" if seconds is None else f"{seconds:.2f}"] if times else []),
+                *work.get(name, ()),
+            ]
+        )
+    heading = ["method", *(METRICS[key] for key in columns), "seeds"]
+    heading += ["s / epoch"] if times else []
+    return table(heading + (["gradients, thousands (summed)"] if work else []), rows)
+
+
+def _work(study: Study) -> dict[str, list[str]]:
+    """Return the gradients of every method, if some method does not sum all that it evaluates."""
+    found = {name: summary.gradients(runs) for name, runs in study.methods.items()}
+    if all(one is None or one[0] == one[1] for one in found.values()):
+        return {}
+    return {
+        name: ["" if one is None else f"{one[0] / 1000:.1f} ({one[1] / 1000:.1f})"]
+        for name, one in found.items()
+    }
+
+
+def _group_table(study: Study) -> str:
+    shown = spread_out(list(study.budgets), _MOST_GROUPS)
+    rows = []
+    for name, runs in study.methods.items():
+        recalls = summary.group_recalls(runs)
+        rows.append([study.label(name), *(percent(recalls.get(group)) for group in shown)])
+    return table(["method", *_group_titles(study, shown)], rows)
+
+
+def _group_titles(study: Study, groups: Sequence[str]) -> list[str]:
+    """Return groups with their budgets, where each group has one."""
+    if provenance.is_mixed(study):
+        return list(groups)
+    return [f"{group} (ε {study.budgets[group]:g})" for group in groups]
+
+
+def _gain_table(study: Study, gains: dict[str, Gain]) -> str:
+    rows = []
+    for name, found in gains.items():
+        if found.correlation is not None and found.p is not None:
+            low_high = "" if found.interval is None else "{:.3f} to {:.3f}".format(*found.interval)
+            row = [study.label(name), f"{found.correlation:.3f}", low_high, f"{found.p:.2g}"]
+            rows.append([*row, str(found.seeds)])
+    return table(["method", "r", "95 % interval", "p", "seeds"], rows)
+
+
+def _drop_table(study: Study) -> str:
+    shown = spread_out(list(study.budgets), _MOST_GROUPS)
+    rows = []
+    for name, runs in study.methods.items():
+        found = summary.drops(runs)
+        rows.append([study.label(name), *(_drop(found.get(group), len(runs)) for group in shown)])
+    return table(["method", *_group_titles(study, shown)], rows)
+
+
+def _drop(drop: Drop | None, seeds: int) -> str:
+    if drop is None:
+        return "none"
+    some = "" if drop.seeds == seeds else f", {drop.seeds} of {seeds} seeds"
+    return f"{drop.first:.0f} to {drop.last:.0f} ({drop.depth:.2f}{some})"

@@ -1,0 +1,242 @@
+"""Tuned against tuned: every method gets the same number of trials, chosen on validation records.
+
+A comparison at fixed values favours the method that they suit. Here all methods search the same
+ranges of clip norm, learning rate and steps, with the same draws; INO-SGD's tail and kappa are
+drawn besides, within the same number of trials. Values are chosen on records that are held out of
+training; test records are evaluated once, for what was chosen. The first trial is the setting as it
+stands.
+
+Choosing by validation records is a release of them, and choosing by training records would be one
+of those: this is a study on public data, NOT PRIVATE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ownerwise.files import write_json
+from ownerwise.wording import Amount
+from ownerwise_reproduction import provenance, summary
+from ownerwise_reproduction.drawing import new_figure, save
+from ownerwise_reproduction.methods import Method
+from ownerwise_reproduction.settings import Setting
+from ownerwise_reproduction.summary import Result
+from ownerwise_reproduction.trials import Trial
+
+VALIDATION_SHARE = 0.1
+FACTOR = 4.0
+"""Clip norm and learning rate are drawn from a fourth to four times those of the setting."""
+STEP_FACTORS = (0.5, 1.0, 2.0)
+TAILS = (0.05, 0.6)
+KAPPAS = (0.0, 3.0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One choice of values for a method, over seeds.
+
+    Attributes:
+        method: its name.
+        number: of the draw, the same for all methods.
+        values: {"section.key": value}.
+        validation, test: every metric over seeds; the choice is made by the first.
+        wall_seconds: of all seeds together.
+        plans: hashes of the plans behind it.
+    """
+
+    method: str
+    number: int
+    values: Mapping[str, float]
+    validation: Mapping[str, Amount]
+    test: Mapping[str, Amount]
+    wall_seconds: float
+    plans: Sequence[str]
+
+
+def draw(
+    setting: Setting, profile: str, changes: Sequence[str], trials: int
+) -> list[dict[str, float]]:
+    """Return the values of every trial, those of INO-SGD included; the first is the setting's."""
+    config = setting.configure(0, profile, changes)
+    plan, weights = config["plan"], config["weights"]
+    generator = np.random.default_rng(0)
+    drawn: list[dict[str, float]] = [
+        {
+            "plan.clip_norm": plan["clip_norm"],
+            "training.lr": config["training"]["lr"],
+            "plan.steps": plan["steps"],
+            "weights.tail": weights.get("tail", 0.4),
+            "weights.kappa": weights.get("kappa", 1.0),
+        }
+    ]
+    for _ in range(trials - 1):
+        factors = FACTOR ** generator.uniform(-1, 1, size=2)
+        drawn.append(
+            {
+                "plan.clip_norm": _round(plan["clip_norm"] * factors[0]),
+                "training.lr": _round(config["training"]["lr"] * factors[1]),
+                "plan.steps": max(1, round(plan["steps"] * generator.choice(STEP_FACTORS))),
+                "weights.tail": _round(generator.uniform(*TAILS)),
+                "weights.kappa": _round(generator.uniform(*KAPPAS)),
+            }
+        )
+    return drawn
+
+
+def tuning_trials(
+    setting: Setting,
+    methods: Sequence[Method],
+    drawn: Sequence[Mapping[str, float]],
+    seeds: Sequence[int],
+    profile: str = "paper",
+    changes: Sequence[str] = (),
+) -> dict[tuple[str, int], list[Trial]]:
+    """Return the trials of every method and draw, one for each seed."""
+    held_out = f"data.validation_share={VALIDATION_SHARE}"
+    return {
+        (method.slug, number): [
+            Trial(
+                setting,
+                method,
+                seed,
+                profile,
+                (*changes, held_out, *(f"{key}={value}" for key, value in values.items())),
+            )
+            for seed in seeds
+        ]
+        for number, values in enumerate(drawn)
+        for method in methods
+    }
+
+
+def points(
+    drawn: Sequence[Mapping[str, float]], results: Mapping[tuple[str, int], Sequence[Result]]
+) -> list[Point]:
+    """Return what every method and draw came to."""
+    return [
+        Point(
+            method,
+            number,
+            _relevant(method, drawn[number]),
+            summary.over_seeds(runs, "validation"),
+            summary.over_seeds(runs, "final"),
+            sum(run["wall_seconds"] for run in runs),
+            provenance.plan_hashes(runs),
+        )
+        for (method, number), runs in results.items()
+    ]
+
+
+def frontier(found: Sequence[Point], other: str) -> list[Point]:
+    """Return the points that no other of their method beats in accuracy and in `other` as well.
+
+    Both are measured on validation records. Points are ordered by falling accuracy.
+    """
+    ranked = sorted(
+        found,
+        key=lambda point: (point.validation["accuracy"].mean, point.validation[other].mean),
+        reverse=True,
+    )
+    kept: list[Point] = []
+    for point in ranked:
+        if not kept or point.validation[other].mean > kept[-1].validation[other].mean:
+            kept.append(point)
+    return kept
+
+
+def describe(
+    found: Sequence[Point], trials: int, seeds: Sequence[int], command: str
+) -> dict[str, Any]:
+    """Return the search as JSON types: all points, the frontiers, and what each method chose."""
+    methods = list(dict.fromkeys(point.method for point in found))
+    described: dict[str, Any] = {
+        "not_private": "NOT PRIVATE (science): fixed seeds, values chosen on held-out records",
+        "command": command,
+        "trials": trials,
+        "seeds": list(seeds),
+        "validation_share": VALIDATION_SHARE,
+        "methods": {},
+    }
+    for method in methods:
+        own = [point for point in found if point.method == method]
+        others = [other for other in ("strict", "worst_group") if other in own[0].validation]
+        described["methods"][method] = {
+            "points": [asdict(point) for point in own],
+            "frontier": {other: [p.number for p in frontier(own, other)] for other in others},
+            "best": {
+                criterion: max(own, key=lambda p, c=criterion: p.validation[c].mean).number
+                for criterion in ("accuracy", "balanced_accuracy", *others)
+            },
+        }
+    return described
+
+
+def write(
+    name: str,
+    found: Sequence[Point],
+    trials: int,
+    seeds: Sequence[int],
+    command: str,
+    folder: str | PathLike,
+) -> list[Path]:
+    """Write the search as NAME.json and its figure as NAME.svg, and return both.
+
+    Args:
+        name: of the setting.
+        found: every method and draw.
+        trials: number of draws.
+        seeds: of the runs.
+        command: that makes the search.
+        folder: where both go.
+    """
+    table, picture = Path(folder) / f"{name}.json", Path(folder) / f"{name}.svg"
+    write_json(table, describe(found, trials, seeds, command))
+    save(frontier_figure(found), picture)
+    return [table, picture]
+
+
+def frontier_figure(found: Sequence[Point]) -> Any:
+    """Draw test results of the frontiers that validation records chose, and all points faintly."""
+    others = [other for other in ("strict", "worst_group") if other in found[0].validation]
+    figure, axes = new_figure(len(others))
+    for axis, other in zip(axes, others, strict=True):
+        for colour, method in enumerate(dict.fromkeys(point.method for point in found)):
+            own = [point for point in found if point.method == method]
+            best = frontier(own, other)
+            for chosen, options in (
+                (own, {"alpha": 0.25, "linestyle": "none"}),
+                (best, {"label": method, "linestyle": "-"}),
+            ):
+                axis.plot(
+                    [point.test["accuracy"].mean for point in chosen],
+                    [point.test[other].mean for point in chosen],
+                    marker="o",
+                    color=f"C{colour}",
+                    **options,
+                )
+        axis.set_xlabel("accuracy")
+        axis.set_ylabel(f"recall, {summary.METRICS[other]}")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    return figure
+
+
+def _relevant(method: str, values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values that a method looks at."""
+    unused = set()
+    if not method.startswith("ino"):
+        unused = {"weights.tail", "weights.kappa"}
+    elif not method.startswith("ino-budget"):
+        unused = {"weights.kappa"}
+    return {key: value for key, value in values.items() if key not in unused}
+
+
+def _round(value: float) -> float:
+    """Return three digits: a value that can be typed again."""
+    return float(f"{value:.3g}")

@@ -1,0 +1,190 @@
+"""The papers' claims beside results made by hand."""
+
+import tomllib
+from importlib.resources import files
+
+import numpy as np
+import pytest
+from made_results import result
+from scipy import stats
+
+from ownerwise.errors import OwnerwiseError
+from ownerwise_reproduction import claim_pages, claims, summary
+
+ENTRY = {
+    "paper": "INO-SGD", "where": "Table 9", "claim": "it helps", "theirs": 60.0, "deviation": 1.0,
+    "setting": "digits", "method": "ino", "metric": "accuracy",
+}  # fmt: skip
+
+
+def find(results, **changed):
+    return claims.find(claims.make_claims([ENTRY | changed]), summary.studies(results))
+
+
+def both(**changed):
+    return [
+        result("idp", 0, **changed),
+        result("idp", 1, (0.4, 0.4, 0.6, 0.8), **changed),
+        result("ino", 0, (0.5, 0.6, 0.6, 0.7), **changed),
+        result("ino", 1, (0.5, 0.5, 0.6, 0.8), **changed),
+    ]
+
+
+def test_all_claims_can_be_read():
+    found = claims.read()
+    text = (files("ownerwise_reproduction") / "claims.toml").read_text()
+    assert len(found) == len(tomllib.loads(text)["claim"]) > 40
+    numbers = {(claim.setting, claim.method, claim.changes, claim.theirs) for claim in found}
+    scale = ('plan.method="scale"',)
+    assert {
+        ("IDP-MNIST-A", "uniform", (), 96.75),
+        ("IDP-MNIST-A", "idp", (), 97.81),
+        ("IDP-MNIST-A", "idp", scale, 97.78),
+        ("IDP-MNIST-B", "idp", (), 97.6),
+        ("IDP-MNIST-B", "idp", scale, 97.54),
+        ("CL-PC", "idp", (), 63.35),
+        ("CL-PC", "ino", (), 66.73),
+    } <= numbers
+
+
+def test_a_number_with_its_command():
+    (found,) = find(both())
+    assert found.theirs == "60.00 ± 1.00 %"
+    assert found.ours == "60.00 ± 0.00 %"
+    assert found.distance == pytest.approx(0.0)
+    assert found.verdict == "reached"
+    assert found.seeds == 2
+    assert found.study == "digits"
+    assert found.command == "ownerwise experiments run digits --method ino --seeds 2"
+
+
+def test_a_difference_is_over_seeds_that_both_have():
+    results = [*both(), result("ino", 2, (1.0, 1.0, 1.0, 1.0))]
+    (found,) = find(results, minus="idp", theirs=10.0)
+    assert found.ours == "+7.50 [too few seeds] points"  # 0.6 - 0.5 and 0.6 - 0.55
+    assert found.distance == pytest.approx(-2.5)
+    assert found.verdict == "not reached"
+    assert found.seeds == 2
+    assert found.command == "ownerwise experiments run digits --method idp,ino --seeds 2"
+    assert find([result("idp", 0), result("ino", 1)], minus="idp")[0].ours == "not run"
+
+
+def test_claims_without_results_say_so():
+    (found,) = find([result("idp")], minus="idp", changes=['plan.method="scale"'])
+    assert found.ours == "not run"
+    assert found.study is found.distance is None
+    assert found.verdict == ""
+    assert found.command == (
+        "ownerwise experiments run digits --method idp,ino --seeds 5 --set 'plan.method=\"scale\"'"
+    )
+    assert find(both(), changes=["plan.steps=9"])[0].ours == "not run"
+    shown = claim_pages.page_part([found])
+    assert "| not run | theirs | command |" in shown
+    assert "| it helps (INO-SGD, Table 9) | 60.00 ± 1.00 points | `run digits --method" in shown
+    assert "](" not in shown
+    assert "Not among the claims:\n\n- IDP-SGD, Table 3" in shown
+
+
+def test_every_profile_that_was_run_has_its_row():
+    found = find([*both(), *both(profile="short")])
+    assert [one.heading for one in found] == ["digits", "digits (short profile)"]
+    assert found[1].command.endswith("--seeds 2 --profile short")
+
+
+def test_other_measures():
+    def ours(**changed):
+        return find(both(), **changed)[0].ours
+
+    assert ours(metric="group:a", method="idp") == "30.00 ± 14.14 %"
+    assert ours(metric="gap", method="idp") == "50.00 points"  # 0.8 - 0.3
+    assert ours(metric="drop_end", method="idp") == "50.00 ± 0.00 %"
+    assert ours(metric="correlation", minus="idp").startswith("r = -0.9")
+
+
+def test_a_drop_that_is_not_there_ends_at_once():
+    run = result("idp", 0)
+    run["history"][1]["groups"]["a"]["loss"] = 1.9
+    assert find([run], metric="drop_end", method="idp")[0].ours == "0.00 %"
+
+
+def test_what_is_reached_early_is_set_beside_the_others_own_curve():
+    """IDP-SGD is half-way where it ends, so INO-SGD, which is, too, is no earlier."""
+    results = both()
+    for run in results:
+        groups = run["history"][1]["groups"]
+        for group in groups.values():
+            group["recall"] = 0.9
+    (found,) = find(results, metric="reach", minus="idp", expect="below")
+    assert found.ours == "after 50 % of the steps, IDP-SGD itself after 50 %"
+    assert found.verdict == "undecided"
+    (later,) = find(both(), metric="reach", method="idp", minus="ino")
+    assert later.ours == "after 100 % of the steps, IDP-SGD itself after 100 %"
+
+
+@pytest.mark.parametrize(
+    ("gains", "expect", "verdict"),
+    [
+        ((0.10, 0.11, 0.12), "above", "agrees"),
+        ((0.10, 0.11, 0.12), "kept", "agrees"),
+        ((0.10, 0.11, 0.12), "below", "disagrees"),
+        ((-0.10, -0.11, -0.12), "above", "disagrees"),
+        ((-0.10, -0.11, -0.12), "kept", "disagrees"),
+        ((-0.10, -0.11, -0.12), "below", "agrees"),
+        ((-0.10, 0.11, 0.12), "above", "undecided"),
+        ((-0.10, 0.11, 0.12), "kept", "undecided"),
+        ((-0.001, 0.0, 0.001), "kept", "agrees"),  # to within a point
+        ((-0.001, 0.0, 0.001), "above", "undecided"),
+        ((0.10,), "above", "undecided"),
+        ((0.10, 0.10), "above", "undecided"),  # fewer than three seeds
+        ((0.10, 0.11, 0.12), None, ""),
+    ],
+)
+def test_verdicts(gains, expect, verdict):
+    results = [result("idp", seed, (0.5,) * 4) for seed in range(len(gains))]
+    results += [result("ino", seed, (0.5 + gain,) * 4) for seed, gain in enumerate(gains)]
+    changed = {} if expect is None else {"expect": expect}
+    (found,) = find(results, minus="idp", theirs="some words", **changed)
+    assert found.verdict == verdict
+    if len(gains) > 2:
+        mean, error = 100 * np.mean(gains), 100 * stats.sem(gains)
+        low, high = stats.t.interval(0.95, len(gains) - 1, mean, error)
+        assert found.ours == f"{mean:+.2f} [{low:.2f}, {high:.2f}] points"
+
+
+def test_a_gap_is_reached_from_above():
+    assert find(both(), metric="gap", method="idp", theirs=60.0)[0].verdict == "reached"
+    assert find(both(), metric="gap", method="idp", theirs=40.0)[0].verdict == "not reached"
+
+
+def test_the_table_and_its_notes():
+    found = find(both(), note="other data", theirs=50.0)
+    shown = claim_pages.page_part([*found, *found])
+    rows = [line for line in shown.splitlines() if line.startswith("| reached")]
+    assert rows[0] == (
+        "| reached | it helps (INO-SGD, Table 9) | 50.00 ± 1.00 % | **60.00 ± 0.00 %** (+10.00), "
+        "2 seeds, [digits](digits.md) | `run digits --method ino --seeds 2` |"
+    )
+    assert "Of 2 claims that were tried: 2 reached. 0 more were not run." in shown
+    assert shown.count("- INO-SGD, Table 9, digits: other data") == 1
+    assert "| not run" not in shown
+
+
+def test_all_problems_of_claims_at_once():
+    with pytest.raises(OwnerwiseError) as error:
+        claims.make_claims(
+            [
+                ENTRY | {"setting": "digitz", "metric": "luck", "extra": 1},
+                {"paper": "INO-SGD"},
+                ENTRY | {"metric": "reach"},
+                ENTRY | {"metric": "gap", "minus": "idp"},
+                ENTRY | {"method": "best"},
+                ENTRY | {"expect": "up"},
+            ]
+        )
+    text = "\n".join(error.value.problems)
+    for words in (
+        "claim 1: extra: expected paper", "no setting 'digitz'", "metric 'luck'", "claim 2: where",
+        "claim 3: metric reach", "claim 4: metric gap", "claim 5: method 'best'",
+        "claim 6: expect 'up': expected one of above", "claim 6: expect is for comparisons",
+    ):  # fmt: skip
+        assert words in text

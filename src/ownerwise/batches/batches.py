@@ -1,0 +1,158 @@
+"""Poisson batches: every record takes part in a step independently, with its owner's own rate.
+
+Guarantee. In each step record i is drawn with probability q_o(i), independently of all other
+records and steps, from the secret stream: amplification by sampling needs batches that nobody else
+knows. Nothing is redrawn, capped, dropped or padded; an empty batch is a step like any other.
+Public: the rates, the number of steps. Private: which records a batch holds, and how many.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from ownerwise.batches.rows import DatasetRows, ownerless_problems, rows_of
+from ownerwise.batches.sampler import PoissonSampler
+from ownerwise.errors import OwnerwiseError
+from ownerwise.randomness import (
+    SecretStream,
+)
+
+if TYPE_CHECKING:
+    from ownerwise.planning import (
+        Plan,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The records of one step. All but `step` is private, also their number: `repr` hides it.
+
+    Attributes:
+        step: index of the step in the plan.
+        indices: record numbers, ascending, int64 [batch].
+        owner_index: position of each record's owner in `plan.owners.ids`, int64 [batch].
+        data: the rows: one tensor [batch, ...] per array, or what the collate function made.
+        plan_hash: the plan that drew it; None for a batch made by hand.
+        private: False if it was drawn with a fixed seed, or made by hand.
+    """
+
+    step: int
+    indices: np.ndarray = field(repr=False)
+    owner_index: np.ndarray = field(repr=False)
+    data: Any = field(repr=False)
+    plan_hash: str | None = field(default=None, repr=False)
+    private: bool = field(default=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class PoissonBatches:
+    """The batches of a plan, one for each step: iterate over it.
+
+    Each pass draws the batch of step t from (key, t) alone: how far a pass has come, whether it is
+    read by workers, or whether another pass runs beside it changes nothing. With a private stream
+    every pass has a key of its own, so that two trainings never share batches; with a fixed seed
+    every pass repeats the same batches.
+
+    Args:
+        dataset: a tuple of tensors or arrays with one row per record, such as (X, y), or a
+            map-style torch Dataset. Not a DataLoader: it would make the batches itself.
+        plan: gives the rates, the owners of the records and the number of steps.
+        stream: the run's stream (its child "sampling" is used); a private one if not given.
+        start: first step, for a resumed run.
+        steps: number of steps; to the end of the plan if not given.
+        num_workers: processes that fetch the records of a Dataset ahead. They never draw,
+            and change neither order nor content (random augmentation is seeded as in a DataLoader).
+        collate: makes the batch from a list of samples of a Dataset; torch's default if not given.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        plan: Plan,
+        *,
+        stream: SecretStream | None = None,
+        start: int = 0,
+        steps: int | None = None,
+        num_workers: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        steps = plan.steps - start if steps is None else steps
+        if start < 0 or steps < 0 or start + steps > plan.steps:
+            raise OwnerwiseError(
+                f"steps {start} to {start + steps} asked for, but the plan has {plan.steps}: its "
+                "budget covers no more. Plan with more steps"
+            )
+        if problems := ownerless_problems(plan):
+            raise OwnerwiseError(problems)
+        assert plan.owners is not None
+        assert plan.owners.record_owner_index is not None
+        self._rows = rows_of(dataset, len(plan.owners.record_owner_index), collate)
+        self._sampler = PoissonSampler(plan.sampling_rates, plan.owners.record_owner_index)
+        self._stream = (SecretStream() if stream is None else stream).child("sampling")
+        self._steps = range(start, start + steps)
+        self._plan_hash = plan.hash
+        self._num_workers = num_workers
+        self._passes = 0
+
+    @property
+    def private(self) -> bool:
+        """False if the batches come from a fixed seed."""
+        return self._stream.private
+
+    @property
+    def rates(self) -> np.ndarray:
+        """The rates that are drawn with, per owner: the plan's, unrounded."""
+        return self._sampler.rates
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[Batch]:
+        stream = self._stream.child(f"pass {self._passes if self.private else 0}")
+        self._passes += 1
+        drawn = ((step, self._sampler.draw(stream.at_step(step))) for step in self._steps)
+        if self._num_workers and isinstance(self._rows, DatasetRows):
+            return self._fetched_by_workers(drawn, stream.child("worker seeds"))
+        return (self._batch(step, indices, self._rows[indices]) for step, indices in drawn)
+
+    def _batch(self, step: int, indices: np.ndarray, data: Any) -> Batch:
+        owner_index = self._sampler.record_owner_index[indices].astype(np.int64)
+        return Batch(step, indices, owner_index, data, self._plan_hash, self.private)
+
+    def _fetched_by_workers(
+        self, drawn: Iterator[tuple[int, np.ndarray]], seeds: SecretStream
+    ) -> Iterator[Batch]:
+        pending: deque[tuple[int, np.ndarray]] = deque()
+
+        def requests() -> Iterator[np.ndarray]:  # runs in this process, some steps ahead
+            for request in drawn:
+                pending.append(request)
+                yield request[1]
+
+        seed = int(seeds.at_step(self._steps.start).integers(2**63, 1)[0])
+        loader = DataLoader(
+            self._rows,  # pyright: ignore[reportArgumentType]
+            batch_size=None,
+            sampler=requests(),  # pyright: ignore[reportArgumentType]
+            collate_fn=_as_it_is,
+            num_workers=self._num_workers,
+            generator=torch.Generator().manual_seed(seed),  # else the global one would advance
+        )
+        for data in loader:
+            yield self._batch(*pending.popleft(), data)
+
+    def __repr__(self) -> str:
+        return f"PoissonBatches({self._steps}, {self._stream!r})"
+
+
+def _as_it_is(data: Any) -> Any:
+    return data

@@ -1,0 +1,4 @@
+"""The command line, one file per command.
+
+May import every other room.
+"""

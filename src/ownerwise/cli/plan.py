@@ -1,0 +1,136 @@
+"""`ownerwise plan`: a table of budgets becomes a plan."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ownerwise.accounting import ACCOUNTANTS
+from ownerwise.errors import OwnerwiseError, PlanError
+from ownerwise.owners import (
+    Owners,
+    reworded,
+)
+from ownerwise.planning import (
+    METHODS,
+    Plan,
+    plan,
+    request_problems,
+)
+from ownerwise.planning import table as plan_tables
+
+ASSUMED = "assumed one each"
+NO_RECORDS = "{}: no column records: one record per owner is assumed; add the column"
+
+
+def add(commands: Any) -> None:
+    """Add the command's parser."""
+    command = commands.add_parser(
+        "plan",
+        help="turn a table of budgets into sampling rates, clip norms and noise",
+        description="Turn a table of budgets (CSV or Parquet with the columns owner, epsilon and, "
+        "optionally, delta and records) into a verified plan. Of --steps, --batch-size and "
+        "--noise-multiplier give two.",
+    )
+    command.set_defaults(command=_run)
+    command.add_argument("budgets", type=Path, help="CSV or Parquet file, one row per owner")
+    command.add_argument("--method", default="sample", help=f"{', '.join(METHODS)} [sample]")
+    command.add_argument("--steps", type=int, help="number of steps")
+    command.add_argument("--batch-size", type=float, help="expected number of records per step")
+    command.add_argument("--noise-multiplier", type=float, help="noise std over clip norm")
+    command.add_argument("--clip-norm", type=float, default=1.0, help="gradient bound [1.0]")
+    command.add_argument("--mixture", type=float, help="for both: 0 sample to 1 scale [0.5]")
+    command.add_argument("--accountant", default="pld", help=f"{', '.join(ACCOUNTANTS)} [pld]")
+    command.add_argument("--delta", type=float, help="where the table has none [1e-5]")
+    command.add_argument(
+        "--level",
+        action="append",
+        default=[],
+        metavar="NAME=EPSILON",
+        help="what a categorical budget means; may be repeated",
+    )
+    command.add_argument(
+        "--strict", action="store_true", help="refuse plans that cannot use up every budget"
+    )
+    command.add_argument("--owners", action="store_true", help="a row per owner, not per class")
+    command.add_argument("--json", action="store_true", help="print the table as JSON")
+    command.add_argument("--out", type=Path, help="write the plan here (JSON, arrays beside it)")
+
+
+def _run(options: argparse.Namespace) -> None:
+    request = {
+        name: getattr(options, name)
+        for name in (
+            "method", "steps", "batch_size", "noise_multiplier", "clip_norm", "mixture",
+            "accountant",
+        )
+    }  # fmt: skip
+    problems: list[str] = []
+    owners = None
+    try:
+        owners = Owners.from_table(
+            options.budgets, delta=options.delta, levels=_levels(options.level, problems)
+        )
+    except OwnerwiseError as error:
+        problems += reworded(error.problems, "--level NAME=EPSILON", "add a column records")
+    problems += _request_problems(owners, options, request)
+    if options.out is not None:
+        problems += _place_problems(options.out)
+    if problems or owners is None:
+        raise OwnerwiseError(problems)
+    if owners.records_basis == ASSUMED:
+        print(f"ownerwise: warning: {NO_RECORDS.format(options.budgets)}", file=sys.stderr)
+    made = plan(owners, strict=options.strict, **request)
+    if options.out is not None:
+        made.save(options.out)
+    if options.json:
+        rows = [asdict(row) for row in plan_tables.rows(made, owners=options.owners)]
+        print(json.dumps({**made.header(), "hash": made.hash, "rows": rows}, indent=2))
+        return
+    print(made.describe(owners=options.owners))
+    print(f"Verified by {made.verify()}.")
+    if options.out is not None:
+        print(f"Written to {options.out}.")
+
+
+def _request_problems(
+    owners: Owners | None, options: argparse.Namespace, request: Mapping[str, Any]
+) -> list[str]:
+    """Return everything wrong with the request, given the records that the table declares."""
+    if owners is None:
+        return request_problems(None, **request)
+    if owners.records_basis != ASSUMED:
+        return request_problems(owners.total_records, **request)
+    problems = request_problems(None, **request)
+    if options.batch_size is not None and options.batch_size > len(owners):
+        assumed = NO_RECORDS.format(options.budgets)
+        problems.append(f"batch_size {options.batch_size:g} for {len(owners)} owners; {assumed}")
+    return problems
+
+
+def _place_problems(out: Path) -> list[str]:
+    """Return why a plan cannot be written there: nothing but another plan is overwritten."""
+    if out.is_dir():
+        return [f"--out {out} is a folder; expected the name of a file"]
+    if out.exists():
+        try:
+            Plan.load(out)
+        except PlanError:
+            return [f"--out {out} is there already and is no plan: give another name"]
+    return []
+
+
+def _levels(pairs: Sequence[str], problems: list[str]) -> dict[str, float] | None:
+    levels = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        try:
+            levels[name.strip()] = float(value)
+        except ValueError:
+            problems.append(f"--level {pair}: expected NAME=EPSILON, such as high=0.5")
+    return levels or None

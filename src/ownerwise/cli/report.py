@@ -1,0 +1,44 @@
+"""`ownerwise report`: one or several runs side by side in one HTML file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ownerwise.errors import OwnerwiseError
+from ownerwise.report import write_report
+from ownerwise.runs import (
+    REPORT,
+    Run,
+)
+
+
+def add(commands: Any) -> None:
+    """Add the command's parser."""
+    command = commands.add_parser(
+        "report",
+        help="write the HTML report of one or several runs",
+        description="Write one HTML file about one or several runs. Runs with the same label are "
+        "seeds of one method.",
+    )
+    command.set_defaults(command=_run)
+    command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder")
+    command.add_argument("--out", type=Path, default=Path(REPORT), help=f"file [{REPORT}]")
+    command.add_argument("--title", help="heading of the report")
+
+
+def _run(options: argparse.Namespace) -> None:
+    problems: list[str] = []
+    found = []
+    for folder in options.runs:
+        try:
+            found.append(Run.load(folder))
+        except OwnerwiseError as error:
+            problems += error.problems
+    if options.out.is_dir():
+        problems.append(f"--out {options.out} is a folder; expected the name of a file")
+    if problems:
+        raise OwnerwiseError(problems)
+    write_report(found, options.out, title=options.title)
+    print(f"Written to {options.out}.")

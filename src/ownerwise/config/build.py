@@ -1,0 +1,328 @@
+"""From a configuration to a Trainer with its data: what `ownerwise train` runs."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from ownerwise import data as data_sets
+from ownerwise import models
+from ownerwise.config.reading import Config, model_options
+from ownerwise.config.sections import OPTIMIZERS
+from ownerwise.data import (
+    Assignment,
+    DataSet,
+    Records,
+    assign,
+)
+from ownerwise.errors import BudgetError, OwnerwiseError, PlanError, name_some
+from ownerwise.mechanisms import (
+    INO,
+    AtRandom,
+    AutoS,
+    BudgetAware,
+    ByNegativeLoss,
+    ClippingRule,
+    ImportanceSampling,
+    Loss,
+    OwnerThenLoss,
+    Psac,
+    Standard,
+    Steps,
+)
+from ownerwise.owners import (
+    Owners,
+    reworded,
+)
+from ownerwise.planning import (
+    Plan,
+    plan,
+)
+from ownerwise.randomness import (
+    SecretStream,
+)
+from ownerwise.runs import (
+    PLAN,
+    Run,
+    holds_a_run,
+)
+from ownerwise.training import (
+    Trainer,
+)
+
+_SINGLE_LOGIT = functional.binary_cross_entropy_with_logits
+_ORDERS = {"negative-loss": ByNegativeLoss, "owner-then-loss": OwnerThenLoss}
+_CLIPPING = {
+    "standard": Standard,
+    "auto_s": AutoS,
+    "psac": Psac,
+    "importance": ImportanceSampling,
+}
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A Trainer, its data, and how its validation and test records are grouped."""
+
+    trainer: Trainer
+    data: DataSet
+    assignment: Assignment
+    validation: Records | None
+    test: Records | None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self.trainer.plan
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        assert self.trainer.folder is not None
+        return self.trainer.folder
+
+    def fit(self, resume: bool = False) -> Run:
+        """Train, or go on."""
+        options: dict[str, Any] = {}
+        for name, records in (("validation", self.validation), ("test", self.test)):
+            if records is not None:
+                options[name] = _pair(records, self.trainer.loss)
+                options[f"{name}_groups"] = self.assignment.groups(records)
+        return self.trainer.fit(_pair(self.data.train, self.trainer.loss), resume=resume, **options)
+
+
+def assemble(
+    config: Config,
+    *,
+    folder: str | PathLike | None = None,
+    data_dir: str | PathLike | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+) -> Assembly:
+    """Load data, make owners, plan and model, and return the Trainer with them.
+
+    Args:
+        config: what to train.
+        folder: run folder; that of the configuration if not given, else runs/NAME.
+        data_dir: where data sets lie (see `ownerwise.data.load`).
+        resume: take the plan of the run in the folder, if there is one.
+        progress: as for `Trainer`.
+    """
+    run = config["run"]
+    name = run.get("name", config.name)
+    place = Path(folder or run.get("folder") or Path("runs") / name)
+    data, validation, test = split_records(load_data(config, data_dir), config["data"])
+    problems: list[str] = []
+    model = make_model(config, data, problems)
+    try:
+        assignment, owners = make_owners(config, data)
+        made = stored_plan(place, owners) if resume else None
+        made = plan(owners, **config["plan"]) if made is None else made
+    except OwnerwiseError as error:
+        raise OwnerwiseError(problems + error.problems) from None
+    if model is None:
+        raise OwnerwiseError(problems)
+    trainer = Trainer(
+        model,
+        made,
+        **training_options(config),
+        **{key: value for key, value in run.items() if key not in ("name", "folder")},
+        folder=place,
+        name=name,
+        group_budgets=assignment.group_budgets,
+        progress=progress,
+        notes=_notes(config, data, assignment),
+    )
+    return Assembly(trainer, data, assignment, validation, test)
+
+
+def load_data(config: Config, data_dir: str | PathLike | None) -> DataSet:
+    """Return the data set that the configuration names, or its table."""
+    asked = dict(config["data"])
+    only = asked.pop("only", None)
+    for key in ("validation_share", "validation_seed"):
+        asked.pop(key, None)
+    if "name" in asked:
+        found = data_sets.load(asked["name"], data_dir, **asked.get("options", {}))
+    else:
+        found = data_sets.load_table(config.base / asked.pop("file"), **asked)
+    return found if only is None else found.only(only)
+
+
+def split_records(
+    data: DataSet, asked: Mapping[str, Any]
+) -> tuple[DataSet, Records | None, Records | None]:
+    """Return the data with the training records, the validation records and the test records.
+
+    With a share, so much of every class is held out of the training records, drawn by a public
+    seed: these records get no guarantee. Else the source's own validation part is taken, else its
+    test part, which is then not evaluated apart.
+    """
+    share = asked.get("validation_share")
+    if share is None:
+        return (
+            (data, data.test, None)
+            if data.validation is None
+            else (data, data.validation, data.test)
+        )
+    generator = np.random.default_rng(asked.get("validation_seed", 0))
+    held_out = np.zeros(len(data.train), dtype=bool)
+    for label in range(len(data.classes)):
+        members = generator.permutation(np.flatnonzero(data.train.targets == label))
+        held_out[members[: round(share * len(members))]] = True
+    if not held_out.any() or held_out.all():
+        raise OwnerwiseError(
+            f"data.validation_share {share:g} holds out {int(held_out.sum())} of "
+            f"{len(held_out)} training records; expected some, not all"
+        )
+    return (
+        replace(data, train=data.train.take(~held_out)),
+        data.train.take(held_out),
+        data.test,
+    )
+
+
+def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
+    """Return who owns which record, and the owners with their budgets."""
+    asked = config["owners"]
+    delta = asked.get("delta")
+    if "assignment" in asked:
+        options = dict(asked["assignment"])
+        make = getattr(assign, options.pop("kind"))
+        budgets = options.pop("budgets")
+        epsilon = "mean" if "mean" in inspect.signature(make).parameters else "epsilon"
+        made = make(data, **{epsilon: budgets}, **options)
+        return made, Owners(made.record_owner, made.epsilon, delta)
+    column = asked.get("column", "owner")
+    ids = data.train.columns.get(column)
+    if ids is None:
+        known = ", ".join(data.train.columns) or "none"
+        raise OwnerwiseError(f"owners.column {column!r}: {data.name} has the columns {known}")
+    table: Any = asked.get("epsilon")
+    if table is None:
+        table = config.base / asked["budgets"]
+    elif ids.dtype.kind == "i":  # keys of TOML are text
+        table = {int(key) if key.lstrip("-").isdigit() else key: v for key, v in table.items()}
+    try:
+        owners = Owners(ids, table, delta, levels=asked.get("levels"))
+    except BudgetError as error:
+        records = "give owners.budgets, a file with a column records"
+        problems = reworded(error.problems, "owners.levels = { high = 0.5, ... }", records)
+        raise BudgetError(problems) from None
+    _warn_of_other_counts(owners)
+    budgets = dict(zip(owners.ids.tolist(), owners.epsilon.tolist(), strict=True))
+    return assign.by_column(data, column, budgets), owners
+
+
+def _warn_of_other_counts(owners: Owners) -> None:
+    """Say where the training records are not as many as declared, for rates rest on the latter."""
+    assert owners.record_owner_index is not None
+    there = np.bincount(owners.record_owner_index, minlength=len(owners))
+    other = np.flatnonzero(there != owners.records)
+    if len(other):
+        named = name_some(
+            other, lambda at: f"{owners.ids[at]} declares {owners.records[at]}, has {there[at]}"
+        )
+        share = there.sum() / owners.total_records
+        warnings.warn(
+            f"training records are not as many as declared (not private): {named}. Rates are "
+            f"planned for what is declared, so batches are about {share:.0%} of the plan's. "
+            "Declare the records that are trained on, without those held out",
+            stacklevel=2,
+        )
+
+
+def stored_plan(folder: Path, owners: Owners) -> Plan | None:
+    """Return the plan of the run in a folder, if it is one for these owners."""
+    if not holds_a_run(folder):
+        return None
+    try:
+        return Plan.load(folder / PLAN, owners=owners)
+    except PlanError:
+        return None  # a new plan then shows all the differences
+
+
+def make_model(config: Config, data: DataSet, problems: list[str]) -> torch.nn.Module | None:
+    """Return the model; its numbers of inputs and classes are the data's, if it asks for them."""
+    options = dict(config["model"])
+    name = options.pop("name")
+    known = model_options(name)
+    outputs = 1 if config["training"].get("loss") == _SINGLE_LOGIT.__name__ else len(data.classes)
+    fitting = {"inputs": data.train.inputs[0].size, "classes": outputs}
+    options = {key: value for key, value in fitting.items() if key in known} | options
+    with torch.random.fork_rng(devices=[]):
+        if config["run"].get("seed") is not None:
+            torch.manual_seed(config["run"]["seed"])
+        try:
+            return models.build(name, **options)
+        except OwnerwiseError as error:
+            problems += error.problems
+        except (TypeError, ValueError, RuntimeError) as error:
+            problems.append(f"model {name} cannot be built: {error}")
+    return None
+
+
+def training_options(config: Config) -> dict[str, Any]:
+    """Return the Trainer's options that a configuration's training and weights come to."""
+    training = config["training"]
+    momentum = {"momentum": training["momentum"]} if "momentum" in training else {}
+    plain = ("lr", "schedule", "averaging", "micro_batch_size", "lean")
+    return {
+        **{key: training[key] for key in plain if key in training},
+        "optimizer": OPTIMIZERS[training.get("optimizer", "sgd")],
+        "optimizer_options": momentum | dict(training.get("options", {})),
+        "loss": getattr(functional, training.get("loss", "cross_entropy")),
+        "weights": make_weights(config["weights"], config["run"].get("seed")),
+        "clipping": make_clipping(training.get("clipping", "standard")),
+    }
+
+
+def make_weights(asked: Mapping[str, Any], seed: int | None) -> INO | None:
+    """Return the weights inside a batch, or None; a random order follows the run's seed."""
+    if not asked:
+        return None
+    options = {key: asked[key] for key in ("tail", "tail_length", "alpha", "beta") if key in asked}
+    shape = asked.get("shape", "beta")
+    if shape != "beta":
+        options["shape"] = Steps() if shape == "steps" else Steps(shape)
+    order = asked.get("order", "loss")
+    if asked.get("kappa"):
+        options["score_by"] = BudgetAware(asked["kappa"])
+    elif order == "random":
+        options["score_by"] = AtRandom(None if seed is None else SecretStream.from_seed(seed))
+    elif order != "loss":
+        options["score_by"] = _ORDERS[order]()
+    return INO(**options)
+
+
+def make_clipping(asked: str | Mapping[str, Any]) -> ClippingRule:
+    """Return the clipping rule."""
+    options = {"kind": asked} if isinstance(asked, str) else dict(asked)
+    return _CLIPPING[options.pop("kind")](**options)
+
+
+def _pair(records: Records, loss: Loss) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (X, y); a single logit is compared with targets of its own shape."""
+    inputs, targets = records.tensors()
+    return inputs, targets.float()[:, None] if loss is _SINGLE_LOGIT else targets
+
+
+def _notes(config: Config, data: DataSet, assignment: Assignment) -> dict[str, Any]:
+    """Return what the run's config says besides."""
+    notes: dict[str, Any] = {
+        "data": f"{data.name}, {assignment.description}",
+        "model": config["model"]["name"],
+        "settings": {name: dict(config[name]) for name in ("data", "owners", "plan", "model")},
+    }
+    if data.not_private:
+        notes["not_private"] = list(data.not_private)
+    return notes

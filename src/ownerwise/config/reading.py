@@ -1,0 +1,269 @@
+"""Configuration files of `ownerwise train`: TOML, every key checked, all problems at once."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ownerwise import data, models
+from ownerwise.config.sections import ASSIGNMENT_KEYS, ASSIGNMENTS, CLIPPING, SECTIONS, Key
+from ownerwise.data import (
+    LOADERS,
+)
+from ownerwise.errors import OwnerwiseError, known_names
+from ownerwise.mechanisms import (
+    Steps,
+)
+from ownerwise.models import (
+    BUILDERS,
+)
+from ownerwise.planning import noise_schedules
+from ownerwise.training import (
+    schedule_problems,
+)
+
+_OF_TABLES = ("target", "owner", "features", "classes", "columns", "scale", "test_every")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A configuration that was checked: the sections by name, and where its files lie.
+
+    Attributes:
+        sections: {section: {key: value}}; every section is there, if empty.
+        base: folder that paths in the configuration are relative to.
+        name: name of the file, without its ending.
+    """
+
+    sections: Mapping[str, Mapping[str, Any]]
+    base: Path
+    name: str
+
+    def __getitem__(self, section: str) -> Mapping[str, Any]:
+        return self.sections[section]
+
+
+def read_config(path: str | PathLike, changes: Sequence[str] = ()) -> Config:
+    """Return the configuration in a TOML file.
+
+    Args:
+        path: the file.
+        changes: "section.key=value" each, with values as in TOML (a text may go without quotes).
+
+    Raises:
+        OwnerwiseError: lists everything that is wrong with it.
+    """
+    path = Path(path)
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise OwnerwiseError(f"no configuration at {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OwnerwiseError(f"{path} is not TOML: {error}") from None
+    return make_config(found, path.parent, path.stem, changes)
+
+
+def make_config(
+    found: Mapping[str, Any],
+    base: str | PathLike = ".",
+    name: str = "run",
+    changes: Sequence[str] = (),
+) -> Config:
+    """Return a configuration from its sections, with changes as in `read_config`."""
+    problems: list[str] = []
+    sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for section, content in found.items():
+        if section not in SECTIONS:
+            problems.append(f"section [{section}] is not known; {known_names(section, SECTIONS)}")
+        elif not isinstance(content, Mapping):
+            problems.append(f"{section} is {content!r}; expected a section [{section}] with keys")
+        else:
+            sections[section] = dict(content)
+    for change in changes:
+        _apply(change, sections, problems)
+    for section, keys in SECTIONS.items():
+        if section != "model":
+            problems += _key_problems(section, sections[section], keys)
+    for check in (
+        _data_problems,
+        _owner_problems,
+        _plan_problems,
+        _model_problems,
+        _training_problems,
+        _weight_problems,
+    ):
+        problems += check(sections)
+    if problems:
+        raise OwnerwiseError(problems)
+    return Config(sections, Path(base), name)
+
+
+def _apply(change: str, sections: dict[str, dict[str, Any]], problems: list[str]) -> None:
+    """Set one "section.key=value"; longer paths reach into tables."""
+    path, equals, text = change.partition("=")
+    section, *keys = path.strip().split(".")
+    if not equals or not keys or not all(keys):
+        problems.append(f"--set {change}: expected section.key=value, such as training.lr=0.5")
+        return
+    if section not in sections:
+        problems.append(f"--set {change}: no section {section}; {known_names(section, SECTIONS)}")
+        return
+    place = sections[section]
+    for key in keys[:-1]:
+        inner = place.get(key)
+        place[key] = dict(inner) if isinstance(inner, Mapping) else {}
+        place = place[key]
+    try:
+        place[keys[-1]] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        place[keys[-1]] = text.strip()
+
+
+def _key_problems(where: str, content: Mapping[str, Any], keys: Mapping[str, Key]) -> Iterator[str]:
+    for key, value in content.items():
+        if key not in keys:
+            yield f"{where}.{key} is not known; {known_names(key, keys)}"
+        elif not keys[key].fits(value):
+            yield f"{where}.{key} is {value!r}; expected {keys[key].expected}"
+
+
+def _fits(section: str, key: str, value: Any) -> bool:
+    return SECTIONS[section][key].fits(value)
+
+
+def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
+    content = sections["data"]
+    if ("name" in content) == ("file" in content):
+        yield "data needs either a name (a known data set) or a file (a table of one's own)"
+        return
+    if "file" in content:
+        if "target" not in content:
+            yield "data.target is missing; expected the column with the class of each record"
+        if "options" in content:
+            yield "data.options belong to a named data set; a file has keys of its own"
+        return
+    for key in _OF_TABLES:
+        if key in content:
+            yield f"data.{key} belongs to a file; a named data set has data.options"
+    name, options = content["name"], content.get("options", {})
+    if name not in data.NAMES:
+        yield f"data.name {name!r} is not known; {known_names(name, data.NAMES)}"
+    elif isinstance(options, Mapping):
+        known = [*inspect.signature(LOADERS[name]).parameters][2:]
+        for option in options:
+            if option not in known:
+                yield f"data.options.{option} is not known to {name}; {known_names(option, known)}"
+
+
+def _owner_problems(sections: Mapping[str, Any]) -> Iterator[str]:
+    content = sections["owners"]
+    given = [key for key in ("budgets", "epsilon", "assignment") if key in content]
+    if len(given) != 1:
+        yield (
+            f"owners has {' and '.join(given) or 'no budgets'}; expected one of budgets (a file), "
+            "epsilon (a table) and assignment"
+        )
+        return
+    if given == ["assignment"]:
+        for key in ("column", "levels"):
+            if key in content:
+                yield f"owners.{key} goes with budgets or epsilon, not with an assignment"
+        if isinstance(content["assignment"], Mapping):
+            yield from _assignment_problems(content["assignment"])
+    elif "column" not in content and "owner" not in sections["data"]:
+        yield (
+            "nothing says who owns which record; expected data.owner (a column of the file) or "
+            "owners.column (a column of the data set)"
+        )
+
+
+def _assignment_problems(content: Mapping[str, Any]) -> Iterator[str]:
+    kind = content.get("kind")
+    options = ASSIGNMENTS.get(str(kind))
+    if options is None:
+        yield f"owners.assignment.kind is {kind!r}; {known_names(str(kind), ASSIGNMENTS)}"
+        return
+    yield from _key_problems(
+        "owners.assignment", content, {key: ASSIGNMENT_KEYS[key] for key in ("kind", *options)}
+    )
+    for key, needed in options.items():
+        if needed and key not in content:
+            yield f"owners.assignment.{key} is missing; expected {ASSIGNMENT_KEYS[key].expected}"
+
+
+def _plan_problems(sections: Mapping[str, Any]) -> Iterator[str]:
+    content = sections["plan"]
+    given = [key for key in ("steps", "batch_size", "noise_multiplier") if key in content]
+    if len(given) != 2:
+        yield (
+            f"plan has {' and '.join(given) or 'none'} of steps, batch_size and noise_multiplier; "
+            "expected two (the budgets decide the third)"
+        )
+    if "mixture" in content and content.get("method") != "both":
+        yield 'plan.mixture goes with plan.method = "both"'
+    schedule, steps = content.get("noise_schedule"), content.get("steps")
+    if isinstance(schedule, str | Mapping) and (steps is None or _fits("plan", "steps", steps)):
+        yield from (f"plan.{text}" for text in noise_schedules.schedule_problems(schedule, steps))
+
+
+def _model_problems(sections: Mapping[str, Any]) -> Iterator[str]:
+    options = dict(sections["model"])
+    if "name" not in options:
+        yield f"model.name is missing; expected one of {', '.join(models.NAMES)}"
+        return
+    name = str(options.pop("name"))
+    if name not in models.NAMES:
+        yield f"model.name is {name!r}; {known_names(name, models.NAMES)}"
+        return
+    known = model_options(name)
+    for option in options:
+        if option not in known:
+            yield f"model.{option} is not known to {name}; {known_names(option, known)}"
+
+
+def model_options(name: str) -> list[str]:
+    """Return the options of a model."""
+    return [*inspect.signature(BUILDERS[name]).parameters]
+
+
+def _training_problems(sections: Mapping[str, Any]) -> Iterator[str]:
+    content = sections["training"]
+    if "lr" not in content:
+        yield f"training.lr is missing; expected {SECTIONS['training']['lr'].expected}"
+    optimizer = content.get("optimizer", "sgd")
+    if "momentum" in content and optimizer not in ("sgd", "rmsprop"):
+        yield f"training.momentum goes with sgd or rmsprop, not with {optimizer}"
+    schedule, steps = content.get("schedule", "constant"), sections["plan"].get("steps", 10**9)
+    if _fits("training", "schedule", schedule) and _fits("plan", "steps", steps):
+        yield from (f"training.schedule: {text}" for text in schedule_problems(schedule, steps))
+    clipping = content.get("clipping")
+    if isinstance(clipping, Mapping):
+        options = {key: value for key, value in clipping.items() if key != "kind"}
+        kind = str(clipping.get("kind"))
+        if kind not in CLIPPING:
+            yield f"training.clipping.kind is {kind!r}; {known_names(kind, CLIPPING)}"
+        else:
+            yield from _key_problems("training.clipping", options, CLIPPING[kind])
+
+
+def _weight_problems(sections: Mapping[str, Any]) -> Iterator[str]:
+    content = sections["weights"]
+    if content and "kind" not in content:
+        yield f"weights.kind is missing; expected {SECTIONS['weights']['kind'].expected}"
+    if "tail" in content and "tail_length" in content:
+        yield "weights has tail (a share) and tail_length (absolute); expected one of them"
+    if content.get("kappa") and content.get("order", "loss") != "loss":
+        yield "weights.kappa belongs to the order loss"
+    shape = content.get("shape", "beta")
+    if shape != "beta" and ("alpha" in content or "beta" in content):
+        yield "weights.alpha and weights.beta belong to the shape beta"
+    if isinstance(shape, list) and SECTIONS["weights"]["shape"].fits(shape):
+        try:
+            Steps(shape)
+        except ValueError as error:
+            yield f"weights.shape: {error}"

@@ -1,0 +1,392 @@
+"""A scikit-learn classifier that trains within every owner's budget."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import nn
+
+from ownerwise.errors import BudgetError, OwnerwiseError, PrivacyWarning, name_some
+from ownerwise.mechanisms import (
+    INO,
+    Weights,
+)
+from ownerwise.models import (
+    hidden_problems,
+    mlp,
+)
+from ownerwise.owners import (
+    Owners,
+)
+from ownerwise.planning import (
+    plan,
+    request_problems,
+)
+from ownerwise.training import (
+    Trainer,
+)
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+except ImportError as error:
+    raise ImportError(
+        "PrivateClassifier needs scikit-learn 1.6 or newer: pip install 'ownerwise[sklearn]'"
+    ) from error
+
+__all__ = ["PrivateClassifier"]
+
+_LARGEST_DEFAULT_BATCH = 512
+
+
+class _Lineage:
+    """How often an estimator and its clones were copied and fitted: every fit spends anew."""
+
+    def __init__(self) -> None:
+        self.copies = self.fits = 0
+        self.warned = False
+
+    def note_fit(self) -> None:
+        """Count a fit; warn, once, where it is one of several."""
+        if (self.copies > 1 or self.fits) and not self.warned:
+            self.warned = True
+            warnings.warn(
+                "this estimator is fitted, or was cloned, several times (a search, "
+                "cross-validation, an ensemble). Each fit spends every owner's budget anew, and "
+                "choosing among fits by their scores on private records is not accounted: the "
+                "epsilon of a single fit does not cover it. Tune on public data, or add up",
+                PrivacyWarning,
+                stacklevel=3,
+            )
+        self.fits += 1
+
+
+class PrivateClassifier(ClassifierMixin, BaseEstimator):
+    """A neural network, trained with a privacy budget for every data owner.
+
+    Formal guarantee: one `fit` with `random_state=None` is (epsilon_o, delta_o)-differentially
+    private for every single record of owner o (add or remove one record), where everything that
+    was fitted may be published: that of `PrivateStep` with the plan in `plan_`. Assumed public:
+    all parameters here, who the owners are and how many records each has, the number of features,
+    and the classes. Without `classes` these are read off `y`, which shows which labels occur: that
+    fit is NOT private (a `PrivacyWarning`, `private_` and the card say so). Nothing is standardised
+    by statistics of the data; give a public `input_range` instead (in a pipeline, a scaler before
+    this step would be fitted to private records without noise). Every further fit on the same
+    records spends the budgets again: a search over parameters, or cross-validation, is NOT
+    accounted (a `PrivacyWarning` says so), and records on which `score` is computed have no
+    guarantee.
+
+    Args:
+        epsilon: a number for all; a mapping {owner: epsilon}, of which a fit takes the owners that
+            it sees; or one number per record.
+        delta: a number for all, or a mapping {owner: delta}.
+        method: how budgets become plans: "uniform", "sample", "scale" or "both" (see `plan`).
+        weights: "ino" for `INO()`, an `INO` of your own, or None.
+        steps: number of steps.
+        batch_size: expected number of records per step; None takes a quarter of the records, at
+            most 512.
+        clip_norm: bound on a record's gradient (on average over records, if owners differ).
+        lr: learning rate of plain stochastic gradient descent.
+        hidden: sizes of hidden layers (tanh); () is logistic regression.
+        model: function (n_features, n_classes) -> module, instead of `hidden`.
+        classes: all class labels, known beforehand; None takes those in `y`: NOT private.
+        input_range: public (low, high), numbers or one per feature; inputs are clipped to it and
+            scaled to [-1, 1]. None leaves them as they are.
+        accountant: "pld" (tight) or "rdp".
+        verbose: whether to show a progress bar.
+        random_state: None takes secret randomness. Anything else makes the result repeatable and
+            NOT private.
+
+    Attributes:
+        classes_: class labels, sorted.
+        model_: the trained module.
+        plan_: the plan, with `plan_.owners`.
+        run_: the run, for reports and cards.
+        epsilon_: what each owner's records have spent, in the order of `plan_.owners.ids`.
+        private_: whether the guarantee holds: False after a fit with a fixed `random_state`, or
+            without `classes`.
+        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+
+    Example:
+        >>> from sklearn.datasets import make_classification
+        >>> X, y = make_classification(2000, random_state=0)
+        >>> owners = ["strict" if label else "lax" for label in y]
+        >>> classifier = PrivateClassifier({"strict": 1.0, "lax": 4.0}, classes=[0, 1])
+        >>> classifier.fit(X, y, owners=owners).predict(X[:5]).shape
+        (5,)
+    """
+
+    n_features_in_: int  # set by validate_data
+
+    def __init__(
+        self,
+        epsilon: Any = 1.0,
+        delta: Any = 1e-5,
+        *,
+        method: str = "sample",
+        weights: str | Weights | None = "ino",
+        steps: int = 200,
+        batch_size: float | None = None,
+        clip_norm: float = 1.0,
+        lr: float = 0.5,
+        hidden: Sequence[int] = (64,),
+        model: Callable[[int, int], nn.Module] | None = None,
+        classes: Sequence[Any] | None = None,
+        input_range: tuple[Any, Any] | None = None,
+        accountant: str = "pld",
+        verbose: bool = False,
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.method = method
+        self.weights = weights
+        self.steps = steps
+        self.batch_size = batch_size
+        self.clip_norm = clip_norm
+        self.lr = lr
+        self.hidden = hidden
+        self.model = model
+        self.classes = classes
+        self.input_range = input_range
+        self.accountant = accountant
+        self.verbose = verbose
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, owners: Any = None) -> Self:
+        """Train on private records.
+
+        Args:
+            X: [records, features].
+            y: class labels, [records].
+            owners: owner id (int or str) of each record; None makes every record its own owner.
+        """
+        X, y = validate_data(self, X, y, dtype=np.float32, ensure_all_finite=False)
+        check_classification_targets(y)
+        problems = _missing_problems(X)
+        classes = self._known_classes(y, problems)
+        budgets = self._budgets(len(X), owners, problems)
+        inputs = self._scaled(X, problems)
+        batch_size = self.batch_size
+        if batch_size is None:
+            batch_size = max(1.0, min(len(X) / 4, _LARGEST_DEFAULT_BATCH))
+        problems += self._parameter_problems(len(X), batch_size)
+        if problems or budgets is None:
+            raise OwnerwiseError(problems)
+        seed = self._seed()
+        if seed is None:
+            self._relatives.note_fit()
+        notes = {} if self.classes is not None else {"not_private": [_warn_of_found_classes()]}
+        self.plan_ = plan(
+            budgets,
+            self.method,
+            steps=self.steps,
+            batch_size=batch_size,
+            clip_norm=self.clip_norm,
+            accountant=self.accountant,
+        )
+        self.classes_ = classes
+        self.model_ = self._fresh_model(seed)
+        self.run_ = Trainer(
+            self.model_,
+            self.plan_,
+            lr=self.lr,
+            weights=INO() if isinstance(self.weights, str) else self.weights,
+            seed=seed,
+            name=type(self).__name__,
+            progress=self.verbose,
+            notes=notes,
+        ).fit((torch.from_numpy(inputs), torch.from_numpy(np.searchsorted(classes, y))))
+        self.model_.eval()
+        self.epsilon_ = self.run_.epsilon()
+        self.private_ = self.run_.private
+        return self
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Return scores [records, classes]; for two classes that of the second over the first."""
+        scores = self._outputs(X)
+        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Return the model's class probabilities, [records, classes]."""
+        return torch.from_numpy(self._outputs(X)).softmax(dim=1).numpy()
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the most probable class of each record."""
+        largest = self._outputs(X).argmax(axis=1)
+        return self.classes_[largest]
+
+    def _outputs(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float32, reset=False, ensure_all_finite=False)
+        X = np.asarray(X)
+        if problems := _missing_problems(X):
+            raise OwnerwiseError(problems)
+        inputs = torch.from_numpy(self._scaled(X, [])).double()
+        # in float64 a record has the same outputs among any others, to more digits than matter
+        model = copy.deepcopy(self.model_).double()
+        with torch.no_grad():
+            return model(inputs).numpy()
+
+    def _known_classes(self, y: np.ndarray, problems: list[str]) -> np.ndarray:
+        """Return the sorted class labels; labels of `y` beyond them are a problem."""
+        if self.classes is None:
+            return np.unique(y)
+        classes = np.unique(np.asarray(self.classes))
+        strange = np.setdiff1d(y, classes)
+        if len(strange):
+            problems.append(
+                f"y holds {name_some(strange)} (not private), which classes={name_some(classes)} "
+                "does not list; add the label there, or leave the records out"
+            )
+        return classes
+
+    def _budgets(self, records: int, owners: Any, problems: list[str]) -> Owners | None:
+        """Return the owners of this fit's records, with their budgets."""
+        ids = np.arange(records) if owners is None else column_or_1d(owners)
+        found = [
+            f"{name} is a mapping by owner, but fit got no owners; pass fit(X, y, owners=ids), one "
+            "id per record"
+            for name in ("epsilon", "delta")
+            if owners is None and isinstance(getattr(self, name), Mapping)
+        ]
+        if len(ids) != records:
+            found.append(f"{len(ids)} owners for {records} records; expected one id per record")
+        given = {"epsilon": self.epsilon, "delta": self.delta}
+        budgets = {} if found else {n: _by_owner(n, v, ids, found) for n, v in given.items()}
+        if not found:
+            try:
+                return Owners(ids, **budgets)
+            except BudgetError as error:
+                found = error.problems
+        problems += found
+        return None
+
+    def _scaled(self, X: np.ndarray, problems: list[str]) -> np.ndarray:
+        """Return inputs clipped to the public range and scaled to [-1, 1]."""
+        if self.input_range is None:
+            return X
+        try:
+            ends = [np.broadcast_to(end, X.shape[1:]) for end in self.input_range]
+            low, high = np.asarray(ends, dtype=np.float32)
+            usable = bool((np.isfinite(high - low) & (low < high)).all())
+        except (TypeError, ValueError):
+            usable, low, high = False, 0, 0
+        if not usable:
+            problems.append(
+                f"input_range={self.input_range!r}: expected (low, high), finite, low below high, "
+                f"each a number or one per feature ({X.shape[1]} here)"
+            )
+            return X
+        return np.clip(2 * (X - low) / (high - low) - 1, -1, 1)
+
+    def _parameter_problems(self, records: int, batch_size: float) -> list[str]:
+        problems = request_problems(
+            records,
+            method=self.method,
+            steps=self.steps,
+            batch_size=batch_size,
+            noise_multiplier=None,
+            clip_norm=self.clip_norm,
+            mixture=None,
+            accountant=self.accountant,
+        )
+        if isinstance(self.weights, str) and self.weights != "ino":
+            problems.append(f"weights {self.weights!r}: expected 'ino', an INO object or None")
+        if not (isinstance(self.lr, int | float) and 0 < self.lr < math.inf):
+            problems.append(f"lr {self.lr!r}: expected a positive finite number")
+        return problems if self.model is not None else problems + hidden_problems(self.hidden)
+
+    def _seed(self) -> int | None:
+        """Return the fixed seed that `random_state` asks for, or None for secret randomness."""
+        if self.random_state is None:
+            return None
+        warnings.warn(
+            f"random_state={self.random_state!r} makes noise and batches repeatable: this fit is "
+            "NOT private. Use random_state=None for private data",
+            PrivacyWarning,
+            stacklevel=3,
+        )
+        if isinstance(self.random_state, int | np.integer):
+            return int(self.random_state)
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _fresh_model(self, seed: int | None) -> nn.Module:
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            if self.model is not None:
+                return self.model(self.n_features_in_, len(self.classes_))
+            return mlp(self.n_features_in_, len(self.classes_), self.hidden, activation="tanh")
+
+    @property
+    def _relatives(self) -> _Lineage:
+        """What this estimator shares with its clones; not a parameter, so set on first use."""
+        return vars(self).setdefault("_lineage", _Lineage())
+
+    def __sklearn_clone__(self) -> Self:
+        """Return an unfitted copy that counts as a relative."""
+        relatives = self._relatives
+        relatives.copies += 1
+        copied: Any = super().__sklearn_clone__()
+        vars(copied)["_lineage"] = relatives
+        return copied
+
+
+def _warn_of_found_classes() -> str:
+    """Warn of class labels that were read off the records; return what the run says of them."""
+    warnings.warn(
+        "the classes were found in y: the list is NOT private; give it as classes=[...], from "
+        "public knowledge",
+        PrivacyWarning,
+        stacklevel=3,
+    )
+    return "the list of classes, found in the records"
+
+
+def _missing_problems(X: np.ndarray) -> list[str]:
+    if np.isfinite(X).all():
+        return []
+    return [
+        "X has entries that are NaN or infinite; expected numbers: fill them with a public "
+        "constant, as SimpleImputer(strategy='constant') does. An imputer that is fitted to the "
+        "records (mean, median, neighbours) releases statistics of them without noise"
+    ]
+
+
+def _by_owner(name: str, given: Any, ids: np.ndarray, problems: list[str]) -> Any:
+    """Return epsilon or delta as `Owners` takes it: a number, or a mapping of those present."""
+    if isinstance(given, Mapping):
+        present = set(ids.tolist())
+        # if there is nobody in common, Owners says why
+        return {owner: value for owner, value in given.items() if owner in present} or given
+    if not np.ndim(given):
+        return given
+    values = np.asarray(given)
+    if values.shape != ids.shape:
+        problems.append(
+            f"{name} has shape {list(values.shape)} for {len(ids)} records; expected one value per "
+            "record. Where data is split (cross-validation), give a mapping {owner: value} and "
+            "owners"
+        )
+        return None
+    chosen: dict[Any, Any] = {}
+    differing = {
+        owner
+        for owner, value in zip(ids.tolist(), values.tolist(), strict=True)
+        if chosen.setdefault(owner, value) != value
+    }
+    if differing:
+        problems.append(
+            f"{name} differs between records of owner {name_some(sorted(differing))}; expected one "
+            "value per owner, or every record its own owner"
+        )
+    return chosen

@@ -1,0 +1,39 @@
+"""Recall of each group of evaluated records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class GroupRecalls:
+    """Recall of every group and what it comes to."""
+
+    recalls: dict[Any, float]
+    overall: float
+
+    @property
+    def worst(self) -> float:
+        """Recall of the worst group."""
+        return min(self.recalls.values())
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over groups."""
+        return float(np.std(list(self.recalls.values())))
+
+    @property
+    def balanced(self) -> float:
+        """Mean over groups."""
+        return float(np.mean(list(self.recalls.values())))
+
+
+def group_recalls(predicted: np.ndarray, actual: np.ndarray, groups: np.ndarray) -> GroupRecalls:
+    """Return the share of right predictions within every group, and overall."""
+    right = np.asarray(predicted) == np.asarray(actual)
+    names = np.asarray(groups)
+    recalls = {name.item(): float(right[names == name].mean()) for name in np.unique(names)}
+    return GroupRecalls(recalls, float(right.mean()))

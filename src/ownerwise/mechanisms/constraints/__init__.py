@@ -1,0 +1,44 @@
+"""Rate constraints: what the predictions of a private model must keep to, group by group.
+
+`Partition` sorts records into cells, `rate` makes rates that add, subtract and compare, the
+functions of `ready` are the usual constraints, and `RateConstraints` trains under them.
+"""
+
+from ownerwise.mechanisms.constraints.common import (
+    demographic_parity,
+    equal_opportunity,
+    equalized_odds,
+    error_rate,
+    false_negative_rate,
+    false_positive_rate,
+    precision,
+    recall,
+    selection_rate,
+)
+from ownerwise.mechanisms.constraints.partition import Column, Condition, Partition
+from ownerwise.mechanisms.constraints.rate_constraints import (
+    PenalisedLoss,
+    RateConstraints,
+)
+from ownerwise.mechanisms.constraints.rates import Constraint, Expression, Rate, rate
+
+__all__ = [
+    "Column",
+    "Condition",
+    "Constraint",
+    "Expression",
+    "Partition",
+    "PenalisedLoss",
+    "Rate",
+    "RateConstraints",
+    "demographic_parity",
+    "equal_opportunity",
+    "equalized_odds",
+    "error_rate",
+    "false_negative_rate",
+    "false_positive_rate",
+    "precision",
+    "rate",
+    "recall",
+    "selection_rate",
+]

@@ -1,0 +1,186 @@
+"""Ready-made constraints: fairness between groups, and floors and caps of usual rates.
+
+Each returns a list of one-sided constraints. A gap between a group and all others is held from both
+sides; two groups need that once, as each is the other's rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ownerwise.errors import OwnerwiseError
+from ownerwise.mechanisms.constraints.partition import LABEL, Column, Condition, Partition
+from ownerwise.mechanisms.constraints.rates import Constraint, Expression, rate
+
+
+def demographic_parity(
+    part: Partition, column: str, *, max_gap: float, pred: Any = None
+) -> list[Constraint]:
+    """Hold the share of predictions of a class in each group close to that of all others.
+
+    Args:
+        part: the partition.
+        column: whose values are the groups.
+        max_gap: the largest difference, as a share.
+        pred: the class; the second of two, or every one of more, if not given.
+    """
+    return _gaps("parity", part, column, max_gap, _counted(part, pred), [None])
+
+
+def equalized_odds(
+    part: Partition, column: str, *, max_gap: float, pred: Any = None
+) -> list[Constraint]:
+    """Hold the same among the records of each true class."""
+    return _gaps("odds", part, column, max_gap, _counted(part, pred), _classes(part))
+
+
+def equal_opportunity(
+    part: Partition, column: str, *, max_gap: float, positive: Any = None
+) -> list[Constraint]:
+    """Hold each group's recall of a class (the last one if not given) close to all others'."""
+    positive = _positive(part, positive)
+    return _gaps("opportunity", part, column, max_gap, [positive], [positive])
+
+
+def false_negative_rate(
+    part: Partition, *, max_rate: float, positive: Any = None, by: str | None = None
+) -> list[Constraint]:
+    """Cap the share of a class's records that are predicted otherwise, overall or by group."""
+    positive = _positive(part, positive)
+    given = part[LABEL] == positive
+    event = part.predicted != positive
+    return _bounded("false negatives", part, by, event, given, max_rate=max_rate)
+
+
+def false_positive_rate(
+    part: Partition, *, max_rate: float, positive: Any = None, by: str | None = None
+) -> list[Constraint]:
+    """Cap the share of other classes' records that are predicted as this one."""
+    positive = _positive(part, positive)
+    event = part.predicted == positive
+    given = part[LABEL] != positive
+    return _bounded("false positives", part, by, event, given, max_rate=max_rate)
+
+
+def recall(
+    part: Partition, *, min_rate: float, positive: Any = None, by: str | None = None
+) -> list[Constraint]:
+    """Ask for a least share of a class's records to be predicted right."""
+    positive = _positive(part, positive)
+    event = part.predicted == positive
+    return _bounded("recall", part, by, event, part[LABEL] == positive, min_rate=min_rate)
+
+
+def precision(
+    part: Partition, *, min_rate: float, positive: Any = None, by: str | None = None
+) -> list[Constraint]:
+    """Ask for a least share of a class's predictions to be right."""
+    positive = _positive(part, positive)
+    event = part[LABEL] == positive
+    given = part.predicted == positive
+    return _bounded("precision", part, by, event, given, min_rate=min_rate)
+
+
+def selection_rate(
+    part: Partition,
+    *,
+    max_rate: float | None = None,
+    min_rate: float | None = None,
+    pred: Any = None,
+    by: str | None = None,
+) -> list[Constraint]:
+    """Bound the share of records that are predicted as a class."""
+    event = part.predicted == _positive(part, pred)
+    rates = {"max_rate": max_rate, "min_rate": min_rate}
+    return _bounded("selection", part, by, event, part.everyone, **rates)
+
+
+def error_rate(part: Partition, *, max_rate: float, by: str | None = None) -> list[Constraint]:
+    """Cap the share of records that are predicted wrong."""
+    return _bounded("error", part, by, part.wrong, part.everyone, max_rate=max_rate)
+
+
+def _gaps(
+    kind: str,
+    part: Partition,
+    column: str,
+    max_gap: float,
+    counted: Iterable[Any],
+    labels: Iterable[Any],
+) -> list[Constraint]:
+    """Return, for every class counted and every label, each group against the rest."""
+    groups = part[column]
+    _check_share("max_gap", max_gap)
+    if len(groups.values) < 2:
+        raise OwnerwiseError(
+            f"column {column!r} has the values {groups.values}; a gap needs two groups"
+        )
+    found = []
+    for label in labels:
+        given = part.everyone if label is None else part[LABEL] == label
+        for pred in counted:
+            for value in groups.values if len(groups.values) > 2 else groups.values[:1]:
+                here = rate(pred=pred, where=groups == value, given=given)
+                rest = rate(pred=pred, where=groups != value, given=given)
+                words = f"{kind} of {pred}: {column} {value} - {_rest(groups, value)}"
+                words += "" if label is None else f", {given.name}"
+                found += _two_sided(words, here - rest, max_gap)
+    return found
+
+
+def _two_sided(words: str, gap: Expression, most: float) -> Iterator[Constraint]:
+    yield (gap <= most).named(f"{words} ≤ {most:g}")
+    yield (gap >= -most).named(f"{words} ≥ {-most:g}")
+
+
+def _rest(groups: Column, value: Any) -> str:
+    others = [other for other in groups.values if other != value]
+    return str(others[0]) if len(others) == 1 else "others"
+
+
+def _bounded(
+    kind: str,
+    part: Partition,
+    by: str | None,
+    event: Condition,
+    given: Condition,
+    *,
+    max_rate: float | None = None,
+    min_rate: float | None = None,
+) -> list[Constraint]:
+    """Return the bounds of one rate, overall or for every value of the column `by`."""
+    if max_rate is None and min_rate is None:
+        raise OwnerwiseError(f"{kind}: give max_rate, min_rate, or both")
+    groups = [part.everyone] if by is None else [part[by] == value for value in part[by].values]
+    found = []
+    for group in groups:
+        value = rate(event, where=group, given=given)
+        name = " of ".join(filter(None, (kind, group.name)))
+        if max_rate is not None:
+            _check_share("max_rate", max_rate)
+            found.append((value <= max_rate).named(f"{name} ≤ {max_rate:g}"))
+        if min_rate is not None:
+            _check_share("min_rate", min_rate)
+            found.append((value >= min_rate).named(f"{name} ≥ {min_rate:g}"))
+    return found
+
+
+def _check_share(name: str, value: float) -> None:
+    if not (math.isfinite(value) and 0 <= value <= 1):
+        raise OwnerwiseError(f"{name}={value}: expected a share from 0 to 1")
+
+
+def _positive(part: Partition, given: Any) -> Any:
+    return part.classes[-1] if given is None else given
+
+
+def _counted(part: Partition, pred: Any) -> list[Any]:
+    if pred is not None:
+        return [pred]
+    return list(part.classes[1:] if len(part.classes) == 2 else part.classes)
+
+
+def _classes(part: Partition) -> tuple[Any, ...]:
+    return part[LABEL].values

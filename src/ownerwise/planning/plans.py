@@ -1,0 +1,303 @@
+"""The Plan: the one frozen object that decides how private data may become a model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from ownerwise import accounting
+from ownerwise.accounting import PaidRelease, Schedule, reference
+from ownerwise.errors import PlanError
+from ownerwise.owners import (
+    Owners,
+)
+from ownerwise.planning import storage as plan_files
+from ownerwise.planning import table as plan_tables
+
+FORMAT = 1
+"""Version of the plan files' format."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What an independent accountant says of a plan."""
+
+    accountant: str
+    points: int
+    lowest_ratio: float
+    highest_ratio: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.accountant} at {self.points} budgets: spends {self.lowest_ratio:.4f} to "
+            f"{self.highest_ratio:.4f} of the target"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Sampling rates, clip norms, noise, divisor and number of steps, fixed before training.
+
+    Formal guarantee: a run that, in each of at most `steps` steps, draws each record of owner o
+    independently with probability `sampling_rates[o]`, bounds its contribution to the step's sum
+    by `clip_norms[o]`, adds Gaussian noise of std `noise_std_at(step)` to that sum, and releases
+    nothing else but (with `release_std`) one sum of per-record vectors of length at most 1, or at
+    most `release_shares[o]`, with noise of std `release_std_at(step)`, is
+    (targets[o], deltas[o])-differentially private for each single record of owner o (add or remove
+    one record). Public: everything in the plan.
+    Private: the records, the noise, which records were drawn. Rests on the sampled Gaussian
+    mechanism composed by PLD or RDP accounting (Mironov, Talwar, Zhang 2019; Koskela, Jalko,
+    Honkela 2020), and for individual budgets on Boenisch et al. (2023), "Have it your way:
+    Individualized Privacy Assignment for DP-SGD", Theorems 3.1 and 3.2.
+
+    All per-owner arrays follow `owners.ids`. Plans are made by `ownerwise.plan`.
+    """
+
+    method: str
+    accountant: str
+    clip_norm: float
+    noise_std: float
+    schedule: Schedule
+    expected_batch_size: float
+    sampling_rates: np.ndarray = field(repr=False)
+    clip_norms: np.ndarray = field(repr=False)
+    targets: np.ndarray = field(repr=False)
+    deltas: np.ndarray = field(repr=False)
+    records: np.ndarray = field(repr=False)
+    owners_fingerprint: str = field(repr=False)
+    mixture: float | None = None
+    release_std: float | None = None
+    release_noise: str = "gaussian"
+    release_shares: np.ndarray | None = field(default=None, repr=False)
+    owners: Owners | None = field(default=None, repr=False)
+
+    def __post_init__(self):
+        for name in plan_files.ARRAYS:
+            self._freeze(name)
+        if self.release_shares is not None:
+            self._freeze("release_shares")
+
+    def _freeze(self, name: str) -> None:
+        array = np.ascontiguousarray(getattr(self, name)).view()
+        array.flags.writeable = False
+        object.__setattr__(self, name, array)
+
+    @property
+    def steps(self) -> int:
+        """Number of planned steps; a run may take fewer, never more."""
+        return self.schedule.steps
+
+    @property
+    def noise_multipliers(self) -> np.ndarray:
+        """Noise std over clip norm, per owner."""
+        return self.noise_std / self.clip_norms
+
+    @property
+    def release(self) -> PaidRelease | None:
+        """What the plan pays for besides the gradient."""
+        if self.release_std is None:
+            return None
+        return PaidRelease(self.release_std, self.release_noise)
+
+    @property
+    def accounted_multipliers(self) -> np.ndarray:
+        """Noise multipliers with the cost of a release with Gaussian noise included."""
+        if self.release_std is None:
+            return self.noise_multipliers
+        if self.release_noise != "gaussian":
+            raise PlanError(
+                f"a release with {self.release_noise} noise makes the step no Gaussian mechanism: "
+                "no single multiplier stands for it; ask epsilon() or verify()"
+            )
+        return accounting.joint_multiplier(self.noise_multipliers, self.release_std / self._shares)
+
+    @property
+    def _shares(self) -> np.ndarray:
+        ones = np.ones(len(self.targets))
+        return ones if self.release_shares is None else self.release_shares
+
+    def noise_std_at(self, step: int) -> float:
+        """Return the std of the noise added to the sum in step `step` (from 0)."""
+        return self.noise_std * self.schedule.factor_at(step)
+
+    def release_std_at(self, step: int) -> float:
+        """Return the std of the noise on the release in step `step`."""
+        if self.release_std is None:
+            raise PlanError("this plan pays for no release; make one with release_std=")
+        return self.release_std * self.schedule.factor_at(step)
+
+    def epsilon(self, steps: int | None = None) -> np.ndarray:
+        """Return what each owner's records have spent after `steps` steps (default: all).
+
+        Reading never changes anything. Computed by the plan's own accountant, rounded up.
+        """
+        if steps is None or steps == self.steps:
+            return self._epsilon_at_end
+        return self._epsilon_after(self.schedule.first(steps))
+
+    def epsilon_of(self, owners: Sequence[int], steps: int) -> np.ndarray:
+        """Return what the owners at these positions have spent after `steps` steps."""
+        return self._epsilon_after(self.schedule.first(steps), np.asarray(owners))
+
+    def _epsilon_after(self, schedule: Schedule, at: Any = ...) -> np.ndarray:
+        return accounting.epsilon(
+            self.sampling_rates[at],
+            self.noise_multipliers[at],
+            schedule,
+            self.deltas[at],
+            self.accountant,
+            self.release,
+            self._shares[at],
+        )
+
+    @cached_property
+    def _epsilon_at_end(self) -> np.ndarray:
+        result = self._epsilon_after(self.schedule)
+        result.flags.writeable = False
+        return result
+
+    @property
+    def unspent(self) -> np.ndarray:
+        """Whether an owner's rate or multiplier hit its limit, so that budget is left over."""
+        return self.epsilon() < 0.99 * self.targets
+
+    def verify(self, points: int = 8) -> Verification:
+        """Recompute epsilon and raise PlanError where it exceeds a target.
+
+        All owners are checked by the plan's accountant, and by dp-accounting at `points` budgets
+        spread over the table, the strictest and the laxest among them. Checks the divisor too.
+        """
+        problems = []
+        divisor = float(self.sampling_rates @ self.records)
+        if not np.isclose(divisor, self.expected_batch_size, rtol=1e-9):
+            problems.append(
+                f"the expected batch size is {self.expected_batch_size:g} but the rates and "
+                f"declared records give {divisor:g}"
+            )
+        over = np.flatnonzero(~(self.epsilon() <= self.targets))  # nan is over, too
+        if len(over):
+            worst = over[np.argmax(self.epsilon()[over] / self.targets[over])]
+            problems.append(
+                f"{len(over)} owners would spend more than their budgets, the worst of them "
+                f"{self.epsilon()[worst]:.6g} of epsilon {self.targets[worst]:g}"
+            )
+        chosen = self._spread(points)
+        ratios = np.empty(len(chosen))
+        for at, owner in enumerate(chosen):
+            target = float(self.targets[owner])
+            spent = reference.epsilon(
+                float(self.sampling_rates[owner]),
+                float(self.noise_multipliers[owner]),
+                self.schedule,
+                float(self.deltas[owner]),
+                target,
+                self.release,
+                float(self._shares[owner]),
+            )
+            ratios[at] = spent / target
+            if spent > target:
+                problems.append(
+                    f"a budget of epsilon {target:g}, delta {self.deltas[owner]:g} would spend "
+                    f"{spent:.6g} by {reference.name()}"
+                )
+        if problems:
+            raise PlanError(problems)
+        return Verification(reference.name(), len(chosen), float(ratios.min()), float(ratios.max()))
+
+    def _spread(self, points: int) -> np.ndarray:
+        """Return owners of distinct costs: extremes of every delta first, then between them."""
+        first, _ = plan_tables.budget_classes(self.targets, self.deltas)
+        if len(first) <= points:
+            return first
+        edges = np.flatnonzero(np.diff(self.deltas[first])) if len(first) > 1 else np.array([])
+        ends = np.concatenate([[0, len(first) - 1], edges, edges + 1]).astype(int)
+        if len(ends) > points // 2:
+            ends = ends[np.linspace(0, len(ends) - 1, max(2, points // 2)).astype(int)]
+        between = np.linspace(0, len(first) - 1, points - len(ends) + 2).astype(int)[1:-1]
+        return first[np.unique(np.concatenate([ends, between]))]
+
+    def describe(self, owners: bool = False) -> str:
+        """Return the plan as a table, by budget class, or by owner if `owners`."""
+        return plan_tables.describe(self, owners=owners)
+
+    def header(self) -> dict:
+        """Return all but the per-owner arrays, as JSON types."""
+        header = {
+            "format": FORMAT,
+            "method": self.method,
+            "accountant": self.accountant,
+            "clip_norm": self.clip_norm,
+            "noise_std": self.noise_std,
+            "schedule": [list(segment) for segment in self.schedule.segments],
+            "expected_batch_size": self.expected_batch_size,
+            "mixture": self.mixture,
+            "release_std": self.release_std,
+            "owners": len(self.targets),
+            "owners_fingerprint": self.owners_fingerprint,
+        }
+        if self.release_noise != "gaussian":
+            header["release_noise"] = self.release_noise
+        return header
+
+    @cached_property
+    def hash(self) -> str:
+        """Content hash over everything the plan decides."""
+        digest = hashlib.sha256(json.dumps(self.header(), sort_keys=True).encode())
+        for name in plan_files.columns(self):
+            digest.update(name.encode())
+            digest.update(np.asarray(getattr(self, name)).astype("<f8").tobytes())
+        return digest.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.hash == other.hash
+
+    def __hash__(self) -> int:
+        return hash(self.hash)
+
+    def save(self, path: str | PathLike) -> None:
+        """Write `path` (JSON) and the per-owner arrays beside it, both under one hash."""
+        plan_files.save(self.header(), self, path, self.hash)
+
+    @classmethod
+    def load(cls, path: str | PathLike, owners: Owners | None = None) -> Plan:
+        """Read a stored plan, check its hash, verify it, and tie it to its owners.
+
+        Without `owners` the plan can be described, verified and accounted, not trained with.
+        """
+        header, arrays, stored_hash = plan_files.load(path, FORMAT)
+        if owners is not None and owners.fingerprint != header["owners_fingerprint"]:
+            raise PlanError(
+                f"{path} was made for other owners: ids or declared numbers of records differ "
+                f"({header['owners']} owners in the plan, {len(owners)} given); make a new plan, "
+                "or give Owners(..., records=) the counts that were declared"
+            )
+        plan = cls(
+            method=header["method"],
+            accountant=header["accountant"],
+            clip_norm=header["clip_norm"],
+            noise_std=header["noise_std"],
+            schedule=Schedule(tuple(map(tuple, header["schedule"]))),
+            expected_batch_size=header["expected_batch_size"],
+            mixture=header["mixture"],
+            release_std=header["release_std"],
+            release_noise=header.get("release_noise", "gaussian"),
+            owners_fingerprint=header["owners_fingerprint"],
+            owners=owners,
+            **arrays,
+        )
+        if plan.hash != stored_hash:
+            raise PlanError(f"{path} is not what it was when saved: its content hash differs")
+        if owners is not None and not (
+            np.array_equal(owners.epsilon, plan.targets)
+            and np.array_equal(owners.delta, plan.deltas)
+        ):
+            raise PlanError(f"{path} was made for other budgets of these owners; make a new plan")
+        plan.verify()
+        return plan

@@ -1,0 +1,300 @@
+"""From budgets to a Plan: uniform, sample, scale, and the mixture of the last two.
+
+Notation: rate q, clip norm C, noise multiplier m = noise std / C. For
+every method the three public quantities noise, expected batch and number of steps are tied by the
+budgets: two are given, the third is found.
+
+References: Boenisch, Muhl, Dziedzic, Rinberg, Papernot (2023), Algorithms 1 and 2. (The printed
+sigma_scale of its Table 6 is an arithmetic mean of the multipliers; its derivation, its own clip
+norms and this module use the harmonic mean.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ownerwise.accounting import (
+    BudgetCurve,
+    Budgets,
+    LogQuantity,
+    PaidRelease,
+    Schedule,
+    find_root,
+    multiplier_curve,
+    rate_curve,
+)
+from ownerwise.errors import PlanError
+from ownerwise.owners import (
+    Owners,
+)
+
+METHODS = ("uniform", "sample", "scale", "both")
+SAFETY = 8e-4
+"""Plans aim this far (relative) below each epsilon: room for interpolation (4e-4) and for the
+grid of the reference accountant that checks them (2e-4)."""
+
+_BATCH_TOLERANCE = 1.5e-4
+MAX_STEPS = 10_000_000
+MIN_CLIP_NORM = 1e-10  # float32 holds the squares of what steering and scale make of it
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Noise std over clip norm, rates, and clip norms over clip norm."""
+
+    noise: float
+    rates: np.ndarray
+    relative_clips: np.ndarray
+
+
+class Planner:
+    """Solves for noise, batch or steps; keeps the last curves as first guesses.
+
+    Args:
+        owners, method, mixture, accountant: as for `ownerwise.plan`.
+        release: what every step releases besides the gradient.
+        reweighted: whether records add to the release in inverse proportion to their rates, the
+            least drawn ones fully, so that it tells of all records alike.
+    """
+
+    def __init__(
+        self,
+        owners: Owners,
+        method: str,
+        mixture: float | None,
+        accountant: str,
+        release: PaidRelease | None = None,
+        reweighted: bool = False,
+    ):
+        self.owners = owners
+        self.method = method
+        self.mixture = mixture
+        self.accountant = accountant
+        self.release = release
+        self.reweighted = reweighted and release is not None
+        self.records = owners.records.astype(np.float64)
+        self.total = float(self.records.sum())
+        self.budgets = Budgets(owners.epsilon * (1 - SAFETY), owners.delta)
+        groups = self.budgets.groups  # each at the least delta of its owners
+        least = [self.budgets.epsilon[group.members].min() for group in groups]
+        self.strictest = Budgets(np.array(least), np.array([group.delta for group in groups]))
+        self.rate_curves: list[tuple[float, BudgetCurve]] = []  # with the log noise of each
+        self.last_multipliers: BudgetCurve | None = None
+        self.last_noise: float | None = None
+        self.reached: Solution
+
+    # -- noise is free -------------------------------------------------------------------------
+
+    def find_noise(self, schedule: Schedule, batch_size: float) -> Solution:
+        """Return the solution for a given expected batch."""
+        rate = min(1.0, batch_size / self.total)
+        ones = np.ones(len(self.owners))
+        if self.method == "uniform":
+            curve = multiplier_curve(
+                self.strictest, rate, schedule, self.accountant, None, self.release
+            )
+            self._refuse_unreachable(curve)
+            return Solution(float(curve(self.strictest).max()), rate * ones, ones)
+        if self.method == "scale":
+            multipliers = self._multipliers(rate, schedule)
+            noise = self.total / float(self.records @ (1.0 / multipliers))  # harmonic mean
+            return Solution(noise, rate * ones, noise / multipliers)
+        return self._find_noise_for_rates(schedule, batch_size, rate)
+
+    def _find_noise_for_rates(self, schedule: Schedule, batch_size: float, rate: float) -> Solution:
+        """Solve sample and both: the noise at which the rates add up to the batch."""
+        relative_clips, log_relative = self._relative_clips(rate, schedule)
+        rates = np.zeros(0)
+
+        def excess(log_noise: float) -> float:
+            nonlocal rates
+            rates = self._rates(log_noise, log_relative, schedule)
+            return float(np.log(self.records @ rates) - np.log(batch_size)) - _BATCH_TOLERANCE
+
+        if rate > 1 - 4 * _BATCH_TOLERANCE:  # everyone takes part in every step
+            multipliers = self._multipliers(1.0, schedule)
+            noise = float((multipliers * relative_clips).max())
+            return Solution(noise, np.full(len(self.owners), rate), relative_clips)
+        if self.last_noise is None:
+            curve = multiplier_curve(
+                self._middle(), rate, schedule, self.accountant, None, self.release, 0.05
+            )
+            self.last_noise = float(curve(self._middle())[0])
+        bounds = (np.log(0.05), np.log(1e6))
+        guess = float(np.log(self.last_noise))
+        log_noise = find_root(excess, guess, 2.0, *bounds, _BATCH_TOLERANCE, longest_step=0.3)
+        self.last_noise = float(np.exp(log_noise))
+        self._refuse_unreachable(self.rate_curves[-1][1])
+        reached = float(self.records @ rates)
+        if not 0 <= np.log(reached / batch_size) <= 2.1 * _BATCH_TOLERANCE:
+            raise PlanError(
+                f"no noise makes the rates add up to a batch of {batch_size:g} (nearest: "
+                f"{reached:g} at noise multiplier {self.last_noise:g}); use another batch_size or "
+                "other steps, or method='scale'"
+            )
+        return Solution(self.last_noise, rates * (batch_size / reached), relative_clips)
+
+    def _middle(self) -> Budgets:
+        """Return one budget amid all, for a first guess."""
+        order = np.argsort(self.owners.epsilon, kind="stable")
+        weight = np.cumsum(self.records[order])
+        at = order[int(np.searchsorted(weight, 0.5 * weight[-1]))]
+        return Budgets(self.budgets.epsilon[[at]], self.owners.delta[[at]])
+
+    def _multipliers(self, rate: float, schedule: Schedule) -> np.ndarray:
+        guess = None if self.last_multipliers is None else self.last_multipliers.log_at
+        self.last_multipliers = multiplier_curve(
+            self.budgets, rate, schedule, self.accountant, guess, self.release
+        )
+        self._refuse_unreachable(self.last_multipliers)
+        return self.last_multipliers(self.budgets)
+
+    def _relative_clips(self, rate: float, schedule: Schedule):
+        """Return clip norms over their average, and log of the same as a function of budgets."""
+        if self.mixture is None:
+            return np.ones(len(self.owners)), lambda number, x: np.zeros(np.shape(x))
+        clips = self._multipliers(rate, schedule) ** -self.mixture
+        average = float(self.records @ clips) / self.total
+        curve, mixture = self.last_multipliers, self.mixture
+        assert curve is not None
+
+        def log_relative(number: int, log_epsilon: np.ndarray) -> np.ndarray:
+            return -mixture * curve.log_at(number, log_epsilon) - np.log(average)
+
+        return clips / average, log_relative
+
+    def _rates(self, log_noise: float, log_relative, schedule: Schedule) -> np.ndarray:
+        def log_multiplier(number: int, log_epsilon: np.ndarray) -> np.ndarray:
+            return log_noise - log_relative(number, log_epsilon)
+
+        guess = self._rate_guess(log_noise)
+        curve = self._rate_curve(self.budgets, log_multiplier, schedule, guess)
+        self.rate_curves.append((log_noise, curve))
+        return curve(self.budgets)
+
+    def _rate_curve(
+        self,
+        budgets: Budgets,
+        log_multiplier: LogQuantity,
+        schedule: Schedule,
+        guess: LogQuantity | None = None,
+    ) -> BudgetCurve:
+        """Return the curve of rates; what each adds to the release depends on the least of them."""
+        least_rate = None
+        if self.reweighted:  # the least drawn owner pays for the release in full
+            strict = self.strictest if self.mixture is None else self.budgets
+            full = (log_multiplier, schedule, self.accountant, None, self.release)
+            least_rate = float(rate_curve(strict, *full)(strict).min())
+        return rate_curve(
+            budgets, log_multiplier, schedule, self.accountant, guess, self.release, least_rate
+        )
+
+    def _rate_guess(self, log_noise: float) -> LogQuantity | None:
+        """Return rates extrapolated from the last two noise levels tried."""
+        if not self.rate_curves:
+            return None
+        x1, last = self.rate_curves[-1]
+        if len(self.rate_curves) == 1 or self.rate_curves[-2][0] == x1:
+            return lambda number, at: last.log_at(number, at) + (log_noise - x1)
+        x0, before = self.rate_curves[-2]
+        share = (log_noise - x1) / (x1 - x0)
+        return lambda number, at: (
+            (1 + share) * last.log_at(number, at) - share * before.log_at(number, at)
+        )
+
+    # -- batch or steps are free ---------------------------------------------------------------
+
+    def find_batch(self, schedule: Schedule, noise: float) -> Solution:
+        """Return the solution for a given noise: the rates, hence the batch, follow."""
+        ones = np.ones(len(self.owners))
+        log_noise = float(np.log(noise))
+        if self.method in ("uniform", "sample"):
+            budgets = self.budgets if self.method == "sample" else self.strictest
+            curve = self._rate_curve(
+                budgets, lambda _, x: np.full(np.shape(x), log_noise), schedule
+            )
+            self._refuse_unreachable(curve)
+            rates = curve(budgets)
+            return Solution(noise, rates if self.method == "sample" else rates.min() * ones, ones)
+
+        bounds = (float(np.log(self.total * 1e-7)), float(np.log(self.total)))
+        guess = bounds[1] - 4.0
+        if self.method == "both":
+
+            def excess(log_batch: float) -> float:
+                return log_batch - float(np.log(self._reach(schedule, noise, np.exp(log_batch))))
+
+            find_root(excess, guess, 1.0, *bounds, _BATCH_TOLERANCE)
+            return self.reached
+
+        def excess(log_batch: float) -> float:
+            needed = self.find_noise(schedule, float(np.exp(log_batch))).noise
+            return float(np.log(needed)) - log_noise + 3e-4
+
+        batch_size = float(np.exp(find_root(excess, guess, 1.0, *bounds, 3e-4)))
+        solution = self.find_noise(schedule, batch_size)
+        return self._with_noise(solution, noise, "a batch of", batch_size)
+
+    def find_steps(self, batch_size: float, noise: float) -> tuple[int, Solution]:
+        """Return how many steps the budgets allow at this batch and noise, with the solution."""
+        own_rates = self.method in ("sample", "both")
+
+        def excess(log_steps: float) -> float:
+            schedule = Schedule.constant(max(1, round(float(np.exp(log_steps)))))
+            if own_rates:
+                return float(np.log(batch_size / self._reach(schedule, noise, batch_size))) + 2e-4
+            return float(np.log(self.find_noise(schedule, batch_size).noise / noise)) + 2e-4
+
+        log_steps = find_root(excess, np.log(1000.0), 0.5, 0.0, np.log(MAX_STEPS), 2e-4)
+        steps = max(1, int(np.floor(np.exp(log_steps) + 1e-9)))
+        schedule = Schedule.constant(steps)
+        if not own_rates:
+            solution = self.find_noise(schedule, batch_size)
+            return steps, self._with_noise(solution, noise, "steps", steps)
+        reach = self._reach(schedule, noise, batch_size)
+        if reach < batch_size:
+            raise PlanError(
+                f"noise_multiplier {noise:g} is too little: in {steps} steps the budgets allow a "
+                f"batch of {reach:.4g}, not {batch_size:g}; give more noise, or a smaller batch"
+            )
+        rates = self.reached.rates * (batch_size / reach)
+        return steps, Solution(noise, rates, self.reached.relative_clips)
+
+    def _reach(self, schedule: Schedule, noise: float, batch_size: float) -> float:
+        """Return the batch to which own rates add up at given noise; `reached` has the rates.
+
+        `batch_size` only shapes the clip norms of the mixture.
+        """
+        rate = min(1.0, batch_size / self.total)
+        relative_clips, log_relative = self._relative_clips(rate, schedule)
+        rates = self._rates(float(np.log(noise)), log_relative, schedule)
+        self._refuse_unreachable(self.rate_curves[-1][1])
+        self.reached = Solution(noise, rates, relative_clips)
+        return float(self.records @ rates)
+
+    def _with_noise(self, solution: Solution, noise: float, what: str, found: float) -> Solution:
+        """Return the solution with the given noise, which must be at least the needed one."""
+        if solution.noise > noise:
+            raise PlanError(
+                f"noise_multiplier {noise:g} is too little: even {what} {found:.4g} needs "
+                f"{solution.noise:.4g}; give more noise, or larger budgets"
+            )
+        return Solution(noise, solution.rates, solution.relative_clips)
+
+    def _refuse_unreachable(self, curve: BudgetCurve | None) -> None:
+        if curve is None or not curve.unreachable:
+            return
+        problems = []
+        other = ", or accountant='pld', which proves more" if self.accountant == "rdp" else ""
+        for epsilon, delta in curve.unreachable:
+            close = np.isclose(self.budgets.epsilon, epsilon, rtol=1e-6)
+            who = self.owners.ids[close][:1]
+            name = f"owner {who[0]}" if len(who) else "an owner"
+            problems.append(
+                f"{name}: epsilon {epsilon / (1 - SAFETY):g} at delta {delta:g} is too small to be "
+                "reached at any sampling rate; give it a larger epsilon or delta, use fewer steps, "
+                f"a larger batch or more noise, leave its records out{other}"
+            )
+        raise PlanError(problems)

@@ -1,0 +1,16 @@
+"""Randomness: the secret stream, the noise drawn from it, and the random layers of a model.
+
+Imports `errors` and nothing else of the package.
+"""
+
+from ownerwise.randomness.layers import LayerRandomness, kept_generators
+from ownerwise.randomness.noise import Noise
+from ownerwise.randomness.stream import SecretStream, StepStream
+
+__all__ = [
+    "LayerRandomness",
+    "Noise",
+    "SecretStream",
+    "StepStream",
+    "kept_generators",
+]

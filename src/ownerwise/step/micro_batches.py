@@ -1,0 +1,76 @@
+"""Parts of a logical batch that fit into memory. They change speed, never the result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ownerwise.batches import (
+    take,
+)
+
+MEMORY_TARGET = 2 << 30
+"""Bytes that the activations of one micro-batch may take by default: 2 GiB."""
+
+_PROBE = 4  # records run to see what one costs
+_ROUND = 16  # rows; kernels like such numbers
+
+
+def slices(records: int, size: int) -> Iterator[slice]:
+    """Yield slices of at most `size` records, of nearly equal length."""
+    count = -(-records // size)
+    for number in range(count):
+        yield slice(number * records // count, (number + 1) * records // count)
+
+
+def blocks(records: int, size: int) -> Iterator[slice]:
+    """Yield slices of exactly `size` records; the last one may have fewer."""
+    for start in range(0, records, size):
+        yield slice(start, min(start + size, records))
+
+
+def block_size(expected: float, deviation: float, limit: int) -> int:
+    """Return a size of blocks, at most `limit`, of which a few hold most batches with little waste.
+
+    Args:
+        expected, deviation: of the number of records in a batch. Public, as the size must be.
+        limit: what is computed at once at most.
+    """
+    usual = max(1, math.ceil(expected + 2 * deviation))
+    even = -(-usual // -(-usual // limit))  # as few blocks as it takes, alike
+    return min(limit, _ROUND * -(-even // _ROUND))
+
+
+def filled(data: Any, part: slice, size: int | None) -> Any:
+    """Return the rows `part`, and copies of the first of them up to `size` rows."""
+    missing = 0 if size is None else size - (part.stop - part.start)
+    if missing <= 0:
+        return take(data, part)
+    return take(data, [*range(part.start, part.stop), *[part.start] * missing])
+
+
+def bytes_per_record(model: nn.Module, inputs: Any, records: int) -> float:
+    """Return how many bytes the backward pass keeps for one record, seen on a few records.
+
+    Runs the model, so the random numbers of its layers advance.
+    """
+    count = min(records, _PROBE)
+    probe = take(inputs, list(range(count)))  # a copy: a view would count the whole batch
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    shared = [*model.parameters(), *model.buffers()]
+    fixed = {tensor.untyped_storage().data_ptr() for tensor in shared}
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with torch.enable_grad(), hooks:
+        model(probe)
+    activations = sum(size for pointer, size in kept.items() if pointer not in fixed)
+    return activations / count

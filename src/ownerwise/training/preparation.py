@@ -1,0 +1,204 @@
+"""Everything a training needs, checked before it starts: all problems are listed at once."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.data import TensorDataset
+
+from ownerwise.batches import (
+    data_problems,
+    ownerless_problems,
+)
+from ownerwise.errors import OwnerwiseError
+from ownerwise.evaluation import (
+    Collate,
+    Evaluation,
+    trial_problems,
+)
+from ownerwise.gradients import check
+from ownerwise.mechanisms import (
+    loss_problems,
+)
+from ownerwise.planning import (
+    Plan,
+)
+from ownerwise.randomness import (
+    SecretStream,
+)
+from ownerwise.runs import (
+    HISTORY,
+    describe_function,
+    folder_problems,
+)
+from ownerwise.step import (
+    PrivateStep,
+)
+from ownerwise.training.averaging import averaging_problems
+from ownerwise.training.learning_rates import schedule_problems
+from ownerwise.training.loggers import JsonLines, Logger, make_loggers
+
+if TYPE_CHECKING:
+    from ownerwise.training.trainer import Trainer
+
+
+def prepare(
+    trainer: Trainer,
+    data: Any,
+    collate: Collate | None,
+    validation: Evaluation | None,
+    test: Evaluation | None,
+    config: dict[str, Any],
+    resume: bool,
+) -> tuple[PrivateStep, SecretStream, list[Logger]]:
+    """Return step, stream and loggers of a run, or raise all problems of everything at once."""
+    problems = list(_setting_problems(trainer, resume))
+    problems += schedule_problems(trainer.schedule, trainer.plan.steps)
+    problems += averaging_problems(trainer.averaging)
+    stream = SecretStream() if trainer.seed is None else _seeded(trainer.seed, problems)
+    step = _make_step(trainer, stream, problems)
+    found = ownerless_problems(trainer.plan) or _training_data_problems(data, collate, trainer.plan)
+    if step is not None and not found:
+        found = trial_problems(trainer.model, trainer.loss, data, collate, "the data")
+    problems += found
+    for name, evaluation in (("validation", validation), ("test", test)):
+        if evaluation is not None:
+            found = evaluation.problems(name)
+            if step is not None and not found:
+                found = evaluation.trial_problems(trainer.model, trainer.loss, name)
+            problems += found
+    loggers = make_loggers(trainer.loggers, problems)
+    if trainer.folder is not None:
+        loggers.insert(0, JsonLines(trainer.folder / HISTORY))
+        problems += folder_problems(trainer.folder, config, trainer.plan, resume)
+    if problems or step is None:
+        raise OwnerwiseError(problems)
+    return step, stream, loggers
+
+
+def _make_step(trainer: Trainer, stream: SecretStream, problems: list[str]) -> PrivateStep | None:
+    """Return the private step; or None, and add what is wrong."""
+    model, loss = trainer.model, trainer.loss
+    if wrong := list(_plug_problems(trainer)):
+        problems += [*wrong, *map(str, check(model)), *loss_problems(loss, model)]
+        return None
+    try:
+        optimizer = trainer.optimizer(
+            model.parameters(), lr=trainer.lr, **trainer.optimizer_options
+        )
+    except (TypeError, ValueError) as error:
+        problems.append(f"optimizer {describe_function(trainer.optimizer)}: {error}")
+        problems += [*map(str, check(model)), *loss_problems(loss, model)]
+        return None
+    try:
+        return PrivateStep(
+            model,
+            trainer.plan,
+            optimizer,
+            loss,
+            weights=trainer.weights,
+            clipping=trainer.clipping,
+            release=trainer.constraints,
+            stream=stream,
+            micro_batch_size=trainer.micro_batch_size,
+            lean=trainer.lean,
+        )
+    except OwnerwiseError as error:
+        problems += error.problems
+        return None
+
+
+def _plug_problems(trainer: Trainer) -> Iterator[str]:
+    """Yield which of optimizer, loss, weights and clipping is something else."""
+    optimizer, loss = trainer.optimizer, getattr(trainer.loss, "plain", trainer.loss)
+    if not callable(optimizer):
+        kind = type(optimizer).__name__ if isinstance(optimizer, Optimizer) else "Adam"
+        yield (
+            f"optimizer={_short(optimizer)}: expected the class, such as torch.optim.{kind}, which "
+            "the Trainer calls with the parameters, lr= and optimizer_options="
+        )
+    if not callable(loss) or inspect.isclass(loss):
+        yield (
+            f"loss={_short(loss)}: expected a function, such as "
+            "torch.nn.functional.cross_entropy, or an object, such as torch.nn.CrossEntropyLoss()"
+        )
+    for name, methods, example in (
+        ("weights", ("bind", "score", "weights"), "ow.INO()"),
+        ("clipping", ("factors", "sensitivity"), "ow.AutoS()"),
+    ):
+        given = getattr(trainer, name)
+        usable = all(hasattr(given, method) for method in methods) and not inspect.isclass(given)
+        if given is not None and not usable:
+            yield f"{name}={_short(given)}: expected an object, such as {example}, or None"
+
+
+def _short(given: Any) -> str:
+    if isinstance(given, str):
+        return repr(given)
+    return getattr(given, "__name__", f"<{type(given).__name__} object>")
+
+
+def _seeded(seed: Any, problems: list[str]) -> SecretStream:
+    try:
+        return SecretStream.from_seed(seed)
+    except TypeError:
+        problems.append(
+            f"seed={seed!r}: expected None (secret randomness), or a whole number, which makes the "
+            "run NOT private"
+        )
+        return SecretStream()
+
+
+def _setting_problems(trainer: Trainer, resume: bool) -> Iterator[str]:
+    if trainer.begun and not (resume and trainer.folder):
+        yield (
+            "this Trainer has trained its model already, and another run would spend the budgets "
+            "again: make a new model, and a Trainer for it"
+        )
+    if resume and trainer.folder is None:
+        yield "resume=True needs the folder of the run: Trainer(..., folder=)"
+    if not (isinstance(trainer.lr, int | float) and 0 < trainer.lr < math.inf):
+        yield f"lr={trainer.lr!r}: expected a positive finite number"
+    for name in ("evaluate_every", "checkpoint_every"):
+        value = getattr(trainer, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            yield f"{name}={value!r}: expected a whole number of at least 1"
+    for group, epsilon in (trainer.group_budgets or {}).items():
+        if not (isinstance(epsilon, int | float) and 0 < epsilon < math.inf):
+            yield f"group_budgets: {group!r} has {epsilon!r}; expected a positive finite epsilon"
+
+
+def _training_data_problems(data: Any, collate: Collate | None, plan: Plan) -> list[str]:
+    assert plan.owners is not None
+    index = plan.owners.record_owner_index
+    assert index is not None
+    found = data_problems(data, len(index))
+    arrays = data.tensors if type(data) is TensorDataset else data
+    if not isinstance(arrays, tuple) or found:
+        return found
+    if len(arrays) != 2:
+        return [f"the data has {len(arrays)} arrays; expected two, (X, y)"]
+    if collate is not None and arrays is data:
+        return ["collate is for a Dataset: rows of arrays are taken at once"]
+    return [
+        f"array {number} of the data has entries that are NaN or infinite: remove or replace them"
+        for number, array in enumerate(arrays)
+        if not _all_finite(array)
+    ]
+
+
+def _all_finite(array: Tensor | np.ndarray) -> bool:
+    """Return whether no entry is NaN or infinite; the sum needs no memory to find most out."""
+    if isinstance(array, np.ndarray):
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = float(array.sum(dtype=np.float64))
+        return math.isfinite(total) or bool(np.isfinite(array).all())
+    total = float(array.sum(dtype=torch.float64))
+    return math.isfinite(total) or bool(torch.isfinite(array).all())

@@ -1,0 +1,353 @@
+"""The Trainer: a plan, a model and data become a run. A loop around the private step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim import Optimizer
+from tqdm import tqdm
+
+from ownerwise.batches import (
+    PoissonBatches,
+)
+from ownerwise.errors import OwnerwiseError
+from ownerwise.evaluation import (
+    Collate,
+    Evaluation,
+    Predict,
+    group_name,
+    predicted_classes,
+)
+from ownerwise.mechanisms import (
+    ClippingRule,
+    Loss,
+    Weights,
+)
+from ownerwise.mechanisms.constraints import RateConstraints
+from ownerwise.planning import (
+    NO_CONSTRAINTS,
+    Plan,
+)
+from ownerwise.runs import (
+    Run,
+    default_label,
+    environment,
+    settings,
+)
+from ownerwise.runs import folders as run_folders
+from ownerwise.step import (
+    PrivateStep,
+    record_steps,
+)
+from ownerwise.training.averaging import Averaging
+from ownerwise.training.interruption import Interrupted, Interruption
+from ownerwise.training.learning_rates import Schedule, factors
+from ownerwise.training.loggers import Logger
+from ownerwise.training.preparation import prepare
+from ownerwise.training.recording import Recorder
+
+_EVALUATIONS = 20  # about so many over a run, if nothing else is asked for
+
+
+class Trainer:
+    """Trains a model within a plan: `run = Trainer(model, plan, lr=0.5).fit((X, y))`.
+
+    Formal guarantee: that of `PrivateStep` with `PoissonBatches` of the same plan and one secret
+    stream. Of the training records nothing else leaves: history lines are made of validation and
+    test data, which NO guarantee covers; there is no training loss, and no checkpoint or learning
+    rate is chosen by one. The time that a run takes is shown, and depends a little on the sizes of
+    its batches. Public: all arguments here, and the model's first weights.
+
+    Args:
+        model: an ordinary module; it is trained in place, in the mode (train, eval) it is in.
+        plan: the plan, with owners and their records.
+        lr: learning rate.
+        optimizer: class of the optimizer, called as optimizer(parameters, lr=lr, **options).
+        optimizer_options: its further options, such as {"momentum": 0.9}.
+        schedule: factor on the learning rate over the plan's steps: "constant", "linear", "cosine"
+            or "step"; with options, {"name": "cosine", "warmup": 100, "floor": 0.1}; or a function
+            from the step to the factor.
+        averaging: decay of an exponential average of the parameters over steps, such as 0.99:
+            post-processing, free. History, checkpoint at the end and the trained model are then the
+            average's.
+        loss: as for `PrivateStep`.
+        weights, clipping, micro_batch_size, lean: as for `PrivateStep`.
+        constraints: rate constraints to train under. Targets then hold class and cell, as
+            `Partition.targets` makes them, in training, validation and test data; the plan pays for
+            the histogram (`plan(..., constraints=)`).
+        seed: None takes secret randomness. A number makes the run repeatable and NOT PRIVATE.
+        folder: run folder, made if needed; None keeps the run in memory, and it cannot be resumed.
+        name: name of the run; the folder's if not given.
+        label: method as reports show it; from the plan and the weights if not given.
+        evaluate_every: steps between two lines of history; about 20 lines if not given.
+        checkpoint_every: steps between two checkpoints; as `evaluate_every` if not given.
+        group_budgets: epsilon of validation groups, for reports; found by itself for groups that
+            are named like owners.
+        predict: function from the model's outputs to classes, where the largest output, or for a
+            single one its sign, is not the prediction.
+        loggers: "tensorboard", "wandb", or objects with start, log and finish (see `loggers`).
+        progress: whether to show a bar; by default where the output is a terminal.
+        notes: further entries of the run's config, as JSON types. "model" and "data" say in words
+            what these are; "not_private" lists what was computed without noise beforehand.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        *,
+        lr: float,
+        optimizer: Callable[..., Optimizer] = torch.optim.SGD,
+        optimizer_options: Mapping[str, Any] | None = None,
+        schedule: Schedule = "constant",
+        averaging: float | None = None,
+        loss: Loss = functional.cross_entropy,
+        weights: Weights | None = None,
+        clipping: ClippingRule | None = None,
+        constraints: RateConstraints | None = None,
+        micro_batch_size: int | None = None,
+        lean: bool = False,
+        seed: int | None = None,
+        folder: str | PathLike | None = None,
+        name: str | None = None,
+        label: str | None = None,
+        evaluate_every: int | None = None,
+        checkpoint_every: int | None = None,
+        group_budgets: Mapping[Any, float] | None = None,
+        predict: Predict = predicted_classes,
+        loggers: Sequence[str | Logger] = (),
+        progress: bool | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ):
+        if constraints is not None and not isinstance(constraints, RateConstraints):
+            raise OwnerwiseError(NO_CONSTRAINTS.format(constraints))
+        self.model = model
+        self.plan = plan
+        self.lr = lr
+        self.optimizer = optimizer
+        self.optimizer_options = dict(optimizer_options or {})
+        self.schedule = schedule
+        self.averaging = averaging
+        self.loss = loss if constraints is None else constraints.penalised(loss)
+        self.weights = weights
+        self.clipping = clipping
+        self.constraints = constraints
+        self.micro_batch_size = micro_batch_size
+        self.lean = lean
+        self.seed = seed
+        self.folder = None if folder is None else Path(folder)
+        self.name = name or (self.folder.resolve().name if self.folder else "run")
+        self.label = label or default_label(plan, settings.describe_plug(weights))
+        if constraints is not None and label is None:
+            self.label += " constrained"
+        few = max(1, plan.steps // _EVALUATIONS)
+        self.evaluate_every = few if evaluate_every is None else evaluate_every
+        self.checkpoint_every = (
+            self.evaluate_every if checkpoint_every is None else checkpoint_every
+        )
+        self.group_budgets = group_budgets
+        self.predict = predict
+        self.loggers = loggers
+        self.progress = progress
+        self.notes = dict(notes or {})
+        self.begun = False
+
+    def fit(
+        self,
+        data: Any,
+        *,
+        validation: Any = None,
+        validation_groups: Any = None,
+        test: Any = None,
+        test_groups: Any = None,
+        groups_are: str | None = None,
+        num_workers: int = 0,
+        collate: Collate | None = None,
+        resume: bool = False,
+    ) -> Run:
+        """Take the planned steps and return the run.
+
+        Args:
+            data: (X, y) as tensors or arrays, or a map-style Dataset yielding (x, y); one row per
+                record of the plan's owners, in their order.
+            validation: likewise; evaluated in every line of history. NO guarantee covers it.
+            validation_groups: group of each validation record; its class if not given.
+            test, test_groups: likewise, evaluated once at the end.
+            groups_are: what groups are, in a word; "owners" or "classes" where that is known.
+            num_workers, collate: as for `PoissonBatches`.
+            resume: go on with the run in `folder`, or begin it if there is none. Settings and plan
+                must be the same. A run with a fixed seed goes on bit for
+                bit, unless the data itself is random (augmentation).
+
+        Raises:
+            OwnerwiseError: lists everything that is wrong, before anything is done.
+            Interrupted: on Ctrl-C, if the run has a folder; a checkpoint is written first.
+        """
+        validating = self._evaluation(validation, validation_groups, collate)
+        testing = self._evaluation(test, test_groups, collate)
+        config = self._config(data, validating, testing, groups_are, num_workers)
+        step, stream, loggers = prepare(self, data, collate, validating, testing, config, resume)
+        with nullcontext() if self.folder is None else run_folders.FolderLock(self.folder):
+            run = self._open(config, step, resume)
+            self.begun = True
+            factor = factors(self.schedule, self.plan.steps)
+            average = None if self.averaging is None else Averaging(self.averaging)
+            recorder = Recorder(
+                run,
+                step,
+                self.loss,
+                lambda at: self.lr * factor(at),
+                validating,
+                testing,
+                loggers,
+                average,
+            )
+            batches = PoissonBatches(
+                data,
+                self.plan,
+                stream=stream,
+                start=step.steps_spent,
+                num_workers=num_workers,
+                collate=collate,
+            )
+            self._train(batches, step, recorder)
+        return run
+
+    def _train(self, batches: PoissonBatches, step: PrivateStep, recorder: Recorder) -> None:
+        """Take the steps that are left.
+
+        Whatever fails, the step whose batch was being drawn or used is spent: to draw it anew
+        would choose batches by what is in them.
+        """
+        spent = step.steps_spent
+        try:
+            with recorder, Interruption() as interruption, self._bar(step) as bar:
+                recorder.record()
+                spent += 1  # from here on the first batch is drawn
+                for batch in batches:
+                    for group in step.optimizer.param_groups:
+                        group["lr"] = recorder.rate(batch.step)
+                    step(batch)
+                    if recorder.record():
+                        bar.set_postfix_str(recorder.summary)
+                    bar.update()
+                    if interruption.asked and step.steps_spent < self.plan.steps:
+                        raise self._stopped(step, recorder)
+                    spent = step.steps_spent + 1
+        except BaseException:
+            if self.folder is not None:
+                record_steps(self.folder, self.plan, min(spent, self.plan.steps))
+            raise
+
+    def _stopped(self, step: PrivateStep, recorder: Recorder) -> KeyboardInterrupt:
+        done = f"stopped after {step.steps_spent} of {self.plan.steps} steps"
+        if self.folder is None:
+            return KeyboardInterrupt(f"{done}; a run in memory cannot be resumed: give a folder")
+        recorder.checkpoint()
+        return Interrupted(
+            f"{done}, nothing is lost: fit(..., resume=True), or --resume on the command line, "
+            f"goes on from {self.folder}"
+        )
+
+    def _open(self, config: dict[str, Any], step: PrivateStep, resume: bool) -> Run:
+        """Begin the run, or bring the step to where the stored one stands."""
+        if self.folder is None:
+            return Run(config, self.plan, environment=environment())
+        # once more, now that nobody else can write
+        problems = run_folders.folder_problems(self.folder, config, self.plan, resume)
+        if problems:
+            raise OwnerwiseError(problems)
+        run_folders.drop_half_written(self.folder)
+        history = []
+        if run_folders.holds_a_run(self.folder):
+            step.restore(self.folder, count_steps=False)
+            history = run_folders.kept_history(self.folder, step.updates)
+        versions = run_folders.begin(self.folder, config, self.plan, environment())
+        return Run(config, self.plan, history, versions, folder=self.folder)
+
+    def _config(
+        self,
+        data: Any,
+        validating: Evaluation | None,
+        testing: Evaluation | None,
+        groups_are: str | None,
+        num_workers: int,
+    ) -> dict[str, Any]:
+        """Return the settings as JSON types."""
+        named = callable(self.schedule)
+        config = {
+            **self.notes,
+            "name": self.name,
+            "label": self.label,
+            "seed": self.seed,
+            "model": self.notes.get("model", settings.describe_model(self.model)),
+            "data": self.notes.get("data", settings.describe_data(data)),
+            "loss": settings.describe_function(getattr(self.loss, "plain", self.loss)),
+            "optimizer": {
+                "name": settings.describe_function(self.optimizer),
+                "lr": self.lr,
+                **self.optimizer_options,
+            },
+            "schedule": settings.describe_function(self.schedule) if named else self.schedule,
+            "weights": settings.describe_plug(self.weights),
+            "clipping": settings.describe_plug(self.clipping) or {"kind": "Standard"},
+            "evaluate_every": self.evaluate_every,
+            "checkpoint_every": self.checkpoint_every,
+            "micro_batch_size": self.micro_batch_size,
+            "lean": self.lean,
+            "num_workers": num_workers,
+            "loggers": [x if isinstance(x, str) else type(x).__name__ for x in self.loggers],
+            "validation_records": validating.records if validating else 0,
+            "test_records": testing.records if testing else 0,
+            **self._groups(validating, testing, groups_are),
+        }
+        if self.seed is None and not getattr(self.weights, "private", True):
+            reason = "the order of the records comes from a fixed seed"
+            config["not_private"] = [*config.get("not_private", ()), reason]
+        if self.averaging is not None:
+            config["averaging"] = self.averaging
+        if self.constraints is not None:
+            config["constraints"] = self.constraints.describe()
+        return json.loads(json.dumps(config, default=str))  # tuples become lists, as when read
+
+    def _groups(
+        self, validating: Evaluation | None, testing: Evaluation | None, groups_are: str | None
+    ) -> dict[str, Any]:
+        """Return what the groups of validation and test data are, and their budgets."""
+        names = {
+            name
+            for evaluation in (validating, testing)
+            if evaluation is not None and evaluation.groups is not None
+            for name in map(group_name, np.unique(evaluation.groups).tolist())
+        }
+        budgets = settings.owner_budgets(names, self.plan.owners)
+        if groups_are is None:
+            known = "owners" if names == set(budgets) else "groups"
+            groups_are = known if names else "classes"
+        given = {group_name(group): value for group, value in (self.group_budgets or {}).items()}
+        return {"groups_are": groups_are, "group_budgets": budgets | given}
+
+    def _evaluation(self, data: Any, groups: Any, collate: Collate | None) -> Evaluation | None:
+        if data is None and groups is None:
+            return None
+        return Evaluation(
+            data, groups, collate=collate, predict=self.predict, constraints=self.constraints
+        )
+
+    def _bar(self, step: PrivateStep) -> tqdm:
+        return tqdm(
+            total=self.plan.steps,
+            initial=step.steps_spent,
+            desc=self.label if self.seed is None else f"{self.label}, NOT PRIVATE",
+            unit="step",
+            disable=None if self.progress is None else not self.progress,
+        )

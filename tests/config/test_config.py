@@ -1,0 +1,169 @@
+"""Configurations: every key is known, every value fits, all problems come at once."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import ownerwise as ow
+from ownerwise.config import (
+    read_config,
+)
+from ownerwise.config import reading as configs
+from ownerwise.config.reading import (
+    make_config,
+)
+from ownerwise.config.sections import SECTIONS
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "train.toml"
+
+
+def sections(**changes):
+    """The example's sections, some replaced; None leaves one out."""
+    found = tomllib.loads(EXAMPLE.read_text()) | changes
+    return {name: content for name, content in found.items() if content is not None}
+
+
+def problems(*changes, **replaced) -> list[str]:
+    with pytest.raises(ow.OwnerwiseError) as caught:
+        make_config(sections(**replaced), changes=changes)
+    return caught.value.problems
+
+
+def test_the_example_is_read_with_changes():
+    config = read_config(
+        EXAMPLE,
+        ["training.lr=0.25", "run.label=a method", "weights.shape=[0.5, 0]", "run.seed=7",
+         "training.schedule.warmup=3", "training.options.nesterov=true"],
+    )  # fmt: skip
+    assert config["training"]["lr"] == 0.25
+    assert config["run"]["label"] == "a method"
+    assert config["run"]["seed"] == 7
+    assert config["weights"]["shape"] == [0.5, 0]
+    assert config["training"]["schedule"] == {"name": "cosine", "warmup": 3}
+    assert config["training"]["options"] == {"nesterov": True}
+    assert config["plan"]["steps"] == 200
+    assert (config.base, config.name) == (EXAMPLE.parent, "train")
+
+
+def test_all_problems_at_once():
+    found = problems(
+        "training.lrr=1",
+        "plann.steps=3",
+        "steps=3",
+        runs={"name": "x"},
+        data={"name": "digit", "validation_share": 1.5, "target": "y"},
+        owners={"epsilon": {"a": 1.0}, "budgets": "b.csv", "delta": 2},
+        plan={"method": "smaple", "steps": 0, "mixture": 0.5, "release_std": 0},
+        model={"name": "mlp", "hiden": [3]},
+        training={"optimizer": "adam", "momentum": 0.9, "schedule": "cosin", "lr": "much"},
+        weights={
+            "tail": 0.4,
+            "tail_length": 3.0,
+            "shape": "steps",
+            "alpha": 2,
+            "kappa": 1,
+            "order": "random",
+        },
+        run={"evaluate_every": True, "loggers": ["tensorbord"], "seed": 0.5},
+    )
+    text = "\n".join(found)
+    for part in (
+        "training.lrr is not known; did you mean 'lr'?",
+        "--set plann.steps=3: no section plann; did you mean 'plan'?",
+        "--set steps=3: expected section.key=value",
+        "section [runs] is not known; did you mean 'run'?",
+        "data.name 'digit' is not known; did you mean 'digits'?",
+        "data.validation_share is 1.5; expected a number between 0 and 1",
+        "data.target belongs to a file",
+        "owners has budgets and epsilon; expected one of",
+        "owners.delta is 2; expected a number between 0 and 1",
+        "plan.method is 'smaple'; expected one of uniform, sample",
+        "plan.steps is 0; expected a whole number of at least 1",
+        "plan.release_std is 0; expected a number above 0",
+        "plan has steps of steps, batch_size and noise_multiplier; expected two",
+        'plan.mixture goes with plan.method = "both"',
+        "model.hiden is not known to mlp; did you mean 'hidden'?",
+        "training.lr is 'much'; expected a number above 0",
+        "training.momentum goes with sgd or rmsprop, not with adam",
+        "weights.kind is missing",
+        "weights has tail (a share) and tail_length (absolute)",
+        "weights.alpha and weights.beta belong to the shape beta",
+        "weights.kappa belongs to the order loss",
+        "run.evaluate_every is True; expected a whole number of at least 1",
+        "run.loggers is ['tensorbord']; expected a list of tensorboard or wandb",
+        "run.seed is 0.5; expected a whole number",
+    ):
+        assert part in text, part
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": {}}, "data needs either a name"),
+        ({"data": {"name": "digits", "file": "a.csv"}}, "data needs either a name"),
+        ({"data": {"file": "a.csv"}}, "data.target is missing"),
+        ({"data": {"name": "digits", "options": {"scal": 1}}}, "did you mean 'scale'?"),
+        ({"owners": {}}, "owners has no budgets"),
+        ({"owners": {"epsilon": {"a": 1.0}}}, "nothing says who owns which record"),
+        ({"owners": {"assignment": {"kind": "by_clas"}}}, "did you mean 'by_class'?"),
+        ({"owners": {"assignment": {"kind": "by_class"}}}, "assignment.budgets is missing"),
+        (
+            {"owners": {"assignment": {"kind": "by_class", "budgets": [1, -1]}}},
+            "expected a list of positive numbers",
+        ),
+        (
+            {"owners": {"assignment": {"kind": "by_class", "budgets": [1], "seed": 1}}},
+            "owners.assignment.seed is not known",
+        ),
+        ({"model": {}}, "model.name is missing; expected one of"),
+        ({"model": {"name": "mpl"}}, "did you mean 'mlp'?"),
+        ({"training": {}}, "training.lr is missing"),
+        ({"training": {"lr": 1, "schedule": {"name": "cosine", "warmup": 900}}}, "warmup is 900"),
+        ({"training": {"lr": 1, "clipping": {"kind": "pasc"}}}, "did you mean 'psac'?"),
+        ({"training": {"lr": 1, "clipping": {"kind": "psac", "r": -1}}}, "clipping.r is -1"),
+        (
+            {"training": {"lr": 1, "clipping": {"kind": "importance", "acceptance": 2}}},
+            "clipping.acceptance is 2; expected a number between 0 and 1",
+        ),
+        (
+            {"plan": {"steps": 5, "batch_size": 9, "noise_schedule": "exponentail"}},
+            "plan.noise_schedule 'exponentail': expected one of constant",
+        ),
+        (
+            {"plan": {"steps": 5, "batch_size": 9, "noise_schedule": [[5, 1.0], [3]]}},
+            "expected a name, a table with name and options, or a list of [steps, factor]",
+        ),
+        ({"training": {"lr": True}}, "training.lr is True"),
+        ({"training": {"lr": float("inf")}}, "training.lr is inf"),
+        ({"weights": {"kind": "ino", "shape": [0.2, 0.5]}}, "must not rise"),
+        ({"weights": {"kind": "ino", "kappa": -1}}, "weights.kappa is -1"),
+        ({"plan": 3}, "plan is 3; expected a section [plan] with keys"),
+    ],
+)
+def test_what_is_wrong_is_said(change, message):
+    assert message in "\n".join(problems(**change))
+
+
+def test_files_that_are_no_configuration(tmp_path):
+    with pytest.raises(ow.OwnerwiseError, match="no configuration at"):
+        read_config(tmp_path / "absent.toml")
+    path = tmp_path / "bad.toml"
+    path.write_text("[run\n")
+    with pytest.raises(ow.OwnerwiseError, match="is not TOML"):
+        read_config(path)
+
+
+def test_every_key_refuses_something_and_says_what_it_wants():
+    for section, keys in SECTIONS.items():
+        for name, key in keys.items():
+            assert key.expected, (section, name)
+            assert not key.fits(None), (section, name)
+            assert not key.fits(object()), (section, name)
+
+
+def test_every_model_and_assignment_that_is_offered_exists():
+    for name in configs.models.NAMES:
+        assert configs.model_options(name)
+    for kind in configs.ASSIGNMENTS:
+        assert callable(getattr(configs.data.assign, kind))

@@ -1,0 +1,245 @@
+"""Noise. Statistical tests use fixed seeds and p > 1e-6 (their false-alarm rate)."""
+
+import math
+import multiprocessing
+import os
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from ownerwise.randomness import (
+    Noise,
+    SecretStream,
+)
+from ownerwise.randomness.noise import (
+    standard_laplace,
+    standard_normal,
+)
+
+ALARM = 1e-6
+SAMPLE = 1_000_000
+
+
+def step_stream(seed=1):
+    return SecretStream.from_seed(seed).child("noise").at_step(0)
+
+
+def seeded(seed=1, **options):
+    return Noise(SecretStream.from_seed(seed), **options)
+
+
+@pytest.mark.parametrize("draws", [1, 2, 4])
+def test_normals_are_normal(draws):
+    normals = standard_normal(step_stream(draws), SAMPLE, draws=draws)
+    assert normals.dtype == torch.float64
+    assert stats.kstest(normals.numpy(), "norm").pvalue > ALARM
+    chi_square = float((normals**2).sum())
+    assert ALARM < stats.chi2.cdf(chi_square, SAMPLE) < 1 - ALARM
+
+
+def test_laplace_is_laplace():
+    laplace = standard_laplace(step_stream(), SAMPLE)
+    assert stats.kstest(laplace.numpy(), "laplace").pvalue > ALARM
+    beyond_ten = int((laplace.abs() > 10).sum())  # 45 expected
+    assert stats.binomtest(beyond_ten, SAMPLE, math.exp(-10)).pvalue > ALARM
+
+
+def test_far_tails_have_the_right_counts():
+    stream, counts, samples = step_stream(), np.zeros((2, 3), dtype=int), 20 * SAMPLE
+    bounds = np.array([3.5, 4.5, 5.0])  # 4652, 68 and 5.7 expected on each side
+    for _ in range(20):
+        normals = standard_normal(stream, SAMPLE)
+        extreme = normals[normals.abs() > 3.5].numpy()
+        counts += (np.stack([extreme, -extreme])[:, None, :] > bounds[:, None]).sum(axis=2)
+    for side in counts:
+        for count, bound in zip(side, bounds, strict=True):
+            assert stats.binomtest(int(count), samples, stats.norm.sf(bound)).pvalue > ALARM
+
+
+class _Words:
+    """A stream of chosen words."""
+
+    def __init__(self, words):
+        self._all = np.array(words, dtype=np.uint64)
+
+    def words(self, count):
+        return self._all[:count].copy()
+
+
+def test_the_extreme_words_give_finite_numbers_and_the_full_tail():
+    """The radius never takes the logarithm of 0, and reaches sqrt(2 * 64 ln 2) = 9.42."""
+    largest = 2**64 - 1
+    assert standard_normal(_Words([0, 0]), 1).item() == pytest.approx(math.sqrt(128 * math.log(2)))
+    for radius in (0, 1, 2**63 - 1, 2**63, largest):
+        for angle in (0, 1, 2**63 - 1, 2**63, largest):
+            assert torch.isfinite(standard_normal(_Words([radius, angle]), 2)).all()
+
+
+def test_normals_are_the_box_muller_transform():
+    words = [3, 2**62 + 987654321012345, 2**45 + 7**15, 2**63 + 5**20, 7**20, 11**18]
+    radius = [math.sqrt(-2 * math.log((word % 2**63 + 0.5) / 2**63)) for word in words[::2]]
+    signed = [word - 2**64 * (word >= 2**63) for word in words[1::2]]
+    angle = [word / 2**63 * math.pi for word in signed]
+    expected = [r * f(a) for r, a in zip(radius, angle, strict=True) for f in (math.cos, math.sin)]
+    assert standard_normal(_Words(words), 6).tolist() == pytest.approx(expected, rel=1e-13)
+
+
+def test_coordinates_and_steps_are_independent():
+    """Trap 32: no draw serves two numbers, in a step or between steps (nor does a radius)."""
+    noise = seeded()
+    like = [torch.empty(40, dtype=torch.float64), torch.empty(2, 5, dtype=torch.float64)]
+    steps = [noise.gaussian(step, 1.0, like) for step in range(5000)]
+    rows = torch.stack([torch.cat([part.flatten() for part in parts]) for parts in steps])
+    assert len(rows.unique()) == rows.numel()
+    for scores in rows, (rows**2 - 1) / math.sqrt(2):  # mean 0, variance 1
+        products = scores.T @ scores / math.sqrt(len(scores))
+        pairs = products[tuple(torch.triu_indices(50, 50, 1))]
+        assert ALARM < stats.chi2.cdf(float((pairs**2).sum()), len(pairs)) < 1 - ALARM
+        lagged = (scores[1:] * scores[:-1]).sum(0) / math.sqrt(len(scores) - 1)
+        assert ALARM < stats.chi2.cdf(float((lagged**2).sum()), 50) < 1 - ALARM
+
+
+def test_shapes_dtypes_and_scale():
+    like = [
+        torch.empty(3, 4),
+        torch.empty(()),
+        torch.empty(0, 2),
+        torch.empty(5, dtype=torch.float64),
+        torch.empty(6, dtype=torch.bfloat16),
+    ]
+    made = seeded().gaussian(0, 2.5, like)
+    assert [(t.shape, t.dtype) for t in made] == [(t.shape, t.dtype) for t in like]
+    whole = standard_normal(SecretStream.from_seed(1).child("noise").at_step(0), 24) * 2.5
+    flat = torch.cat([t.flatten().double() for t in made])
+    assert torch.equal(flat[13:18], whole[13:18])
+    assert torch.allclose(flat, whole, rtol=1e-2)
+    assert seeded().gaussian(0, 1.0, []) == []
+
+
+def test_float32_noise_is_the_float64_noise_rounded():
+    single = seeded().gaussian(0, 0.3, [torch.empty(300_001)])[0]
+    double = seeded().gaussian(0, 0.3, [torch.empty(300_001, dtype=torch.float64)])[0]
+    assert torch.equal(single, double.float())
+
+
+def test_laplace_scale_and_own_purpose():
+    """Trap 32: one draw per cell; and the histogram's numbers are not the gradient's."""
+    stream = SecretStream.from_seed(1)
+    like = [torch.empty(1000, 200, dtype=torch.float64)]
+    histogram = Noise(stream, purpose="histogram").laplace(0, 3.0, like)[0]
+    assert stats.kstest(histogram.flatten().numpy() / 3, "laplace").pvalue > ALARM
+    other = Noise(stream, purpose="noise").laplace(0, 3.0, like)[0]
+    assert not torch.any(histogram == other)
+
+
+def test_the_number_of_threads_changes_nothing():
+    like = [torch.empty(300_001, dtype=torch.float64)]
+    threads = torch.get_num_threads()
+    made = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            made.append(seeded().gaussian(0, 1.0, like)[0])
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(made[0], made[1])
+    assert torch.equal(made[0], made[2])
+
+
+def test_resume_under_a_fixed_seed_is_bit_equal_and_a_step_is_drawn_once():
+    """Trap 15: re-seeding on resume never gives the noise of an earlier step."""
+    like = [torch.empty(100)]
+    run = seeded()
+    whole = [run.gaussian(step, 1.0, like)[0] for step in range(6)]
+    resumed = seeded()
+    for step in range(3, 6):
+        assert torch.equal(resumed.gaussian(step, 1.0, like)[0], whole[step])
+    assert resumed.next_step == 6
+    with pytest.raises(RuntimeError, match="reuse its randomness"):
+        resumed.gaussian(5, 1.0, like)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_made_ahead_are_those_that_the_step_gets_by_itself(dtype):
+    """Whatever was made ahead: other sizes, stds and skipped steps on the way change nothing."""
+    requests = [(0, 1.0, 9), (1, 1.0, 9), (2, 2.0, 9), (3, 2.0, 4), (7, 2.0, 4), (8, 2.0, 31)]
+    requests += [(9, 1.0, 100_001), (11, 1.0, 5), (12, 1.0, 0), (13, 1.0, 70_000)]
+    run = seeded()
+    for step, std, size in requests:
+        like = [torch.empty(size, dtype=dtype)]
+        alone = standard_normal(SecretStream.from_seed(1).child("noise").at_step(step), size) * std
+        assert torch.equal(run.gaussian(step, std, like)[0], alone.to(dtype))
+        assert run.next_step == step + 1
+        with pytest.raises(RuntimeError, match="reuse its randomness"):
+            run.gaussian(step, std, like)
+
+
+def test_noise_made_ahead_shares_no_memory():
+    run = seeded()
+    first, second = (run.gaussian(step, 1.0, [torch.empty(3), torch.empty(2)]) for step in (0, 1))
+    kept = [part.clone() for part in second]
+    # a file of a tensor holds all of its memory: none of it may be the noise of steps to come
+    assert first[0].untyped_storage().nbytes() == 4 * 5
+    for part in first:
+        part.add_(1e9)
+    assert all(map(torch.equal, second, kept))
+
+
+def test_the_key_reaches_every_number():
+    """Traps 28 and 29: another key changes every number; the default key is new each time."""
+    like = [torch.empty(1000, dtype=torch.float64)]
+    pairs = [(seeded(1), seeded(2)), (Noise(), Noise())]
+    for one, other in pairs:
+        assert not torch.any(one.gaussian(0, 1.0, like)[0] == other.gaussian(0, 1.0, like)[0])
+
+
+def test_global_seeds_do_not_matter():
+    """Trap 28."""
+    made = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        made.append(Noise().gaussian(0, 1.0, [torch.empty(10)])[0])
+    assert not torch.equal(*made)
+
+
+def test_private_is_said():
+    assert Noise().private
+    assert not seeded().private
+    assert "NOT PRIVATE" in repr(seeded(draws=4))
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf])
+def test_a_senseless_scale_is_refused_before_anything_is_drawn(wrong):
+    noise = seeded()
+    with pytest.raises(ValueError, match="must be positive and finite"):
+        noise.gaussian(0, wrong, [torch.empty(1)])
+    with pytest.raises(ValueError, match="must be positive and finite"):
+        noise.laplace(0, wrong, [torch.empty(1)])
+    assert noise.next_step == 0
+    with pytest.raises(ValueError, match="draws must be at least 1"):
+        Noise(draws=0)
+
+
+def _try_to_draw(noise, answers):
+    for draw in (noise.gaussian, noise.laplace):
+        try:
+            draw(1, 1.0, [torch.zeros(3)])
+            answers.put("drew")
+        except RuntimeError as error:
+            answers.put(str(error))
+
+
+def test_noise_made_ahead_is_not_used_in_a_forked_process():
+    """Both processes would add the same numbers, and their difference would be free of noise."""
+    noise = Noise()
+    noise.gaussian(0, 1.0, [torch.zeros(3)])
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    child = context.Process(target=_try_to_draw, args=(noise, answers))
+    child.start()
+    texts = [answers.get(timeout=20) for _ in range(2)]
+    child.join()
+    assert all(f"belongs to process {os.getpid()}" in text for text in texts)
+    noise.gaussian(1, 1.0, [torch.zeros(3)])
