@@ -1,0 +1,23 @@
+"""Runs: what a training leaves behind, in memory and in its folder.
+
+May import planning, step and mechanisms. `Run.report` and `Run.card` import the report when called.
+"""
+
+from ownerwise.runs.environment import environment
+from ownerwise.runs.folders import drop_older_checkpoints, folder_problems, holds_a_run
+from ownerwise.runs.run import CARD, HISTORY, PLAN, REPORT, Run, default_label
+from ownerwise.runs.settings import describe_function
+
+__all__ = [
+    "CARD",
+    "HISTORY",
+    "PLAN",
+    "REPORT",
+    "Run",
+    "default_label",
+    "describe_function",
+    "drop_older_checkpoints",
+    "environment",
+    "folder_problems",
+    "holds_a_run",
+]
