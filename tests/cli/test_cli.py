@@ -9,7 +9,7 @@ import pytest
 import ownerwise as ow
 from ownerwise.cli.main import main
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "budgets.csv"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "budgets.csv"
 REQUEST = ["--method", "sample", "--steps", "200", "--batch-size", "64"]
 
 

@@ -15,7 +15,7 @@ from ownerwise.config.reading import (
 )
 from ownerwise.config.sections import SECTIONS
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "train.toml"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train.toml"
 
 
 def sections(**changes):

@@ -171,7 +171,7 @@ def test_recurrence_from_a_parameter():
         rnn=nn.GRU(3, 4, batch_first=True),
         h=torch.randn(1, 1, 4),
     )
-    from record_loop import assert_matches_loop
+    from tools.record_loop import assert_matches_loop
 
     assert_matches_loop(model, torch.randn(5, 2, 3))
 

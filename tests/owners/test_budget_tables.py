@@ -134,7 +134,7 @@ class TestSources:
         assert "one record each (assumed public)" in repr(owners)
 
     def test_the_example(self):
-        path = Path(__file__).parents[1] / "examples" / "budgets.csv"
+        path = Path(__file__).parents[2] / "examples" / "budgets.csv"
         owners = Owners.from_table(path)
         assert len(owners) == 12
         assert (owners.epsilon.min(), owners.epsilon.max()) == (0.5, 8.0)

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 import ownerwise as ow
-from tools import training_tools as tools
 from ownerwise.runs.folders import FolderLock, drop_half_written
+from tools import training_tools as tools
 
 HOLD = """
 import sys, time

@@ -8,12 +8,12 @@ import socket
 import pytest
 
 import ownerwise as ow
-from tools import step_tools
-from tools import training_tools as tools
-from ownerwise.runs import run as runs
 from ownerwise.runs import (
     Run,
 )
+from ownerwise.runs import run as runs
+from tools import step_tools
+from tools import training_tools as tools
 
 _one_thread = pytest.fixture(autouse=True)(step_tools.one_thread)
 

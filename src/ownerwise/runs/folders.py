@@ -17,14 +17,14 @@ import os
 from pathlib import Path
 from typing import Any, Self
 
-from ownerwise.step import checkpoints
-from ownerwise.runs import run as runs
 from ownerwise.errors import OwnerwiseError
 from ownerwise.files import write_json
 from ownerwise.planning import (
     Plan,
 )
+from ownerwise.runs import run as runs
 from ownerwise.runs.settings import differences
+from ownerwise.step import checkpoints
 
 _LOCK = ".lock"
 

@@ -18,11 +18,11 @@ from typing import Any, Self
 import numpy as np
 from torch import Tensor
 
-from ownerwise.step import checkpoints
 from ownerwise.errors import OwnerwiseError
 from ownerwise.planning import (
     Plan,
 )
+from ownerwise.step import checkpoints
 
 CONFIG = "config.json"
 PLAN = "plan.json"

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from ownerwise.mechanisms import INO, BudgetAware
 from ownerwise.mechanisms import (
+    INO,
+    BudgetAware,
     ByLoss,
 )
 from ownerwise.owners import (
