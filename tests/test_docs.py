@@ -151,7 +151,9 @@ def test_the_odds_are_those_of_the_report():
 
 def test_every_pitfall_is_told_once_and_its_tests_exist():
     text = (DOCS / "pitfalls.md").read_text()
-    entries = re.findall(r"^### (\d+)\. [^\n]+ \{ #trap-(\d+) \}\n(.*?)(?=^##)", text, re.M | re.S)
+    entries = re.findall(
+        r"^### (\d+)\. [^\n]+ \{ #pitfall-(\d+) \}\n(.*?)(?=^##)", text, re.M | re.S
+    )
     assert sorted(int(number) for number, _, _ in entries) == list(range(1, 35))
     for number, anchor, body in entries:
         assert number == anchor
@@ -163,7 +165,9 @@ def test_every_pitfall_is_told_once_and_its_tests_exist():
     ranks = re.findall(r"^\| (critical|theoretical|negligible) \| (.*) \|", text, re.MULTILINE)
     for rank, numbers in ranks:
         section = re.search(rf"^## {rank.capitalize()}$(.*?)(?=^## |\Z)", text, re.M | re.S)[1]
-        assert re.findall(r"#trap-(\d+)\)", numbers) == re.findall(r"{ #trap-(\d+) }", section)
+        assert re.findall(r"#pitfall-(\d+)\)", numbers) == re.findall(
+            r"{ #pitfall-(\d+) }", section
+        )
 
 
 def test_every_public_name_is_in_the_reference():

@@ -136,7 +136,7 @@ def test_classes_found_in_the_records_are_not_private(tmp_path):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_missing_values_are_to_be_filled_with_a_public_constant(value):
-    """Trap 34: an imputer that is fitted to the records releases their mean without noise."""
+    """Pitfall 34: an imputer that is fitted to the records releases their mean without noise."""
     holed = X.copy()
     holed[3, 1] = value
     fitted = quick(5.0).fit(X, Y)
@@ -165,7 +165,7 @@ def test_hidden_layers_are_a_list_of_sizes(hidden, words):
 
 
 def test_inputs_are_scaled_by_the_public_range():
-    """Trap 34: records outside of the range are clipped, and no record moves another."""
+    """Pitfall 34: records outside of the range are clipped, and no record moves another."""
     seen = []
 
     def model(features, classes):

@@ -89,7 +89,7 @@ def test_finer_grids_change_little_and_pld_stays_below_rdp(rate, multiplier, ste
 
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 def test_epsilon_is_monotone_in_steps_rate_noise_and_delta(accountant):
-    """Trap 13: never 0, NaN or negative for a run that costs something; more costs more."""
+    """Pitfall 13: never 0, NaN or negative for a run that costs something; more costs more."""
     account = ACCOUNTANTS[accountant]
     base = account(0.01, 1.5, Schedule.constant(500), 1e-5)
     assert 0 < base < np.inf
@@ -103,7 +103,7 @@ def test_epsilon_is_monotone_in_steps_rate_noise_and_delta(accountant):
 
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 def test_accountants_raise_rather_than_guess(accountant):
-    """Trap 13: failure raises."""
+    """Pitfall 13: failure raises."""
     with pytest.raises((AccountingError, ValueError, FloatingPointError, ZeroDivisionError)):
         ACCOUNTANTS[accountant](0.01, 1e-200, Schedule.constant(5), 1e-5)
 

@@ -144,7 +144,7 @@ def test_a_release_that_cannot_be_accounted_is_refused(std, noise):
 
 
 def test_epsilon_follows_the_owner_in_any_order():
-    """Trap 12: equal parameters are merged, yet costs follow the owner, not the position."""
+    """Pitfall 12: equal parameters are merged, yet costs follow the owner, not the position."""
     rng = np.random.default_rng(0)
     rates = rng.choice([0.01, 0.02, 0.05], 200)
     multipliers = rng.choice([1.0, 2.0], 200)
@@ -209,7 +209,7 @@ def test_find_root_returns_the_bound_where_nothing_crosses():
 
 
 def test_find_root_takes_the_lower_side_of_a_jump():
-    """Trap 10: at a jump the side that spends less counts."""
+    """Pitfall 10: at a jump the side that spends less counts."""
     found = find_root(lambda x: 1.0 if x > 0.3 else -1.0, 0.9, 1.0, -2.0, 2.0, 1e-6)
     assert found <= 0.3
     assert found == pytest.approx(0.3, abs=1e-9)

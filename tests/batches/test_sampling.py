@@ -86,7 +86,7 @@ def two_sided(p_value):
 
 
 def test_rates_per_owner_and_independence_of_records_and_steps():
-    """Traps 1 and 3: the rates are each owner's own; no draw depends on another."""
+    """Pitfalls 1 and 3: the rates are each owner's own; no draw depends on another."""
     rates = np.array([0.9, 0.31, 0.3, 0.06, 0.04, 0.02])
     owner = np.arange(60) % 6
     steps = 8000
@@ -109,7 +109,7 @@ def test_rates_per_owner_and_independence_of_records_and_steps():
     "rates", [[0.5, 0.5, 0.5, 0.5], [0.3, 0.45, 0.27, 0.5], [1.0, 0.8, 0.2, 0.01]]
 )
 def test_every_subset_has_its_exact_probability(rates):
-    """Trap 1: all 16 batches of four records, also the empty one, follow the product law."""
+    """Pitfall 1: all 16 batches of four records, also the empty one, follow the product law."""
     sampler, stream, repeats = PoissonSampler(rates, np.arange(4)), step_stream(), 20_000
     codes = [int((1 << sampler.draw(stream)).sum()) for _ in range(repeats)]
     taken = (np.arange(16)[:, None] >> np.arange(4)) & 1
@@ -121,7 +121,7 @@ def test_every_subset_has_its_exact_probability(rates):
 
 
 def test_batch_sizes_are_binomial_without_cap_or_redraw():
-    """Trap 1: very large and empty batches come as often as they should."""
+    """Pitfall 1: very large and empty batches come as often as they should."""
     sampler = PoissonSampler([0.004], np.zeros(500, dtype=int))
     stream, repeats = step_stream(), 20_000
     sizes = np.minimum([len(sampler.draw(stream)) for _ in range(repeats)], 8)
@@ -142,7 +142,7 @@ def test_many_own_rates():
 
 @pytest.mark.parametrize("rate", [1e-9, 1.01e-9, 3e-12])
 def test_tiny_rates_are_honoured(rate):
-    """Trap 6: among 10^6/rate records 10^6 are drawn (std 1000), evenly spread; float32 would draw
+    """Pitfall 6: of 10^6/rate records 10^6 are drawn (std 1000), evenly spread; float32 would draw
     none, or 60 times too many."""
     size = round(1e6 / rate)
     positions = _skip(step_stream(), size, rate)
@@ -185,14 +185,14 @@ def exact_chance_of_a_gap_up_to(gap, rate):
 @pytest.mark.parametrize("rate", [1e-12, 1e-9, 2.0**-24 * 1.1, 0.0123, 0.3, 0.5, 0.97])
 @pytest.mark.parametrize("gap", [0, 1, 2, 50])
 def test_the_chance_of_each_gap_is_exact(gap, rate):
-    """Trap 6: counted over all 2^64 words: the grid is 2^-64, nothing is in float32."""
+    """Pitfall 6: counted over all 2^64 words: the grid is 2^-64, nothing is in float32."""
     exact = 1 - (1 - Fraction(rate)) ** (gap + 1)
     error = abs(exact_chance_of_a_gap_up_to(gap, rate) - exact)
     assert error <= Fraction(1, 2**63) + Fraction(1e-15) * exact
 
 
 def test_thinning_compares_all_53_bits():
-    """Trap 6: a candidate is kept below q/p and dropped at q/p, one step of 2^-53 apart."""
+    """Pitfall 6: a candidate is kept below q/p and dropped at q/p, one step of 2^-53 apart."""
 
     class Edge:
         def words(self, count):  # gaps of 0: every record is a candidate
@@ -206,7 +206,7 @@ def test_thinning_compares_all_53_bits():
 
 
 def test_tiny_rates_among_few_records():
-    """Trap 6: the chance that one of 1,000 records of rate 1e-6 comes is 1e-3, at every place."""
+    """Pitfall 6: one of 1,000 records of rate 1e-6 is drawn with probability 1e-3, at every place."""
     stream = step_stream()
     positions = np.concatenate([_skip(stream, 1000, 1e-6) for _ in range(100_000)])
     assert stats.binomtest(len(positions), 10**8, 1e-6).pvalue > ALARM
@@ -242,13 +242,13 @@ def test_a_batch_that_outgrows_its_block_is_continued():
 
 
 def test_the_rates_are_the_plans_bit_for_bit():
-    """Trap 3: nothing like 1/len(loader) or round(1/q) is between plan and sampler."""
+    """Pitfall 3: nothing like 1/len(loader) or round(1/q) is between plan and sampler."""
     plan = Plan([1 / 3, 0.1 + 1e-17, 5e-324], np.arange(3), 1)
     assert PoissonBatches(np.zeros(3), plan).rates.tobytes() == plan.sampling_rates.tobytes()
 
 
 def test_steps_are_counted_and_step_t_plus_one_is_refused():
-    """Trap 4: exactly the planned steps, neither cut to epochs nor run on."""
+    """Pitfall 4: exactly the planned steps, neither cut to epochs nor run on."""
     plan = Plan([0.5], np.zeros(10, dtype=int), 7)
     assert [batch.step for batch in PoissonBatches(np.zeros(10), plan)] == list(range(7))
     part = PoissonBatches(np.zeros(10), plan, start=2, steps=3)
@@ -263,7 +263,7 @@ def test_steps_are_counted_and_step_t_plus_one_is_refused():
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_empty_batches_are_yielded_with_shape_and_dtype(num_workers):
-    """Traps 5 and 7: with rate 0 every step comes, with or without workers, and has no rows."""
+    """Pitfalls 5 and 7: with rate 0 every step comes, with or without workers, and has no rows."""
     plan = Plan([0.0], np.zeros(6, dtype=int), 5)
     options = {"num_workers": num_workers}
     for batches, dtype in [
@@ -282,7 +282,7 @@ def test_empty_batches_are_yielded_with_shape_and_dtype(num_workers):
 
 
 def test_empty_batches_of_nested_collations():
-    """Trap 7: whatever the collate function makes, tensors lose their rows and keep the rest."""
+    """Pitfall 7: whatever the collate function makes, tensors lose their rows and keep the rest."""
     Pair = namedtuple("Pair", "x y")
 
     def collate(samples):
@@ -321,7 +321,7 @@ def equal_batches(one, other):
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_workers_change_neither_order_nor_content(num_workers):
-    """Trap 5: workers fetch, never draw, drop or repeat; the global seed stays as it was."""
+    """Pitfall 5: workers fetch, never draw, drop or repeat; the global seed stays as it was."""
     plan = Plan([0.01, 0.2], np.arange(30) % 2, 12)
     plain = list(PoissonBatches(Squares(30), plan, stream=seeded()))
     state = torch.get_rng_state()
@@ -348,7 +348,7 @@ def test_a_resumed_run_with_a_fixed_seed_draws_the_same_batches():
 
 
 def test_iterating_elsewhere_changes_nothing():
-    """Trap 8: an evaluation that walks over the same batches does not shift the training's."""
+    """Pitfall 8: an evaluation that walks over the same batches does not shift the training's."""
     plan = Plan([0.3], np.zeros(50, dtype=int), 10)
     undisturbed = list(PoissonBatches(arrays(50), plan, stream=seeded()))
     batches = PoissonBatches(arrays(50), plan, stream=seeded())
@@ -362,7 +362,7 @@ def test_iterating_elsewhere_changes_nothing():
 
 
 def test_passes_and_runs_of_a_private_stream_share_nothing():
-    """Traps 15 and 29: each pass has a key of its own, and a stream serves one run."""
+    """Pitfalls 15 and 29: each pass has a key of its own, and a stream serves one run."""
     plan = Plan([0.5], np.zeros(100, dtype=int), 3)
     stream = SecretStream()
     batches = PoissonBatches(arrays(100), plan, stream=stream)
@@ -374,7 +374,7 @@ def test_passes_and_runs_of_a_private_stream_share_nothing():
 
 
 def test_global_seeds_do_not_matter_and_seeds_are_told():
-    """Trap 28."""
+    """Pitfall 28."""
     plan = Plan([0.5], np.zeros(100, dtype=int), 1)
     drawn = []
     for _ in range(2):
@@ -417,7 +417,7 @@ SQUARES = Squares(4)
     ],
 )
 def test_what_cannot_be_sampled_is_refused_with_reason_and_remedy(dataset, reason):
-    """Trap 2: shuffled batches can never be accounted as Poisson."""
+    """Pitfall 2: shuffled batches can never be accounted as Poisson."""
     with pytest.raises(OwnerwiseError, match=reason):
         PoissonBatches(dataset, Plan([0.5], np.zeros(4, dtype=int), 3))
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
 @FEW
 @given(COUNT, st.lists(st.integers(1, 5), max_size=3), st.integers(1, 6), st.booleans())
 def test_linear_at_any_rank(count, inner, width, bias):
-    """Trap 18: ranks 2 to 5; equal sizes of other dimensions and batch included."""
+    """Pitfall 18: ranks 2 to 5; equal sizes of other dimensions and batch included."""
     model = nn.Sequential(nn.Linear(4, width, bias=bias), nn.Tanh(), nn.Linear(width, 3))
     assert_matches_loop(model, torch.randn(count, *inner, 4))
 
@@ -88,7 +88,7 @@ def test_transposed_convolution_by_fallback(kind):
 @FEW
 @given(COUNT, st.integers(1, 8), st.sampled_from([None, 0, 2, -1]))
 def test_embedding(count, length, padding):
-    """Trap 33: rows of padding get nothing; repeated words are added before the norm."""
+    """Pitfall 33: rows of padding get nothing; repeated words are added before the norm."""
     model = nn.Sequential(nn.Embedding(7, 4, padding_idx=padding), nn.Tanh(), nn.Linear(4, 2))
     assert_matches_loop(model, torch.randint(0, 7, (count, length)))
 

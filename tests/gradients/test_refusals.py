@@ -64,7 +64,7 @@ def test_records_that_mix_before_the_first_layer():
 
 
 def test_parameter_used_out_of_sight():
-    """Trap 19: such a parameter would train without clipping."""
+    """Pitfall 19: such a parameter would train without clipping."""
     model = nn.Linear(3, 4)
     tape = Tape(model)
     with tape:
@@ -75,7 +75,7 @@ def test_parameter_used_out_of_sight():
 
 
 def test_parameter_in_a_custom_autograd_function():
-    """Trap 19."""
+    """Pitfall 19."""
 
     class Double(torch.autograd.Function):
         @staticmethod
@@ -95,7 +95,7 @@ def test_parameter_in_a_custom_autograd_function():
 
 
 def test_parameter_in_compiled_code():
-    """Trap 19."""
+    """Pitfall 19."""
     with pytest.warns(DeprecationWarning, match="jit"):
         traced = torch.jit.trace(nn.Linear(3, 4), torch.randn(2, 3))
     model = nn.Sequential(nn.Linear(3, 3), traced)

@@ -27,7 +27,7 @@ def small_cnn():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
-    """Trap 22: norms and sums in float32, beyond what half precision can hold."""
+    """Pitfall 22: norms and sums in float32, beyond what half precision can hold."""
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)).to(dtype)
     x = torch.randn(6, 64, dtype=dtype) * 4
     tape = Tape(model)
@@ -77,7 +77,7 @@ def test_autocast():
 
 
 def test_float32_norms_do_not_understate():
-    """Trap 20: a sum clipped by these norms is within 1e-6 of the bound."""
+    """Pitfall 20: a sum clipped by these norms is within 1e-6 of the bound."""
     model = small_cnn().float()
     x = torch.randn(64, 2, 6, 6, dtype=torch.float32) * 3
     records = run(Tape(model), x)
@@ -88,7 +88,7 @@ def test_float32_norms_do_not_understate():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("options", [{}, {"lean": True}], ids=["fast", "lean"])
 def test_non_finite_record(bad, options):
-    """Trap 21: it contributes exactly zero, and the others are as if it were not there."""
+    """Pitfall 21: it contributes exactly zero, and the others are as if it were not there."""
 
     class Everything(nn.Module):
         def __init__(self):
@@ -131,7 +131,7 @@ def test_non_finite_record(bad, options):
     ids=["cnn", "mlp", "flat"],
 )
 def test_empty_batch(model, shape):
-    """Trap 7: zero sums for every parameter, no crash."""
+    """Pitfall 7: zero sums for every parameter, no crash."""
     tape = Tape(model.double())
     with tape:
         outputs = model(torch.zeros(0, *shape))

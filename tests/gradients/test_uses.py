@@ -12,7 +12,7 @@ from tools.record_loop import COUNT, FEW, Model, assert_equal, assert_matches_lo
 
 
 def test_reused_layer():
-    """Trap 17: the norm is that of the sum of the uses."""
+    """Pitfall 17: the norm is that of the sum of the uses."""
     model = Model(lambda m, x: m.layer(m.layer(m.layer(x).tanh()).tanh()), layer=nn.Linear(4, 4))
     assert_matches_loop(model, torch.randn(5, 4))
     assert_matches_loop(model, torch.randn(5, 5, 4))
@@ -22,7 +22,7 @@ def test_reused_layer():
 @given(COUNT, st.lists(st.sampled_from("LCNGRSTA"), min_size=1, max_size=3), st.integers(2, 3))
 @example(2, ["G", "S"], 2)  # the group norm gets what the LSTM leaves, not contiguous
 def test_reused_layers_of_every_kind(count, kinds, times):
-    """Trap 17: the same layers again and again, in any order."""
+    """Pitfall 17: the same layers again and again, in any order."""
     pool = {
         "L": nn.Linear(4, 4),
         "C": nn.Conv1d(4, 4, 3, padding=1),
@@ -46,7 +46,7 @@ def test_reused_layers_of_every_kind(count, kinds, times):
 
 
 def test_reused_convolution_and_normalisation():
-    """Trap 17."""
+    """Pitfall 17."""
     model = Model(
         lambda m, x: m.norm(m.conv(m.norm(m.conv(x)).tanh())),
         conv=nn.Conv2d(4, 4, 3, padding=1),
@@ -56,7 +56,7 @@ def test_reused_convolution_and_normalisation():
 
 
 def test_model_called_twice_in_one_pass():
-    """Trap 17: both calls belong to the same records (contrastive losses)."""
+    """Pitfall 17: both calls belong to the same records (contrastive losses)."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     pair = Model(lambda m, x: m.net(x) * m.net(x.cos()), net=model)
     assert_matches_loop(pair, torch.randn(4, 3))
@@ -65,7 +65,7 @@ def test_model_called_twice_in_one_pass():
 @FEW
 @given(COUNT, st.integers(1, 8), st.sampled_from([2, 6, 40, 200]), st.integers(1, 5), st.data())
 def test_tied_embedding_and_projection(count, length, words, width, data):
-    """Trap 17: cross terms between look-up and projection; small and large vocabulary."""
+    """Pitfall 17: cross terms between look-up and projection; small and large vocabulary."""
     padding = data.draw(st.sampled_from([None, 0, -1]))
     repeated = data.draw(st.booleans())
     model = Model(
@@ -80,7 +80,7 @@ def test_tied_embedding_and_projection(count, length, words, width, data):
 
 
 def test_tied_by_transposition():
-    """Trap 17: an auto-encoder; one use is of a view of the parameter."""
+    """Pitfall 17: an auto-encoder; one use is of a view of the parameter."""
     model = Model(lambda m, x: (x @ m.w).tanh() @ m.w.t(), w=torch.randn(5, 3))
     assert_matches_loop(model, torch.randn(4, 5))
     model = Model(
@@ -91,7 +91,7 @@ def test_tied_by_transposition():
 
 
 def test_in_place_activations():
-    """Trap 24: the gradient is that of the output before it was changed."""
+    """Pitfall 24: the gradient is that of the output before it was changed."""
     model = nn.Sequential(
         nn.Linear(5, 6), nn.ReLU(inplace=True), nn.Linear(6, 6), nn.LeakyReLU(0.2, inplace=True)
     )
@@ -105,7 +105,7 @@ def test_in_place_activations():
 
 
 def test_in_place_on_a_part_of_the_output():
-    """Trap 24."""
+    """Pitfall 24."""
 
     def forward(m, x):
         h = m.layer(x)

@@ -27,7 +27,7 @@ norms_of_records = st.one_of(st.just(0.0), st.floats(0, 1e-30), st.floats(0, 1e3
     single=st.booleans(),
 )
 def test_no_factor_exceeds_the_clip_norm(rule, pairs, single):
-    """Trap 20: factor * norm <= C, finite and positive, for any norm, in both precisions."""
+    """Pitfall 20: factor * norm <= C, finite and positive, for any norm, in both precisions."""
     dtype = torch.float32 if single else torch.float64
     norms, clips = (torch.tensor(column, dtype=dtype) for column in zip(*pairs, strict=True))
     factors = rule.factors(norms, clips, None)
@@ -42,7 +42,7 @@ def test_no_factor_exceeds_the_clip_norm(rule, pairs, single):
 @settings(deadline=None)
 @given(clip=positive, ratio=st.floats(0, 0.999999))
 def test_the_standard_rule_is_exact_where_it_need_not_clip(clip, ratio):
-    """Trap 20: no 1e-6 in the denominator; and clipped ones have exactly the clip norm."""
+    """Pitfall 20: no 1e-6 in the denominator; and clipped ones have exactly the clip norm."""
     norms = torch.tensor([clip * ratio, clip, 3 * clip], dtype=torch.float64)
     factors = Standard().factors(norms, torch.full_like(norms, clip), None)
     assert factors[0] == factors[1] == 1
@@ -135,7 +135,7 @@ def accepted(seed, size=None, steps=5):
 
 
 def test_a_randomised_rule_draws_from_the_secret_stream():
-    """Traps 9, 28, 29: per key and step, whatever the global generators and micro-batches."""
+    """Pitfalls 9, 28, 29: per key and step, whatever the global generators and micro-batches."""
     first = accepted(1)
     assert 0 < first.mean() < 1
     assert not (first == first[0]).all()

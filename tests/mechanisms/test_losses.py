@@ -80,7 +80,7 @@ def test_ignored_records_count_as_zero(ignored):
     [nn.CrossEntropyLoss(ignore_index=0), partial(functional.cross_entropy, ignore_index=0)],
 )
 def test_a_record_does_not_depend_on_how_far_its_batch_was_padded(loss):
-    """Trap 33: ignored tokens do not count in the mean; two paddings are one record."""
+    """Pitfall 33: ignored tokens do not count in the mean; two paddings are one record."""
     outputs, targets = torch.randn(6, 4, 5), torch.randint(1, 4, (6, 5))
     targets[1, 2:] = 0
     targets[4] = 0  # nothing but padding

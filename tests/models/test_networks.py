@@ -96,7 +96,7 @@ def test_a_hundred_classes(name, extra):
 
 @pytest.mark.parametrize("name", ["surnames-lstm", "imdb-lstm"])
 def test_padding_changes_neither_outputs_nor_gradients(name):
-    """Trap 33: a record does not feel how long the longest of its batch is."""
+    """Pitfall 33: a record does not feel how long the longest of its batch is."""
     torch.manual_seed(0)
     model = models.build(name).double()
     with torch.no_grad():

@@ -168,7 +168,7 @@ COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 @TABLES
 @settings(max_examples=15, derandomize=True, **COMMON)
 def test_random_tables_end_on_the_safe_side(budgets, method, accountant, steps, share):
-    """Trap 10: an accountant that did not make the plan finds every owner within budget."""
+    """Pitfall 10: an accountant that did not make the plan finds every owner within budget."""
     check_safe_side(budgets, method, accountant, steps, share)
 
 
@@ -269,7 +269,7 @@ def test_noise_schedules_compose_and_meet_the_targets(owners):
 
 
 def test_owners_with_equal_budgets_get_equal_parameters():
-    """Trap 12: shuffling the owners shuffles the plan, nothing else."""
+    """Pitfall 12: shuffling the owners shuffles the plan, nothing else."""
     epsilon = np.array([1.0, 3.0, 1.0, 0.5, 3.0])
     records = np.array([100, 200, 300, 400, 500])
     plan = ow.plan(ow.Owners(np.arange(5), epsilon, records=records), steps=100, batch_size=60)
@@ -283,7 +283,7 @@ def test_owners_with_equal_budgets_get_equal_parameters():
 
 
 def test_declared_counts_decide_and_real_ones_change_nothing():
-    """Trap 25: neighbouring data sets give the identical plan."""
+    """Pitfall 25: neighbouring data sets give the identical plan."""
     declared = {0: 500, 1: 500}
     plans = []
     for real in ([500, 500], [499, 500], [3, 900]):

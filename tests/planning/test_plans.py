@@ -37,14 +37,14 @@ def test_the_contract_of_names(plan, owners):
 
 
 def test_epsilon_grows_with_steps_up_to_the_target(plan):
-    """Traps 13 and 14: every step costs, and all budgets are used up together at the end."""
+    """Pitfalls 13 and 14: every step costs, and all budgets are used up together at the end."""
     spent = np.array([plan.epsilon(steps=k) for k in (1, 20, 100, 150, 200)])
     assert (np.diff(spent, axis=0) > 0).all()
     assert ((spent[-1] > 0.995 * plan.targets) & (spent[-1] <= plan.targets)).all()
 
 
 def test_reading_epsilon_changes_nothing(plan):
-    """Trap 13: reading epsilon must not change state."""
+    """Pitfall 13: reading epsilon must not change state."""
     before = plan.hash, plan.epsilon(steps=50).tolist()
     plan.epsilon()
     assert (plan.hash, plan.epsilon(steps=50).tolist()) == before
@@ -60,7 +60,7 @@ def test_plans_are_frozen(plan):
 
 
 def test_json_round_trip(plan, owners, tmp_path):
-    """Trap 16: what is stored is the whole plan; the same epsilon before and after."""
+    """Pitfall 16: what is stored is the whole plan; the same epsilon before and after."""
     plan.save(tmp_path / "plan.json")
     again = ow.Plan.load(tmp_path / "plan.json", owners=owners)
     assert again == plan

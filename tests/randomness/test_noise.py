@@ -87,7 +87,7 @@ def test_normals_are_the_box_muller_transform():
 
 
 def test_coordinates_and_steps_are_independent():
-    """Trap 32: no draw serves two numbers, in a step or between steps (nor does a radius)."""
+    """Pitfall 32: no draw serves two numbers, in a step or between steps (nor does a radius)."""
     noise = seeded()
     like = [torch.empty(40, dtype=torch.float64), torch.empty(2, 5, dtype=torch.float64)]
     steps = [noise.gaussian(step, 1.0, like) for step in range(5000)]
@@ -125,7 +125,7 @@ def test_float32_noise_is_the_float64_noise_rounded():
 
 
 def test_laplace_scale_and_own_purpose():
-    """Trap 32: one draw per cell; and the histogram's numbers are not the gradient's."""
+    """Pitfall 32: one draw per cell; and the histogram's numbers are not the gradient's."""
     stream = SecretStream.from_seed(1)
     like = [torch.empty(1000, 200, dtype=torch.float64)]
     histogram = Noise(stream, purpose="histogram").laplace(0, 3.0, like)[0]
@@ -149,7 +149,7 @@ def test_the_number_of_threads_changes_nothing():
 
 
 def test_resume_under_a_fixed_seed_is_bit_equal_and_a_step_is_drawn_once():
-    """Trap 15: re-seeding on resume never gives the noise of an earlier step."""
+    """Pitfall 15: re-seeding on resume never gives the noise of an earlier step."""
     like = [torch.empty(100)]
     run = seeded()
     whole = [run.gaussian(step, 1.0, like)[0] for step in range(6)]
@@ -188,7 +188,7 @@ def test_noise_made_ahead_shares_no_memory():
 
 
 def test_the_key_reaches_every_number():
-    """Traps 28 and 29: another key changes every number; the default key is new each time."""
+    """Pitfalls 28 and 29: another key changes every number; the default key is new each time."""
     like = [torch.empty(1000, dtype=torch.float64)]
     pairs = [(seeded(1), seeded(2)), (Noise(), Noise())]
     for one, other in pairs:
@@ -196,7 +196,7 @@ def test_the_key_reaches_every_number():
 
 
 def test_global_seeds_do_not_matter():
-    """Trap 28."""
+    """Pitfall 28."""
     made = []
     for _ in range(2):
         torch.manual_seed(0)

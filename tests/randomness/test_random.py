@@ -51,7 +51,7 @@ def test_a_fixed_seed_repeats_a_step_whatever_was_drawn_before():
 
 
 def test_every_part_of_the_address_changes_every_draw():
-    """Trap 29: changing the key (or the purpose, or the step) changes every draw."""
+    """Pitfall 29: changing the key (or the purpose, or the step) changes every draw."""
     addresses = [(1, "noise", 0), (2, "noise", 0), (1, "sampling", 0), (1, "noise", 1)]
     drawn = np.stack([seeded(*address).words(1000) for address in addresses])
     for words in drawn.T:
@@ -62,7 +62,7 @@ def test_every_part_of_the_address_changes_every_draw():
 
 
 def test_global_seeds_neither_matter_nor_move():
-    """Trap 28: the default stream is not a pseudo-random generator with a seed left in."""
+    """Pitfall 28: the default stream is not a pseudo-random generator with a seed left in."""
     drawn = []
     for _ in range(2):
         random.seed(0)
@@ -77,7 +77,7 @@ def test_global_seeds_neither_matter_nor_move():
 
 
 def test_a_step_is_opened_once_and_only_forwards():
-    """Trap 15: no (key, counter) pair twice."""
+    """Pitfall 15: no (key, counter) pair twice."""
     for stream in SecretStream().child("noise"), SecretStream.from_seed(0).child("noise"):
         stream.at_step(0)
         stream.at_step(4)
@@ -88,7 +88,7 @@ def test_a_step_is_opened_once_and_only_forwards():
 
 
 def test_a_private_child_is_given_once():
-    """Trap 15: two users of one purpose would share (key, counter) pairs."""
+    """Pitfall 15: two users of one purpose would share (key, counter) pairs."""
     stream = SecretStream()
     stream.child("noise")
     with pytest.raises(RuntimeError, match="already serves the purpose 'noise'"):
@@ -97,7 +97,7 @@ def test_a_private_child_is_given_once():
 
 
 def test_counters_and_keys_of_a_run_are_all_different(monkeypatch):
-    """Trap 15: record each (key, counter block) that a run with a resume draws; none repeats."""
+    """Pitfall 15: record each (key, counter block) that a run with a resume draws; none repeats."""
     used = []
     init = ow_random.StepStream.__init__
 
@@ -137,7 +137,7 @@ def test_the_key_is_not_shown_stored_or_copied():
 
 
 def test_a_fixed_seed_says_not_private():
-    """Trap 28: a fixed seed marks the stream and all its children."""
+    """Pitfall 28: a fixed seed marks the stream and all its children."""
     stream = SecretStream.from_seed(12).child("noise").child("deep")
     assert not stream.private
     assert stream.seed == 12

@@ -81,7 +81,7 @@ def assert_same(one, other):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("seed", [None, 3])
 def test_a_round_trip_keeps_everything(tmp_path, optimizer, seed):
-    """Trap 16: model, optimizer and what is spent, bit for bit."""
+    """Pitfall 16: model, optimizer and what is spent, bit for bit."""
     step = go_on(new_step(seed, optimizer), 3, seed)
     path = step.save(tmp_path / "new" / "folder")
     other = new_step(seed, optimizer)
@@ -95,7 +95,7 @@ def test_a_round_trip_keeps_everything(tmp_path, optimizer, seed):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("at", [0, 2, 5, 6])
 def test_a_resumed_run_with_a_fixed_seed_is_the_uninterrupted_one(tmp_path, optimizer, at):
-    """Trap 15: no noise, batch or mask is used again or left out."""
+    """Pitfall 15: no noise, batch or mask is used again or left out."""
     whole = go_on(new_step(8, optimizer), seed=8)
     first = new_step(8, optimizer)
     if at:
@@ -171,7 +171,7 @@ def test_a_caller_that_lets_nothing_leave_counts_by_itself(tmp_path):
 
 
 def test_two_private_runs_from_one_checkpoint_draw_other_noise(tmp_path):
-    """Trap 15: a fresh key on resume, so that no (key, counter) is used twice."""
+    """Pitfall 15: a fresh key on resume, so that no (key, counter) is used twice."""
     go_on(new_step(), 1).save(tmp_path)
     found = []
     for _ in range(2):
@@ -325,7 +325,7 @@ def assert_refused(step, folder, message):
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, other, message):
-    """Traps 15 and 16: other stream, model or optimizer."""
+    """Pitfalls 15 and 16: other stream, model or optimizer."""
     go_on(new_step(), 2).save(tmp_path)
     assert_refused(new_step(**other), tmp_path, message)
 

@@ -28,7 +28,7 @@ _double = pytest.fixture(autouse=True)(tools.double_on_one_thread)
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "text", "transformer"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_an_update_is_that_of_the_loop_over_records(kind, weighted):
-    """Clipping per owner, weights, noise, divisor, SGD: by a plain loop (trap 17)."""
+    """Clipping per owner, weights, noise, divisor, SGD: by a plain loop (pitfall 17)."""
     model, inputs, labels = tools.example(kind)
     plan, batch = tools.make_plan(), tools.batch_of(inputs, labels)
     plain = copy.deepcopy(model)
@@ -65,7 +65,7 @@ class SharedSums(nn.Module):
 
 @pytest.mark.parametrize("size", [None, 4])
 def test_sums_that_share_memory_get_their_own_noise(size):
-    """Traps 27 and 32: noise is added to every parameter once, also if gradients are one tensor."""
+    """Pitfalls 27 and 32: every parameter gets noise once, even where gradients share a tensor."""
     torch.manual_seed(0)
     model, plan = SharedSums(), tools.make_plan()
     batch = tools.batch_of(torch.randn(9, 4), torch.randint(0, 3, (9,)))
@@ -86,7 +86,7 @@ def test_sums_that_share_memory_get_their_own_noise(size):
     ],
 )
 def test_any_micro_batch_size_gives_the_same_update(kind, plug):
-    """Trap 9: ranking, release and noise are of the logical batch; no buffer is overwritten."""
+    """Pitfall 9: ranking, release and noise are of the logical batch; no buffer is overwritten."""
 
     def with_release(outputs, labels, released):
         assert released.shape == (3,)
@@ -143,7 +143,7 @@ def dropout_run(size, weights=None, spoil=0):
 
 
 def test_both_passes_of_a_step_draw_the_same_dropout_masks():
-    """Trap 9: with micro-batches the losses that rank are those of the gradients."""
+    """Pitfall 9: with micro-batches the losses that rank are those of the gradients."""
     _, masks = dropout_run(3, tools.ByRank())
     assert len(masks) == 6
     for first, second in zip(masks[:3], masks[3:], strict=True):
@@ -155,12 +155,12 @@ def test_both_passes_of_a_step_draw_the_same_dropout_masks():
 
 @pytest.mark.parametrize("size", [None, 4])
 def test_a_fixed_seed_repeats_bit_for_bit_whatever_the_global_generator(size):
-    """Trap 29, and the global generator is left as it was (asserted in dropout_run)."""
+    """Pitfall 29, and the global generator is left as it was (asserted in dropout_run)."""
     assert torch.equal(dropout_run(size)[0], dropout_run(size, spoil=7)[0])
 
 
 def test_neighbouring_data_sets_differ_in_nothing_but_the_sum():
-    """Trap 25: divisor, noise and number of steps are the plan's, whatever the batch holds."""
+    """Pitfall 25: divisor, noise and number of steps are the plan's, whatever the batch holds."""
     model, inputs, labels = tools.example("mlp")
     moves = []
     for records in (11, 10, 3):
@@ -179,7 +179,7 @@ def test_neighbouring_data_sets_differ_in_nothing_but_the_sum():
 
 @pytest.mark.parametrize("release", [False, True])
 def test_empty_batches_move_the_model_by_noise_only_and_are_accounted(release):
-    """Traps 7, 4, 11, 14: a run in which nothing is ever drawn; then step T + 1 is refused."""
+    """Pitfalls 7, 4, 11, 14: a run in which nothing is ever drawn; then step T + 1 is refused."""
     plan = tools.make_plan(release_std=4.0) if release else tools.make_plan()
     model, inputs, labels = tools.example("mlp")
     step = tools.make_step(
@@ -202,7 +202,7 @@ def test_empty_batches_move_the_model_by_noise_only_and_are_accounted(release):
 
 
 def test_a_batch_of_another_step_is_refused():
-    """Trap 4: no batch is skipped or taken twice; the refusal costs nothing."""
+    """Pitfall 4: no batch is skipped or taken twice; the refusal costs nothing."""
     model, inputs, labels = tools.example("mlp")
     step = tools.make_step(model, cross_entropy)
     before = tools.weights_of(model)
@@ -217,7 +217,7 @@ def test_a_batch_of_another_step_is_refused():
 
 
 def test_a_step_that_fails_half_way_counts_and_the_run_goes_on():
-    """Trap 11: what may have drawn its noise is spent."""
+    """Pitfall 11: what may have drawn its noise is spent."""
     model, inputs, labels = tools.example("mlp")
     step = tools.make_step(model, cross_entropy)
     with pytest.raises(ow.OwnerwiseError, match="rows"):
@@ -240,7 +240,7 @@ class Records(Dataset):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_iterating_the_batches_elsewhere_changes_nothing(workers):
-    """Traps 5 and 8: a second pass beside the training, or workers, do not shift the steps."""
+    """Pitfalls 5 and 8: a second pass beside the training, or workers, do not shift the steps."""
     torch.manual_seed(0)
     inputs = torch.randn(tools.RECORDS, 4)
     labels = torch.randint(0, 3, (tools.RECORDS,))

@@ -26,7 +26,7 @@ def data():
 
 
 def test_batches_of_another_plan_are_refused():
-    """Trap 3: the rates that were drawn with are the rates that are accounted."""
+    """Pitfall 3: the rates that were drawn with are the rates that are accounted."""
     other = ow.plan(owners(), "uniform", steps=6, batch_size=12)
     step = linear_step(make_plan())
     with pytest.raises(ow.PlanError, match=r"drawn by plan .* the step accounts for plan"):
@@ -44,7 +44,7 @@ def test_what_is_no_batch_is_refused_before_a_step_is_spent():
 
 
 def test_batches_with_a_fixed_seed_make_the_run_not_private():
-    """Trap 28: amplification needs batches that nobody knows."""
+    """Pitfall 28: amplification needs batches that nobody knows."""
     step = linear_step(make_plan())
     assert step.private
     step(next(iter(ow.PoissonBatches(data(), make_plan(), stream=seeded()))))

@@ -30,7 +30,7 @@ _double = pytest.fixture(autouse=True)(tools.double_on_one_thread)
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "transformer"])
 @pytest.mark.parametrize("size", [None, 3])
 def test_a_record_that_is_not_finite_counts_as_zero(bad, kind, size):
-    """Trap 21: the update is finite, and that of the batch without the record."""
+    """Pitfall 21: the update is finite, and that of the batch without the record."""
     model, inputs, labels = tools.example(kind)
     inputs[4, 0] = bad
     rest = [i for i in range(len(inputs)) if i != 4]
@@ -51,7 +51,7 @@ def reachable_tensors(thing) -> list[Tensor]:
 
 
 def test_nothing_of_the_records_is_kept_unless_asked_for():
-    """Traps 21 and 26: losses, norms and the count of bad records only with not_private=True."""
+    """Pitfalls 21 and 26: losses, norms and the count of bad records only with not_private=True."""
     model, inputs, labels = tools.example("mlp")
     inputs[2] = float("nan")
     step = ow.PrivateStep(
@@ -78,7 +78,7 @@ def test_nothing_of_the_records_is_kept_unless_asked_for():
 
 
 def test_private_says_whether_the_guarantee_holds():
-    """Trap 28: a fixed seed, or peeking, marks the run."""
+    """Pitfall 28: a fixed seed, or peeking, marks the run."""
     model, _, _ = tools.example("mlp")
 
     def step(**options):
@@ -106,7 +106,7 @@ class Flat(nn.Module):
 @pytest.mark.parametrize("size", [None, 2])
 @pytest.mark.parametrize("draws", [1, 4])
 def test_the_update_has_the_variance_of_one_draw(size, draws):
-    """Traps 9, 27, 31: variance (s/B)^2, with micro-batches too.
+    """Pitfalls 9, 27, 31: variance (s/B)^2, with micro-batches too.
 
     Chi-square test with a false-alarm rate of 1e-7, fixed seed; 60,000 numbers tell 1 draw from 2.
     """
@@ -120,7 +120,7 @@ def test_the_update_has_the_variance_of_one_draw(size, draws):
 
 
 def test_keys_and_schedules_decide_the_noise():
-    """Traps 28 and 29: another key, other noise; the schedule's std of each step is used."""
+    """Pitfalls 28 and 29: another key, other noise; the schedule's std of each step is used."""
     plan = tools.make_plan(noise_schedule=((2, 1.0), (4, 1.5)))
     found = {}
     for seed in (1, 2):
@@ -141,7 +141,7 @@ def test_keys_and_schedules_decide_the_noise():
 
 
 def test_half_precision_models_sum_in_float32():
-    """Trap 22: norms beyond half precision's range and sums that it would round away."""
+    """Pitfall 22: norms beyond half precision's range and sums that it would round away."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).bfloat16()
     inputs = 1e4 * torch.randn(40, 4)
@@ -193,7 +193,7 @@ def released_sum(rows, size=None, seed=None, release=None):
 
 @pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
 def test_a_release_is_cut_summed_and_noised(shape):
-    """Trap 30: sensitivity 1 by brute force, and noise of the plan's release_std."""
+    """Pitfall 30: sensitivity 1 by brute force, and noise of the plan's release_std."""
     generator = torch.Generator().manual_seed(1)
     for case in range(40):
         rows = torch.randn(7, *shape, generator=generator) * 10.0 ** (case % 5 - 2)
@@ -229,7 +229,7 @@ def test_a_method_named_total_does_not_spare_a_release_the_cut():
 
 
 def test_every_step_makes_its_release():
-    """Trap 7: an empty batch too, and then it is noise alone."""
+    """Pitfall 7: an empty batch too, and then it is noise alone."""
     seen = []
 
     class Remembering(tools.CountClasses):
@@ -256,7 +256,7 @@ def test_every_step_makes_its_release():
 
 
 def test_a_release_and_its_payment_belong_together():
-    """Trap 30: refused where the plan pays for none, where none is made, and where rows lack."""
+    """Pitfall 30: refused where the plan pays for none, where none is made, and where rows lack."""
     model, inputs, labels = tools.example("mlp")
     paid = tools.make_plan(release_std=4.0)
     with pytest.raises(ow.OwnerwiseError, match="a release was given and the plan pays for no"):
@@ -274,7 +274,7 @@ def test_a_release_and_its_payment_belong_together():
 
 
 def test_the_cost_of_a_release_is_accounted_jointly():
-    """Trap 30: one Gaussian with multiplier (m^-2 + r^-2)^-1/2, by dp-accounting."""
+    """Pitfall 30: one Gaussian with multiplier (m^-2 + r^-2)^-1/2, by dp-accounting."""
     plan = tools.make_plan(release_std=4.0)
     for owner in range(3):
         joint = (plan.noise_multipliers[owner] ** -2 + 4.0**-2) ** -0.5

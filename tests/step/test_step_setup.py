@@ -35,7 +35,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("frozen", [False, True])
 def test_optimizers_see_the_noised_mean_and_nothing_else(name, frozen):
-    """Three steps equal the same optimizer fed by hand from the loop over records (trap 19)."""
+    """Three steps equal the same optimizer fed by hand from the loop over records (pitfall 19)."""
     model, inputs, labels = tools.example("mlp")
     first = next(iter(model.parameters()))
     first.requires_grad_(not frozen)
@@ -75,7 +75,7 @@ def test_the_model_stays_an_ordinary_module():
 
 
 def test_freezing_and_thawing_between_steps():
-    """Trap 19: who is frozen stays, who thaws is clipped and noised with the rest."""
+    """Pitfall 19: who is frozen stays, who thaws is clipped and noised with the rest."""
     model, inputs, labels = tools.example("mlp")
     step = tools.make_step(model, cross_entropy)
     bias = dict(model.named_parameters())["0.bias"]
@@ -156,7 +156,7 @@ def test_batch_norm_works_in_eval_mode_and_only_there():
 
 
 def test_a_step_inside_no_grad_trains_all_the_same():
-    """Trap 31: no silent step without gradients."""
+    """Pitfall 31: no silent step without gradients."""
     model, inputs, labels = tools.example("mlp")
     batch = tools.batch_of(inputs, labels)
     for size in (None, 4):
@@ -262,7 +262,7 @@ def test_nested_inputs_outputs_and_targets(size):
     ],
 )
 def test_data_without_one_row_per_record_is_refused(data, message):
-    """Trap 33: padding rows, and tables that the records share."""
+    """Pitfall 33: padding rows, and tables that the records share."""
     step = tools.make_step(nn.Linear(4, 3), functional.mse_loss)
     with pytest.raises(ow.OwnerwiseError, match=message):
         step(ow.Batch(0, np.arange(6), np.zeros(6, dtype=np.int64), data))
@@ -277,7 +277,7 @@ def test_a_release_of_another_shape_is_refused_without_the_number_of_records():
 
 @pytest.mark.parametrize("wrong", [1.5, -0.1, float("nan"), None])
 def test_weights_outside_of_0_and_1_are_refused(wrong):
-    """Trap 23: a plug cannot exceed its bound through the step."""
+    """Pitfall 23: a plug cannot exceed its bound through the step."""
 
     class Wrong(tools.ByRank):
         def bind(self, plan):
@@ -296,7 +296,7 @@ def test_weights_outside_of_0_and_1_are_refused(wrong):
 
 
 def test_each_run_has_one_root_stream():
-    """Trap 15: two private steps on one stream would share their noise."""
+    """Pitfall 15: two private steps on one stream would share their noise."""
     model, _, _ = tools.example("mlp")
     root, plan = ow.SecretStream(), tools.make_plan()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

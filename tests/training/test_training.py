@@ -41,7 +41,7 @@ def test_the_trainer_does_what_a_loop_of_ones_own_does():
 
 
 def test_history_is_of_validation_data_alone():
-    """Trap 26: no training loss, no norms, no batch sizes."""
+    """Pitfall 26: no training loss, no norms, no batch sizes."""
     run = tools.make_trainer().fit(
         tools.data(), **tools.validation(), test=tools.data(), test_groups=tools.task()[2]
     )
@@ -146,7 +146,7 @@ def test_a_fixed_seed_marks_the_run_and_no_seed_is_private(capfd):
 
 
 def test_two_private_runs_differ_and_two_with_one_seed_do_not():
-    """Trap 28: the default randomness is secret."""
+    """Pitfall 28: the default randomness is secret."""
 
     def end(seed):
         trainer = tools.make_trainer(seed=seed)

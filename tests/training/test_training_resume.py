@@ -120,7 +120,7 @@ def test_killed_at_random_moments_a_run_ends_like_the_uninterrupted_one(tmp_path
 
 
 def test_a_private_run_that_was_killed_stays_within_its_budgets(tmp_path):
-    """Trap 15: steps of lost updates stay spent, and the history is that of the model there is."""
+    """Pitfall 15: steps of lost updates stay spent; the history matches the restored model."""
     folder, spent = tmp_path / "run", 0
     for writes in (40, 33):
         assert run_child(folder, "rarely stored", None, writes=writes) == -9

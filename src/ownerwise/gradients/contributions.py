@@ -30,7 +30,7 @@ __all__ = [
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Norms and sums are formed in float32 for half-precision models (trap 22), else as is."""
+    """Norms and sums are formed in float32 for half-precision models (pitfall 22), else as is."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -95,7 +95,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """Rule of ``embedding``; padding rows get no gradient (trap 33)."""
+    """Rule of ``embedding``; padding rows get no gradient (pitfall 33)."""
     source: Source | None = tape.source(weight)
     if source is None:
         return NotImplemented

@@ -230,7 +230,7 @@ def test_the_noise_of_a_value_is_what_repeated_noise_does():
 
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 def test_every_cell_gets_noise_of_its_own(noise):
-    """Trap 32. With 3,000 draws a correlation has standard error .018; five are 6e-7, times 153."""
+    """Pitfall 32. A correlation of 3,000 draws has standard error .018; five are 6e-7, times 153."""
     seen = []
 
     class Watching(ow.RateConstraints):
@@ -254,7 +254,7 @@ def test_every_cell_gets_noise_of_its_own(noise):
 
 
 def test_an_empty_batch_makes_its_release_too():
-    """Trap 7: noise alone is released, and the multipliers move by it."""
+    """Pitfall 7: noise alone is released, and the multipliers move by it."""
     model, inputs, targets = records()
     step = constrained_step(model, made(), plan())
     before = tools.weights_of(model)
@@ -267,7 +267,7 @@ def test_an_empty_batch_makes_its_release_too():
 
 @pytest.mark.parametrize("size", [1, 4])
 def test_micro_batches_change_nothing(size):
-    """Trap 9: one histogram of the logical batch."""
+    """Pitfall 9: one histogram of the logical batch."""
     model, inputs, targets = records()
     other = tools.mlp()
     other.load_state_dict(model.state_dict())
