@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ownerwise.cli.main import _parser
+from ownerwise.cli.main import make_parser
 
 ROOT = Path(__file__).parents[1]
 _SOURCE = ROOT / "src" / "ownerwise"
@@ -34,7 +34,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def commands() -> str:
     """Return the help of every command."""
     return "\n\n".join(
-        f"## {name}\n\n```text\n{text}```" for name, text in _helps(_parser()).items()
+        f"## {name}\n\n```text\n{text}```" for name, text in _helps(make_parser()).items()
     )
 
 

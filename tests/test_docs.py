@@ -14,7 +14,7 @@ import pytest
 import ownerwise as ow
 from ownerwise.cli.main import main
 from ownerwise.config import (
-    assemble,
+    prepare_run,
     read_config,
 )
 from ownerwise.config.reading import (
@@ -77,8 +77,8 @@ def test_pages_say_when_a_run_is_not_private():
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "toml")], ids=name)
 def test_configurations_can_be_trained(page, as_in_the_repository):
     for text in blocks(page, "toml"):
-        assembly = assemble(make_config(tomllib.loads(text), base=ROOT / "examples"))
-        assert assembly.plan.steps > 0
+        prepared = prepare_run(make_config(tomllib.loads(text), base=ROOT / "examples"))
+        assert prepared.plan.steps > 0
     assert not (as_in_the_repository / "runs").exists()
 
 

@@ -1,6 +1,7 @@
 """What the README shows runs, and says what the code says."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import ownerwise as ow
@@ -33,7 +34,8 @@ def test_links_lead_somewhere():
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_versions_agree():
-    project = (ROOT / "pyproject.toml").read_text()
-    assert f'version = "{ow.__version__}"' in project
+def test_the_version_is_written_in_one_place_and_cited():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["hatch"]["version"]["path"] == "src/ownerwise/__init__.py"
     assert f"version: {ow.__version__}" in (ROOT / "CITATION.cff").read_text()

@@ -1,49 +1,42 @@
-"""Private training where every data owner sets an own privacy budget."""
+"""Differentially private training in which each data owner sets their own privacy budget.
 
+Public names are loaded when they are first used, so that `import ownerwise` and `ownerwise --help`
+do not have to load PyTorch.
+"""
+
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from ownerwise import data, models
-from ownerwise.accounting import Schedule
-from ownerwise.batches import (
-    Batch,
-    PoissonBatches,
-)
-from ownerwise.errors import AccountingError, BudgetError, OwnerwiseError, PlanError, PrivacyWarning
-from ownerwise.gradients import check
-from ownerwise.mechanisms import (
-    INO,
-    AutoS,
-    BudgetAware,
-    ImportanceSampling,
-    Psac,
-    Standard,
-    constraints,
-    ino_sum,
-)
-from ownerwise.mechanisms.constraints import Partition, RateConstraints, rate
-from ownerwise.owners import (
-    Owners,
-)
-from ownerwise.planning import (
-    Plan,
-    Verification,
-    plan,
-)
-from ownerwise.randomness import (
-    SecretStream,
-)
-from ownerwise.runs import (
-    Run,
-)
-from ownerwise.step import (
-    PrivateStep,
-)
-from ownerwise.training import (
-    Trainer,
-)
-
 if TYPE_CHECKING:
+    from ownerwise import data, models
+    from ownerwise.accounting import Schedule
+    from ownerwise.batches import Batch, PoissonBatches
+    from ownerwise.errors import (
+        AccountingError,
+        BudgetError,
+        OwnerwiseError,
+        PlanError,
+        PrivacyWarning,
+    )
     from ownerwise.estimators import PrivateClassifier
+    from ownerwise.gradients import check
+    from ownerwise.mechanisms import (
+        INO,
+        AutoS,
+        BudgetAware,
+        ImportanceSampling,
+        Psac,
+        Standard,
+        constraints,
+        ino_sum,
+    )
+    from ownerwise.mechanisms.constraints import Partition, RateConstraints, rate
+    from ownerwise.owners import Owners
+    from ownerwise.planning import Plan, Verification, plan
+    from ownerwise.randomness import SecretStream
+    from ownerwise.runs import Run
+    from ownerwise.step import PrivateStep
+    from ownerwise.training import Trainer
 
 __version__ = "0.1.0"
 
@@ -81,10 +74,34 @@ __all__ = [
     "rate",
 ]
 
+_NAMES_BY_ROOM = {
+    "accounting": "Schedule",
+    "batches": "Batch PoissonBatches",
+    "errors": "AccountingError BudgetError OwnerwiseError PlanError PrivacyWarning",
+    "estimators": "PrivateClassifier",
+    "gradients": "check",
+    "mechanisms": "INO AutoS BudgetAware ImportanceSampling Psac Standard constraints ino_sum",
+    "mechanisms.constraints": "Partition RateConstraints rate",
+    "owners": "Owners",
+    "planning": "Plan Verification plan",
+    "randomness": "SecretStream",
+    "runs": "Run",
+    "step": "PrivateStep",
+    "training": "Trainer",
+}
+_ROOM_OF = {name: room for room, names in _NAMES_BY_ROOM.items() for name in names.split()}
+_PUBLIC_ROOMS = ("data", "models")
+
 
 def __getattr__(name: str) -> Any:
-    if name == "PrivateClassifier":  # scikit-learn is an optional extra
-        from ownerwise.estimators import PrivateClassifier
+    if name in _PUBLIC_ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_ROOM_OF[name]}"), name)
+    globals()[name] = value
+    return value
 
-        return PrivateClassifier
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

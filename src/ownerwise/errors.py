@@ -7,6 +7,8 @@ import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+IS_A_FOLDER = "--out {} is a folder; expected the name of a file"
+
 
 class OwnerwiseError(ValueError):
     """One or several problems with what the caller gave; `problems` lists all of them."""

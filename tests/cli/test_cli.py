@@ -158,7 +158,7 @@ def test_nothing_but_a_plan_is_overwritten(tmp_path, capsys):
     text = "owner,epsilon,records\na,1,100\nb,2,100\n"
     table.write_text(text)
     assert main(["plan", str(table), *REQUEST, "--out", str(table)]) == 2
-    assert "is there already and is no plan: give another name" in capsys.readouterr().err
+    assert "already exists and is not a plan: give another name" in capsys.readouterr().err
     assert table.read_text() == text
     assert sorted(tmp_path.iterdir()) == [table]
     for _ in range(2):

@@ -117,16 +117,16 @@ def test_ctrl_c_exits_with_130_and_resume_ends_like_the_whole_run(tmp_path, monk
 def test_a_folder_without_a_run_is_named_when_one_is_to_be_resumed(tmp_path, capsys, monkeypatch):
     no_report(monkeypatch)
     assert train(tmp_path / "mistyped", *QUICK, "--resume") == 0
-    assert "mistyped: a new one begins" in capsys.readouterr().err
+    assert "mistyped: starting a new one" in capsys.readouterr().err
     assert train(tmp_path / "mistyped", *QUICK, "--resume") == 0
-    assert "a new one begins" not in capsys.readouterr().err
+    assert "starting a new one" not in capsys.readouterr().err
 
 
 def test_ctrl_c_before_anything_began_exits_with_130(monkeypatch, capsys, tmp_path):
     def stop(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ownerwise.cli.train.assemble", stop)
+    monkeypatch.setattr("ownerwise.config.prepare_run", stop)
     assert train(tmp_path / "run") == 130
     assert capsys.readouterr().err == "ownerwise: stopped\n"
 

@@ -8,7 +8,6 @@ import pytest
 import ownerwise as ow
 from ownerwise.accounting import reference
 from ownerwise.planning import storage as plan_files
-from ownerwise.planning import table as plan_tables
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +213,7 @@ def test_the_table_says_the_unit_loudly_and_hides_the_list(plan):
 
 
 def test_rows_add_up(plan):
-    rows = plan_tables.rows(plan)
+    rows = plan.rows()
     assert len(rows) == 4
     assert sum(row.batch_share for row in rows) == pytest.approx(1)
     assert sum(row.records for row in rows) == 1000
@@ -223,9 +222,9 @@ def test_rows_add_up(plan):
 def test_many_budgets_become_ranges():
     epsilon = np.geomspace(0.2, 8, 300)
     owners = ow.Owners(np.arange(300), epsilon, 1e-5, records=np.full(300, 20))
-    rows = plan_tables.rows(ow.plan(owners, "scale", steps=50, batch_size=100))
+    rows = ow.plan(owners, "scale", steps=50, batch_size=100).rows()
     assert len(rows) == 8
-    assert sum(int(row.name) for row in rows) == 300
+    assert sum(row.owners for row in rows) == 300
     assert rows[0].epsilon[0] == 0.2
     assert rows[-1].epsilon[1] == 8
-    assert len(plan_tables.rows(ow.plan(owners, "scale", steps=50, batch_size=100), True)) == 300
+    assert len(ow.plan(owners, "scale", steps=50, batch_size=100).rows(owners=True)) == 300

@@ -25,7 +25,7 @@ def test_what_a_class_has_spent_is_what_the_plan_says(steps):
     plan = wide_plan()
     expected = plan.epsilon(steps=steps)
     classes = classes_of(plan)
-    for one, found in zip(classes, spent(classes, steps), strict=True):
+    for one, found in zip(classes, spent(plan, classes, steps), strict=True):
         inside = (plan.targets >= one.epsilon[0]) & (plan.targets <= one.epsilon[1])
         assert (found.low, found.high) == (expected[inside].min(), expected[inside].max())
         assert found.share == (expected[inside] / plan.targets[inside]).max()
@@ -37,7 +37,7 @@ def test_an_owner_between_the_ends_of_a_class_may_have_spent_the_most():
     owners = ow.Owners(np.arange(1400) % 14, {k: 1 + 0.05 * k for k in range(14)}, deltas)
     plan = ow.plan(owners, "uniform", steps=40, batch_size=200)
     for steps in (5, 40):
-        found = spent(classes_of(plan), steps)
+        found = spent(plan, classes_of(plan), steps)
         assert max(one.high for one in found) == plan.epsilon(steps=steps).max()
         assert 12 in [one.dearest for one in found]
 

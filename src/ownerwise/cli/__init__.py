@@ -1,4 +1,5 @@
 """The command line, one file per command.
 
-May import every other room.
+May import every other room. A command's file imports them inside the functions that need them, so
+that `ownerwise --help` answers at once.
 """

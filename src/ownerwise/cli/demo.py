@@ -8,12 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ownerwise.cli import demonstration as demo
-from ownerwise.report import (
-    plotly,
-    write_report,
-)
-
 
 def add(commands: Any) -> None:
     """Add the command's parser."""
@@ -32,6 +26,9 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from ownerwise.cli import demonstration as demo
+    from ownerwise.report import plotly, write_report
+
     plotly()  # asked for before the work, not after it
     search = demo.Search()
     if options.quick:

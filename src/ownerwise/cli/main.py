@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from ownerwise import __version__
 from ownerwise.cli import demo, plan, report, train
@@ -17,11 +17,14 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
 _COMMANDS = (demo, plan, train, report)
+_INSTALLED_COMMANDS = "ownerwise.commands"
+"""Entry points of this group add commands: each names a module with `add(commands)`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = make_parser(arguments[0] if arguments else "").parse_args(arguments)
     command: Callable[[argparse.Namespace], None] = options.command
     with warnings.catch_warnings():
         warnings.simplefilter("always", PrivacyWarning)
@@ -29,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             command(options)
             sys.stdout.flush()
-        except BrokenPipeError:  # whoever reads has seen enough, such as `head`
+        except BrokenPipeError:  # the reader has seen enough, such as `head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except OwnerwiseError as error:
             return _complain(error.problems)
@@ -39,6 +42,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"ownerwise: {str(error) or 'stopped'}", file=sys.stderr)
             return EXIT_INTERRUPTED
     return 0
+
+
+def make_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the command line.
+
+    Commands of other packages are loaded only if they are called: `command` is the one that is
+    called. None loads all of them.
+    """
+    parser = argparse.ArgumentParser(
+        prog="ownerwise",
+        description="Private training in which each data owner sets their own privacy budget.",
+    )
+    parser.add_argument("--version", action="version", version=f"ownerwise {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for own in _COMMANDS:
+        own.add(commands)
+    for point in entry_points(group=_INSTALLED_COMMANDS):
+        if command in (None, point.name):
+            point.load().add(commands)
+        else:
+            commands.add_parser(point.name, help=_summary(point))
+    return parser
+
+
+def _summary(point: EntryPoint) -> str:
+    """Return what the package that brings a command says of itself."""
+    summary = None if point.dist is None else point.dist.metadata["Summary"]
+    return (summary or "").replace("%", "%%")
 
 
 def _complain(problems: Sequence[str]) -> int:
@@ -51,16 +82,3 @@ def _complain(problems: Sequence[str]) -> int:
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
     print(f"ownerwise: warning: {message}", file=sys.stderr)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ownerwise",
-        description="Private training where every data owner sets an own privacy budget.",
-    )
-    parser.add_argument("--version", action="version", version=f"ownerwise {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    installed = (point.load() for point in entry_points(group="ownerwise.commands"))
-    for command in (*_COMMANDS, *installed):
-        command.add(commands)
-    return parser

@@ -6,23 +6,13 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ownerwise.accounting import ACCOUNTANTS
-from ownerwise.errors import OwnerwiseError, PlanError
-from ownerwise.owners import (
-    Owners,
-    reworded,
-)
-from ownerwise.planning import (
-    METHODS,
-    Plan,
-    plan,
-    request_problems,
-)
-from ownerwise.planning import table as plan_tables
+from ownerwise.errors import IS_A_FOLDER, OwnerwiseError, PlanError
+
+if TYPE_CHECKING:
+    from ownerwise.owners import Owners
 
 ASSUMED = "assumed one each"
 NO_RECORDS = "{}: no column records: one record per owner is assumed; add the column"
@@ -34,19 +24,25 @@ def add(commands: Any) -> None:
         "plan",
         help="turn a table of budgets into sampling rates, clip norms and noise",
         description="Turn a table of budgets (CSV or Parquet with the columns owner, epsilon and, "
-        "optionally, delta and records) into a verified plan. Of --steps, --batch-size and "
-        "--noise-multiplier give two.",
+        "optionally, delta and records) into a verified plan. Specify two of --steps, --batch-size "
+        "and --noise-multiplier; the third follows from the budgets.",
     )
     command.set_defaults(command=_run)
     command.add_argument("budgets", type=Path, help="CSV or Parquet file, one row per owner")
-    command.add_argument("--method", default="sample", help=f"{', '.join(METHODS)} [sample]")
+    command.add_argument(
+        "--method", default="sample", help="uniform, sample, scale or both [sample]"
+    )
     command.add_argument("--steps", type=int, help="number of steps")
     command.add_argument("--batch-size", type=float, help="expected number of records per step")
     command.add_argument("--noise-multiplier", type=float, help="noise std over clip norm")
     command.add_argument("--clip-norm", type=float, default=1.0, help="gradient bound [1.0]")
-    command.add_argument("--mixture", type=float, help="for both: 0 sample to 1 scale [0.5]")
-    command.add_argument("--accountant", default="pld", help=f"{', '.join(ACCOUNTANTS)} [pld]")
-    command.add_argument("--delta", type=float, help="where the table has none [1e-5]")
+    command.add_argument(
+        "--mixture", type=float, help="for both: from 0 (sample) to 1 (scale) [0.5]"
+    )
+    command.add_argument("--accountant", default="pld", help="pld or rdp [pld]")
+    command.add_argument(
+        "--delta", type=float, help="delta of owners whose table row has none [1e-5]"
+    )
     command.add_argument(
         "--level",
         action="append",
@@ -57,12 +53,19 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--strict", action="store_true", help="refuse plans that cannot use up every budget"
     )
-    command.add_argument("--owners", action="store_true", help="a row per owner, not per class")
+    command.add_argument(
+        "--owners", action="store_true", help="print a row per owner, not per budget class"
+    )
     command.add_argument("--json", action="store_true", help="print the table as JSON")
-    command.add_argument("--out", type=Path, help="write the plan here (JSON, arrays beside it)")
+    command.add_argument(
+        "--out", type=Path, help="write the plan to this file (JSON), with its arrays beside it"
+    )
 
 
 def _run(options: argparse.Namespace) -> None:
+    from ownerwise.owners import Owners, reworded
+    from ownerwise.planning import plan
+
     request = {
         name: getattr(options, name)
         for name in (
@@ -80,20 +83,20 @@ def _run(options: argparse.Namespace) -> None:
         problems += reworded(error.problems, "--level NAME=EPSILON", "add a column records")
     problems += _request_problems(owners, options, request)
     if options.out is not None:
-        problems += _place_problems(options.out)
+        problems += _out_problems(options.out)
     if problems or owners is None:
         raise OwnerwiseError(problems)
     if owners.records_basis == ASSUMED:
         print(f"ownerwise: warning: {NO_RECORDS.format(options.budgets)}", file=sys.stderr)
-    made = plan(owners, strict=options.strict, **request)
+    new_plan = plan(owners, strict=options.strict, **request)
     if options.out is not None:
-        made.save(options.out)
+        new_plan.save(options.out)
     if options.json:
-        rows = [asdict(row) for row in plan_tables.rows(made, owners=options.owners)]
-        print(json.dumps({**made.header(), "hash": made.hash, "rows": rows}, indent=2))
+        rows = [row.figures() for row in new_plan.rows(owners=options.owners)]
+        print(json.dumps({**new_plan.header(), "hash": new_plan.hash, "rows": rows}, indent=2))
         return
-    print(made.describe(owners=options.owners))
-    print(f"Verified by {made.verify()}.")
+    print(new_plan.describe(owners=options.owners))
+    print(f"Verified by {new_plan.verify()}.")
     if options.out is not None:
         print(f"Written to {options.out}.")
 
@@ -102,6 +105,8 @@ def _request_problems(
     owners: Owners | None, options: argparse.Namespace, request: Mapping[str, Any]
 ) -> list[str]:
     """Return everything wrong with the request, given the records that the table declares."""
+    from ownerwise.planning import request_problems
+
     if owners is None:
         return request_problems(None, **request)
     if owners.records_basis != ASSUMED:
@@ -113,15 +118,17 @@ def _request_problems(
     return problems
 
 
-def _place_problems(out: Path) -> list[str]:
-    """Return why a plan cannot be written there: nothing but another plan is overwritten."""
+def _out_problems(out: Path) -> list[str]:
+    """Return why no plan can be written there; only another plan may be overwritten."""
+    from ownerwise.planning import Plan
+
     if out.is_dir():
-        return [f"--out {out} is a folder; expected the name of a file"]
+        return [IS_A_FOLDER.format(out)]
     if out.exists():
         try:
             Plan.load(out)
         except PlanError:
-            return [f"--out {out} is there already and is no plan: give another name"]
+            return [f"--out {out} already exists and is not a plan: give another name"]
     return []
 
 

@@ -6,12 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ownerwise.errors import OwnerwiseError
-from ownerwise.report import write_report
-from ownerwise.runs import (
-    REPORT,
-    Run,
-)
+from ownerwise.errors import IS_A_FOLDER, OwnerwiseError
 
 
 def add(commands: Any) -> None:
@@ -24,21 +19,26 @@ def add(commands: Any) -> None:
     )
     command.set_defaults(command=_run)
     command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder")
-    command.add_argument("--out", type=Path, default=Path(REPORT), help=f"file [{REPORT}]")
+    command.add_argument(
+        "--out", type=Path, default=Path("report.html"), help="file to write [report.html]"
+    )
     command.add_argument("--title", help="heading of the report")
 
 
 def _run(options: argparse.Namespace) -> None:
+    from ownerwise.report import write_report
+    from ownerwise.runs import Run
+
     problems: list[str] = []
-    found = []
+    runs = []
     for folder in options.runs:
         try:
-            found.append(Run.load(folder))
+            runs.append(Run.load(folder))
         except OwnerwiseError as error:
             problems += error.problems
     if options.out.is_dir():
-        problems.append(f"--out {options.out} is a folder; expected the name of a file")
+        problems.append(IS_A_FOLDER.format(options.out))
     if problems:
         raise OwnerwiseError(problems)
-    write_report(found, options.out, title=options.title)
+    write_report(runs, options.out, title=options.title)
     print(f"Written to {options.out}.")

@@ -5,32 +5,21 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ownerwise.config import (
-    assemble,
-    read_config,
-)
 from ownerwise.errors import OwnerwiseError
-from ownerwise.owners import (
-    UNIT,
-)
-from ownerwise.runs import (
-    CARD,
-    REPORT,
-    Run,
-    holds_a_run,
-)
-from ownerwise.wording import span, span_up
+
+if TYPE_CHECKING:
+    from ownerwise.runs import Run
 
 
 def add(commands: Any) -> None:
     """Add the command's parser."""
     command = commands.add_parser(
         "train",
-        help="train a model as a configuration file says",
-        description="Train a model as a TOML file says, into a run folder: history, checkpoint, "
-        "report and privacy card. Ctrl-C stops between two steps; --resume goes on.",
+        help="train a model from a configuration file",
+        description="Train a model from a TOML file and write a run folder: history, checkpoint, "
+        "report and privacy card. Ctrl-C takes effect between steps; --resume continues the run.",
     )
     command.set_defaults(command=_run)
     command.add_argument("config", type=Path, help="TOML file")
@@ -42,21 +31,26 @@ def add(commands: Any) -> None:
         metavar="SECTION.KEY=VALUE",
         help="change a value of the file; may be repeated",
     )
-    command.add_argument("--resume", action="store_true", help="go on with the run in the folder")
-    command.add_argument("--folder", type=Path, help="run folder [that of the file, or runs/NAME]")
-    command.add_argument("--data-dir", type=Path, help="where data sets lie")
+    command.add_argument("--resume", action="store_true", help="resume the run in this folder")
+    command.add_argument(
+        "--folder", type=Path, help="run folder [the one in the file, or runs/NAME]"
+    )
+    command.add_argument("--data-dir", type=Path, help="folder that holds the data sets")
 
 
 def _run(options: argparse.Namespace) -> None:
+    from ownerwise.config import prepare_run, read_config
+    from ownerwise.runs import holds_a_run
+
     config = read_config(options.config, options.changes)
-    assembly = assemble(
+    prepared = prepare_run(
         config, folder=options.folder, data_dir=options.data_dir, resume=options.resume
     )
-    if options.resume and not holds_a_run(assembly.folder):
-        print(f"ownerwise: no run in {assembly.folder}: a new one begins", file=sys.stderr)
-    print(assembly.data)
-    print(assembly.plan.describe())
-    run = assembly.fit(resume=options.resume)
+    if options.resume and not holds_a_run(prepared.folder):
+        print(f"ownerwise: no run in {prepared.folder}: starting a new one", file=sys.stderr)
+    print(prepared.data)
+    print(prepared.plan.describe())
+    run = prepared.fit(resume=options.resume)
     written = _write(run)
     print()
     for line in summary(run):
@@ -65,27 +59,32 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _write(run: Run) -> list[str]:
-    """Write report and card into the run folder and return what lies there."""
+    """Write report and card into the run folder and return the names of its main files."""
+    from ownerwise.runs import CARD, HISTORY, REPORT
+
     assert run.folder is not None
     run.card(run.folder / CARD)
     try:
         run.report(run.folder / REPORT)
     except OwnerwiseError as error:
         print(f"ownerwise: no report was written: {error}", file=sys.stderr)
-        return [CARD, "history.jsonl"]
-    return [REPORT, CARD, "history.jsonl"]
+        return [CARD, HISTORY]
+    return [REPORT, CARD, HISTORY]
 
 
 def summary(run: Run) -> list[str]:
     """Return the last evaluation and what was spent, in words."""
+    from ownerwise.owners import UNIT
+    from ownerwise.wording import span, span_up
+
     lines = []
     last = run.history[-1]
     for part in ("validation", "test"):
-        found = last.get(part)
-        if found is not None:
-            worst = found["worst_group"]
+        metrics = last.get(part)
+        if metrics is not None:
+            worst = metrics["worst_group"]
             lines.append(
-                f"{part} accuracy {found['accuracy']:.4f}, worst group {worst['name']} "
+                f"{part} accuracy {metrics['accuracy']:.4f}, worst group {worst['name']} "
                 f"{worst['recall']:.4f} (no guarantee covers {part} records)"
             )
     spent, targets = run.epsilon(), run.plan.targets

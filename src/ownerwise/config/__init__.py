@@ -3,10 +3,11 @@
 May import every room but the command line.
 """
 
-from ownerwise.config.build import assemble
+from ownerwise.config.build import PreparedRun, prepare_run
 from ownerwise.config.reading import read_config
 
 __all__ = [
-    "assemble",
+    "PreparedRun",
+    "prepare_run",
     "read_config",
 ]

@@ -70,7 +70,7 @@ _CLIPPING = {
 
 
 @dataclass(frozen=True)
-class Assembly:
+class PreparedRun:
     """A Trainer, its data, and how its validation and test records are grouped."""
 
     trainer: Trainer
@@ -100,14 +100,14 @@ class Assembly:
         return self.trainer.fit(_pair(self.data.train, self.trainer.loss), resume=resume, **options)
 
 
-def assemble(
+def prepare_run(
     config: Config,
     *,
     folder: str | PathLike | None = None,
     data_dir: str | PathLike | None = None,
     resume: bool = False,
     progress: bool | None = None,
-) -> Assembly:
+) -> PreparedRun:
     """Load data, make owners, plan and model, and return the Trainer with them.
 
     Args:
@@ -142,7 +142,7 @@ def assemble(
         progress=progress,
         notes=_notes(config, data, assignment),
     )
-    return Assembly(trainer, data, assignment, validation, test)
+    return PreparedRun(trainer, data, assignment, validation, test)
 
 
 def load_data(config: Config, data_dir: str | PathLike | None) -> DataSet:

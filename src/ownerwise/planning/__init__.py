@@ -4,17 +4,17 @@ May import owners and accounting. Whatever a later room needs the plan to pay fo
 here through a small protocol.
 """
 
+from ownerwise.planning.budget_classes import BudgetClass
 from ownerwise.planning.plans import Plan, Verification
 from ownerwise.planning.request import NO_CONSTRAINTS, plan, request_problems
 from ownerwise.planning.solver import METHODS
-from ownerwise.planning.table import class_members
 
 __all__ = [
     "METHODS",
     "NO_CONSTRAINTS",
+    "BudgetClass",
     "Plan",
     "Verification",
-    "class_members",
     "plan",
     "request_problems",
 ]

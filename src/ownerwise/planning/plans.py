@@ -15,11 +15,10 @@ import numpy as np
 from ownerwise import accounting
 from ownerwise.accounting import PaidRelease, Schedule, reference
 from ownerwise.errors import PlanError
-from ownerwise.owners import (
-    Owners,
-)
-from ownerwise.planning import storage as plan_files
-from ownerwise.planning import table as plan_tables
+from ownerwise.owners import UNIT, Owners
+from ownerwise.planning import storage
+from ownerwise.planning.budget_classes import BudgetClass, class_members, distinct_budgets
+from ownerwise.planning.table import format_rows
 
 FORMAT = 1
 """Version of the plan files' format."""
@@ -79,7 +78,7 @@ class Plan:
     owners: Owners | None = field(default=None, repr=False)
 
     def __post_init__(self):
-        for name in plan_files.ARRAYS:
+        for name in storage.ARRAYS:
             self._freeze(name)
         if self.release_shares is not None:
             self._freeze("release_shares")
@@ -213,7 +212,7 @@ class Plan:
 
     def _spread(self, points: int) -> np.ndarray:
         """Return owners of distinct costs: extremes of every delta first, then between them."""
-        first, _ = plan_tables.budget_classes(self.targets, self.deltas)
+        first, _ = distinct_budgets(self.targets, self.deltas)
         if len(first) <= points:
             return first
         edges = np.flatnonzero(np.diff(self.deltas[first])) if len(first) > 1 else np.array([])
@@ -223,9 +222,74 @@ class Plan:
         between = np.linspace(0, len(first) - 1, points - len(ends) + 2).astype(int)[1:-1]
         return first[np.unique(np.concatenate([ends, between]))]
 
+    def rows(self, owners: bool = False) -> list[BudgetClass]:
+        """Return what the plan gives to each budget class, or to each owner if `owners`.
+
+        Where there are more than 12 distinct budgets, a class is a range of epsilon.
+        """
+        drawn = self.sampling_rates * self.records
+        total, spent, multipliers = drawn.sum(), self.epsilon(), self.noise_multipliers
+
+        def row(members: np.ndarray, owner: str | None = None) -> BudgetClass:
+            def span(values: np.ndarray) -> tuple[float, float]:
+                return float(values[members].min()), float(values[members].max())
+
+            strictest_first = np.lexsort((self.deltas[members], self.targets[members]))
+            return BudgetClass(
+                members=members[strictest_first],
+                records=int(self.records[members].sum()),
+                epsilon=span(self.targets),
+                delta=span(self.deltas),
+                sampling_rate=span(self.sampling_rates),
+                clip_norm=span(self.clip_norms),
+                noise_multiplier=span(multipliers),
+                batch_share=float(drawn[members].sum() / total),
+                epsilon_spent=span(spent),
+                owner=owner,
+            )
+
+        if not owners:
+            return [row(members) for members in class_members(self.targets, self.deltas)]
+        ids = range(len(self.targets)) if self.owners is None else self.owners.ids
+        return [row(np.array([at]), str(owner)) for at, owner in enumerate(ids)]
+
     def describe(self, owners: bool = False) -> str:
         """Return the plan as a table, by budget class, or by owner if `owners`."""
-        return plan_tables.describe(self, owners=owners)
+        table = format_rows(self.rows(owners), by_owner=owners)
+        return "\n".join([*self._heading(), "", *table, "", *self._notes()])
+
+    def _heading(self) -> list[str]:
+        mixture = f" (mixture {self.mixture:g})" if self.mixture is not None else ""
+        noise = f"noise std {self.noise_std:.6g}"
+        factors = [factor for _, factor in self.schedule.segments]
+        if len(factors) > 1:
+            noise += f" x {factors[0]:g} ... {factors[-1]:g} by schedule"
+        if self.release_std is not None:
+            kind = "" if self.release_noise == "gaussian" else f"{self.release_noise}, "
+            least = "" if self.release_shares is None else f"{self.release_shares.min():.3g} to "
+            noise += f" (and {kind}{self.release_std:.6g} on a release of sensitivity {least}1)"
+        return [
+            f"Plan {self.hash[:12]}: method {self.method}{mixture}, accountant {self.accountant}",
+            f"{self.steps} steps, expected batch {self.expected_batch_size:g} of "
+            f"{int(self.records.sum())} records, {noise} on the sum, clip norm {self.clip_norm:g}",
+        ]
+
+    def _notes(self) -> list[str]:
+        largest = int(self.records.max())
+        notes = [f"UNIT OF PRIVACY: {UNIT}."]
+        if largest > 1:
+            notes[0] += (
+                f" The largest owner declares {largest} records: the stated epsilon holds for each "
+                "of them, not for all of them together."
+            )
+        notes.append("Assumed public: the budgets and the declared numbers of records.")
+        unspent = int(self.unspent.sum())
+        if unspent:
+            notes.append(
+                f"{unspent} owners cannot use up their budgets (sampling rates are at most 1, and "
+                "there is a minimum amount of noise); strict=True refuses such plans."
+            )
+        return notes
 
     def header(self) -> dict:
         """Return all but the per-owner arrays, as JSON types."""
@@ -250,7 +314,7 @@ class Plan:
     def hash(self) -> str:
         """Content hash over everything the plan decides."""
         digest = hashlib.sha256(json.dumps(self.header(), sort_keys=True).encode())
-        for name in plan_files.columns(self):
+        for name in storage.columns(self):
             digest.update(name.encode())
             digest.update(np.asarray(getattr(self, name)).astype("<f8").tobytes())
         return digest.hexdigest()
@@ -263,7 +327,7 @@ class Plan:
 
     def save(self, path: str | PathLike) -> None:
         """Write `path` (JSON) and the per-owner arrays beside it, both under one hash."""
-        plan_files.save(self.header(), self, path, self.hash)
+        storage.save(self.header(), self, path, self.hash)
 
     @classmethod
     def load(cls, path: str | PathLike, owners: Owners | None = None) -> Plan:
@@ -271,7 +335,7 @@ class Plan:
 
         Without `owners` the plan can be described, verified and accounted, not trained with.
         """
-        header, arrays, stored_hash = plan_files.load(path, FORMAT)
+        header, arrays, stored_hash = storage.load(path, FORMAT)
         if owners is not None and owners.fingerprint != header["owners_fingerprint"]:
             raise PlanError(
                 f"{path} was made for other owners: ids or declared numbers of records differ "

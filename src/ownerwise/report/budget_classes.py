@@ -4,33 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
-from ownerwise.planning import (
-    Plan,
-    class_members,
-)
-from ownerwise.wording import span
-
-
-@dataclass(frozen=True, eq=False)
-class BudgetClass:
-    """Owners whose records are promised the same, or nearly the same; ranges are (low, high)."""
-
-    plan: Plan
-    owners: int
-    records: int
-    epsilon: tuple[float, float]
-    delta: tuple[float, float]
-    members: np.ndarray  # positions of the owners, strictest first
-
-    @property
-    def name(self) -> str:
-        """What is promised, in words: "ε 0.5 to 1"."""
-        return f"ε {span(*self.epsilon)}"
+from ownerwise.planning import BudgetClass, Plan
 
 
 class Spent(NamedTuple):
@@ -42,13 +18,12 @@ class Spent(NamedTuple):
     dearest: int  # position of the owner with the most
 
 
-def spent(classes: Sequence[BudgetClass], steps: int) -> list[Spent]:
-    """Return what the owners of each class have spent after `steps`; all are of one plan.
+def spent(plan: Plan, classes: Sequence[BudgetClass], steps: int) -> list[Spent]:
+    """Return what the owners of each class of a plan have spent after `steps`.
 
     Every owner is looked at: with deltas of their own, those between the strictest and the laxest
     may spend more than both.
     """
-    plan = classes[0].plan
     epsilon = plan.epsilon(steps=steps)
     found = []
     for one in classes:
@@ -61,20 +36,7 @@ def spent(classes: Sequence[BudgetClass], steps: int) -> list[Spent]:
 
 def classes_of(plan: Plan) -> list[BudgetClass]:
     """Return at most 12 classes, the strictest first."""
-    found = []
-    for members in class_members(plan):
-        targets, deltas = plan.targets[members], plan.deltas[members]
-        found.append(
-            BudgetClass(
-                plan,
-                len(members),
-                int(plan.records[members].sum()),
-                (float(targets.min()), float(targets.max())),
-                (float(deltas.min()), float(deltas.max())),
-                members[np.lexsort((deltas, targets))],
-            )
-        )
-    return sorted(found, key=lambda one: (one.epsilon, one.delta))
+    return sorted(plan.rows(), key=lambda row: (row.epsilon, row.delta))
 
 
 def attacker_bound(epsilon: float, delta: float) -> float:

@@ -47,7 +47,7 @@ def _spending_panel(use: PlanUse, *, titled: bool) -> Panel:
     at = sorted({1, *readings.tolist(), max(1, use.steps_spent)})
     targets = [one.epsilon[1] for one in classes]
     wide = max(targets) > _LOGARITHMIC_FROM * min(targets)
-    dearest = [one.dearest for one in spent(classes, max(1, use.steps_spent))]
+    dearest = [one.dearest for one in spent(use.plan, classes, max(1, use.steps_spent))]
     epsilon = {k: use.plan.epsilon_of(dearest, k) for k in at}
     traces: list[Trace] = []
     words = []

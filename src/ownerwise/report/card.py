@@ -18,8 +18,8 @@ from ownerwise.accounting import (
     gaussian_mu,
 )
 from ownerwise.files import write_text
+from ownerwise.planning import BudgetClass
 from ownerwise.report.budget_classes import (
-    BudgetClass,
     attacker_bound,
     attacker_words,
     classes_of,
@@ -157,7 +157,7 @@ def _status(run: Run) -> str:
 
 def _budgets(run: Run, classes: Sequence[BudgetClass]) -> str:
     rows = []
-    for one, found in zip(classes, spent(classes, run.steps_spent), strict=True):
+    for one, found in zip(classes, spent(run.plan, classes, run.steps_spent), strict=True):
         deltas = {delta(value) for value in one.delta}
         rows.append(
             [

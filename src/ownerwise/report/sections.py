@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ownerwise.errors import name_some
-from ownerwise.planning import table as plan_tables
+from ownerwise.planning import BudgetClass
 from ownerwise.report import markup
 from ownerwise.report.budget_classes import (
-    BudgetClass,
     Spent,
     attacker_bound,
     attacker_words,
@@ -68,7 +67,7 @@ def budget_tables(study: Study) -> list[str]:
 
 
 def _budget_table(uses: list[PlanUse], *, titled: bool) -> str:
-    columns = [spent(use.classes, use.steps_spent) for use in uses]
+    columns = [spent(use.plan, use.classes, use.steps_spent) for use in uses]
     rows = [
         [
             one.name,
@@ -206,7 +205,7 @@ def _plan_table(use: PlanUse, *, owners: bool) -> str:
     rows = [
         [
             f"ε {span(*row.epsilon, 4)}",
-            row.name if owners else whole(int(row.name)),
+            whole(row.owners) if row.owner is None else row.owner,
             whole(row.records),
             _span(row.delta, delta),
             span(*row.sampling_rate, 4),
@@ -215,7 +214,7 @@ def _plan_table(use: PlanUse, *, owners: bool) -> str:
             f"{100 * row.batch_share:.1f} %",
             span_up(*row.epsilon_spent),
         ]
-        for row in plan_tables.rows(use.plan, owners=owners)
+        for row in use.plan.rows(owners=owners)
     ]
     return markup.table("By owner" if owners else "By budget class", headings, rows)
 

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.planning import (
-    Plan,
-)
-from ownerwise.report.budget_classes import BudgetClass, classes_of
+from ownerwise.planning import BudgetClass, Plan
+from ownerwise.report.budget_classes import classes_of
 from ownerwise.report.groups import Group, groups_of, nouns_of
 from ownerwise.runs import (
     Run,

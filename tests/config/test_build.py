@@ -7,7 +7,7 @@ import torch
 import ownerwise as ow
 from ownerwise import data
 from ownerwise.config import (
-    assemble,
+    prepare_run,
 )
 from ownerwise.config.build import (
     make_weights,
@@ -61,7 +61,7 @@ def table(folder, records=200):
 
 
 def test_a_named_data_set_with_held_out_validation(tmp_path):
-    made = assemble(make_config(DIGITS), folder=tmp_path)
+    made = prepare_run(make_config(DIGITS), folder=tmp_path)
     assert made.validation is not None
     whole = data.load("digits")
     assert len(made.data.train) + len(made.validation) == len(whole.train)
@@ -79,13 +79,13 @@ def test_a_named_data_set_with_held_out_validation(tmp_path):
 
 def test_without_a_share_the_test_part_is_the_validation_data(tmp_path):
     config = make_config(DIGITS | {"data": {"name": "digits"}})
-    made = assemble(config, folder=tmp_path)
+    made = prepare_run(config, folder=tmp_path)
     assert made.validation is made.data.test
     assert made.test is None
 
 
 def test_a_table_with_budgets_in_a_file(tmp_path):
-    run = assemble(make_config(table(tmp_path), tmp_path), folder=tmp_path / "run").fit()
+    run = prepare_run(make_config(table(tmp_path), tmp_path), folder=tmp_path / "run").fit()
     assert run.plan.method == "scale"
     assert run.label == "IDP-SGD (scale)"
     assert run.group_budgets == {"clinic 0": 1.0, "clinic 1": 4.0, "clinic 2": 8.0}
@@ -99,7 +99,7 @@ def test_budgets_in_the_configuration_and_a_single_logit(tmp_path):
     found["owners"] = {"epsilon": {"clinic 0": 1, "clinic 1": 4, "clinic 2": 8}, "delta": 1e-6}
     found["training"] |= {"loss": "binary_cross_entropy_with_logits"}
     found["model"] = {"name": "linear-head"}
-    made = assemble(make_config(found, tmp_path), folder=tmp_path / "run")
+    made = prepare_run(make_config(found, tmp_path), folder=tmp_path / "run")
     assert made.trainer.model[-1].out_features == 1
     run = made.fit()
     assert set(run.plan.deltas) == {1e-6}
@@ -112,7 +112,7 @@ def test_delta_is_for_owners_whose_table_has_none(tmp_path):
         "owner,epsilon,delta\nclinic 0,strict,1e-7\nclinic 1,4,\nclinic 2,8,1e-8\n"
     )
     found["owners"]["delta"] = 1e-6
-    made = assemble(make_config(found, tmp_path), folder=tmp_path / "run")
+    made = prepare_run(make_config(found, tmp_path), folder=tmp_path / "run")
     assert made.plan.deltas.tolist() == [1e-7, 1e-6, 1e-8]
 
 
@@ -120,7 +120,7 @@ def test_all_problems_of_budgets_and_records_at_once(tmp_path):
     found = table(tmp_path)
     found["owners"] = {"epsilon": {"clinic 0": 0, "clinic 1": 4}}
     with pytest.raises(ow.OwnerwiseError) as caught:
-        assemble(make_config(found, tmp_path), folder=tmp_path / "run")
+        prepare_run(make_config(found, tmp_path), folder=tmp_path / "run")
     message = str(caught.value)
     assert "epsilon of owner clinic 0 (0)" in message
     assert "record without budget: owner clinic 2" in message
@@ -130,7 +130,7 @@ def test_advice_names_keys_of_the_configuration(tmp_path):
     found = table(tmp_path)
     found["owners"] = {"epsilon": {"clinic 0": "high", "clinic 1": 4, "clinic 2": 5, "clinic 3": 6}}
     with pytest.raises(ow.OwnerwiseError) as caught:
-        assemble(make_config(found, tmp_path), folder=tmp_path / "run")
+        prepare_run(make_config(found, tmp_path), folder=tmp_path / "run")
     message = str(caught.value)
     assert "give owners.levels" in message
     assert "without records: clinic 3" in message
@@ -148,7 +148,7 @@ def test_numbers_as_owner_ids(tmp_path):
         "owners": {"epsilon": {"0": 1.0, "1": 2.0, "2": 3.0}},
         "plan": {"steps": 3, "batch_size": 20},
     }  # fmt: skip
-    run = assemble(make_config(found, tmp_path), folder=tmp_path / "run").fit()
+    run = prepare_run(make_config(found, tmp_path), folder=tmp_path / "run").fit()
     assert run.group_budgets == {"0": 1.0, "1": 2.0, "2": 3.0}
 
 
@@ -156,7 +156,7 @@ def test_classes_found_in_the_records_make_the_run_not_private(tmp_path):
     found = table(tmp_path)
     del found["data"]["classes"], found["run"]["seed"]
     with pytest.warns(ow.PrivacyWarning, match="NOT private"):
-        run = assemble(make_config(found, tmp_path), folder=tmp_path / "run").fit()
+        run = prepare_run(make_config(found, tmp_path), folder=tmp_path / "run").fit()
     assert run.seed is None
     assert not run.private
     assert "classes" in run.not_private[0]
@@ -180,7 +180,7 @@ def test_weights_and_training_options_arrive(tmp_path, options, expected):
         "micro_batch_size": 7,
     }
     changed = DIGITS | {"weights": options, "training": training}
-    trainer = assemble(make_config(changed), folder=tmp_path).trainer
+    trainer = prepare_run(make_config(changed), folder=tmp_path).trainer
     assert trainer.weights == expected
     assert trainer.clipping == ow.Psac(0.3)
     assert trainer.optimizer is torch.optim.Adam
@@ -194,13 +194,13 @@ def test_importance_sampling_and_noise_schedules_arrive(tmp_path):
         "plan": {"steps": 10, "batch_size": 100, "release_std": 9.0, "noise_schedule": schedule},
         "training": {"lr": 0.1, "clipping": {"kind": "importance", "acceptance": 0.4}},
     }
-    assembly = assemble(make_config(changed), folder=tmp_path / "run")
-    assert assembly.trainer.clipping == ow.ImportanceSampling(acceptance=0.4)
-    assert assembly.plan.schedule.segments == ((6, 1.0), (4, 0.5))
-    assert assembly.plan.release_std == 9.0
-    run = assembly.fit()
+    prepared = prepare_run(make_config(changed), folder=tmp_path / "run")
+    assert prepared.trainer.clipping == ow.ImportanceSampling(acceptance=0.4)
+    assert prepared.plan.schedule.segments == ((6, 1.0), (4, 0.5))
+    assert prepared.plan.release_std == 9.0
+    run = prepared.fit()
     assert run.config["clipping"]["acceptance"] == 0.4
-    assert (run.epsilon() <= assembly.plan.targets).all()
+    assert (run.epsilon() <= prepared.plan.targets).all()
 
 
 def test_a_random_order_follows_the_seed():
@@ -215,22 +215,22 @@ def test_a_random_order_follows_the_seed():
 
 def test_weights_and_split_are_repeatable_and_leave_the_global_seed_alone(tmp_path):
     state = torch.random.get_rng_state()
-    one, other = (assemble(make_config(DIGITS), folder=tmp_path) for _ in range(2))
+    one, other = (prepare_run(make_config(DIGITS), folder=tmp_path) for _ in range(2))
     assert torch.equal(one.trainer.model[-1].weight, other.trainer.model[-1].weight)
     assert np.array_equal(one.validation.inputs, other.validation.inputs), "the split is public"
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_a_resumed_run_keeps_its_plan_and_lists_what_changed(tmp_path):
-    first = assemble(make_config(DIGITS), folder=tmp_path)
+    first = prepare_run(make_config(DIGITS), folder=tmp_path)
     first.fit()
-    again = assemble(make_config(DIGITS), folder=tmp_path, resume=True)
+    again = prepare_run(make_config(DIGITS), folder=tmp_path, resume=True)
     assert again.plan.hash == first.plan.hash
     assert again.fit(resume=True).steps_spent == 10
     budgets = DIGITS["owners"]["assignment"] | {"budgets": [2.0, 5.0]}
     other = DIGITS | {"owners": {"assignment": budgets}, "plan": {"steps": 9, "batch_size": 100}}
     with pytest.raises(ow.OwnerwiseError) as caught:
-        assemble(make_config(other), folder=tmp_path, resume=True).fit(resume=True)
+        prepare_run(make_config(other), folder=tmp_path, resume=True).fit(resume=True)
     message = str(caught.value)
     assert "settings.plan.steps was 10, now it is 9" in message
     assert "group_budgets.low was 1.0, now it is 2.0" in message
@@ -250,7 +250,7 @@ def test_a_resumed_run_keeps_its_plan_and_lists_what_changed(tmp_path):
 )
 def test_what_the_data_does_not_allow_is_explained(tmp_path, change, message):
     with pytest.raises(ow.OwnerwiseError, match=message):
-        assemble(make_config(DIGITS | change), folder=tmp_path / "run")
+        prepare_run(make_config(DIGITS | change), folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -260,7 +260,7 @@ def test_problems_of_model_and_owners_come_together(tmp_path):
         "owners": {"assignment": {"kind": "by_class", "budgets": [1.0]}},
     }
     with pytest.raises(ow.OwnerwiseError, match="2 problems") as caught:
-        assemble(make_config(DIGITS | change), folder=tmp_path)
+        prepare_run(make_config(DIGITS | change), folder=tmp_path)
     assert "1 budgets for 10" in str(caught.value)
 
 
@@ -269,5 +269,5 @@ def test_other_numbers_of_records_than_declared_are_named(tmp_path):
     rows = "owner,epsilon,records\nclinic 0,1,70\nclinic 1,4,53\nclinic 2,8,53\n"
     (tmp_path / "budgets.csv").write_text(rows)
     with pytest.warns(UserWarning, match=r"not private\): clinic 0 declares 70, has \d+") as found:
-        assemble(make_config(content, base=tmp_path), folder=tmp_path / "run")
+        prepare_run(make_config(content, base=tmp_path), folder=tmp_path / "run")
     assert "% of the plan's" in str(found[0].message)

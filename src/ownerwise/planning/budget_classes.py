@@ -1,0 +1,86 @@
+"""Budget classes: owners with the same budget, or a range of budgets where there are many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ownerwise.wording import span
+
+_MOST_CLASSES = 12
+_RANGES = 8
+
+Range = tuple[float, float]
+"""Lowest and highest value among the owners of a class."""
+
+
+@dataclass(frozen=True, eq=False)
+class BudgetClass:
+    """What a plan gives to owners whose budgets are the same, or nearly the same.
+
+    Attributes:
+        members: positions of the owners in the plan, the strictest first.
+        records: declared number of records of all of them.
+        batch_share: fraction of the expected batch that is theirs.
+        epsilon_spent: epsilon after all planned steps.
+        owner: id of the owner if the class stands for a single one, else None.
+    """
+
+    members: np.ndarray
+    records: int
+    epsilon: Range
+    delta: Range
+    sampling_rate: Range
+    clip_norm: Range
+    noise_multiplier: Range
+    batch_share: float
+    epsilon_spent: Range
+    owner: str | None = None
+
+    @property
+    def owners(self) -> int:
+        """Number of owners."""
+        return len(self.members)
+
+    @property
+    def name(self) -> str:
+        """The promised epsilon in words: "ε 0.5 to 1"."""
+        return f"ε {span(*self.epsilon)}"
+
+    def figures(self) -> dict[str, Any]:
+        """Return the class as JSON types; `name` is the owner's id, or the number of owners."""
+        return {
+            "name": str(self.owners) if self.owner is None else self.owner,
+            "records": self.records,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "sampling_rate": self.sampling_rate,
+            "clip_norm": self.clip_norm,
+            "noise_multiplier": self.noise_multiplier,
+            "batch_share": self.batch_share,
+            "epsilon_spent": self.epsilon_spent,
+        }
+
+
+def class_members(targets: np.ndarray, deltas: np.ndarray) -> list[np.ndarray]:
+    """Return the owners of each budget class, or of each range of epsilon if there are many."""
+    first, index = distinct_budgets(targets, deltas)
+    if len(first) > _MOST_CLASSES:
+        edges = np.geomspace(targets.min(), targets.max(), _RANGES + 1)[1:-1]
+        index = np.searchsorted(edges, targets, side="right")
+    return [np.flatnonzero(index == number) for number in np.unique(index)]
+
+
+def distinct_budgets(targets: np.ndarray, deltas: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return one owner of each distinct (epsilon, delta), and the number of each owner's budget.
+
+    Budgets are sorted by delta, then by epsilon.
+    """
+    order = np.lexsort((targets, deltas))
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (np.diff(targets[order]) != 0) | (np.diff(deltas[order]) != 0)
+    index = np.empty(len(order), dtype=np.int64)
+    index[order] = np.cumsum(new) - 1
+    return order[new], index
