@@ -20,9 +20,6 @@ from ownerwise.planning import storage
 from ownerwise.planning.budget_classes import BudgetClass, class_members, distinct_budgets
 from ownerwise.planning.table import format_rows
 
-FORMAT = 1
-"""Version of the plan files' format."""
-
 
 @dataclass(frozen=True)
 class Verification:
@@ -294,7 +291,7 @@ class Plan:
     def header(self) -> dict:
         """Return all but the per-owner arrays, as JSON types."""
         header = {
-            "format": FORMAT,
+            "format": storage.FORMAT,
             "method": self.method,
             "accountant": self.accountant,
             "clip_norm": self.clip_norm,
@@ -335,7 +332,7 @@ class Plan:
 
         Without `owners` the plan can be described, verified and accounted, not trained with.
         """
-        header, arrays, stored_hash = storage.load(path, FORMAT)
+        header, arrays, stored_hash = storage.load(path)
         if owners is not None and owners.fingerprint != header["owners_fingerprint"]:
             raise PlanError(
                 f"{path} was made for other owners: ids or declared numbers of records differ "

@@ -1,4 +1,4 @@
-"""Plans on disk: a small JSON, and the per-owner arrays in a columnar file beside it."""
+"""Plans on disk: a small JSON file, and the per-owner arrays in a columnar file beside it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from safetensors.numpy import load_file, save_file
 from ownerwise.errors import PlanError
 from ownerwise.files import write_json, write_whole
 
+FORMAT = 1
+"""Version of the format of plan files. A change to what is stored or hashed needs a new one."""
+
 ARRAYS = ("sampling_rates", "clip_norms", "targets", "deltas", "records")
 """Per-owner arrays of a plan, in the order in which they are hashed."""
 
 RELEASE_SHARES = "release_shares"
-"""A further array of plans that pay for a release to which owners add different shares."""
+"""One more array, in plans that pay for a release to which owners contribute unequally."""
 
 
 def columns(source: Any) -> tuple[str, ...]:
@@ -27,21 +30,19 @@ def columns(source: Any) -> tuple[str, ...]:
 
 
 def arrays_path(path: str | os.PathLike) -> Path:
-    """Return where the arrays of the plan at `path` lie."""
+    """Return the path of the arrays that belong to the plan at `path`."""
     return Path(path).with_suffix(".safetensors")
 
 
-def save(header: dict[str, Any], source: Any, path: str | os.PathLike, content: str) -> None:
-    """Write both files whole or not at all: first the arrays, then the JSON that names them."""
+def save(header: dict[str, Any], source: Any, path: str | os.PathLike, content_hash: str) -> None:
+    """Write both files atomically: first the arrays, then the JSON file that names them."""
     arrays = {name: np.ascontiguousarray(getattr(source, name)) for name in columns(source)}
     write_whole(arrays_path(path), lambda file: save_file(arrays, file))
-    write_json(path, {**header, "arrays": arrays_path(path).name, "hash": content})
+    write_json(path, {**header, "arrays": arrays_path(path).name, "hash": content_hash})
 
 
-def load(
-    path: str | os.PathLike, expected_format: int
-) -> tuple[dict[str, Any], dict[str, np.ndarray], str]:
-    """Return (header, arrays, stored hash), or say what is wrong with the files."""
+def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray], str]:
+    """Return (header, arrays, stored hash), or raise PlanError that says what is wrong."""
     try:
         stored = json.loads(Path(path).read_text(encoding="utf-8"))
         stored_hash, _ = stored.pop("hash"), stored.pop("arrays")
@@ -50,9 +51,11 @@ def load(
         raise PlanError(f"no plan at {path}; make one with `ownerwise plan ... --out`") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise PlanError(f"{path} is not a plan: expected the JSON that Plan.save writes") from None
-    if version != expected_format:
+    if version != FORMAT:
+        newer = isinstance(version, int) and version > FORMAT
         raise PlanError(
-            f"{path} has plan format {version}; this version reads format {expected_format}"
+            f"{path} has plan format {version}, but this version of ownerwise reads format "
+            f"{FORMAT}: {'upgrade ownerwise' if newer else 'make the plan again'}"
         )
     place = arrays_path(path)
     try:
@@ -62,7 +65,7 @@ def load(
             f"the plan's per-owner file {place.name} is missing or damaged; it belongs beside "
             f"{Path(path).name}"
         ) from None
-    known = set(arrays) - {RELEASE_SHARES} == set(ARRAYS)
-    if not known or len({array.shape for array in arrays.values()}) != 1:
+    complete = set(arrays) - {RELEASE_SHARES} == set(ARRAYS)
+    if not complete or len({array.shape for array in arrays.values()}) != 1:
         raise PlanError(f"{place.name} does not hold the columns {', '.join(ARRAYS)}")
     return stored, arrays, stored_hash
