@@ -171,16 +171,6 @@ class TestObject:
         ]
         assert len({base, *(owners.fingerprint for owners in others)}) == 7
 
-    def test_index_of(self):
-        owners = Owners([30, 10, 20], 1.0)
-        assert [owners.index_of(name) for name in (10, 20, np.int64(30))] == [0, 1, 2]
-        for name in (15, 99, "10", "a"):
-            with pytest.raises(KeyError, match="among 3 owners with int ids"):
-                owners.index_of(name)
-        assert Owners(["x", "y"], 1.0).index_of("y") == 1
-        with pytest.raises(KeyError, match="no owner 3"):
-            Owners(["x", "y"], 1.0).index_of(3)
-
     def test_repr_shows_counts_and_ranges(self):
         owners = Owners(np.arange(1000), np.linspace(0.5, 8, 1000))
         assert repr(owners) == (

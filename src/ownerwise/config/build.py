@@ -39,10 +39,7 @@ from ownerwise.mechanisms import (
     Standard,
     Steps,
 )
-from ownerwise.owners import (
-    Owners,
-    reworded,
-)
+from ownerwise.owners import Owners, reworded, text_ids
 from ownerwise.planning import (
     Plan,
     plan,
@@ -211,7 +208,7 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
     if table is None:
         table = config.base / asked["budgets"]
     elif ids.dtype.kind == "i":  # keys of TOML are text
-        table = {int(key) if key.lstrip("-").isdigit() else key: v for key, v in table.items()}
+        table = dict(zip(text_ids(list(table)).tolist(), table.values(), strict=True))
     try:
         owners = Owners(ids, table, delta, levels=asked.get("levels"))
     except BudgetError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
 import lzma
@@ -14,10 +13,7 @@ from typing import Any
 import numpy as np
 
 from ownerwise.errors import OwnerwiseError, name_some, require
-from ownerwise.owners import (
-    OTHER_SEPARATOR,
-    other_separator,
-)
+from ownerwise.owners import csv_rows
 
 _OPEN = {".gz": gzip.open, ".xz": lzma.open}
 
@@ -33,7 +29,7 @@ def reading(path: Path, expected: str) -> Iterator[None]:
         what = str(error) or type(error).__name__
         raise OwnerwiseError(
             f"{path} cannot be read as {expected} ({what}): it is damaged, cut short or another "
-            "file; get it again"
+            "file; get a fresh copy"
         ) from error
 
 
@@ -59,28 +55,22 @@ def read_rows(path: Path, columns: int | None = None) -> list[list[str]]:
     Each must have so many cells; without a number, as many as the first.
     """
     with reading(path, "CSV"):
-        text = read_bytes(path).decode("utf-8-sig")
-        first = next(filter(str.strip, text.splitlines()), None)
-        if first is None:
-            raise OwnerwiseError(f"{path} is empty (no rows); get it again")
-        if mark := other_separator(first):
-            raise OwnerwiseError(OTHER_SEPARATOR.format(path, mark))
-        reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+        file = io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")
         rows, misfits = [], []
-        for row in reader:
-            if not any(row) or row[0].startswith("|"):
+        for line, row in csv_rows(file, path, f"{path} is empty (no rows); get a fresh copy"):
+            if row[0].startswith("|"):
                 continue
             columns = columns or len(row)
             if len(row) != columns:
-                misfits.append(f"line {reader.line_num} ({len(row)})")
-            rows.append([cell.strip() for cell in row])
+                misfits.append(f"line {line} ({len(row)})")
+            rows.append(row)
     if misfits:
         raise OwnerwiseError(
             f"{path}: expected {columns} cells in each line, found others in {name_some(misfits)}; "
-            "the file is damaged, cut short or another file: get it again"
+            "the file is damaged, cut short or another file: get a fresh copy"
         )
     if not rows:
-        raise OwnerwiseError(f"{path} has no rows; get it again")
+        raise OwnerwiseError(f"{path} has no rows; get a fresh copy")
     return rows
 
 

@@ -15,11 +15,8 @@ from ownerwise.data.features import MISSING, Category, Number, Schema, class_of,
 from ownerwise.data.pictures import Pictures
 from ownerwise.data.reading import by_column, read_arrays, read_rows, reading
 from ownerwise.data.records import TEST_EVERY, DataSet, Records, in_test
-from ownerwise.errors import OwnerwiseError, PrivacyWarning, name_some, require
-from ownerwise.owners import (
-    as_array,
-    as_ids,
-)
+from ownerwise.errors import OwnerwiseError, PrivacyWarning, name_some
+from ownerwise.owners import HEADER_ALONE, PARQUET, as_array, as_ids, parquet_columns, text_ids
 
 Declared = tuple[float, float] | Sequence[str] | Number | Category | Pictures | None
 """What is said of a feature: its range, its categories, that it names pictures, or nothing."""
@@ -84,7 +81,8 @@ def load_table(
     labels, not_private = _labels(cells[target], classes, target)
     kept = {name: as_array(cells[name]) for name in columns}
     if owner is not None:
-        ids = as_ids(_ids(cells[owner]), f"column {owner}", problems)
+        read = text_ids if isinstance(cells[owner], tuple) else as_array  # tuples hold text
+        ids = as_ids(read(cells[owner]), f"column {owner}", problems)
         if problems or ids is None:
             raise OwnerwiseError(problems)
         kept["owner"] = ids
@@ -108,21 +106,15 @@ def _read(path: Path) -> Mapping[str, Any]:
     kind = path.suffix.lower()
     if kind == ".npz":
         columns = read_arrays(path)
-    elif kind in (".parquet", ".pq"):
-        parquet = require("pyarrow.parquet", "ownerwise[table]", f"reading {path.name}")
+    elif kind in PARQUET:
         with reading(path, "Parquet"):
-            table = parquet.read_table(path)
-            columns = {
-                # with gaps, to_numpy would turn ints into floats
-                name: as_array(cells.to_pylist()) if cells.null_count else cells.to_numpy()
-                for name, cells in zip(table.column_names, table.columns, strict=True)
-            }
+            columns = dict(parquet_columns(path))
     elif kind == ".csv":
         header, *rows = read_rows(path)
         if len(set(header)) < len(header):
             raise OwnerwiseError(f"{path}: a column name stands twice in the header: rename it")
         if not rows:
-            raise OwnerwiseError(f"{path} has a header and no rows; expected one row per record")
+            raise OwnerwiseError(HEADER_ALONE.format(path, "record"))
         columns = by_column(path, rows, header)
     elif kind == ".txt":
         columns = _attributes(path)
@@ -241,17 +233,6 @@ def _labels(
 def _written(cell: Any) -> str:
     """Return a label in words: 1, 1.0 and "1" are the same class."""
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
-
-
-def _ids(cells: Any) -> np.ndarray:
-    """Return owner ids; text from a CSV file becomes ints if all are written as ints are."""
-    if isinstance(cells, tuple):
-        try:
-            ids = np.array(cells, dtype=np.int64)
-        except (ValueError, OverflowError):
-            return as_array(cells)
-        return ids if tuple(map(str, ids.tolist())) == cells else as_array(cells)
-    return as_array(cells)
 
 
 def _array_data(

@@ -1,23 +1,30 @@
-"""Owners: who owns which record, and the budget each owner sets.
+"""Owners: who owns which record, and the privacy budget that each owner sets.
 
-The first room of the house: it imports `errors` and nothing else of the package.
+The first room: it may import `errors` alone. It also reads tables for the `data` room, so that
+owner ids mean the same in a table of budgets and in a table of records.
 """
 
-from ownerwise.owners.budget_tables import (
-    OTHER_SEPARATOR,
+from ownerwise.owners.budget_tables import reworded
+from ownerwise.owners.owners import UNIT, Owners
+from ownerwise.owners.tables import (
+    HEADER_ALONE,
+    PARQUET,
     as_array,
     as_ids,
-    other_separator,
-    reworded,
+    csv_rows,
+    parquet_columns,
+    text_ids,
 )
-from ownerwise.owners.owners import UNIT, Owners
 
 __all__ = [
-    "OTHER_SEPARATOR",
+    "HEADER_ALONE",
+    "PARQUET",
     "UNIT",
     "Owners",
     "as_array",
     "as_ids",
-    "other_separator",
+    "csv_rows",
+    "parquet_columns",
     "reworded",
+    "text_ids",
 ]

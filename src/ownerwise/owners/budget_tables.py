@@ -11,14 +11,24 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ownerwise.errors import BudgetError, name_some
+from ownerwise.errors import OwnerwiseError, name_some
+from ownerwise.owners.tables import (
+    HEADER_ALONE,
+    PARQUET,
+    as_array,
+    as_ids,
+    csv_rows,
+    is_missing,
+    parquet_columns,
+    text_ids,
+)
 
 COLUMNS = ("owner", "epsilon", "delta", "records")
 DEFAULT_DELTA = 1e-5
@@ -26,7 +36,6 @@ OWN_DELTA = "own delta"
 """The key of a table's column of deltas, beside "delta" for owners who set none."""
 GIVE_LEVELS = "levels={'high': 0.5, ...}"
 GIVE_RECORDS = "declare the numbers of records with records="
-OTHER_SEPARATOR = "{} looks separated by {!r}; expected commas: export the table again"
 
 Pairs = Sequence[tuple[str, np.ndarray]]
 """The columns of a table as they stand there: name and cells."""
@@ -87,7 +96,7 @@ class Column:
             expected = f"neither a number nor a known level; correct it (known levels: {known})"
         invalid = ~unreadable & ~_VALID[self.what](values)
         if self.what == "delta" and self.rows is not None:
-            blank = [at for at in np.flatnonzero(unreadable | invalid) if _is_missing(cells[at])]
+            blank = [at for at in np.flatnonzero(unreadable | invalid) if is_missing(cells[at])]
             unreadable[blank] = invalid[blank] = False
         self._report(unreadable, ids, expected, problems)
         self._report(invalid, ids, _EXPECTED[self.what], problems)
@@ -154,80 +163,6 @@ def read_levels(levels: Mapping[str, float] | None, problems: list[str]) -> dict
             value = 1.0  # so that its owners are not reported on top
         meaning[name] = value
     return meaning
-
-
-def as_array(given: Any) -> np.ndarray:
-    """Return an array that keeps what it was given: [1, "a"] does not become two strings."""
-    if hasattr(given, "detach"):  # a torch tensor
-        given = given.detach().cpu()
-    if hasattr(given, "to_numpy"):  # a column of a DataFrame
-        return given.to_numpy()
-    listed = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
-    if hasattr(given, "__array__") or not listed:
-        return np.asarray(given)
-    cells = list(given)
-    if set(map(type, cells)) in ({int}, {float}):
-        return np.array(cells)
-    return np.fromiter(cells, dtype=object, count=len(cells))
-
-
-def as_ids(
-    given: np.ndarray,
-    where: str,
-    problems: list[str],
-    place: Callable[[int], str] = "record {}".format,
-) -> np.ndarray | None:
-    """Return owner ids as int64 or str, without the missing ones; None if they cannot be used.
-
-    `place` says in words where the id at a position was given.
-    """
-    if given.ndim != 1:
-        problems.append(f"{where} has shape {given.shape}; expected a list of owner ids")
-        return None
-    if not len(given):
-        problems.append(f"{where} is empty; expected at least one owner")
-        return None
-    cells = [] if given.dtype.kind in "iu" else given.tolist()
-    missing = [at for at, cell in enumerate(cells) if _is_missing(cell)]
-    if missing:
-        problems.append(
-            f"{where}: no owner id in {name_some(missing, place)}; expected an int or a str in "
-            "each: fill it in, or leave it out"
-        )
-        given = np.delete(given, missing)
-    types = set(map(type, given.tolist())) if given.dtype.kind == "O" else {given.dtype.type}
-    kinds = sorted(set(map(_kind, types))) if len(given) else []
-    if kinds == ["str"]:
-        return given.astype(str)
-    if kinds == ["int"] and max(int(given.max()), -1 - int(given.min())) < 2**63:
-        return given.astype(np.int64)
-    if kinds == ["int"]:
-        problems.append(f"{where}: an owner id does not fit in 64 bits; use str ids instead")
-    elif kinds:
-        problems.append(
-            f"{where}: owner ids are of type {' and '.join(kinds)}, such as "
-            f"{given[:1].tolist()[0]!r}; expected all int or all str: convert them (ints with a "
-            "gap may have become floats)"
-        )
-    return None
-
-
-def _is_missing(cell: Any) -> bool:
-    if isinstance(cell, str):
-        return not cell
-    if isinstance(cell, float | np.floating):
-        return math.isnan(cell)
-    return cell is None or type(cell).__name__ in ("NAType", "NaTType")  # of pandas
-
-
-def _kind(cell_type: type) -> str:
-    if issubclass(cell_type, bool | np.bool_):
-        return "bool"
-    if issubclass(cell_type, int | np.integer):
-        return "int"
-    if issubclass(cell_type, float | np.floating):
-        return "float"
-    return "str" if issubclass(cell_type, str) else cell_type.__name__
 
 
 def _number(cell: Any, levels: Mapping[str, float]) -> float | None:
@@ -309,26 +244,25 @@ def _read_table(
     if "owner" not in columns or twice:
         return {}
     if not len(rows):
-        problems.append(f"{where} has a header and no rows; expected one row per owner")
+        problems.append(HEADER_ALONE.format(where, "owner"))
         return {}
     return _keyed(columns, columns.pop("owner"), rows, where, problems)
 
 
 def _read_file(path: Path, problems: list[str]) -> dict[str, Column]:
     try:
-        if path.suffix.lower() in (".parquet", ".pq"):
-            pairs, rows = _read_parquet(path)
+        if path.suffix.lower() in PARQUET:
+            pairs = parquet_columns(path)
+            rows: Sequence[int] = range(len(pairs[0][1]) if pairs else 0)
         else:
             pairs, rows = _read_csv(path, problems)
-    except BudgetError as error:
+    except OwnerwiseError as error:
         problems += error.problems
     except FileNotFoundError:
         problems.append(
             f"no file {path}; expected the path of a CSV or Parquet table (or, with levels=, the "
             "name of a level)"
         )
-    except ImportError:
-        problems.append(f"{path}: Parquet needs pyarrow; install ownerwise[table], or use CSV")
     except (OSError, ValueError, csv.Error) as error:
         problems.append(
             f"{path} cannot be read ({error}); expected CSV (UTF-8, comma separated) or Parquet "
@@ -340,61 +274,37 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Column]:
 
 
 def _read_csv(path: Path, problems: list[str]) -> tuple[Pairs, Sequence[int]]:
-    cells: list[str] = []  # row after row: a million small lists would keep the collector busy
+    cells: list[str] = []  # row after row: a million small lists would slow garbage collection
     rows: list[int] = []
     misfits: list[str] = []
+    if_empty = f"{path} is empty; expected a header (owner, epsilon) and rows"
     with path.open(newline="", encoding="utf-8-sig") as file:
-        first = next(filter(str.strip, file), None)
-        if first is None:
-            raise BudgetError(f"{path} is empty; expected a header (owner, epsilon) and rows")
-        if mark := other_separator(first):
-            raise BudgetError(OTHER_SEPARATOR.format(path, mark))
-        file.seek(0)
-        reader = csv.reader(file, skipinitialspace=True, strict=True)
-        header = [name.strip() for name in next(filter(any, reader), [])]
-        valid = [{"owner": "", "delta": "1e-5"}.get(name, "1") for name in header]
-        for row in filter(any, reader):
+        lines = csv_rows(file, path, if_empty)
+        _, header = next(lines, (0, []))
+        fillers = [{"owner": "", "delta": "1e-5"}.get(name, "1") for name in header]
+        for line, row in lines:
             if len(row) != len(header):
-                misfits.append(f"row {reader.line_num} ({len(row)} cells)")
-                row = [*row, *valid[len(row) :]][: len(header)]
+                misfits.append(f"row {line} ({len(row)} cells)")
+                row = [*row, *fillers[len(row) :]][: len(header)]
             cells += row
-            rows.append(reader.line_num)
+            rows.append(line)
     if misfits:
         problems.append(
             f"{path}, {name_some(misfits)}: expected {len(header)} cells, as in the header; fill "
             "in the row, and quote names that hold a comma"
         )
     pairs = [
-        (name, _csv_cells(name.lower(), list(map(str.strip, cells[at :: len(header)]))))
+        (name, _csv_column(name.lower(), cells[at :: len(header)]))
         for at, name in enumerate(header)
     ]
     return pairs, rows
 
 
-def other_separator(header: str) -> str | None:
-    """Return what separates the names of a header without commas; None if nothing does."""
-    return None if "," in header else next((mark for mark in ";\t" if mark in header), None)
-
-
-def _csv_cells(name: str, cells: list[str]) -> np.ndarray:
-    """Return numbers if all cells are numbers. Ids must be written as ints are: "007" is a name."""
+def _csv_column(name: str, cells: list[str]) -> np.ndarray:
+    """Return the cells as ids, as numbers if all of them are numbers, or as they are."""
+    if name == "owner":
+        return text_ids(cells)
     try:
-        if name != "owner":
-            return np.array(list(map(float, cells)))
-        ids = np.array(list(map(int, cells)), dtype=np.int64)
-        return ids if list(map(str, ids.tolist())) == cells else as_array(cells)
-    except (ValueError, OverflowError):
+        return np.array(list(map(float, cells)))
+    except ValueError:
         return as_array(cells)
-
-
-def _read_parquet(path: Path) -> tuple[Pairs, Sequence[int]]:
-    from pyarrow.parquet import ParquetFile
-
-    with ParquetFile(path) as file:
-        table = file.read()
-    pairs = [
-        # with gaps, to_numpy would turn ints into floats
-        (name, as_array(cells.to_pylist()) if cells.null_count else cells.to_numpy())
-        for name, cells in zip(table.column_names, table.columns, strict=True)
-    ]
-    return pairs, range(table.num_rows)

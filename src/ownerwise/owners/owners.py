@@ -16,11 +16,10 @@ from ownerwise.owners.budget_tables import (
     GIVE_RECORDS,
     OWN_DELTA,
     Column,
-    as_array,
-    as_ids,
     read_budgets,
     read_levels,
 )
+from ownerwise.owners.tables import as_array, as_ids
 
 UNIT = "ONE RECORD, not one owner"
 """The unit of privacy, in the words that every table repeats."""
@@ -169,14 +168,6 @@ class Owners:
         for array in (ids, self.records):
             digest.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
         return digest.hexdigest()
-
-    def index_of(self, owner: int | str) -> int:
-        """Return the position of an owner in `ids`."""
-        if isinstance(owner, str) == (self.ids.dtype.kind == "U"):
-            at = int(np.searchsorted(self.ids, owner))
-            if at < len(self) and self.ids[at] == owner:
-                return at
-        raise KeyError(f"no owner {owner!r} among {len(self)} owners with {_kind(self.ids)} ids")
 
     def __repr__(self) -> str:
         records = {

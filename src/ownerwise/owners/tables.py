@@ -1,0 +1,140 @@
+"""Tables as people keep them: rows of CSV files, columns of Parquet files, and owner ids in both.
+
+Cells keep what was written: the id "007" stays a text, and an int column with gaps does not become
+floats.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from ownerwise.errors import OwnerwiseError, name_some
+
+PARQUET = (".parquet", ".pq")
+"""Endings of the names of Parquet files."""
+
+HEADER_ALONE = "{} has a header and no rows; expected one row per {}"
+_OTHER_SEPARATOR = "{} looks separated by {!r}; expected commas: export the table again"
+_NEEDS_PYARROW = "{}: Parquet needs pyarrow: pip install 'ownerwise[table]', or use CSV"
+
+
+def csv_rows(file: TextIO, path: Path, if_empty: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line number, stripped cells) of each row of a CSV file, without blank rows.
+
+    `path` is for messages, `if_empty` is the message for a file without any text.
+    """
+    first = next(filter(str.strip, file), None)
+    if first is None:
+        raise OwnerwiseError(if_empty)
+    separator = next((mark for mark in ";\t" if mark in first), None)
+    if "," not in first and separator is not None:
+        raise OwnerwiseError(_OTHER_SEPARATOR.format(path, separator))
+    file.seek(0)
+    reader = csv.reader(file, skipinitialspace=True, strict=True)
+    for row in filter(any, reader):
+        yield reader.line_num, list(map(str.strip, row))
+
+
+def parquet_columns(path: Path) -> list[tuple[str, np.ndarray]]:
+    """Return the columns of a Parquet file, (name, cells) each."""
+    try:
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise OwnerwiseError(_NEEDS_PYARROW.format(path)) from None
+    with ParquetFile(path) as file:
+        table = file.read()
+    return [
+        # with gaps, to_numpy would turn ints into floats
+        (name, as_array(cells.to_pylist()) if cells.null_count else cells.to_numpy())
+        for name, cells in zip(table.column_names, table.columns, strict=True)
+    ]
+
+
+def text_ids(cells: Sequence[str]) -> np.ndarray:
+    """Return ids read from text: ints if every cell is written as an int is, so not "007"."""
+    try:
+        ids = np.array(list(map(int, cells)), dtype=np.int64)
+    except (ValueError, OverflowError):
+        return as_array(cells)
+    return ids if list(map(str, ids.tolist())) == list(cells) else as_array(cells)
+
+
+def as_array(given: Any) -> np.ndarray:
+    """Return an array of the cells as given: [1, "a"] does not become two strings."""
+    if hasattr(given, "detach"):  # a torch tensor
+        given = given.detach().cpu()
+    if hasattr(given, "to_numpy"):  # a column of a DataFrame
+        return given.to_numpy()
+    listed = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
+    if hasattr(given, "__array__") or not listed:
+        return np.asarray(given)
+    cells = list(given)
+    if set(map(type, cells)) in ({int}, {float}):
+        return np.array(cells)
+    return np.fromiter(cells, dtype=object, count=len(cells))
+
+
+def as_ids(
+    given: np.ndarray,
+    where: str,
+    problems: list[str],
+    place: Callable[[int], str] = "record {}".format,
+) -> np.ndarray | None:
+    """Return owner ids as int64 or str, without the missing ones; None if they cannot be used.
+
+    `place` names the place of the id at a position, for messages.
+    """
+    if given.ndim != 1:
+        problems.append(f"{where} has shape {given.shape}; expected a list of owner ids")
+        return None
+    if not len(given):
+        problems.append(f"{where} is empty; expected at least one owner")
+        return None
+    cells = [] if given.dtype.kind in "iu" else given.tolist()
+    missing = [at for at, cell in enumerate(cells) if is_missing(cell)]
+    if missing:
+        problems.append(
+            f"{where}: no owner id in {name_some(missing, place)}; expected an int or a str in "
+            "each: fill it in, or leave it out"
+        )
+        given = np.delete(given, missing)
+    types = set(map(type, given.tolist())) if given.dtype.kind == "O" else {given.dtype.type}
+    kinds = sorted(set(map(_kind, types))) if len(given) else []
+    if kinds == ["str"]:
+        return given.astype(str)
+    if kinds == ["int"] and max(int(given.max()), -1 - int(given.min())) < 2**63:
+        return given.astype(np.int64)
+    if kinds == ["int"]:
+        problems.append(f"{where}: an owner id does not fit in 64 bits; use str ids instead")
+    elif kinds:
+        problems.append(
+            f"{where}: owner ids are of type {' and '.join(kinds)}, such as "
+            f"{given[:1].tolist()[0]!r}; expected all int or all str: convert them (ints with a "
+            "gap may have become floats)"
+        )
+    return None
+
+
+def is_missing(cell: Any) -> bool:
+    """Return whether a cell is blank: "", NaN, None, or a missing value of pandas."""
+    if isinstance(cell, str):
+        return not cell
+    if isinstance(cell, float | np.floating):
+        return math.isnan(cell)
+    return cell is None or type(cell).__name__ in ("NAType", "NaTType")
+
+
+def _kind(cell_type: type) -> str:
+    if issubclass(cell_type, bool | np.bool_):
+        return "bool"
+    if issubclass(cell_type, int | np.integer):
+        return "int"
+    if issubclass(cell_type, float | np.floating):
+        return "float"
+    return "str" if issubclass(cell_type, str) else cell_type.__name__
