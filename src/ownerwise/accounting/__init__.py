@@ -1,8 +1,9 @@
-"""What a private run costs each owner.
+"""Accounting: what a private run costs each owner.
 
-`epsilon` is vectorised over owners; `Schedule` says how many steps with how much noise. The two
-accountants are `pld` (tight, default) and `rdp`; `chains` evaluates them for many owners at once,
-`curves` and `roots` invert them for a million; `reference` checks both with dp-accounting.
+May import `errors` alone. `epsilon` is vectorised over owners (`per_owner`); a `Schedule` says how
+many steps are taken and with how much noise. There are two accountants, `pld` (tight, the default)
+and `rdp`; `release` adds the cost of a further release; `curves` inverts an accountant for a million
+owners; `reference` checks all of it with dp-accounting.
 """
 
 from ownerwise.accounting.curves import (

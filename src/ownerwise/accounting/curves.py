@@ -55,7 +55,7 @@ class Budgets:
         bounds = np.searchsorted(index[order], np.arange(len(values) + 1))
         parts = [order[first:last] for first, last in pairwise(bounds)]
         self.groups = [
-            Group(number, float(delta), members)
+            DeltaGroup(number, float(delta), members)
             for number, (delta, members) in enumerate(zip(values, parts, strict=True))
             if len(members)
         ]
@@ -63,7 +63,7 @@ class Budgets:
 
 
 @dataclass(frozen=True)
-class Group:
+class DeltaGroup:
     """Owners that share a delta: its number, its value, the owners' positions."""
 
     number: int

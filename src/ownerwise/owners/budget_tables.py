@@ -1,7 +1,7 @@
 """Budgets as people give them: mappings, arrays, DataFrames, CSV and Parquet files.
 
 A table has the columns `owner, epsilon[, delta][, records]`, one row per owner; a delta may be left
-blank. Whatever the source, what comes out is one `Column` for each of epsilon, delta and records,
+blank. Whatever the source, what comes out is one `BudgetColumn` for each of epsilon, delta and records,
 and one more for the deltas that stand in a table. Nothing here stops at the first problem: each is
 added to a list, and reading goes on with what is still known.
 """
@@ -54,7 +54,7 @@ _EXPECTED = {
 
 
 @dataclass(frozen=True, eq=False)
-class Column:
+class BudgetColumn:
     """What was given for one of epsilon, delta and records.
 
     Attributes:
@@ -125,7 +125,7 @@ class Column:
 
 def read_budgets(
     epsilon: Any, delta: Any, records: Any, levels: Mapping[str, float], problems: list[str]
-) -> dict[str, Column]:
+) -> dict[str, BudgetColumn]:
     """Return the columns by name, without those that were not given or cannot be used.
 
     `epsilon` may be a table. `records` then goes before its column of that name; its deltas, under
@@ -176,7 +176,7 @@ def _number(cell: Any, levels: Mapping[str, float]) -> float | None:
         return None
 
 
-def _read_argument(what: str, given: Any, problems: list[str]) -> dict[str, Column]:
+def _read_argument(what: str, given: Any, problems: list[str]) -> dict[str, BudgetColumn]:
     """Return the column that a number, an array, a mapping or a Series makes."""
     if isinstance(given, Mapping):
         names, cells = as_array(given.keys()), as_array(given.values())
@@ -189,7 +189,7 @@ def _read_argument(what: str, given: Any, problems: list[str]) -> dict[str, Colu
         names = as_array(given.index)
         if not np.array_equal(names, np.arange(len(names))):  # else the index says nothing
             return _keyed({what: cells}, names, None, f"the index of {what}", problems)
-    return {what: Column(what, cells, what)}
+    return {what: BudgetColumn(what, cells, what)}
 
 
 def _keyed(
@@ -198,13 +198,13 @@ def _keyed(
     rows: Sequence[int] | None,
     where: str,
     problems: list[str],
-) -> dict[str, Column]:
+) -> dict[str, BudgetColumn]:
     """Return columns whose owners are named, sorted by owner if the names can be used."""
     numbers = None if rows is None else np.asarray(rows)
     place = (lambda at: f"entry {at}") if rows is None else (lambda at: f"row {rows[at]}")
     ids = as_ids(names, where, problems, place)
     if ids is None or len(ids) < len(names):
-        return {what: Column(what, columns[what], where, names, numbers) for what in columns}
+        return {what: BudgetColumn(what, columns[what], where, names, numbers) for what in columns}
     order = np.argsort(ids, kind="stable")
     names = ids = ids[order]
     twice = np.unique(ids[1:][ids[1:] == ids[:-1]])
@@ -216,14 +216,14 @@ def _keyed(
         )
     numbers = None if numbers is None else numbers[order]
     return {
-        what: Column(what, cells[order], where, names, numbers, ids)
+        what: BudgetColumn(what, cells[order], where, names, numbers, ids)
         for what, cells in columns.items()
     }
 
 
 def _read_table(
     pairs: Pairs, rows: Sequence[int], where: str, problems: list[str]
-) -> dict[str, Column]:
+) -> dict[str, BudgetColumn]:
     names = [name.lower() for name, _ in pairs]
     unknown = [name for name, _ in pairs if name.lower() not in COLUMNS]
     lacking = [name for name in COLUMNS[:2] if name not in names]
@@ -249,7 +249,7 @@ def _read_table(
     return _keyed(columns, columns.pop("owner"), rows, where, problems)
 
 
-def _read_file(path: Path, problems: list[str]) -> dict[str, Column]:
+def _read_file(path: Path, problems: list[str]) -> dict[str, BudgetColumn]:
     try:
         if path.suffix.lower() in PARQUET:
             pairs = parquet_columns(path)

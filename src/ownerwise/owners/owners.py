@@ -15,7 +15,7 @@ from ownerwise.errors import BudgetError, PrivacyWarning, name_some
 from ownerwise.owners.budget_tables import (
     GIVE_RECORDS,
     OWN_DELTA,
-    Column,
+    BudgetColumn,
     read_budgets,
     read_levels,
 )
@@ -213,7 +213,7 @@ def _kind(ids: np.ndarray) -> str:
     return "str" if ids.dtype.kind == "U" else "int"
 
 
-def _record_each(epsilon: Column, problems: list[str]) -> np.ndarray | None:
+def _record_each(epsilon: BudgetColumn, problems: list[str]) -> np.ndarray | None:
     """Return the owner ids where nobody is named: every record is its own owner."""
     if epsilon.cells.ndim:
         return np.arange(len(epsilon.cells))
@@ -273,7 +273,7 @@ def _report_without_records(ids: np.ndarray, counts: np.ndarray, problems: list[
 
 
 def _report_misfit(
-    column: Column,
+    column: BudgetColumn,
     values: np.ndarray,
     ids: np.ndarray,
     index: np.ndarray | None,

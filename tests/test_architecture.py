@@ -1,0 +1,159 @@
+"""The rooms of the package: how many there are, their order, and what each says of itself."""
+
+import ast
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tools import imports
+from tools.imports import Edge
+
+PACKAGE = Path(__file__).parents[1] / "src" / "ownerwise"
+
+LEAVES = ("errors", "files", "wording")
+"""Root modules that every room may import; they import nothing of the package but `errors`."""
+
+ROOMS = (
+    "owners",
+    "accounting",
+    "planning",
+    "randomness",
+    "batches",
+    "gradients",
+    "mechanisms",
+    "step",
+    "evaluation",
+    "runs",
+    "training",
+    "report",
+    "data",
+    "models",
+    "estimators",
+    "config",
+    "cli",
+)
+"""The direction of the data: a room imports rooms that stand before it, never one behind it."""
+
+RESTRICTED = {"owners": {"errors"}, "gradients": {"errors"}}
+"""Rooms that may import less than what stands before them."""
+
+
+PENDING = {
+    "gradients", "mechanisms", "report", "data", "models", "training",
+    "Key", "Method", "Records", "Source",
+}  # fmt: skip
+"""Rooms that still have a cycle or say too little, and class names that are still used twice."""
+
+
+def is_exception(edge: Edge) -> bool:
+    """Return whether an import is one of the three exceptions to the order."""
+    return (
+        # 1. a run writes its report and its privacy card on request
+        (edge.importer == "ownerwise.runs.run" and edge.function in ("Run.report", "Run.card"))
+        # 2. public names are loaded when they are first used (PEP 562)
+        or edge.importer == "ownerwise"
+        # 3. optional extras: nothing loads the estimator, which needs scikit-learn, but its user
+        or (edge.function == "__getattr__" and edge.imported.startswith("ownerwise.estimators"))
+    )
+
+
+def room_of(name: str) -> str:
+    """Return the room of "ownerwise.room.module" or "ownerwise.room:name"."""
+    parts = name.partition(":")[0].split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def order_problems(package: Path) -> list[str]:
+    """Return every import that breaks the order of the rooms, or makes a cycle inside one."""
+    problems = []
+    order = dict.fromkeys(LEAVES, 0) | {name: at for at, name in enumerate(ROOMS, 1)}
+    inside: dict[str, set[str]] = {}
+    for edge in imports.edges(package):
+        if is_exception(edge):
+            continue
+        importer, imported = room_of(edge.importer), room_of(edge.imported)
+        if edge.imported == "ownerwise:__version__":
+            continue
+        if not imported:
+            problems.append(f"{edge}: expected the room that defines it")
+        elif importer == imported:
+            target = edge.imported.partition(":")[0]
+            inside.setdefault(edge.importer, set()).add(target)
+        elif importer not in order or imported not in order:
+            problems.append(f"{edge}: not in the list of rooms")
+        elif importer in LEAVES and imported != "errors":
+            problems.append(f"{edge}: expected nothing but errors")
+        elif imported not in RESTRICTED.get(importer, {imported}):
+            problems.append(f"{edge}: expected nothing but {', '.join(RESTRICTED[importer])}")
+        elif importer not in LEAVES and order[imported] > order[importer]:
+            problems.append(f"{edge}: {imported} stands behind {importer}")
+    problems += [
+        f"cycle: {', '.join(cycle)}"
+        for cycle in imports.cycles(inside)
+        if room_of(cycle[0]) not in PENDING
+    ]
+    return problems
+
+
+def test_no_import_goes_backwards_and_no_room_has_a_cycle():
+    assert order_problems(PACKAGE) == []
+
+
+def test_the_package_is_seen_from_its_door():
+    packages = [path for path in PACKAGE.iterdir() if (path / "__init__.py").exists()]
+    root_modules = list(PACKAGE.glob("*.py"))
+    assert len(packages) <= 20
+    assert len(root_modules) <= 8
+    rooms = {path.name for path in packages} | {path.stem for path in root_modules}
+    assert rooms == {*LEAVES, *ROOMS, "__init__"}
+
+
+@pytest.mark.parametrize(
+    "room", [name for name in ROOMS if (PACKAGE / name).is_dir() and name not in PENDING]
+)
+def test_each_room_says_what_it_is_for_and_what_it_may_import(room):
+    docstring = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text()))
+    assert docstring is not None
+    first, blank, *rest = docstring.splitlines()
+    assert len(first) > 30
+    assert blank == ""
+    assert re.search(r"\bimports?\b", " ".join(rest))
+
+
+def test_no_class_name_is_used_twice():
+    twice = {name: where for name, where in imports.class_names(PACKAGE).items() if len(where) > 1}
+    assert not set(twice) - PENDING
+
+
+@pytest.mark.parametrize(
+    ("module", "statement", "message"),
+    [
+        ("planning/solver.py", "from ownerwise.step import PrivateStep", "step stands behind"),
+        (
+            "batches/sampler.py",
+            "if TYPE_CHECKING:\n    from ownerwise.training import Trainer",
+            "training stands behind",
+        ),
+        (
+            "runs/run.py",
+            "def load():\n    from ownerwise.report import write_report",
+            "report stands behind",
+        ),
+        ("gradients/tape.py", "from ownerwise.owners import Owners", "nothing but errors"),
+        ("accounting/pld.py", "from ownerwise import Plan", "the room that defines it"),
+        ("files.py", "from ownerwise.owners import Owners", "nothing but errors"),
+        ("planning/table.py", "from ownerwise.planning.plans import Plan", "cycle"),
+        ("accounting/schedule.py", "from ownerwise.accounting import epsilon", "cycle"),
+    ],
+)
+def test_an_import_turned_around_is_found(module, statement, message, tmp_path):
+    package = tmp_path / "ownerwise"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    assert order_problems(package) == []
+    with (package / module).open("a") as file:
+        file.write(f"\n{statement}\n")
+    problems = order_problems(package)
+    assert len(problems) == 1
+    assert message in problems[0]
