@@ -1,4 +1,4 @@
-"""Docstrings for the reference: "alpha, beta: shape of the tail" becomes an entry for each name."""
+"""Reference docstrings: "alpha, beta: shape of the tail" becomes one entry per name."""
 
 import re
 
@@ -8,7 +8,7 @@ _SEVERAL = re.compile(r"^( +)(\w+(?:, \w+)+): (.*(?:\n\1 +.*)*)$", re.MULTILINE)
 
 
 class SeveralNames(Extension):
-    """Takes entries of several arguments or attributes apart."""
+    """Splits entries that describe several arguments or attributes."""
 
     def on_object(self, *, obj: Object, **_: object) -> None:
         """Rewrite the docstring of an object, if it has one."""

@@ -1,7 +1,7 @@
-"""What pages say of the code, written from the code when the site is built.
+"""Parts of pages that are generated from the code when the site is built.
 
-A page asks for it with `<!-- generated: NAME -->`. Links to files in examples/ lead to the page
-that shows them.
+A page requests one with `<!-- generated: NAME -->`. Links to files in examples/ become links to the
+page that shows them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EXAMPLE_LINK = re.compile(r"\]\((?:\.\./)+examples/([\w.-]+)\)")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fill in what a page asks for; MkDocs calls this for every page."""
+    """Fill in the generated parts of a page; MkDocs calls this for every page."""
     up = "../" * page.file.src_uri.count("/")
     linked = _EXAMPLE_LINK.sub(rf"]({up}examples.md#\1)", markdown)
     return _PLACE.sub(lambda place: MAKERS[place[1]](), linked)
@@ -33,25 +33,29 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def commands() -> str:
     """Return the help of every command."""
-    return "\n\n".join(
-        f"## {name}\n\n```text\n{text}```" for name, text in _helps(make_parser()).items()
-    )
+    overview = make_parser("")  # without loading commands of other packages, as for a user
+    helps = _helps(make_parser()) | {overview.prog: _help(overview)}
+    return "\n\n".join(f"## {name}\n\n```text\n{text}```" for name, text in helps.items())
 
 
 def _helps(parser: argparse.ArgumentParser) -> dict[str, str]:
-    parser.formatter_class = functools.partial(argparse.HelpFormatter, width=_WIDTH)
-    found = {parser.prog: parser.format_help()}
+    helps = {parser.prog: _help(parser)}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
-                found |= _helps(inner)
-    return found
+                helps |= _helps(inner)
+    return helps
+
+
+def _help(parser: argparse.ArgumentParser) -> str:
+    parser.formatter_class = functools.partial(argparse.HelpFormatter, width=_WIDTH)
+    return parser.format_help()
 
 
 def modules() -> str:
-    """Return every module with the first line of its docstring, folder by folder."""
+    """Return every module with the first line of its docstring, package by package."""
     parts = []
-    for folder in (_SOURCE, *sorted(path for path in _SOURCE.iterdir() if path.is_dir())):
+    for folder in (_SOURCE, *sorted(path for path in _SOURCE.rglob("*") if path.is_dir())):
         lines = list(_module_lines(folder))
         if lines:
             package = ".".join(folder.relative_to(_SOURCE.parent).parts)

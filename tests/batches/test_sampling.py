@@ -206,7 +206,7 @@ def test_thinning_compares_all_53_bits():
 
 
 def test_tiny_rates_among_few_records():
-    """Pitfall 6: one of 1,000 records of rate 1e-6 is drawn with probability 1e-3, at every place."""
+    """Pitfall 6: one of 1,000 records of rate 1e-6 is drawn with chance 1e-3, at every place."""
     stream = step_stream()
     positions = np.concatenate([_skip(stream, 1000, 1e-6) for _ in range(100_000)])
     assert stats.binomtest(len(positions), 10**8, 1e-6).pvalue > ALARM

@@ -110,7 +110,7 @@ def hostile_batch(rng, spread=1.0):
 
 @pytest.mark.parametrize("name", TAILS)
 def test_no_record_moves_the_sum_by_more_than_its_clip_norm(name):
-    """Pitfall 23. Brute force: 7 tails x 1,500 batches, every order, each record removed in turn."""
+    """Pitfall 23. Brute force: 7 tails x 1,500 batches, every order, each record left out."""
     rng = np.random.default_rng(2)
     for _ in range(1500):
         vectors, clips, losses, owners = hostile_batch(rng)

@@ -230,7 +230,7 @@ def test_the_noise_of_a_value_is_what_repeated_noise_does():
 
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 def test_every_cell_gets_noise_of_its_own(noise):
-    """Pitfall 32. A correlation of 3,000 draws has standard error .018; five are 6e-7, times 153."""
+    """Pitfall 32. A correlation of 3,000 draws has error .018; five of them are 6e-7, times 153."""
     seen = []
 
     class Watching(ow.RateConstraints):
