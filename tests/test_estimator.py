@@ -214,7 +214,7 @@ def test_all_problems_are_listed_before_anything_is_spent():
 @pytest.mark.parametrize(
     ("epsilon", "owners", "words"),
     [
-        ({"ann": 1.0}, OWNERS, "record without budget: owner bob, cem"),
+        ({"ann": 1.0}, OWNERS, "no budget for owner bob, cem"),
         ({0: 1.0}, OWNERS, "str in record_owner"),
         ([1.0, 2.0], None, r"shape \[2\] for 240 records(.|\n)*mapping"),
         (np.arange(1.0, 241.0), OWNERS, "differs between records of owner ann, bob, cem"),

@@ -123,7 +123,7 @@ def test_all_problems_of_budgets_and_records_at_once(tmp_path):
         prepare_run(make_config(found, tmp_path), folder=tmp_path / "run")
     message = str(caught.value)
     assert "epsilon of owner clinic 0 (0)" in message
-    assert "record without budget: owner clinic 2" in message
+    assert "no budget for owner clinic 2" in message
 
 
 def test_advice_names_keys_of_the_configuration(tmp_path):

@@ -257,7 +257,7 @@ class TestBadTables:
     def test_names_that_differ_by_case(self, tmp_path):
         path = write(tmp_path, "Owner,EPSILON,records\n1,1,5\n2,-2,5\n")
         names, value = problems(path)
-        assert "column Owner, EPSILON; expected owner, epsilon, in small letters" in names
+        assert "column Owner, EPSILON; expected owner, epsilon, in lower case" in names
         assert "epsilon of owner 2 (-2.0, row 3)" in value
 
     def test_a_column_in_two_spellings(self, tmp_path):
@@ -293,7 +293,7 @@ class TestBadTables:
         path = write(tmp_path, "owner,epsilon,delta\na,1\n")
         row, budget = problems(path, ["a", "b"])
         assert "row 2 (2 cells)" in row
-        assert "record without budget: owner b (" in budget
+        assert "no budget for owner b (" in budget
 
     def test_cells_that_are_no_numbers(self, tmp_path):
         path = write(tmp_path, 'owner,epsilon,delta,records\na,"0,5",none,many\nb,1,1e-5,2\n')

@@ -136,7 +136,7 @@ class TestDeclaredRecords:
 
     def test_attached_records_must_have_owners(self):
         owners = Owners.from_table({1: 1.0, 2: 2.0})
-        with pytest.raises(BudgetError, match=r"record without budget: owner 3 \(2 of the records"):
+        with pytest.raises(BudgetError, match=r"no budget for owner 3 \(2 of the records"):
             owners.with_records([1, 2, 3, 3])
         with pytest.raises(BudgetError, match="owner without records: 2"):
             owners.with_records([1, 1])
@@ -233,7 +233,7 @@ class TestBadValues:
 
 class TestBadOwners:
     def test_record_without_budget(self):
-        says = ["record without budget: owner b, c (4 of the records)", "add a budget", "leave"]
+        says = ["no budget for owner b, c (4 of the records)", "add a budget", "leave"]
         only_problem(RECORD_OWNER, {"a": 1.0}, says=says)
 
     def test_owner_without_records(self):
@@ -247,7 +247,7 @@ class TestBadOwners:
         lacking, unknown = problems(RECORD_OWNER, {"a": 1, "b": 1, "c": 1}, **given)
         assert f"the mapping {what} lacks owner b, c" in lacking
         assert "one number for all" in lacking
-        assert f"the mapping {what} has owner x" in unknown
+        assert f"the mapping {what} names owner x" in unknown
         assert "add a budget" in unknown
 
     def test_empty(self):
@@ -266,7 +266,7 @@ class TestBadOwners:
     def test_missing_ids_do_not_hide_records_without_budget(self):
         ids, budget = problems([1, None, 9], {1: 1.0, 2: 1.0})
         assert "record 1" in ids
-        assert "record without budget: owner 9" in budget
+        assert "no budget for owner 9" in budget
 
     def test_ids_of_two_kinds(self):
         says = ["int in record_owner (such as 1)", "str in the budgets (such as '1')", "to str"]
@@ -281,7 +281,7 @@ class TestBadLengths:
         only_problem(RECORD_OWNER, [1.0, 2.0, 3.0, 4.0, 5.0], says=says)
 
     def test_two_orders(self):
-        says = ["(9, 2, 5) do not ascend", "unclear", "a mapping {id: epsilon}"]
+        says = ["(9, 2, 5) are not in ascending order", "unclear", "a mapping {id: epsilon}"]
         only_problem([9, 2, 5], [3.0, 1.0, 2.0], says=says)
 
     @pytest.mark.parametrize("what", ["epsilon", "delta", "records"])

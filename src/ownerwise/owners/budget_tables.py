@@ -1,9 +1,9 @@
 """Budgets as people give them: mappings, arrays, DataFrames, CSV and Parquet files.
 
 A table has the columns `owner, epsilon[, delta][, records]`, one row per owner; a delta may be left
-blank. Whatever the source, what comes out is one `BudgetColumn` for each of epsilon, delta and records,
-and one more for the deltas that stand in a table. Nothing here stops at the first problem: each is
-added to a list, and reading goes on with what is still known.
+blank. Every source becomes one `BudgetColumn` for each of epsilon, delta and records, and one more
+for the deltas of a table. Reading does not stop at the first problem: each problem is added to a
+list, and reading continues with what is known.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ from ownerwise.owners.tables import (
 COLUMNS = ("owner", "epsilon", "delta", "records")
 DEFAULT_DELTA = 1e-5
 OWN_DELTA = "own delta"
-"""The key of a table's column of deltas, beside "delta" for owners who set none."""
+"""Key of a table's column of deltas; "delta" is for owners whose row has none."""
 GIVE_LEVELS = "levels={'high': 0.5, ...}"
 GIVE_RECORDS = "declare the numbers of records with records="
 
 Pairs = Sequence[tuple[str, np.ndarray]]
-"""The columns of a table as they stand there: name and cells."""
-
+"""The columns of a table as they were read: name and cells."""
 
 _VALID: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "epsilon": lambda values: np.isfinite(values) & (values > 0),
@@ -55,16 +54,17 @@ _EXPECTED = {
 
 @dataclass(frozen=True, eq=False)
 class BudgetColumn:
-    """What was given for one of epsilon, delta and records.
+    """The values given for one of epsilon, delta and records.
 
     Attributes:
         what: "epsilon", "delta" or "records".
-        cells: the values as given, [owners]; of shape [] if one value stands for all owners.
-        where: the source, in words for messages.
-        names: the owner of each cell as given; None: the cells follow the sorted ids of all owners.
+        cells: the values as given, [owners]; of shape [] if one value is given for all owners.
+        where: the source, for messages.
+        names: the owner of each cell as given; None if the cells follow the sorted ids of all
+            owners.
         rows: the row of each cell in a table.
         ids: the distinct names, sorted, int64 or str; cells, names and rows then follow that order.
-            None if some names cannot be used, or none were given.
+            None if no names were given, or some of them cannot be used.
     """
 
     what: str
@@ -77,10 +77,9 @@ class BudgetColumn:
     def numbers(
         self, ids: np.ndarray | None, levels: Mapping[str, float], problems: list[str]
     ) -> np.ndarray:
-        """Return the cells as float64, in their shape, and report each that is no valid value.
+        """Return the cells as float64, in the same shape, and report every invalid value.
 
-        `ids` names the owners of cells that have no names of their own. A delta that a table leaves
-        blank is NaN.
+        `ids` names the owners if the column does not. A delta that a table leaves blank is NaN.
         """
         cells = self.cells.ravel()
         if cells.dtype.kind in "iuf":
@@ -126,10 +125,11 @@ class BudgetColumn:
 def read_budgets(
     epsilon: Any, delta: Any, records: Any, levels: Mapping[str, float], problems: list[str]
 ) -> dict[str, BudgetColumn]:
-    """Return the columns by name, without those that were not given or cannot be used.
+    """Return the columns by name, except those that were not given or cannot be used.
 
-    `epsilon` may be a table. `records` then goes before its column of that name; its deltas, under
-    the key `OWN_DELTA`, go before `delta`, which is for owners who set none.
+    `epsilon` may be a table. `records` then takes precedence over the table's column of that name.
+    The table's deltas are returned under the key `OWN_DELTA` and take precedence over `delta`,
+    which is for owners whose row has none.
     """
     if hasattr(epsilon, "columns") and hasattr(epsilon, "to_dict"):  # a DataFrame
         pairs = [(str(name), as_array(epsilon[name])) for name in epsilon.columns]
@@ -146,21 +146,21 @@ def read_budgets(
 
 
 def reworded(problems: Sequence[str], levels: str, records: str) -> list[str]:
-    """Return problems that advise what to give elsewhere than in Python, in its own words."""
+    """Return problems whose advice fits a caller outside Python, such as the command line."""
     return [text.replace(GIVE_LEVELS, levels).replace(GIVE_RECORDS, records) for text in problems]
 
 
 def read_levels(levels: Mapping[str, float] | None, problems: list[str]) -> dict[str, float]:
-    """Return what the names of levels mean, in numbers."""
+    """Return the epsilon that each level stands for."""
     meaning: dict[str, float] = {}
     for name, given in (levels or {}).items():
         if not isinstance(name, str) or _number(name, {}) is not None:
-            problems.append(f"level {name!r} can be taken for a number; expected a name: 'high'")
+            problems.append(f"level {name!r} can be mistaken for a number; expected a name: 'high'")
             continue
         value = _number(given, {})
         if value is None or not 0 < value < math.inf:
             problems.append(f"level {name!r} means {given!r}; {_EXPECTED['epsilon']}")
-            value = 1.0  # so that its owners are not reported on top
+            value = 1.0  # so that its owners are not reported as well
         meaning[name] = value
     return meaning
 
@@ -177,7 +177,7 @@ def _number(cell: Any, levels: Mapping[str, float]) -> float | None:
 
 
 def _read_argument(what: str, given: Any, problems: list[str]) -> dict[str, BudgetColumn]:
-    """Return the column that a number, an array, a mapping or a Series makes."""
+    """Return the column given by a number, an array, a mapping or a Series."""
     if isinstance(given, Mapping):
         names, cells = as_array(given.keys()), as_array(given.values())
         return _keyed({what: cells}, names, None, f"the mapping {what}", problems)
@@ -187,7 +187,7 @@ def _read_argument(what: str, given: Any, problems: list[str]) -> dict[str, Budg
         return {}
     if hasattr(given, "to_numpy") and hasattr(given, "index"):  # a pandas Series
         names = as_array(given.index)
-        if not np.array_equal(names, np.arange(len(names))):  # else the index says nothing
+        if not np.array_equal(names, np.arange(len(names))):  # a default index names no owners
             return _keyed({what: cells}, names, None, f"the index of {what}", problems)
     return {what: BudgetColumn(what, cells, what)}
 
@@ -199,7 +199,7 @@ def _keyed(
     where: str,
     problems: list[str],
 ) -> dict[str, BudgetColumn]:
-    """Return columns whose owners are named, sorted by owner if the names can be used."""
+    """Return columns whose cells are named by owner, sorted by owner if the names are valid."""
     numbers = None if rows is None else np.asarray(rows)
     place = (lambda at: f"entry {at}") if rows is None else (lambda at: f"row {rows[at]}")
     ids = as_ids(names, where, problems, place)
@@ -207,11 +207,11 @@ def _keyed(
         return {what: BudgetColumn(what, columns[what], where, names, numbers) for what in columns}
     order = np.argsort(ids, kind="stable")
     names = ids = ids[order]
-    twice = np.unique(ids[1:][ids[1:] == ids[:-1]])
-    if len(twice):
+    repeated = np.unique(ids[1:][ids[1:] == ids[:-1]])
+    if len(repeated):
         ids = np.unique(ids)
         problems.append(
-            f"{where}: owner {name_some(twice)} stands there more than once; expected each owner "
+            f"{where}: owner {name_some(repeated)} appears more than once; expected each owner "
             "once: leave out all but one"
         )
     numbers = None if numbers is None else numbers[order]
@@ -227,21 +227,21 @@ def _read_table(
     names = [name.lower() for name, _ in pairs]
     unknown = [name for name, _ in pairs if name.lower() not in COLUMNS]
     lacking = [name for name in COLUMNS[:2] if name not in names]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    repeated = sorted({name for name in names if names.count(name) > 1})
     capital = [name for name, _ in pairs if name.lower() in COLUMNS and name not in COLUMNS]
     if capital:
         problems.append(
             f"{where}: column {name_some(capital)}; expected {name_some(capital, str.lower)}, in "
-            "small letters: rename columns"
+            "lower case: rename columns"
         )
-    for what, wrong in (("unknown", unknown), ("no", lacking), ("more than one", twice)):
+    for what, wrong in (("unknown", unknown), ("no", lacking), ("more than one", repeated)):
         if wrong:
             problems.append(
-                f"{where}: {what} column {name_some(wrong)}; expected owner, epsilon and, if "
-                "wanted, delta and records, each once: rename or remove columns"
+                f"{where}: {what} column {name_some(wrong)}; expected owner, epsilon and, "
+                "optionally, delta and records, each once: rename or remove columns"
             )
     columns = {name.lower(): cells for name, cells in pairs if name.lower() in COLUMNS}
-    if "owner" not in columns or twice:
+    if "owner" not in columns or repeated:
         return {}
     if not len(rows):
         problems.append(HEADER_ALONE.format(where, "owner"))

@@ -22,7 +22,7 @@ from ownerwise.owners.budget_tables import (
 from ownerwise.owners.tables import as_array, as_ids
 
 UNIT = "ONE RECORD, not one owner"
-"""The unit of privacy, in the words that every table repeats."""
+"""The unit of privacy, as every table states it."""
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -30,33 +30,34 @@ class Owners:
     """Owners, their budgets (epsilon, delta), and how many records each declares.
 
     Guarantee: it covers the CONTENTS of records, one record at a time: adding or removing one
-    record of owner o changes what is released by at most (epsilon_o, delta_o). The budgets and the
-    declared numbers of records are assumed public: every noise scale depends on them. `repr`,
-    errors and warnings still show counts and ranges rather than the list.
+    record of owner o changes the distribution of what is released by at most (epsilon_o, delta_o).
+    The budgets and the declared numbers of records are assumed public, because every noise scale
+    depends on them. `repr`, errors and warnings nevertheless show counts and ranges rather than
+    the full list.
 
-    What the per-owner arguments may be: one number for all; a mapping `{id: value}`, or a pandas
-    Series indexed by id; an array in the order of `ids` (sorted). An array with one value per
-    record is accepted where every record is its own owner and the two orders agree.
+    Each per-owner argument may be one number for all owners; a mapping `{id: value}`, or a pandas
+    Series indexed by id; or an array in the order of `ids` (sorted). An array with one value per
+    record is accepted if every record is its own owner and the two orders agree.
 
     Args:
-        record_owner: one owner id (int or str) per record. None: an array `epsilon` makes every
-            record its own owner, numbered 0, 1, ...; with a mapping or a table the records are
-            attached later (`with_records`).
+        record_owner: one owner id (int or str) per record. None: if `epsilon` is an array, every
+            record is its own owner, numbered 0, 1, ...; if it is a mapping or a table, the records
+            are attached later (`with_records`).
         epsilon: as above; or a DataFrame, or the path of a CSV or Parquet file, with the columns
             `owner, epsilon[, delta][, records]`. Values may be names of `levels`.
-        delta: as above, for owners whose delta does not stand in the table (no such column, or a
-            blank cell); by default 1e-5. A delta in the table always holds.
+        delta: as above, for owners whose delta is not in the table (no such column, or a blank
+            cell); by default 1e-5. A delta in the table takes precedence.
         records: declared number of records, as above; by default the table's column, else the
-            counts of `record_owner`, else one each. Data with other counts is accepted and changes
-            nothing: `records` stays as declared.
-        levels: what categorical budgets mean, e.g. `{"high": 0.5, "medium": 2, "low": 5}`.
+            counts of `record_owner`, else one each. Declared counts are used as they are; the
+            actual counts may differ.
+        levels: the epsilon of categorical budgets, e.g. `{"high": 0.5, "medium": 2, "low": 5}`.
 
     Attributes:
         ids: owner ids, sorted, int64 or str; every per-owner array follows this order.
         epsilon, delta: budget per owner, float64.
         records: declared number of records per owner, int64.
-        records_basis: where `records` come from: "declared", "counted" or "assumed one each".
-        record_owner_index: per record the position of its owner in `ids`, int64, or None.
+        records_basis: origin of `records`: "declared", "counted" or "assumed one each".
+        record_owner_index: position of each record's owner in `ids`, int64, or None.
 
     Raises:
         BudgetError: lists all problems at once.
@@ -122,16 +123,16 @@ class Owners:
         records: Any = None,
         levels: Mapping[str, float] | None = None,
     ) -> Owners:
-        """Return the owners of a budget table (DataFrame, CSV, Parquet, mapping), without records.
+        """Return the owners in a budget table (DataFrame, CSV, Parquet, mapping), without records.
 
-        Enough for planning; `with_records` attaches the data's owner ids later.
+        That is enough for planning; `with_records` attaches the owner ids of the data later.
         """
         return cls(None, table, delta, records=records, levels=levels)
 
     def with_records(self, record_owner: Iterable[Any]) -> Owners:
-        """Return these owners with the records' owner ids attached; budgets and counts stay.
+        """Return these owners with the owner ids of the records attached; budgets and counts stay.
 
-        Only where nobody declared or counted records ("assumed one each") they are counted now.
+        Records are counted only if they were neither declared nor counted ("assumed one each").
         """
         problems: list[str] = []
         _, index, counts = _match(record_owner, self.ids, False, problems)
@@ -162,7 +163,7 @@ class Owners:
     def fingerprint(self) -> str:
         """Hash of ids and declared counts: ties a stored plan to its owners."""
         ids = self.ids
-        if ids.dtype.kind == "U":  # as wide as the longest id, whatever array it came from
+        if ids.dtype.kind == "U":  # as wide as the longest id, whatever the array was
             ids = ids.astype(f"U{np.char.str_len(ids).max()}")
         digest = hashlib.sha256(f"{ids.dtype.newbyteorder('<').str} {len(ids)}\n".encode())
         for array in (ids, self.records):
@@ -183,10 +184,10 @@ class Owners:
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._set(**state)  # unpickled and copied arrays are writeable
+        self._set(**state)  # because unpickled and copied arrays are writeable
 
     def _set(self, **attributes: Any) -> None:
-        """Set attributes of the frozen object, with arrays that cannot be written to."""
+        """Set attributes of the frozen object and make its arrays read-only."""
         for value in attributes.values():
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
@@ -197,7 +198,7 @@ class Owners:
         if large.any():
             warnings.warn(
                 f"delta of owner {name_some(self.ids[large])} is up to {self.delta.max():g}, above "
-                f"1/{self.total_records}, one over the number of records: that permits publishing "
+                f"1/{self.total_records}, one over the number of records: that allows publishing "
                 f"a record in full. Use at most {0.1 / self.total_records:.1g}",
                 PrivacyWarning,
                 stacklevel=3,
@@ -214,7 +215,7 @@ def _kind(ids: np.ndarray) -> str:
 
 
 def _record_each(epsilon: BudgetColumn, problems: list[str]) -> np.ndarray | None:
-    """Return the owner ids where nobody is named: every record is its own owner."""
+    """Return the owner ids if none are given: every record is its own owner."""
     if epsilon.cells.ndim:
         return np.arange(len(epsilon.cells))
     problems.append(
@@ -227,9 +228,9 @@ def _record_each(epsilon: BudgetColumn, problems: list[str]) -> np.ndarray | Non
 def _match(
     record_owner: Any, ids: np.ndarray | None, find_ids: bool, problems: list[str]
 ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
-    """Return the ids, each record's position in them, and the records of each owner.
+    """Return the ids, the position of each record's owner in them, and each owner's record count.
 
-    With `find_ids` the records say who the owners are. None stands for what problems leave unknown.
+    With `find_ids` the ids are those of the records. None stands for what problems leave unknown.
     """
     given = as_array(record_owner)
     present = as_ids(given, "record_owner", problems)
@@ -245,12 +246,12 @@ def _match(
     stray = ids[position] != seen
     if stray.any():
         problems.append(
-            f"record without budget: owner {name_some(seen[stray])} ({counts[stray].sum()} of the "
-            "records) is not among the budgets; add a budget, or leave the records out"
+            f"no budget for owner {name_some(seen[stray])} ({counts[stray].sum()} of the records); "
+            "add a budget, or leave the records out"
         )
-    real = np.zeros(len(ids), dtype=np.int64)
-    real[position[~stray]] = counts[~stray]
-    return ids, position[inverse], real if complete else None
+    records = np.zeros(len(ids), dtype=np.int64)
+    records[position[~stray]] = counts[~stray]
+    return ids, position[inverse], records if complete else None
 
 
 def _report_other_kind(other: np.ndarray, where: str, ids: np.ndarray, problems: list[str]) -> bool:
@@ -289,8 +290,9 @@ def _report_misfit(
         if index is not None and _two_orders(values, index):
             problems.append(
                 f"{column.what}: {len(ids)} values for as many owners with one record each, but "
-                f"the ids of the records ({name_some(ids[index])}) do not ascend; it is unclear "
-                f"whether the values follow the records or the sorted ids: give {mapping}"
+                f"the ids of the records ({name_some(ids[index])}) are not in ascending order; "
+                "it is unclear whether the values follow the records or the sorted ids: give "
+                f"{mapping}"
             )
     elif index is not None and len(values) == len(index):
         counts = np.bincount(index)
@@ -311,21 +313,21 @@ def _report_other_owners(
 ) -> None:
     if _report_other_kind(named, where, ids, problems):
         return
-    lacking, unknown = np.setdiff1d(ids, named), np.setdiff1d(named, ids)
-    if len(lacking):
+    missing, unknown = np.setdiff1d(ids, named), np.setdiff1d(named, ids)
+    if len(missing):
         problems.append(
-            f"{where} lacks owner {name_some(lacking)}; expected one value for each owner: add it, "
+            f"{where} lacks owner {name_some(missing)}; expected one value for each owner: add it, "
             "or give one number for all"
         )
     if len(unknown):
         problems.append(
-            f"{where} has owner {name_some(unknown)}, who is not among the budgets; add a budget, "
-            "or remove the owner there"
+            f"{where} names owner {name_some(unknown)}, who has no budget; add a budget, or remove "
+            "the owner there"
         )
 
 
 def _two_orders(values: np.ndarray, index: np.ndarray) -> bool:
-    """Return whether values by record and values by sorted id are two different readings."""
+    """Return whether reading the values by record and by sorted id gives different budgets."""
     if len(index) != len(values) or np.bincount(index).max() > 1:
         return False
     ascending = np.array_equal(index, np.arange(len(index)))
