@@ -20,7 +20,6 @@ __all__ = [
     "Contribution",
     "Dense",
     "Policy",
-    "Rows",
     "Saved",
     "accumulation_dtype",
     "few_rows",
@@ -140,15 +139,11 @@ class Contribution(ABC):
 
 
 class Dense(Contribution):
-    """Per-record gradients that are small enough to be held as they are: ``[count, *shape]``.
+    """Per-record gradients that are small enough to be held as they are: ``[count, *shape]``."""
 
-    ``partner``: a contribution that can count this one's norm with its own.
-    """
+    __slots__ = ("count", "shape", "values")
 
-    __slots__ = ("count", "partner", "shape", "values")
-
-    def __init__(self, values: Tensor, partner: Contribution | None = None) -> None:
-        self.partner = partner
+    def __init__(self, values: Tensor) -> None:
         self.values = values.to(accumulation_dtype(values.dtype))
         self.count = values.shape[0]
         self.shape = tuple(values.shape[1:])
@@ -169,43 +164,3 @@ class Dense(Contribution):
     def drop(self, bad: Tensor) -> None:
         """See :class:`Contribution`."""
         self.values = masked(self.values, bad)
-
-
-class Rows(Contribution):
-    """A contribution to rows ``start`` and following of a larger parameter."""
-
-    __slots__ = ("count", "inner", "shape", "start")
-
-    def __init__(self, inner: Contribution, start: int, shape: tuple[int, ...]) -> None:
-        self.inner, self.start, self.shape, self.count = inner, start, shape, inner.count
-
-    @property
-    def stop(self) -> int:
-        """The first row after those this contribution touches."""
-        return self.start + self.inner.shape[0]
-
-    def squared_norms(self) -> Tensor:
-        """See :class:`Contribution`."""
-        return self.inner.squared_norms()
-
-    def per_record(self, start: int, stop: int) -> Tensor:
-        """See :class:`Contribution`."""
-        part = self.inner.per_record(start, stop)
-        full = part.new_zeros(stop - start, *self.shape)
-        full[:, self.start : self.stop] = part
-        return full
-
-    def weighted_sum(self, factors: Tensor) -> Tensor:
-        """See :class:`Contribution`."""
-        part = self.inner.weighted_sum(factors)
-        full = part.new_zeros(self.shape)
-        full[self.start : self.stop] = part
-        return full
-
-    def drop(self, bad: Tensor) -> None:
-        """See :class:`Contribution`."""
-        self.inner.drop(bad)
-
-    def most(self) -> Tensor | None:
-        """See :class:`Contribution`."""
-        return self.inner.most()

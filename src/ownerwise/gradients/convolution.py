@@ -295,7 +295,7 @@ def convolution(
                 gradient = layout.records(gradient, count).flatten(0, 1)
             yield weight_source, Convolved(inputs, gradient, count, geometry, policy)
 
-    sources = [(s, None) for s in (weight_source, bias_source) if s is not None]
+    sources = [s for s in (weight_source, bias_source) if s is not None]
     return tape.tap(func, output, sources, (0,), build)
 
 

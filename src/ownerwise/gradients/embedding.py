@@ -121,4 +121,4 @@ def embedding(
             parts = parts.masked_fill((ids == padding_idx)[:, :, None], 0)
         yield source, Lookup(ids, parts, rows)
 
-    return tape.tap(func, output, [(source, None)], range(input.dim()), build)
+    return tape.tap(func, output, [source], range(input.dim()), build)

@@ -253,9 +253,7 @@ def fallback(
                 )
             yield source, found
 
-    return tape.tap(
-        func, output, [(source, None) for _, source in sources], range(output.dim()), build
-    )
+    return tape.tap(func, output, [source for _, source in sources], range(output.dim()), build)
 
 
 # Calls that look at a tensor without computing with it.

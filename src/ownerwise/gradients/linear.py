@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.nn import functional
 
-from ownerwise.gradients.contributions import Contribution, Dense, Rows, Saved, accumulation_dtype
+from ownerwise.gradients.contributions import (
+    Contribution,
+    Dense,
+    Saved,
+    accumulation_dtype,
+)
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.outer import Outer
 from ownerwise.gradients.sources import Source
@@ -30,7 +35,7 @@ def linear(
     """Rule of ``linear``."""
     if tape.source(input) is not None:
         return NotImplemented
-    return project(tape, func, input, weight, bias, None)
+    return project(tape, func, input, weight, bias)
 
 
 def project(
@@ -39,50 +44,35 @@ def project(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    part: tuple[int, int] | None,
 ) -> Tensor:
-    """``linear`` with rows ``part`` of ``weight`` and ``bias`` (all, if None), tapped."""
+    """``linear``, tapped."""
     weight_source: Source | None = tape.source(weight)
     bias_source: Source | None = tape.source(bias) if bias is not None else None
-    matrix, offset = tape.value(weight), tape.value(bias)
-    if part is not None:
-        matrix = matrix[part[0] : part[1]]
-        offset = offset if offset is None else offset[part[0] : part[1]]
-    output = functional.linear(input, matrix, offset)
-    sources = [(s, part) for s in (weight_source, bias_source) if s is not None]
+    output = functional.linear(input, tape.value(weight), tape.value(bias))
+    sources = [s for s in (weight_source, bias_source) if s is not None]
     if not sources:
         return output
-    saved = Saved(input, f"linear({sources[0][0].name})") if weight_source is not None else None
+    saved = Saved(input, f"linear({sources[0].name})") if weight_source is not None else None
     policy = tape.policy
 
     def vectors(gradient: Tensor) -> Iterator[tuple[Source, Contribution]]:
-        use = None
         if weight_source is not None and saved is not None:
-            use = RankOne(gradient, saved.get())
-            yield weight_source, use
+            yield weight_source, RankOne(gradient, saved.get())
         if bias_source is not None:
-            yield bias_source, Dense(gradient, use)
+            yield bias_source, Dense(gradient)
 
     def build(
         gradient: Tensor, layout: Layout, count: int
     ) -> Iterator[tuple[Source, Contribution]]:
-        if part is None and gradient.dim() == 2 and layout.fold == "none":
+        if gradient.dim() == 2 and layout.fold == "none":
             yield from vectors(gradient)
             return
         left = layout.records(gradient, count).reshape(count, -1, gradient.shape[-1])
-        contribution: Contribution
         if bias_source is not None:
-            total = left.sum(dim=1, dtype=accumulation_dtype(left.dtype))
-            contribution = Dense(total)
-            if part is not None:
-                contribution = Rows(contribution, part[0], tuple(bias_source.value.shape))
-            yield bias_source, contribution
+            yield bias_source, Dense(left.sum(dim=1, dtype=accumulation_dtype(left.dtype)))
         if weight_source is not None and saved is not None:
             inputs = layout.records(saved.get(), count).reshape(count, left.shape[1], -1)
-            contribution = Outer(left, inputs, policy)
-            if part is not None:
-                contribution = Rows(contribution, part[0], tuple(weight_source.value.shape))
-            yield weight_source, contribution
+            yield weight_source, Outer(left, inputs, policy)
 
     return tape.tap(func, output, sources, range(output.dim() - 1), build)
 
@@ -103,4 +93,4 @@ def matmul(tape: Tape, func: Callable[..., Any], input: Tensor, other: Tensor) -
         left = layout.records(saved.get(), count).reshape(count, right.shape[1], -1)
         yield source, Outer(left, right, policy)
 
-    return tape.tap(func, output, [(source, None)], range(output.dim() - 1), build)
+    return tape.tap(func, output, [source], range(output.dim() - 1), build)

@@ -65,7 +65,7 @@ def pointwise(tape: Tape, func: Callable[..., Any], *args: Any, **kwargs: Any) -
                 spread = _spread_gradient(func, saved, kwargs, place, gradient)
             yield source, reduced(spread, layout, count, tuple(source.value.shape), where)
 
-    sources = [(source, None) for _, source in found]
+    sources = [source for _, source in found]
     return tape.tap(func, output, sources, range(output.dim()), build)
 
 
@@ -162,4 +162,4 @@ def _tap_spread(
         yield source, reduced(gradient, layout, count, shape, where)
 
     # expand shares memory between records; a copy lets the model write to one of them
-    return tape.tap(func, output.clone(), [(source, None)], new, build)
+    return tape.tap(func, output.clone(), [source], new, build)

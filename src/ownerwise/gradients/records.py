@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from ownerwise.gradients.contributions import Contribution, Dense, Policy, accumulation_dtype
+from ownerwise.gradients.contributions import (
+    Contribution,
+    Policy,
+    accumulation_dtype,
+)
 from ownerwise.gradients.ghost import shared_ghost_norms
 from ownerwise.gradients.precision import full_precision
 from ownerwise.gradients.sources import Source
-from ownerwise.gradients.vectors import Bank, RankOne
 
 if TYPE_CHECKING:
     from ownerwise.gradients.taps import Tap
 
 __all__ = ["Collector", "Records"]
-
-Part = tuple[int, int] | None
 
 # Terms of a record that are longer than this many times their sum would, in the sum over the batch,
 # take digits from the other records: such a record is summed by itself.
@@ -42,12 +42,10 @@ class Records:
         parameters: list[nn.Parameter],
         contributions: list[tuple[Source, Contribution]],
         norms: Tensor,
-        bank: Bank | None = None,
         most: Tensor | None = None,
     ) -> None:
         self._parameters = parameters
         self._contributions = contributions
-        self._bank = bank  # does the sums of some of the contributions
         self.norms = norms
         self._apart: list[int] = []  # records whose terms cancel
         if most is not None:
@@ -60,8 +58,6 @@ class Records:
             bad = ~torch.isfinite(norms)
             for _, contribution in contributions:
                 contribution.drop(bad)
-            if bank is not None:
-                bank.drop(bad)
 
     def __len__(self) -> int:
         return len(self.norms)
@@ -86,15 +82,9 @@ class Records:
         if alone:
             factors = factors.clone()
             factors[self._apart] = 0
-        banked: set[int] = set()
-        if self._bank is not None:
-            for source, part in self._bank.weighted_sums(factors.to(self._bank.both.dtype)):
-                banked.add(id(source))
-                sums[id(source.tensor)] = part
         parts = (
             (source, contribution.weighted_sum(factors.to(accumulation_dtype(source.value.dtype))))
             for source, contribution in self._contributions
-            if id(source) not in banked
         )
         add_to_roots(sums, parts, per_record=False)
         for number, factor in alone:
@@ -130,7 +120,7 @@ class Collector:
     def __init__(
         self,
         parameters: list[nn.Parameter],
-        uses: dict[int, list[tuple[Source, Part]]],
+        uses: dict[int, list[Source]],
         count: int,
         policy: Policy,
         device: torch.device,
@@ -140,13 +130,11 @@ class Collector:
         self.policy = policy
         self.device = device
         # Norms of a parameter can be taken use by use only if no two uses touch the same entry.
-        self.separate = {root for root, used in uses.items() if are_separate(used)}
+        self.separate = {root for root, used in uses.items() if len(used) == 1}
         self.done: list[tuple[Source, Contribution]] = []
         self.later: list[tuple[Source, Contribution]] = []
         self.squares: list[Tensor] = []
         self.most: list[Tensor] = []
-        self.vectors: list[tuple[Source, RankOne]] = []
-        self.biases: dict[int, tuple[Source, Dense]] = {}  # by the weight's contribution
 
     def arrive(self, tap: Tap, gradient: Tensor) -> None:
         """Turn the gradient of a tapped output into contributions."""
@@ -157,21 +145,15 @@ class Collector:
                 self.later.append((source, contribution))
                 continue
             self.done.append((source, contribution))
-            if isinstance(contribution, RankOne):
-                self.vectors.append((source, contribution))
-            elif isinstance(contribution, Dense) and contribution.partner is not None:
-                self.biases[id(contribution.partner)] = (source, contribution)
-            else:
-                self.squares.append(contribution.squared_norms())
-                most = contribution.most()
-                if most is not None:
-                    self.most.append(most)
+            self.squares.append(contribution.squared_norms())
+            most = contribution.most()
+            if most is not None:
+                self.most.append(most)
 
     def finish(self) -> Records:
         """All norms."""
         dtypes = {accumulation_dtype(p.dtype) for p in self.parameters}
         dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-        bank = self._vector_layers()
         if self.later:
             self.squares.extend(shared_norms(self.later, self.count, self.policy))
             for _, contribution in self.later:  # uses may cancel each other
@@ -184,32 +166,7 @@ class Collector:
         else:
             total = torch.zeros(self.count, dtype=dtype, device=self.device)
         most = torch.stack([one.to(dtype) for one in self.most]).sum(dim=0) if self.most else None
-        return Records(self.parameters, self.done + self.later, total.sqrt_(), bank, most)
-
-    def _vector_layers(self) -> Bank | None:
-        """Norms of the vector layers: together if they suit, else one by one."""
-        together = all(source.is_root for source, _ in self.vectors)
-        if len(self.vectors) > 1 and together and Bank.suits(self.vectors):
-            bank = Bank(self.vectors, self.biases, self.policy.workspace.shelf)
-            self.squares.append(bank.squared_norms())
-            counted = {id(partner) for _, partner in self.vectors}
-            rest = [b for partner, b in self.biases.items() if partner not in counted]
-        else:
-            bank = None
-            self.squares.extend(use.squared_norms() for _, use in self.vectors)
-            rest = list(self.biases.values())
-        self.squares.extend(bias.squared_norms() for _, bias in rest)
-        return bank
-
-
-def are_separate(uses: list[tuple[Source, Part]]) -> bool:
-    """Whether the uses of one parameter touch pairwise different entries."""
-    if len(uses) == 1:
-        return uses[0][0].isometric
-    if any(not source.is_root or part is None for source, part in uses):
-        return False
-    parts = sorted(part for _, part in uses if part is not None)
-    return all(first[1] <= second[0] for first, second in pairwise(parts))
+        return Records(self.parameters, self.done + self.later, total.sqrt_(), most)
 
 
 def shared_norms(

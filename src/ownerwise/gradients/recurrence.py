@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from ownerwise.gradients.workspace import Loan
 
-__all__ = ["GRU", "LSTM", "RNN"]
+__all__ = ["LSTM"]
 
 _sigmoid_back = torch.ops.aten.sigmoid_backward.grad_input
 _tanh_back = torch.ops.aten.tanh_backward.grad_input
@@ -103,113 +102,3 @@ class LSTM(torch.autograd.Function):
                 d_state += d_states[order[at - 1]]
         d_inputs = d_gates @ matrix if ctx.needs_input_grad[0] else None
         return d_inputs, d_gates, d_state, d_cell, None, None, None, None, None, None
-
-
-class RNN(torch.autograd.Function):
-    """One gate with tanh or relu; ``bias`` is the sum of both."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        inputs: Tensor,
-        recurrent: Tensor,
-        first: Tensor,
-        matrix: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        relu: bool,
-        order: Sequence[int],
-    ) -> Tensor:
-        """States ``[T, B, H]``."""
-        states = functional.linear(inputs, matrix, bias)
-        transposed = weight.t()
-        state = first
-        for t in order:
-            state = states[t].addmm_(state, transposed)
-            state = state.relu_() if relu else state.tanh_()
-        ctx.save_for_backward(states, matrix, weight)
-        ctx.relu, ctx.order = relu, order
-        return states
-
-    @staticmethod
-    @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *gradients: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        """Of the inputs, of the gate, and of the first state."""
-        (d_states,) = gradients
-        states, matrix, weight = ctx.saved_tensors
-        order = ctx.order
-        d_gates = torch.empty_like(states)
-        d_state = d_states[order[-1]]
-        for at in range(len(order) - 1, -1, -1):
-            t = order[at]
-            if ctx.relu:
-                d_gate = torch.mul(d_state, states[t] > 0, out=d_gates[t])
-            else:
-                d_gate = _tanh_back(d_state, states[t], grad_input=d_gates[t])
-            d_state = d_gate @ weight
-            if at:
-                d_state += d_states[order[at - 1]]
-        d_inputs = d_gates @ matrix if ctx.needs_input_grad[0] else None
-        return d_inputs, d_gates, d_state, None, None, None, None, None
-
-
-class GRU(torch.autograd.Function):
-    """Gates r, z, n; ``projected [T, B, 3*H]`` is the input part, with its bias.
-
-    The recurrent bias stays apart, for r scales it in n.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        projected: Tensor,
-        recurrent: Tensor,
-        first: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        order: Sequence[int],
-    ) -> Tensor:
-        """States ``[T, B, H]``."""
-        size = weight.shape[1]
-        gates = projected.clone(memory_format=torch.contiguous_format)
-        states = gates.new_empty(*gates.shape[:2], size)
-        hidden = torch.empty_like(states)  # recurrent part of n, before r
-        state = first
-        for t in order:
-            part = functional.linear(state, weight, bias)
-            hidden[t] = part[:, 2 * size :]
-            gates[t][:, : 2 * size].add_(part[:, : 2 * size]).sigmoid_()
-            r, z, n = gates[t].chunk(3, dim=1)
-            n.addcmul_(r, hidden[t]).tanh_()
-            state = torch.lerp(n, state, z, out=states[t])
-        ctx.save_for_backward(gates, hidden, states, first, weight)
-        ctx.order = order
-        return states
-
-    @staticmethod
-    @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *gradients: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        """Of the input part and the recurrent part of the gates, and of the first state."""
-        (d_states,) = gradients
-        gates, hidden, states, first, weight = ctx.saved_tensors
-        order = ctx.order
-        d_input, d_recurrent = torch.empty_like(gates), torch.empty_like(gates)
-        d_state = d_states[order[-1]]
-        for at in range(len(order) - 1, -1, -1):
-            t = order[at]
-            r, z, n = gates[t].chunk(3, dim=1)
-            d_r, d_z, d_n = d_input[t].chunk(3, dim=1)
-            before = states[order[at - 1]] if at else first
-            _tanh_back(d_state * (1 - z), n, grad_input=d_n)
-            _sigmoid_back(d_state * (before - n), z, grad_input=d_z)
-            _sigmoid_back(d_n * hidden[t], r, grad_input=d_r)
-            d_recurrent[t] = d_input[t]
-            d_recurrent[t].chunk(3, dim=1)[2].mul_(r)
-            d_state = torch.addmm(d_state * z, d_recurrent[t], weight)
-            if at:
-                d_state += d_states[order[at - 1]]
-        return d_input, d_recurrent, d_state, None, None, None

@@ -1,8 +1,9 @@
 """RNN, LSTM and GRU layers and cells, several layers, both directions.
 
 Each layer and direction is a projection of the whole input (an ordinary tapped ``linear``) and a
-time loop (:mod:`recurrence`). The recurrent weights are used at every time step: their gradient is
-``sum_t gates_gradient[t] (x) state[t - 1]``, a sum of outer products over time.
+time loop. The recurrent weights are used at every time step: their gradient is
+``sum_t gates_gradient[t] (x) state[t - 1]``, a sum of outer products over time. The gradient of the
+gates is that of a stand-in, zeros ``[T, B, gates]`` that are added to their recurrent part.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ownerwise.gradients.linear import project
 from ownerwise.gradients.outer import Outer, SharedLeft
 from ownerwise.gradients.pointwise import as_single_record
 from ownerwise.gradients.problems import Refused
-from ownerwise.gradients.recurrence import GRU, LSTM, RNN
+from ownerwise.gradients.recurrence import LSTM
 from ownerwise.gradients.sources import Source, name_of
 from ownerwise.gradients.workspace import Loan
 
@@ -114,34 +115,67 @@ def _direction(
     backwards: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Outputs ``[T, B, H]``, last state and last cell of one layer in one direction."""
-    kind = name_of(func)
     order = range(len(input))[::-1] if backwards else range(len(input))
-    weight, recurrent_weight, *biases = weights
+    if name_of(func) == "lstm":
+        return _lstm_direction(tape, func, input, firsts, weights, order)
+    weight, recurrent, *biases = weights
     bias, recurrent_bias = biases or (None, None)
-    matrix, recurrent_matrix = tape.value(weight), tape.value(recurrent_weight)
-    use = _Use(tape, recurrent_weight, recurrent_bias)
-    shape = (*input.shape[:2], len(matrix))
-    stand_in = torch.empty_strided(shape, (0, 0, 0), dtype=input.dtype, device=input.device)
-    last_cell = None
-    if kind == "gru":
-        stand_in = _tap(tape, func, stand_in, [use])
-        projected = project(tape, functional.linear, input, weight, bias, None)
-        out = GRU.apply(
-            projected, stand_in, *firsts, recurrent_matrix, tape.value(recurrent_bias), order
-        )
-    else:  # both parts of the gates have the same gradient: one tap serves all weights
-        input = input.contiguous()
-        loan = tape.policy.workspace.loan(shape, input) if kind == "lstm" else None
-        uses = [use, _Use(tape, weight, bias, Saved(input, kind))]
-        stand_in = _tap(tape, func, stand_in, uses, loan)
-        total = tape.value(bias) + tape.value(recurrent_bias) if biases else None
-        arguments = (input, stand_in, *firsts, matrix, recurrent_matrix, total)
-        if kind == "lstm":
-            out, last_cell = LSTM.apply(*arguments, order, loan, tape.in_last_pass)  # type: ignore[misc]
-        else:
-            out = RNN.apply(*arguments, kind == "rnn_relu", order)
-    assert isinstance(out, Tensor)
-    use.follow(Saved(firsts[0], kind), Saved(out, kind), backwards)
+    matrix, offset = tape.value(recurrent), tape.value(recurrent_bias)
+    first = Saved(firsts[0], name_of(func))
+    before: list[Tensor] = []  # the states that all steps but the first began with
+
+    def states_before() -> Tensor:
+        states = [first.get(), *before]
+        return torch.stack(states[::-1] if backwards else states)
+
+    gates = project(tape, functional.linear, input, weight, bias)
+    zeros = input.new_zeros(()).expand(gates.shape)
+    extra = _tap(tape, func, zeros, [_Use(tape, recurrent, recurrent_bias, states_before)])
+    state, outputs = firsts[0], [input] * len(input)
+    gate, added = gates.unbind(0), extra.unbind(0)
+    for t in order:
+        if t != order[0]:
+            before.append(state.detach())
+        from_state = torch.addmm(added[t], state, matrix.t())
+        if offset is not None:
+            from_state = from_state + offset
+        (state,) = _advance(name_of(func), gate[t], from_state, [state])
+        outputs[t] = state
+    return torch.stack(outputs), state, None
+
+
+def _lstm_direction(
+    tape: Tape,
+    func: Callable[..., Any],
+    input: Tensor,
+    firsts: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    order: range,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for an LSTM: one tap serves both matrices, whose gates have the same gradient."""
+    weight, recurrent, *biases = weights
+    bias, recurrent_bias = biases or (None, None)
+    input = input.contiguous()
+    saved, first = Saved(input, "lstm"), Saved(firsts[0], "lstm")
+
+    def states_before() -> Tensor:
+        ends, states = first.get()[None], outputs.get()
+        return torch.cat([states[1:], ends] if order.step < 0 else [ends, states[:-1]])
+
+    uses = [
+        _Use(tape, recurrent, recurrent_bias, states_before),
+        _Use(tape, weight, bias, saved.get),
+    ]
+    shape = (*input.shape[:2], len(weight))
+    loan = tape.policy.workspace.loan(shape, input)
+    zeros = input.new_zeros(()).expand(shape)
+    stand_in = _tap(tape, func, zeros, uses, loan)
+    total = tape.value(bias) + tape.value(recurrent_bias) if biases else None
+    matrices = (tape.value(weight), tape.value(recurrent))
+    out, last_cell = LSTM.apply(  # type: ignore[misc]
+        input, stand_in, *firsts, *matrices, total, order, loan, tape.in_last_pass
+    )
+    outputs = Saved(out, "lstm")
     return out, out[order[-1]], last_cell
 
 
@@ -149,27 +183,11 @@ class _Use:
     """A matrix and a bias that add to the gates, and what the matrix is applied to."""
 
     def __init__(
-        self, tape: Tape, weight: Tensor, bias: Tensor | None, inputs: Saved | None = None
+        self, tape: Tape, weight: Tensor, bias: Tensor | None, right: Callable[[], Tensor]
     ) -> None:
         self.weight: Source | None = tape.source(weight)
         self.bias: Source | None = tape.source(bias)
-        self.inputs = inputs
-        self.first: Saved | None = None
-        self.backwards = False
-
-    def follow(self, first: Saved, states: Saved, backwards: bool) -> None:
-        """The matrix is applied to the state of the step before."""
-        self.first, self.inputs, self.backwards = first, states, backwards
-
-    def right(self) -> Tensor:
-        """``[T, B, columns]``."""
-        assert self.inputs is not None
-        if self.first is None:
-            return self.inputs.get()
-        first, states = self.first.get()[None], self.inputs.get()
-        if self.backwards:
-            return torch.cat([states[1:], first])
-        return torch.cat([first, states[:-1]])
+        self.right = right  # [T, B, columns]
 
 
 def _tap(
@@ -180,7 +198,7 @@ def _tap(
     loan: Loan | None = None,
 ) -> Tensor:
     """Tap the stand-in for the recurrent part of the gates, whose gradient is in ``loan``."""
-    sources = [(s, None) for use in uses for s in (use.weight, use.bias) if s is not None]
+    sources = [s for use in uses for s in (use.weight, use.bias) if s is not None]
     if not sources:
         return stand_in
     policy = tape.policy
@@ -195,10 +213,26 @@ def _tap(
             if use.bias is not None:
                 yield use.bias, Dense(total)
             if use.weight is not None:
-                right = use.right().transpose(0, 1)
-                yield use.weight, Outer(left, right, policy, shared)
+                yield use.weight, Outer(left, use.right().transpose(0, 1), policy, shared)
 
     return tape.tap(func, stand_in, sources, (1,), build)
+
+
+def _advance(
+    kind: str, from_input: Tensor, from_state: Tensor, states: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """One time step: the next state, and the next cell of an LSTM."""
+    if kind.startswith("lstm"):
+        i, f, g, o = (from_input + from_state).chunk(4, dim=-1)
+        after = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
+        return o.sigmoid() * after.tanh(), after
+    if kind.startswith("gru"):
+        r, z, n = from_input.chunk(3, dim=-1)
+        r_state, z_state, n_state = from_state.chunk(3, dim=-1)
+        n = (n + (r + r_state).sigmoid() * n_state).tanh()
+        return (torch.lerp(n, states[0], (z + z_state).sigmoid()),)
+    total = from_input + from_state
+    return (total.relu() if kind.startswith("rnn_relu") else total.tanh(),)
 
 
 def cell(
@@ -217,18 +251,7 @@ def cell(
         states = [as_single_record(tape, func, state) for state in states]
     if any(tape.source(t) is not None for t in (input, *states)):
         return NotImplemented
-    state = states[0]
-    from_input = project(tape, functional.linear, input, w_ih, b_ih, None)
-    from_state = project(tape, functional.linear, state, w_hh, b_hh, None)
-    kind = name_of(func)
-    if kind == "lstm_cell":
-        i, f, g, o = (from_input + from_state).chunk(4, dim=-1)
-        after = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
-        return o.sigmoid() * after.tanh(), after
-    if kind == "gru_cell":
-        r, z, n = from_input.chunk(3, dim=-1)
-        r_state, z_state, n_state = from_state.chunk(3, dim=-1)
-        n = (n + (r + r_state).sigmoid() * n_state).tanh()
-        return torch.lerp(n, state, (z + z_state).sigmoid())
-    total = from_input + from_state
-    return total.relu() if kind == "rnn_relu_cell" else total.tanh()
+    from_input = project(tape, functional.linear, input, w_ih, b_ih)
+    from_state = project(tape, functional.linear, states[0], w_hh, b_hh)
+    after = _advance(name_of(func), from_input, from_state, states)
+    return after if len(after) > 1 else after[0]

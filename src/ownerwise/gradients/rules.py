@@ -14,13 +14,7 @@ from ownerwise.gradients.convolution import convolution
 from ownerwise.gradients.embedding import embedding
 from ownerwise.gradients.fallback import fallback
 from ownerwise.gradients.linear import linear, matmul
-from ownerwise.gradients.normalisation import (
-    batch_norm,
-    group_norm,
-    instance_norm,
-    layer_norm,
-    rms_norm,
-)
+from ownerwise.gradients.normalisation import NORMALISATIONS, normalisation
 from ownerwise.gradients.pointwise import POINTWISE, REPEATING, pointwise, repeating
 from ownerwise.gradients.problems import Refused
 from ownerwise.gradients.recurrent import cell, gru, lstm, rnn
@@ -78,11 +72,8 @@ def install() -> None:
     for convolve in (functional.conv1d, functional.conv2d, functional.conv3d):
         RULES[convolve] = convolution
     RULES[functional.embedding] = embedding
-    RULES[functional.layer_norm] = layer_norm
-    RULES[functional.group_norm] = group_norm
-    RULES[functional.instance_norm] = instance_norm
-    RULES[functional.batch_norm] = batch_norm
-    RULES[functional.rms_norm] = rms_norm
+    for normalise in NORMALISATIONS:
+        RULES[normalise] = normalisation
     RULES[functional.multi_head_attention_forward] = multi_head_attention
     RULES[torch.lstm] = lstm
     RULES[torch.gru] = gru

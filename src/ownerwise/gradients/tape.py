@@ -16,7 +16,7 @@ from ownerwise.gradients.precision import full_precision
 from ownerwise.gradients.problems import Problem, Refused
 from ownerwise.gradients.records import Collector, Records
 from ownerwise.gradients.sources import FACTORIES, Source, Sources, name_of, tensors_in
-from ownerwise.gradients.taps import Anchor, Build, Tap, Use
+from ownerwise.gradients.taps import Anchor, Build, Tap
 from ownerwise.gradients.workspace import Workspace
 
 __all__ = ["BROADCASTS", "FALLBACK", "GUARDS", "RULES", "Tape", "send_back", "writes"]
@@ -59,7 +59,7 @@ class Tape(TorchFunctionMode):
         self.checked: dict[object, bool] = {}  # calls of the fallback: whether they are per-record
         self._layouts: dict[object, list[Layout]] = {}
         self._taps: list[Tap] = []
-        self._uses: dict[int, list[Use]] = {}
+        self._uses: dict[int, list[Source]] = {}
         self._last_pass = False
         self._parametric: dict[int, Source] = {}
         self._constant: dict[int, Tensor] = {}
@@ -217,7 +217,7 @@ class Tape(TorchFunctionMode):
         self,
         func: Callable[..., Any],
         output: Tensor,
-        sources: Sequence[Use],
+        sources: Sequence[Source],
         dims: Iterable[int],
         build: Build,
     ) -> Tensor:
@@ -226,7 +226,7 @@ class Tape(TorchFunctionMode):
         Args:
             func: the torch function, for names.
             output: what the call returned; the same tensor comes back, with a place in the graph.
-            sources: the parameters used, each with the range of rows if not all.
+            sources: the parameters used.
             dims: dimensions of ``output`` along which records may lie.
             build: makes contributions of the gradient.
         """
@@ -236,9 +236,9 @@ class Tape(TorchFunctionMode):
         assert output.grad_fn is not None
         output.grad_fn.register_prehook(tap)
         self._taps.append(tap)
-        for use in sources:
-            for root in use[0].key:
-                self._uses.setdefault(root, []).append(use)
+        for source in sources:
+            for root in source.key:
+                self._uses.setdefault(root, []).append(source)
         return output
 
     # ---- backward ----

@@ -15,9 +15,8 @@ from ownerwise.gradients.sources import Source, name_of
 if TYPE_CHECKING:
     from ownerwise.gradients.tape import Tape
 
-__all__ = ["Anchor", "Build", "Tap", "Use"]
+__all__ = ["Anchor", "Build", "Tap"]
 
-Use = tuple[Source, tuple[int, int] | None]  # a source, and the range of rows if not all
 # (gradient of the tapped output, its layout, number of records) -> what it means to each source
 Build = Callable[[Tensor, Layout, int], Iterable[tuple[Source, Contribution]]]
 
@@ -49,7 +48,7 @@ class Tap:
         self,
         tape: Tape,
         func: Callable[..., Any],
-        sources: Sequence[Use],
+        sources: Sequence[Source],
         dims: tuple[int, ...],
         output: Tensor,
         build: Build,
@@ -61,14 +60,14 @@ class Tap:
         self.shape = output.shape
         self.number = output.output_nr
         self.build = build
-        self.key = (func, *[source.key for source, _ in sources], len(self.shape))
+        self.key = (func, *[source.key for source in sources], len(self.shape))
         self.layout: Layout | None = None
         self.trials: list[Layout] = []
 
     @property
     def name(self) -> str:
         """The call and its parameters, for messages."""
-        return f"{name_of(self.func)}({', '.join(source.name for source, _ in self.sources)})"
+        return f"{name_of(self.func)}({', '.join(source.name for source in self.sources)})"
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
         """The gradient of the tapped output arrives, before the call's own backward pass."""

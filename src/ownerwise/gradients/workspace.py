@@ -34,7 +34,6 @@ class Workspace:
     def __init__(self, lean: bool = False) -> None:
         self.lean = lean  # then lent blocks are not kept for the next step
         self._scratch: dict[object, Tensor] = {}
-        self.shelf: dict[object, Tensor] = {}  # small constants
         self._free: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}  # flat, by size
 
     def scratch(self, key: object, shape: tuple[int, ...], like: Tensor) -> Tensor:
