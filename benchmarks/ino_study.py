@@ -2,7 +2,7 @@
 
     python benchmarks/ino_study.py --json docs/ino-study.json      # about ten minutes
 
-Each setting is a demonstration of its own (`ownerwise.demo`): ten owners, one per digit, budgets
+Each setting is a demonstration of its own (`ownerwise demo`): ten owners, one per digit, budgets
 evenly spaced between two ends. Each choice of tail and kappa is tuned over the same clip norms and
 learning rates on validation data, then run with fresh seeds; the figures are those of test data.
 """
@@ -21,27 +21,27 @@ import numpy as np
 import torch
 
 import ownerwise as ow
-from ownerwise.cli.demonstration import Demo, Method, Search
+from ownerwise.cli.demo_comparison import Demo, DemoMethod, DemoSearch
 
 SETTINGS = {
-    "budgets 0.5 to 5, 60 steps": (0.5, 5.0, Search(steps=60)),
-    "budgets 1 to 10, 120 steps": (1.0, 10.0, Search()),
-    "budgets 1 to 20, 120 steps": (1.0, 20.0, Search()),
-    "budgets 3 to 6, 120 steps": (3.0, 6.0, Search()),
-    "budgets 1 to 10, clip norm 0.03": (1.0, 10.0, Search(clip_norms=(0.03,))),
+    "budgets 0.5 to 5, 60 steps": (0.5, 5.0, DemoSearch(steps=60)),
+    "budgets 1 to 10, 120 steps": (1.0, 10.0, DemoSearch()),
+    "budgets 1 to 20, 120 steps": (1.0, 20.0, DemoSearch()),
+    "budgets 3 to 6, 120 steps": (3.0, 6.0, DemoSearch()),
+    "budgets 1 to 10, clip norm 0.03": (1.0, 10.0, DemoSearch(clip_norms=(0.03,))),
 }
 
 
-def choices() -> Iterator[Method]:
-    yield Method("IDP-SGD", "sample")
+def choices() -> Iterator[DemoMethod]:
+    yield DemoMethod("IDP-SGD", "sample")
     for tail in (0.4, 0.8):
-        yield Method(f"tail {tail}", "sample", ow.INO(tail=tail))
+        yield DemoMethod(f"tail {tail}", "sample", ow.INO(tail=tail))
         for kappa in (0.5, 1.0, 2.0):
             weights = ow.INO(tail=tail, score_by=ow.BudgetAware(kappa))
-            yield Method(f"tail {tail}, kappa {kappa:g}", "sample", weights)
+            yield DemoMethod(f"tail {tail}, kappa {kappa:g}", "sample", weights)
 
 
-def measure(job: tuple[str, Method]) -> tuple[str, dict[str, Any]]:
+def measure(job: tuple[str, DemoMethod]) -> tuple[str, dict[str, Any]]:
     torch.set_num_threads(1)
     name, method = job
     low, high, search = SETTINGS[name]

@@ -21,7 +21,7 @@ from ownerwise.config.reading import (
     make_config,
 )
 from ownerwise.config.sections import ASSIGNMENTS, SECTIONS
-from ownerwise.report.budget_classes import attacker_bound, attacker_words
+from ownerwise.report.guarantees import attacker_bound, attacker_words
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -1,4 +1,4 @@
-"""Numbers as people read them: rounded to what is known, with their units."""
+"""Numbers as people read them: rounded to the digits that matter, with their units."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Amount:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Amount:
-        """Return mean and standard deviation (of a sample) of one value per seed."""
+        """Return the mean and sample standard deviation of one value per seed."""
         deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
         return cls(float(np.mean(values)), deviation, len(values))
 
 
 def percent(share: float) -> str:
-    """Return a share as a percentage: "71.2 %"."""
-    return "not known" if not math.isfinite(share) else f"{100 * share:.1f} %"
+    """Return a share as a percentage: "71.2%"."""
+    return "unknown" if not math.isfinite(share) else f"{100 * share:.1f}%"
 
 
 def points(share: float) -> str:
@@ -35,7 +35,7 @@ def points(share: float) -> str:
 
 
 def signed_points(share: float) -> str:
-    """Return a difference with its sign, which -0.0 has not: "+4.1 points"."""
+    """Return a difference with its sign, or "0.0 points" if it rounds to zero: "+4.1 points"."""
     rounded = round(100 * share, 1)
     return f"{rounded:+.1f} points".replace("-", "−") if rounded else "0.0 points"
 
@@ -49,23 +49,27 @@ def amount(value: Amount | None) -> str:
 
 
 def epsilon(value: float) -> str:
-    """Return a privacy parameter to three digits."""
+    """Return an epsilon to three significant digits."""
     return f"{value:.3g}"
 
 
 def delta(value: float) -> str:
-    """Return a delta without padding its exponent: "1e-5"."""
-    return f"{value:.2g}".replace("e-0", "e-")
+    """Return a delta rounded up to two significant digits, its exponent not padded: "1e-5"."""
+    return up(value, 2).replace("e-0", "e-")
+
+
+def delta_span(low: float, high: float) -> str:
+    """Return a range of deltas: "1e-6 to 1e-5", or one delta if both ends round to it."""
+    return _joined(delta(low), delta(high))
 
 
 def span(low: float, high: float, digits: int = 3) -> str:
-    """Return "0.5 to 8", or one number if both round to it."""
-    a, b = f"{low:.{digits}g}", f"{high:.{digits}g}"
-    return a if a == b else f"{a} to {b}"
+    """Return a range: "0.5 to 8", or one number if both ends round to it."""
+    return _joined(f"{low:.{digits}g}", f"{high:.{digits}g}")
 
 
 def up(value: float, digits: int = 4) -> str:
-    """Return what is promised or spent, never less than it is: rounded up to so many digits."""
+    """Return a promised or spent amount, rounded up so that it is never understated."""
     text = f"{value:.{digits}g}"
     if float(text) >= value * (1 - 1e-12):
         return text
@@ -74,15 +78,18 @@ def up(value: float, digits: int = 4) -> str:
 
 
 def span_up(low: float, high: float, digits: int = 4) -> str:
-    """Return a span like `span`, with both ends rounded up."""
-    a, b = up(low, digits), up(high, digits)
-    return a if a == b else f"{a} to {b}"
+    """Return a range like `span`, with both ends rounded up."""
+    return _joined(up(low, digits), up(high, digits))
 
 
-def percent_up(share: float, places: int = 1) -> str:
-    """Return the share of a budget that is spent, never less than it is: "99.8 %"."""
-    tenths = math.ceil(100 * 10**places * share - 1e-6)
-    return f"{tenths / 10**places:.{places}f} %"
+def _joined(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
+
+
+def percent_up(share: float, places: int = 2) -> str:
+    """Return the spent share of a budget, rounded up so that it is never understated: "99.81%"."""
+    units = math.ceil(100 * 10**places * share - 1e-6)
+    return f"{units / 10**places:.{places}f}%"
 
 
 def whole(count: float) -> str:

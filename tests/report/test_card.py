@@ -7,12 +7,7 @@ import pytest
 import yaml
 
 import ownerwise as ow
-from ownerwise.report import (
-    write_card,
-)
-from ownerwise.report.card import (
-    card_text,
-)
+from ownerwise.report import card_text, write_card
 from tools.report_tools import evaluation, made_run, small_plan, wide_plan
 
 
@@ -51,7 +46,7 @@ def test_the_head_is_what_model_hubs_read():
 def test_without_validation_there_are_no_metrics():
     card = card_text(made_run(seed=None, with_validation=False))
     assert "model-index" not in head_of(card)
-    assert "how well the model works is not known" in card
+    assert "how well the model works, and for whom, is unknown" in card
 
 
 def test_test_data_are_named_as_such():
@@ -72,20 +67,21 @@ def test_everything_that_decides_the_guarantee_is_there():
     np.testing.assert_allclose(spent, np.sort(plan.epsilon(steps=150)), rtol=1e-3)
     assert "1e-5" in rows[0][2]
     assert cell(card, "Steps planned") == "200"
-    assert cell(card, "Steps spent") == "150 (updates of the model: 150)"
+    assert cell(card, "Steps spent") == "150 (model updates: 150)"
     assert f"{plan.noise_std:.6g}" in cell(card, "Noise")
     assert "Poisson" in cell(card, "Sampling")
-    assert "norm 1" in cell(card, "Clipping")
+    assert cell(card, "Clip norm") == "1"
+    assert cell(card, "Clipping rule") == "Standard"
     assert "INO" in cell(card, "Importance weights")
     assert "dp-accounting" in cell(card, "Verified by")
     assert "AES-256" in cell(card, "Randomness")
     assert plan.hash in card
     for words in (
         "ONE RECORD, not one owner",
-        "one of them has one record more",
+        "one is the other plus a single record",
         "the table of budgets",
         "the declared number of records",
-        "search for hyper-parameters",
+        "hyper-parameter search",
         "NO guarantee covers",
         "the model after 150 updates",
     ):
@@ -169,5 +165,5 @@ def test_a_delta_that_permits_publishing_a_record_is_told():
     with pytest.warns(ow.PrivacyWarning):
         owners = ow.Owners(np.arange(100) % 2, {0: 1.0, 1: 2.0}, 0.5)
     run = made_run(seed=None, plan=ow.plan(owners, "sample", steps=20, batch_size=20))
-    assert "CAUTION: δ is up to 0.5, above 1/100" in card_text(run)
+    assert "CAUTION: δ is up to 0.5, more than 1/100" in card_text(run)
     assert "CAUTION" not in card_text(made_run(seed=None))

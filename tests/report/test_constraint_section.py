@@ -2,24 +2,21 @@
 
 import pytest
 
-from ownerwise.report import (
-    Study,
-    constraint_section,
-    write_report,
-)
+from ownerwise.report import constraint_section, write_report
+from ownerwise.report.comparison import Comparison
 from tools.report_tools import made_run, small_plan
 
 UPPER, LOWER = "parity ≤ 0.05", "parity ≥ -0.05"
 
 
 def constrained_run(label="DP-SGD constrained", *, seed=0, gap=0.04, noise=0.01, stuck=False):
-    asked = [
+    constraints = [
         {"name": UPPER, "sense": "≤", "bound": 0.05},
         {"name": LOWER, "sense": "≥", "bound": -0.05},
     ]
     run = made_run(
         label, seed=seed, plan=small_plan("uniform", release_std=20.0),
-        constraints={"constraints": asked, "cap": 2.0, "ascent": 0.4},
+        constraints={"constraints": constraints, "cap": 2.0, "ascent": 0.4},
     )  # fmt: skip
     for at, line in enumerate(run.history):
         line["validation"]["constraints"] = {UPPER: gap, LOWER: gap}
@@ -42,7 +39,7 @@ def test_values_bounds_and_multipliers_are_shown(tmp_path):
     for words in (UPPER, "≥ -0.05", "0.045 ± 0.010", "0.035", "yes", "not private"):
         assert words in text
     assert "one histogram of predictions" in text
-    assert "rule that sorts records into cells" in text
+    assert "rule that assigns records to cells" in text
     assert "is larger than the bound" not in text
     assert "stayed at its cap" not in text
 
@@ -61,21 +58,23 @@ def test_warnings_for_noise_and_for_a_multiplier_at_its_cap():
 
 
 def warnings_of(**options):
-    return constraint_section.warnings(Study.of([constrained_run(**options)]))
+    return constraint_section.warnings(Comparison.of([constrained_run(**options)]))
 
 
 def test_curves_have_a_line_for_every_constraint_and_method():
-    study = Study.of([constrained_run(), constrained_run("other", seed=1), made_run("DP-SGD")])
-    figure = constraint_section.figure(study)
+    comparison = Comparison.of(
+        [constrained_run(), constrained_run("other", seed=1), made_run("DP-SGD")]
+    )
+    figure = constraint_section.figure(comparison)
     assert [panel.title for panel in figure.panels] == ["DP-SGD constrained", "other"]
-    assert [key.label for key in figure.keys] == [UPPER, LOWER]
+    assert [entry.label for entry in figure.legend] == [UPPER, LOWER]
     for panel in figure.panels:
-        assert list(panel.views) == ["Multiplier", "Value, with noise"]
+        assert list(panel.views) == ["Multiplier", "Noisy value"]
         lines = [t for t in panel.views["Multiplier"].traces if t["mode"] == "lines"]
         assert [line["name"] for line in lines] == ["parity ≤ 0.05", "parity ≥ -0.05"]
         assert lines[0]["y"][-1] == pytest.approx(2.0)
 
 
 def test_runs_without_constraints_have_no_section(tmp_path):
-    assert constraint_section.figure(Study.of([made_run()])) is None
+    assert constraint_section.figure(Comparison.of([made_run()])) is None
     assert 'id="constraints"' not in page([made_run()], tmp_path)

@@ -1,6 +1,6 @@
 import numpy as np
 
-from ownerwise.report.groups import Group, by_member, groups_of, most_telling, nouns_of
+from ownerwise.report.groups import ValidationGroup, by_member, groups_of, most_telling, nouns_of
 from tools.report_tools import made_run, wide_plan
 
 
@@ -50,7 +50,7 @@ def test_fifty_groups_keep_their_names():
 
 
 def test_strictest_worst_and_laxest_are_shown_first():
-    groups = [Group(str(i), (str(i),), float(i)) for i in range(30)]
+    groups = [ValidationGroup(str(i), (str(i),), float(i)) for i in range(30)]
     recalls = [0.9] * 30
     recalls[17] = 0.1
     assert [g.name for g in most_telling(groups, recalls, 3)] == ["0", "17", "29"]

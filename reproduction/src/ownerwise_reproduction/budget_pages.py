@@ -11,8 +11,9 @@ from os import PathLike
 from pathlib import Path
 
 from ownerwise.files import write_text
-from ownerwise.report.markdown import percent, table
+from ownerwise.report.markdown import table
 from ownerwise_reproduction import summary
+from ownerwise_reproduction.amounts import percent
 from ownerwise_reproduction.summary import Study
 
 PAGE = "importance.md"

@@ -17,9 +17,9 @@ import numpy as np
 from scipy.stats import t as students
 
 from ownerwise.errors import OwnerwiseError, name_some
-from ownerwise.report.markdown import amount
 from ownerwise.wording import Amount
 from ownerwise_reproduction import methods, provenance, settings, summary
+from ownerwise_reproduction.amounts import amount
 from ownerwise_reproduction.methods import Method
 from ownerwise_reproduction.summary import FEWEST_SEEDS, METRICS, Result, Study
 

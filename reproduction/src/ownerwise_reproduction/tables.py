@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ownerwise.files import write_json, write_text
-from ownerwise.report.markdown import percent, table
+from ownerwise.report.markdown import table
 from ownerwise.wording import duration
 from ownerwise_reproduction import ablations, provenance, settings, summary
+from ownerwise_reproduction.amounts import percent
 from ownerwise_reproduction.claim_pages import page_part
 from ownerwise_reproduction.claims import Finding
 from ownerwise_reproduction.figures import Picture

@@ -14,9 +14,10 @@ from typing import Any
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.files import write_json, write_text
-from ownerwise.report.markdown import percent, table
+from ownerwise.report.markdown import table
 from ownerwise.wording import Amount, duration
 from ownerwise_reproduction import provenance, summary, tuning
+from ownerwise_reproduction.amounts import percent
 from ownerwise_reproduction.drawing import save
 from ownerwise_reproduction.methods import KINDS
 from ownerwise_reproduction.summary import BASELINE, FEWEST_SEEDS, METRICS

@@ -1,4 +1,4 @@
-"""`ownerwise demo`: what budgets do to their owners, on embedded data, in minutes."""
+"""`ownerwise demo`: how privacy budgets affect their owners, on bundled data, in minutes."""
 
 from __future__ import annotations
 
@@ -13,54 +13,63 @@ def add(commands: Any) -> None:
     """Add the command's parser."""
     command = commands.add_parser(
         "demo",
-        help="compare DP-SGD, IDP-SGD and INO-SGD on embedded data, in minutes",
+        help="compare DP-SGD, IDP-SGD and INO-SGD on bundled data, in minutes",
         description="Ten owners, one per digit, with budgets from strict to lax. Tunes four "
-        "methods over the same search, compares them over several seeds, prints a table and "
+        "methods over the same search space, compares them over several seeds, prints tables and "
         "writes a report. Nothing is downloaded.",
     )
     command.set_defaults(command=_run)
     command.add_argument(
-        "--out", type=Path, default=Path("demo-report.html"), help="report [demo-report.html]"
+        "--out",
+        type=Path,
+        default=Path("demo-report.html"),
+        help="file to write the report to [demo-report.html]",
     )
-    command.add_argument("--quick", action="store_true", help="two seeds and a tiny search")
+    command.add_argument("--quick", action="store_true", help="use two seeds and a tiny search")
 
 
 def _run(options: argparse.Namespace) -> None:
-    from ownerwise.cli import demonstration as demo
-    from ownerwise.report import plotly, write_report
+    from ownerwise.cli import demo_comparison
+    from ownerwise.report import plotly_script, write_report
+    from ownerwise.wording import duration
 
-    plotly()  # asked for before the work, not after it
-    search = demo.Search()
+    plotly_script()  # complains before the training, not after it, if plotly is missing
+    search = demo_comparison.DemoSearch()
     if options.quick:
-        search = demo.Search((1.0,), (4.0,), (101,), (1, 2), steps=20, evaluations=4)
-    shown = demo.Demo(search)
+        search = demo_comparison.DemoSearch((1.0,), (4.0,), (101,), (1, 2), steps=20, evaluations=4)
+    demo = demo_comparison.Demo(search)
     start = time.monotonic()
-    train, validation, test = shown.parts
-    budgets = shown.assignment.group_budgets
+    train, validation, test = demo.parts
+    budgets = demo.assignment.group_budgets
     print(
-        f"{len(train)} images of digits, one owner per digit, epsilon {min(budgets.values()):g} "
-        f"(digit {shown.strictest}) to {max(budgets.values()):g} per record, delta 1e-5.\n"
-        f"Each method: {len(search.cells)} pairs of clip norm and learning rate x "
-        f"{len(search.search_seeds)} seeds on {len(validation)} validation images, then the best "
-        f"one x {len(search.seeds)} seeds on {len(test)} test images."
+        f"{len(train)} images of digits, one owner per digit. Budgets per record: epsilon "
+        f"{min(budgets.values()):g} (digit {demo.strictest}) to {max(budgets.values()):g}, "
+        "delta 1e-5.\n"
+        f"Each method: {_count(len(search.cells), 'pair')} of clip norm and learning rate, each "
+        f"with {_count(len(search.search_seeds), 'seed')}, on {len(validation)} validation images; "
+        f"then the best pair with {_count(len(search.seeds), 'seed')} on {len(test)} test images."
     )
-    compared = shown.compare(progress=sys.stderr.isatty())
-    summaries = shown.summaries(compared)
-    runs = [run for found in compared.values() for run in found]
+    compared = demo.compare(progress=sys.stderr.isatty())
+    summaries = demo.summaries(compared)
+    runs = [run for of_method in compared.values() for run in of_method]
     write_report(runs, options.out, title="Ten owners, ten budgets: the digits")
     print("\nRecall on test images, mean ± standard deviation over seeds:")
-    print("\n".join(demo.table(summaries)))
+    print("\n".join(demo_comparison.table(summaries)))
     print("\nRecall of each owner's digit:")
-    print("\n".join(demo.owner_table(summaries, budgets)))
+    print("\n".join(demo_comparison.owner_table(summaries, budgets)))
     print()
     if options.quick:
-        print("A trial of the machinery: nothing was tuned, so nothing follows from the numbers.")
+        print("This only tries out the machinery: nothing was tuned, so draw no conclusions.")
     else:
-        print("\n".join(demo.reading(summaries)))
+        print("\n".join(demo_comparison.findings(summaries)))
         chosen = ", ".join(f"{s.label}: clip norm {s.clip_norm:g}, lr {s.lr:g}" for s in summaries)
         print(f"Chosen by validation accuracy: {chosen}.")
     print(
-        "Fixed seeds, so that it can be repeated: NOT private. The digits are public; epsilon is "
-        "what the same run with secret randomness would spend."
+        "NOT private: the seeds are fixed so that the runs are repeatable. The digits are public; "
+        "epsilon is what the same runs with secret randomness would spend."
     )
-    print(f"Report: {options.out} ({time.monotonic() - start:.0f} s)")
+    print(f"Report: {options.out} ({duration(time.monotonic() - start)})")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

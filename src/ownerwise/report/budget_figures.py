@@ -1,4 +1,4 @@
-"""The figures about privacy: what was spent when, and how importance falls within a batch."""
+"""The figures about privacy: epsilon spent over time, and importance weights within a batch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 
 from ownerwise.mechanisms import INO
 from ownerwise.report import plots
-from ownerwise.report.budget_classes import spent
+from ownerwise.report.comparison import Comparison, MethodRuns, PlanUse
 from ownerwise.report.curves import MOST_POINTS
-from ownerwise.report.plots import Figure, Key, Panel, Trace, View
-from ownerwise.report.study import Method, PlanUse, Study
+from ownerwise.report.guarantees import spent
+from ownerwise.report.plots import Figure, LegendEntry, Panel, Trace, View
 from ownerwise.wording import up, whole
 
 MOST_PLANS = 4
@@ -19,40 +19,44 @@ _READINGS = 10
 _LOGARITHMIC_FROM = 8.0
 
 
-def spending(study: Study) -> Figure:
-    """Return epsilon spent over steps for each budget class, a panel for each distinct plan."""
-    uses = study.plans[:MOST_PLANS]
-    panels = [_spending_panel(use, titled=len(study.plans) > 1) for use in uses]
+def spending(comparison: Comparison) -> Figure:
+    """Return the epsilon spent over steps by each budget class, one panel per distinct plan."""
+    uses = comparison.plans[:MOST_PLANS]
+    panels = [_spending_panel(use, titled=len(comparison.plans) > 1) for use in uses]
     caption = (
-        "Lines: what the plan's accountant says each record has spent after so many steps, pale "
-        "where the steps were planned but not taken. Dotted: the budget, which no step may exceed."
+        "Lines: ε spent by each record after each step, as the plan's accountant computes it; pale "
+        "for steps that were planned but not taken. Dotted: the budget, which no step may exceed."
     )
-    if len(study.plans) > len(uses):
-        caption += f" {len(study.plans) - len(uses)} further plans are left out here."
+    if len(comparison.plans) > len(uses):
+        caption += f" {len(comparison.plans) - len(uses)} more plans are not drawn."
     # One legend serves all panels only if they have the same classes.
-    same = len({tuple(one.epsilon for one in use.classes) for use in uses}) == 1
+    same = len({tuple(row.epsilon for row in use.classes) for use in uses}) == 1
     classes = uses[0].classes
-    keys = [Key(f"class-{at}", one.name, _ramp(at, len(classes))) for at, one in enumerate(classes)]
-    return Figure("spending", panels, caption, keys if same else [])
+    legend = [
+        LegendEntry(f"class-{number}", row.name, _ramp(number, len(classes)))
+        for number, row in enumerate(classes)
+    ]
+    return Figure("spending", panels, caption, legend if same else [])
 
 
-def _ramp(at: int, count: int) -> str:
-    return f"@ramp:{at / max(count - 1, 1):.3f}"
+def _ramp(number: int, count: int) -> str:
+    return f"@ramp:{number / max(count - 1, 1):.3f}"
 
 
 def _spending_panel(use: PlanUse, *, titled: bool) -> Panel:
     steps, classes = use.plan.steps, use.classes
-    # Epsilon grows about as the root of the steps: closer readings at the start.
+    # Epsilon grows roughly as the root of the steps, so readings are denser at the start.
     readings = np.ceil(steps * (np.arange(1, _READINGS + 1) / _READINGS) ** 2).astype(int)
     at = sorted({1, *readings.tolist(), max(1, use.steps_spent)})
-    targets = [one.epsilon[1] for one in classes]
+    targets = [row.epsilon[1] for row in classes]
     wide = max(targets) > _LOGARITHMIC_FROM * min(targets)
-    dearest = [one.dearest for one in spent(use.plan, classes, max(1, use.steps_spent))]
-    epsilon = {k: use.plan.epsilon_of(dearest, k) for k in at}
+    spending = spent(use.plan, classes, max(1, use.steps_spent))
+    owners = [each.highest_owner for each in spending]
+    epsilon = {k: use.plan.epsilon_of(owners, k) for k in at}
     traces: list[Trace] = []
     words = []
-    for number, one in enumerate(classes):
-        colour, series, name = _ramp(number, len(classes)), f"class-{number}", one.name
+    for number, row in enumerate(classes):
+        colour, series, name = _ramp(number, len(classes)), f"class-{number}", row.name
         so_far = {k: float(epsilon[k][number]) for k in at}
         words.append(f"{name}: {up(so_far[max(1, use.steps_spent)], 3)} spent")
         shared = {"type": "scatter", "mode": "lines", "legendgroup": series, "name": name}
@@ -76,7 +80,7 @@ def _spending_panel(use: PlanUse, *, titled: bool) -> Panel:
             {
                 **shared,
                 "x": [0, steps],
-                "y": [one.epsilon[1]] * 2,
+                "y": [row.epsilon[1]] * 2,
                 "hoverinfo": "skip",
                 "line": {"color": colour, "width": 1.4, "dash": "dot"},
             }
@@ -84,25 +88,25 @@ def _spending_panel(use: PlanUse, *, titled: bool) -> Panel:
     axis: dict[str, Any] = {"rangemode": "tozero"}
     if wide:
         axis = {"type": "log", "dtick": "D2", "tickformat": "~g"}
-    layout = plots.axes("step", "ε of one record", yaxis=axis)
+    layout = plots.axes("step", "ε spent per record", yaxis=axis)
     title = f"Plan of {use.labels}" if titled else ""
-    description = f"Spent after {whole(use.steps_spent)} of {whole(steps)} steps. "
+    description = f"ε spent after {whole(use.steps_spent)} of {whole(steps)} steps. "
     return Panel(title, description + "; ".join(words), {"": View(traces, layout)})
 
 
-def weights_of(method: Method) -> INO | None:
-    """Return a method's importance weights from its settings, bound to its plan."""
+def weights_of(method: MethodRuns) -> INO | None:
+    """Return a method's importance weights, rebuilt from its settings and bound to its plan."""
     settings = method.weights
     if not settings or settings.get("kind") != "INO" or settings.get("shape") is not None:
         return None
     known = ("tail", "tail_length", "alpha", "beta")
-    given = {name: settings[name] for name in known if settings.get(name) is not None}
-    return INO(**given).bind(method.runs[0].plan)
+    options = {name: settings[name] for name in known if settings.get(name) is not None}
+    return INO(**options).bind(method.runs[0].plan)
 
 
-def importance(study: Study) -> Figure | None:
-    """Return the tail functions and the weights by rank in a typical batch."""
-    used = [(m, ino) for m in study.methods if (ino := weights_of(m)) is not None]
+def importance(comparison: Comparison) -> Figure | None:
+    """Return the tail functions, and the weights by rank in a typical batch."""
+    used = [(m, ino) for m in comparison.methods if (ino := weights_of(m)) is not None]
     if not used:
         return None
     tails, ranks, words = [], [], []
@@ -114,14 +118,14 @@ def importance(study: Study) -> Figure | None:
         ranks.append(_line(method, at + 1.0, weights[at], len(used) == 1))
         full = int((weights >= 1.0).sum())
         words.append(
-            f"{method.label}: {full} of {len(weights)} records count in full, together "
-            f"{weights.mean():.0%} of the batch is kept"
+            f"{method.label}: {full} of {len(weights)} records keep their full weight; the "
+            f"weights sum to {weights.mean():.0%} of the batch"
         )
     top: dict[str, Any] = {"range": [0, 1.05]}
     panels = [
         Panel(
             "Tail function",
-            "Importance from 1 at the start of the tail to 0 at its end.",
+            "Importance falls from 1 at the start of the tail to 0 at its end.",
             {"": View(tails, plots.axes("position in the tail", "importance", yaxis=top))},
         ),
         Panel(
@@ -132,19 +136,19 @@ def importance(study: Study) -> Figure | None:
     ]
     caption = (
         ". ".join(words) + ". A typical batch has the expected number of records, all with the "
-        "average clip norm: no private batch was looked at. Weights do not cost privacy: adding "
-        "or removing a record still moves the sum by at most its clip norm."
+        "average clip norm; no private batch was inspected. Weights cost no privacy: adding or "
+        "removing a record still changes the sum by at most its clip norm."
     )
     numbers = {str(method.number) for method, _ in used}
-    keys = [
-        Key(str(m.number), m.label, plots.colour(m.number), plots.dash(m.number))
-        for m in study.methods
+    legend = [
+        LegendEntry(str(m.number), m.label, plots.colour(m.number), plots.dash(m.number))
+        for m in comparison.methods
         if str(m.number) in numbers
     ]
-    return Figure("importance", panels, caption, keys if len(keys) > 1 else [], height=280)
+    return Figure("importance", panels, caption, legend if len(legend) > 1 else [], height=280)
 
 
-def _typical_weights(method: Method, ino: INO) -> np.ndarray:
+def _typical_weights(method: MethodRuns, ino: INO) -> np.ndarray:
     plan = method.runs[0].plan
     count = max(1, round(plan.expected_batch_size))
     total = float(plan.sampling_rates @ (plan.records * plan.clip_norms))
@@ -152,7 +156,7 @@ def _typical_weights(method: Method, ino: INO) -> np.ndarray:
     return ino.weights(np.arange(count, 0, -1.0), clips)
 
 
-def _line(method: Method, x: np.ndarray, y: np.ndarray, filled: bool) -> Trace:
+def _line(method: MethodRuns, x: np.ndarray, y: np.ndarray, filled: bool) -> Trace:
     return {
         "type": "scatter",
         "mode": "lines",

@@ -1,4 +1,4 @@
-"""The section about rate constraints: what was asked, what came of it, and what it took."""
+"""The section about rate constraints: bounds, values, multipliers and warnings."""
 
 from __future__ import annotations
 
@@ -8,46 +8,48 @@ from typing import Any
 import numpy as np
 
 from ownerwise.report import markup, plots
+from ownerwise.report.comparison import Comparison, MethodRuns, last
 from ownerwise.report.curves import MOST_POINTS, Curve
-from ownerwise.report.figures import study_data
-from ownerwise.report.plots import Figure, Key, Panel, View
-from ownerwise.report.study import Method, Study, last
-from ownerwise.runs import (
-    Run,
-)
+from ownerwise.report.plots import Figure, LegendEntry, Panel, View
+from ownerwise.runs import Run
 
 MOST_DRAWN = 12
 _ROUNDING = 1e-9
 
 INTRODUCTION = (
-    "Every step released a histogram of predictions by group, with noise that the plan pays for "
-    "together with the gradient. The noised values and the multipliers follow from it and cost "
-    "nothing further. A multiplier is the price of breaking its constraint: it rises while the "
-    "constraint is broken."
+    "Every step released a noisy histogram of predictions by group, which the plan accounts for "
+    "together with the gradient. The noisy values and the multipliers are computed from it at no "
+    "further cost. A multiplier is the price of violating its constraint: it rises while the "
+    "constraint is violated."
 )
 
 
-def constrained(study: Study) -> list[Method]:
-    """Return the methods that were trained under constraints and have taken steps."""
-    return [m for m in study.methods if all(_tracks(run) for run in m.runs)]
+def constrained(comparison: Comparison) -> list[MethodRuns]:
+    """Return the methods that were trained under constraints for at least one step."""
+    return [m for m in comparison.methods if all(_tracks(run) for run in m.runs)]
 
 
 def _tracks(run: Run) -> list[dict[str, Any]]:
     return [line for line in run.history if line.get("constraints")]
 
 
-def _asked(method: Method) -> list[dict[str, Any]]:
+def _constraints(method: MethodRuns) -> list[dict[str, Any]]:
     return method.runs[0].config["constraints"]["constraints"]
 
 
-def figure(study: Study) -> Figure | None:
-    """Return multipliers and noised values over the steps, one panel per method."""
-    methods = constrained(study)
+def figure(comparison: Comparison) -> Figure | None:
+    """Return multipliers and noisy values over the steps, one panel per method."""
+    methods = constrained(comparison)
     if not methods:
         return None
-    names = list(dict.fromkeys(one["name"] for method in methods for one in _asked(method)))
+    names = list(
+        dict.fromkeys(constraint["name"] for m in methods for constraint in _constraints(m))
+    )
     drawn = names[:MOST_DRAWN]
-    keys = [Key(str(at), name, plots.colour(at), plots.dash(at)) for at, name in enumerate(drawn)]
+    legend = [
+        LegendEntry(str(at), name, plots.colour(at), plots.dash(at))
+        for at, name in enumerate(drawn)
+    ]
     panels = []
     for method in methods:
         views = {
@@ -60,109 +62,113 @@ def figure(study: Study) -> Figure | None:
                 ],
                 plots.axes("step", title.lower()),
             )
-            for title, kind in (("Multiplier", "multipliers"), ("Value, with noise", "values"))
+            for title, kind in (("Multiplier", "multipliers"), ("Noisy value", "values"))
         }
         ends = [
             f"{name} {curve.mean[-1]:.3g}"
             for name in drawn
             if (curve := _curve(method.runs, "multipliers", name)) is not None
         ]
-        words = f"{method.label}: multipliers at the end: {'; '.join(ends)}"
+        words = f"{method.label}, multipliers at the end: {'; '.join(ends)}"
         panels.append(Panel(method.label if len(methods) > 1 else "", words, views))
-    caption = "Multipliers, and values of the constraints as the noised histograms tell them."
+    caption = "Multipliers, and values of the constraints computed from the noisy histograms."
     if len(names) > len(drawn):
-        caption += f" {len(names) - len(drawn)} further constraints are in the table alone."
-    return Figure("constraints", panels, caption, keys)
+        caption += f" {len(names) - len(drawn)} more constraints appear only in the table."
+    return Figure("constraints", panels, caption, legend)
 
 
 def _curve(runs: Sequence[Run], kind: str, name: str) -> Curve | None:
-    """Return mean and deviation over seeds at the steps that all runs have lines for."""
-    found = [
+    """Return mean and deviation over seeds at the steps that all runs recorded."""
+    tracks = [
         {line["step"]: line["constraints"][kind].get(name) for line in _tracks(run)} for run in runs
     ]
-    steps = sorted(set.intersection(*(set(one) for one in found)))
-    values = np.array([[one[step] for step in steps] for one in found], dtype=np.float64)
+    steps = sorted(set.intersection(*(set(track) for track in tracks)))
+    values = np.array([[track[step] for step in steps] for track in tracks], dtype=np.float64)
     if not steps or not np.isfinite(values).any():
         return None
     deviation = values.std(axis=0, ddof=1) if len(runs) > 1 else None
     return Curve(np.array(steps, dtype=np.float64), values.mean(axis=0), deviation)
 
 
-def table(study: Study) -> str:
-    """Return every constraint's values at the end, and whether it is satisfied."""
+def table(comparison: Comparison) -> str:
+    """Return each constraint's final values and whether it is satisfied."""
     rows = []
-    for method in constrained(study):
-        for asked in _asked(method):
+    for method in constrained(comparison):
+        for constraint in _constraints(method):
             at_end = [_tracks(run)[-1]["constraints"] for run in method.runs]
-            noised, noise, multiplier = (
-                float(np.mean([end[kind][asked["name"]] for end in at_end]))
+            noisy, noise, multiplier = (
+                float(np.mean([end[kind][constraint["name"]] for end in at_end]))
                 for kind in ("values", "noise", "multipliers")
             )
-            measured = _measured(study, method, asked["name"])
+            measured = _measured(comparison, method, constraint["name"])
             rows.append(
                 [
-                    asked["name"],
+                    constraint["name"],
                     method.label,
-                    f"{asked['sense']} {asked['bound']:g}",
-                    f"{noised:.3f} ± {noise:.3f}",
+                    f"{constraint['sense']} {constraint['bound']:g}",
+                    f"{noisy:.3f} ± {noise:.3f}",
                     "–" if not measured else f"{np.mean(measured):.3f}",
-                    _satisfied(asked, measured),
+                    _satisfied(constraint, measured),
                     f"{multiplier:.3g}",
                 ]
             )
-    data = study_data(study) if study.source else "validation"
+    data = comparison.data_split
     headings = [
-        "Constraint", "Method", "Asked", "Value of the last step (noised)", f"Value on {data} data",
+        "Constraint", "Method", "Bound", "Noisy value at the last step", f"Value on {data} data",
         "Satisfied there", "Multiplier",
     ]  # fmt: skip
     caption = (
-        f"Constraints at the end; values on {data} data count predicted classes and are not "
-        "private, ± is the noise of one step's histogram"
+        f"Constraints at the end. Values on {data} data are computed from predicted classes and "
+        "are not private; ± is the noise of one step's histogram"
     )
     return markup.table(caption, headings, rows, words=2)
 
 
-def _measured(study: Study, method: Method, name: str) -> list[float]:
-    if study.source is None:
+def _measured(comparison: Comparison, method: MethodRuns, name: str) -> list[float]:
+    if comparison.source is None:
         return []
-    found = [last(run, study.source) for run in method.runs]
-    values = [one["constraints"].get(name) for one in found if one and "constraints" in one]
+    evaluations = [last(run, comparison.source) for run in method.runs]
+    values = [
+        each["constraints"].get(name) for each in evaluations if each and "constraints" in each
+    ]
     return [value for value in values if value is not None]
 
 
-def _satisfied(asked: dict[str, Any], measured: Sequence[float]) -> str:
+def _satisfied(constraint: dict[str, Any], measured: Sequence[float]) -> str:
     if not measured:
         return "not measured"
-    sign = 1.0 if asked["sense"] == "≤" else -1.0
-    excess = sign * (float(np.mean(measured)) - asked["bound"])
+    sign = 1.0 if constraint["sense"] == "≤" else -1.0
+    excess = sign * (float(np.mean(measured)) - constraint["bound"])
     return "yes" if excess <= 0 else f"no, by {excess:.3f}"
 
 
-def warnings(study: Study) -> list[str]:
-    """Return what keeps constraints from meaning what they say."""
-    return [words for method in constrained(study) for words in _warnings(method)]
+def warnings(comparison: Comparison) -> list[str]:
+    """Return reasons why the constraints may not work as intended."""
+    return [words for method in constrained(comparison) for words in _warnings(method)]
 
 
-def _warnings(method: Method) -> Iterator[str]:
+def _warnings(method: MethodRuns) -> Iterator[str]:
     settings = method.runs[0].config["constraints"]
-    for asked in settings["constraints"]:
-        name = asked["name"]
+    for constraint in settings["constraints"]:
+        name = constraint["name"]
         noise = max(_tracks(run)[-1]["constraints"]["noise"][name] for run in method.runs)
-        if noise > abs(asked["bound"]):
+        if noise > abs(constraint["bound"]):
             yield (
                 f"{method.label}, {name}: the noise of a step's histogram, {noise:.3f}, is larger "
-                f"than the bound {abs(asked['bound']):g} that was asked for. Use larger batches, "
-                "fewer cells, or a larger release_share."
+                f"than the bound {abs(constraint['bound']):g}. Use larger batches, fewer cells "
+                "or a larger release_share."
             )
-        stuck = []
-        for run in method.runs:
-            lines = _tracks(run)
-            half = lines[len(lines) // 2 :]
-            least = min(line["constraints"]["multipliers"][name] for line in half)
-            stuck.append(least >= settings["cap"] * (1 - _ROUNDING))
-        if any(stuck):
+        if any(_at_cap(run, name, settings["cap"]) for run in method.runs):
             yield (
                 f"{method.label}, {name}: the multiplier stayed at its cap {settings['cap']:g} in "
-                "the second half of training. The constraint cannot be met by this model, or the "
-                "cap or the clip norm is too small."
+                "the second half of training. Either this model cannot satisfy the constraint, or "
+                "the cap or the clip norm is too small."
             )
+
+
+def _at_cap(run: Run, name: str, cap: float) -> bool:
+    """Return whether a multiplier stayed at its cap in the second half of training."""
+    lines = _tracks(run)
+    second_half = lines[len(lines) // 2 :]
+    lowest = min(line["constraints"]["multipliers"][name] for line in second_half)
+    return lowest >= cap * (1 - _ROUNDING)

@@ -1,4 +1,4 @@
-"""Curves over the steps of training, with a band over seeds, thinned to what an eye can see."""
+"""Curves over training steps, with a band over seeds, thinned to what the eye can resolve."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.runs import (
-    Run,
-)
+from ownerwise.runs import Run
 
 MOST_POINTS = 300
 
@@ -24,30 +22,30 @@ class Curve:
     deviation: np.ndarray | None
 
     def thinned(self, most: int = MOST_POINTS) -> Curve:
-        """Return at most `most` points, the first and the last among them."""
+        """Return at most `most` points, including the first and the last."""
         if len(self.steps) <= most:
             return self
-        at = np.unique(np.linspace(0, len(self.steps) - 1, most).round().astype(int))
-        deviation = None if self.deviation is None else self.deviation[at]
-        return Curve(self.steps[at], self.mean[at], deviation)
+        kept = np.unique(np.linspace(0, len(self.steps) - 1, most).round().astype(int))
+        deviation = None if self.deviation is None else self.deviation[kept]
+        return Curve(self.steps[kept], self.mean[kept], deviation)
 
 
 def curve(runs: Sequence[Run], value: Callable[[dict[str, Any]], float | None]) -> Curve | None:
     """Return the curve of `value(validation)` over the runs of one method, or None.
 
-    The steps are those of the first run that all runs have reached. Runs that were evaluated at
+    The steps are those of the first run that lie within the range of all runs. Runs evaluated at
     other steps are interpolated; at equal steps this changes nothing.
     """
     tracks = [_track(run, value) for run in runs]
     if any(len(steps) == 0 for steps, _ in tracks):
         return None
     steps, _ = tracks[0]
-    first = max(track_steps[0] for track_steps, _ in tracks)
+    start = max(track_steps[0] for track_steps, _ in tracks)
     end = min(track_steps[-1] for track_steps, _ in tracks)
-    steps = steps[(first <= steps) & (steps <= end)]
+    steps = steps[(start <= steps) & (steps <= end)]
     if not len(steps):
         return None
-    values = np.array([np.interp(steps, at, found) for at, found in tracks])
+    values = np.array([np.interp(steps, *track) for track in tracks])
     deviation = values.std(axis=0, ddof=1) if len(runs) > 1 else None
     return Curve(steps, values.mean(axis=0), deviation)
 
@@ -55,9 +53,9 @@ def curve(runs: Sequence[Run], value: Callable[[dict[str, Any]], float | None]) 
 def _track(
     run: Run, value: Callable[[dict[str, Any]], float | None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return steps and values; of lines for one step (a resumed run) the last one counts."""
+    """Return steps and values; if a resumed run has several lines for a step, the last counts."""
     lines = [line for line in run.history if line.get("validation")]
-    found = {line["step"]: value(line["validation"]) for line in lines}
-    steps = sorted(found)
-    values = [np.nan if found[step] is None else found[step] for step in steps]
+    by_step = {line["step"]: value(line["validation"]) for line in lines}
+    steps = sorted(by_step)
+    values = [np.nan if by_step[step] is None else by_step[step] for step in steps]
     return np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64)

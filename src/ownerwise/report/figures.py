@@ -1,4 +1,4 @@
-"""The figures about utility: who learned how well, who gained, and what it cost."""
+"""The figures about utility: how well each group is learned, who gains, and at what cost."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from ownerwise.evaluation import (
-    FEW_GROUPS,
-)
+from ownerwise.evaluation import FEW_GROUPS
 from ownerwise.report import plots
+from ownerwise.report.comparison import METRICS, Comparison, MethodRuns
 from ownerwise.report.curves import MOST_POINTS, Curve, curve
-from ownerwise.report.groups import MOST_NAMED, Group, by_member, most_telling
-from ownerwise.report.plots import Figure, Key, Panel, Trace, View
-from ownerwise.report.study import METRICS, Method, Study
+from ownerwise.report.groups import MOST_NAMED, ValidationGroup, by_member, most_telling
+from ownerwise.report.plots import Figure, LegendEntry, Panel, Trace, View
 from ownerwise.wording import epsilon, percent, points
 
 MOST_PANELS = 12
@@ -25,41 +23,41 @@ _MARGIN = 0.04
 _WIDE_BUDGETS = 8.0
 
 
-def method_keys(study: Study) -> list[Key]:
-    """Return the legend of the methods, empty if there is only one."""
-    if len(study.methods) == 1:
+def method_legend(comparison: Comparison) -> list[LegendEntry]:
+    """Return the legend of the methods; empty if there is only one."""
+    if len(comparison.methods) == 1:
         return []
     return [
-        Key(str(m.number), m.label, plots.colour(m.number), plots.dash(m.number))
-        for m in study.methods
+        LegendEntry(str(m.number), m.label, plots.colour(m.number), plots.dash(m.number))
+        for m in comparison.methods
     ]
 
 
-def learning_curves(study: Study) -> Figure | None:
-    """Return recall and loss of every group over training, one panel per group."""
-    named = study.groups[:MOST_NAMED]
-    found = {
+def learning_curves(comparison: Comparison) -> Figure | None:
+    """Return recall and loss over training, one panel per group."""
+    named = comparison.groups[:MOST_NAMED]
+    tracks = {
         what: {
             (group, method.label): track
             for group in named
-            for method in study.methods
+            for method in comparison.methods
             if (track := curve(method.runs, lambda e, g=group, w=what: g.of(e, w))) is not None
         }
         for what in ("recall", "loss")
     }
-    if not found["recall"] or max(len(c.steps) for c in found["recall"].values()) < 2:
+    if not tracks["recall"] or max(len(c.steps) for c in tracks["recall"].values()) < 2:
         return None
-    ends = [min(_end(m, g, found["recall"]) for m in study.methods) for g in named]
+    ends = [min(_end(m, g, tracks["recall"]) for m in comparison.methods) for g in named]
     shown = most_telling(named, ends, MOST_PANELS)
-    most = max(_FEWEST_POINTS, min(MOST_POINTS, _ALL_POINTS // (6 * len(found["recall"]))))
-    ranges = {what: _range(found[what].values(), unit=what == "recall") for what in found}
+    most = max(_FEWEST_POINTS, min(MOST_POINTS, _ALL_POINTS // (6 * len(tracks["recall"]))))
+    ranges = {what: _range(tracks[what].values(), unit=what == "recall") for what in tracks}
 
-    def view(group: Group, what: str) -> View:
+    def view(group: ValidationGroup, what: str) -> View:
         form = ".1%" if what == "recall" else ".3g"
         traces = [
             trace
-            for method in study.methods
-            if (track := found[what].get((group, method.label))) is not None
+            for method in comparison.methods
+            if (track := tracks[what].get((group, method.label))) is not None
             for trace in plots.line_with_band(track, method.number, method.label, form, most)
         ]
         axis: dict[str, Any] = {"range": ranges[what], "nticks": 5}
@@ -71,55 +69,53 @@ def learning_curves(study: Study) -> Figure | None:
 
     panels = [
         Panel(
-            _group_title(study, group),
-            f"{_group_title(study, group)}: recall from start to end of training: "
-            + "; ".join(_journey(m, found["recall"].get((group, m.label))) for m in study.methods),
+            _group_title(comparison, group),
+            f"{_group_title(comparison, group)}: recall from start to end of training. "
+            + "; ".join(
+                _journey(m, tracks["recall"].get((group, m.label))) for m in comparison.methods
+            ),
             {"Recall": view(group, "recall"), "Loss": view(group, "loss")},
             shown=group in shown,
         )
         for group in named
     ]
     caption = (
-        "Recall is the share of a group's validation records that the model gets right (not "
-        "private). All panels share their axes, the strictest budget comes first. " + _band(study)
+        "Recall is the share of a group's validation records that are classified correctly (not "
+        "private). All panels have the same axes; the strictest budget comes first. "
+        + _band(comparison)
     )
-    if len(named) < len(study.groups):
-        caption += f" {len(study.groups) - len(named)} further groups are left out."
-    return Figure("learning", panels, caption, method_keys(study), height=210, small=True)
+    if len(named) < len(comparison.groups):
+        caption += f" {len(comparison.groups) - len(named)} more groups are not drawn."
+    return Figure("learning", panels, caption, method_legend(comparison), height=210, small=True)
 
 
-def _end(method: Method, group: Group, tracks: dict[Any, Curve]) -> float:
+def _end(method: MethodRuns, group: ValidationGroup, tracks: dict[Any, Curve]) -> float:
     track = tracks.get((group, method.label))
     return math.inf if track is None else float(track.mean[-1])
 
 
-def _group_title(study: Study, group: Group) -> str:
+def _group_title(comparison: Comparison, group: ValidationGroup) -> str:
     if len(group.members) > 1:
         return group.name
     budget = "" if group.epsilon is None else f" · ε {epsilon(group.epsilon)}"
-    return f"{study.group_noun} {group.name}{budget}"
+    return f"{comparison.group_noun} {group.name}{budget}"
 
 
-def _journey(method: Method, track: Curve | None) -> str:
+def _journey(method: MethodRuns, track: Curve | None) -> str:
     if track is None:
         return f"{method.label} not measured"
     return f"{method.label} {percent(track.mean[0])} to {percent(track.mean[-1])}"
 
 
-def study_data(study: Study) -> str:
-    """Return what the figures at the end were measured on, as an adjective."""
-    return "test" if study.source == "test" else "validation"
-
-
-def _band(study: Study) -> str:
-    most = max(len(method.runs) for method in study.methods)
+def _band(comparison: Comparison) -> str:
+    most = max(len(method.runs) for method in comparison.methods)
     if most == 1:
-        return "One run per method: how much of this is chance is not known."
+        return "With one run per method, it is unknown how much is due to chance."
     return f"Band: one standard deviation over runs (up to {most} per method)."
 
 
 def _range(tracks: Iterable[Curve], *, unit: bool) -> list[float]:
-    """Return the range of an axis that holds all curves and bands."""
+    """Return the range of an axis that covers all curves and bands."""
     ends = [
         edge
         for track in tracks
@@ -129,14 +125,14 @@ def _range(tracks: Iterable[Curve], *, unit: bool) -> list[float]:
     values = np.concatenate(ends)
     values = values[np.isfinite(values)]
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
-    room = _MARGIN * (high - low or 1.0)
-    low, high = low - room, high + room
+    margin = _MARGIN * (high - low or 1.0)
+    low, high = low - margin, high + margin
     if unit:
         low, high = max(low, -_MARGIN), min(high, 1 + _MARGIN)
     return [round(low, 4), round(high, 4)]
 
 
-def worst_and_overall(study: Study) -> Figure | None:
+def worst_and_overall(comparison: Comparison) -> Figure | None:
     """Return the worst group's recall and the overall accuracy over training."""
     picks: dict[str, Callable[[dict[str, Any]], float | None]] = {
         "Worst group": lambda e: (e.get("worst_group") or {}).get("recall"),
@@ -144,40 +140,41 @@ def worst_and_overall(study: Study) -> Figure | None:
     }
     panels = []
     for title, pick in picks.items():
-        tracks = {m.label: t for m in study.methods if (t := curve(m.runs, pick)) is not None}
+        tracks = {m.label: t for m in comparison.methods if (t := curve(m.runs, pick)) is not None}
         tracks = {label: t for label, t in tracks.items() if np.isfinite(t.mean).sum() > 1}
         if not tracks:
             continue
         traces = [
             trace
-            for m in study.methods
+            for m in comparison.methods
             if m.label in tracks
             for trace in plots.line_with_band(
                 tracks[m.label], m.number, m.label, ".1%", MOST_POINTS
             )
         ]
         axis = {"tickformat": ".0%", "range": _range(tracks.values(), unit=True)}
-        words = "; ".join(_journey(m, tracks.get(m.label)) for m in study.methods)
+        words = "; ".join(_journey(m, tracks.get(m.label)) for m in comparison.methods)
         layout = plots.axes("step", "recall" if "group" in title else "accuracy", yaxis=axis)
         panels.append(Panel(title, f"{title}: {words}", {"": View(traces, layout)}))
     if not panels:
         return None
     caption = (
-        "First: at every evaluation the recall of whichever group is worst then. Second: the share "
-        "of all validation records that the model gets right (not private). " + _band(study)
+        "Worst group: recall of the group that is worst at each evaluation. All records: share of "
+        "validation records that are classified correctly. Neither is private. " + _band(comparison)
     )
     if len(panels) == 1:
-        caption = "Share of validation records that are got right (not private). " + _band(study)
-    return Figure("worst", panels, caption, method_keys(study))
+        caption = "Share of validation records that are classified correctly (not private). "
+        caption += _band(comparison)
+    return Figure("worst", panels, caption, method_legend(comparison))
 
 
-def gain_against_budget(study: Study) -> Figure | None:
+def gain_against_budget(comparison: Comparison) -> Figure | None:
     """Return each group's gain over the baseline against its budget, with a regression line."""
-    budgets = {n: e for run in reversed(study.runs) for n, e in run.group_budgets.items()}
-    groups = [g for g in by_member(study.groups, budgets) if g.epsilon is not None]
-    if not study.others or len(groups) < 2:
+    budgets = {n: e for run in reversed(comparison.runs) for n, e in run.group_budgets.items()}
+    groups = [g for g in by_member(comparison.groups, budgets) if g.epsilon is not None]
+    if not comparison.others or len(groups) < 2:
         return None
-    noun = study.group_noun
+    noun = comparison.group_noun
     names = [f"{noun} {g.name}" if len(groups) <= MOST_NAMED else f"One {noun.lower()}"
              for g in groups]  # fmt: skip
     x = np.array([group.epsilon for group in groups], dtype=np.float64)
@@ -186,8 +183,8 @@ def gain_against_budget(study: Study) -> Figure | None:
         scales["log ε"] = np.log10(x)
     traces: dict[str, list[Trace]] = {scale: [] for scale in scales}
     findings, bars = [], ""
-    for method in study.others:
-        gains = [_gain(study, method, group) for group in groups]
+    for method in comparison.others:
+        gains = [_gain(comparison, method, group) for group in groups]
         y = np.array([gain for gain, _ in gains])
         errors = [error for _, error in gains if error is not None]
         cloud = plots.points(
@@ -200,14 +197,15 @@ def gain_against_budget(study: Study) -> Figure | None:
             y_error=errors or None,
         )
         if errors:
-            bars = " Bars: standard deviation of the difference over runs."
-        found = []
+            bars = " Error bars: standard deviation of the difference over runs."
+        correlations = []
         for scale, values in scales.items():
             line, words = _regression(x, values, y, method)
-            found.append(words.format(scale=scale))
+            correlations.append(words.format(scale=scale))
             traces[scale] += [cloud, *line]
-        findings.append(f"{method.label}: {' and '.join(dict.fromkeys(found))}, n = {len(x)}.")
-    unit = f"recall against {plots.text(study.baseline.label)} (points)"
+        correlations = list(dict.fromkeys(correlations))
+        findings.append(f"{method.label}: {' and '.join(correlations)}, n = {len(x)}.")
+    unit = f"recall vs {plots.text(comparison.baseline.label)} (points)"
     views = {}
     for scale, drawn in traces.items():
         layout = plots.axes(f"ε of the {noun.lower()}", unit, hovermode="closest")
@@ -216,19 +214,25 @@ def gain_against_budget(study: Study) -> Figure | None:
             layout["xaxis"].update(type="log", dtick="D2", tickformat="~g")
         views[scale] = View(drawn, layout)
     caption = (
-        f"Each point is one {noun.lower()} at the end of training, on {study_data(study)} data "
-        f"(not private). Above zero: better served than by {study.baseline.label}; left: stricter "
-        "budget. Line: least squares. "
+        f"Each point is one {noun.lower()} at the end of training, on {comparison.data_split} data "
+        f"(not private). Above zero, recall is higher than under {comparison.baseline.label}; "
+        "budgets are stricter to the left. Lines: least squares. "
         f"{' '.join(findings)}{bars}"
     )
     panel = Panel("", f"Gain in recall against budget. {' '.join(findings)}", views)
-    keys = [key for key in method_keys(study) if key.series != str(study.baseline.number)]
-    return Figure("gain", [panel], caption, keys if len(keys) > 1 else [], height=380)
+    baseline = str(comparison.baseline.number)
+    legend = [entry for entry in method_legend(comparison) if entry.series != baseline]
+    return Figure("gain", [panel], caption, legend if len(legend) > 1 else [], height=380)
 
 
-def _gain(study: Study, method: Method, group: Group) -> tuple[float, float | None]:
+def _gain(
+    comparison: Comparison, method: MethodRuns, group: ValidationGroup
+) -> tuple[float, float | None]:
     """Return a group's gain over the baseline in points, and its deviation over seeds."""
-    mine, theirs = study.group_recall(method, group), study.group_recall(study.baseline, group)
+    mine, theirs = (
+        comparison.group_recall(method, group),
+        comparison.group_recall(comparison.baseline, group),
+    )
     error = None
     if mine.deviation is not None and theirs.deviation is not None:
         error = 100 * math.hypot(mine.deviation, theirs.deviation)
@@ -236,13 +240,13 @@ def _gain(study: Study, method: Method, group: Group) -> tuple[float, float | No
 
 
 def _regression(
-    x: np.ndarray, values: np.ndarray, y: np.ndarray, method: Method
+    x: np.ndarray, values: np.ndarray, y: np.ndarray, method: MethodRuns
 ) -> tuple[list[Trace], str]:
-    """Return the regression line over x, and Pearson's r of y with values of x in words."""
+    """Return the regression line over x, and Pearson's r of `values` and y in words."""
     if len(x) < FEW_GROUPS or np.allclose(x, x[0]) or np.allclose(y, y[0]):
-        return [], "too few different points for a correlation"
-    found: Any = stats.pearsonr(values, y)
-    r, p = float(found.statistic), float(found.pvalue)
+        return [], "too few distinct points for a correlation"
+    result: Any = stats.pearsonr(values, y)
+    r, p = float(result.statistic), float(result.pvalue)
     slope, intercept = np.polyfit(values, y, 1)
     ends = [int(x.argmin()), int(x.argmax())]
     trace = {
@@ -259,23 +263,23 @@ def _regression(
     return [trace], f"Pearson r = {r_words} with {{scale}} ({chance})"
 
 
-def trade_off(study: Study) -> Figure | None:
-    """Return overall accuracy against imbalance, a point per run and a mean per method."""
+def trade_off(comparison: Comparison) -> Figure | None:
+    """Return overall accuracy against spread: a point per run and a mean per method."""
     accuracy, spread = METRICS[0], METRICS[-1]
-    if not study.others:
+    if not comparison.others:
         return None
     singles, means, words = [], [], []
-    for method in study.methods:
-        x, y = study.amounts(method, accuracy), study.amounts(method, spread)
+    for method in comparison.methods:
+        x, y = comparison.amounts(method, accuracy), comparison.amounts(method, spread)
         if x is None or y is None:
             continue
         words.append(f"{method.label}: accuracy {percent(x.mean)}, spread {points(y.mean)}")
-        hover = "%{text}<br>accuracy %{x:.1f} %<br>spread %{y:.1f} points"
+        hover = "%{text}<br>accuracy %{x:.1f}%<br>spread %{y:.1f} points"
         if x.deviation is not None and y.deviation is not None:
             singles.append(
                 plots.points(
-                    [100 * (study.value(run, accuracy) or 0.0) for run in method.runs],
-                    [100 * (study.value(run, spread) or 0.0) for run in method.runs],
+                    [100 * (comparison.value(run, accuracy) or 0.0) for run in method.runs],
+                    [100 * (comparison.value(run, spread) or 0.0) for run in method.runs],
                     method.number,
                     method.label,
                     names=[f"{method.label}, {run.name}" for run in method.runs],
@@ -302,7 +306,7 @@ def trade_off(study: Study) -> Figure | None:
     layout = plots.axes("overall accuracy (%)", "spread over groups (points)", hovermode="closest")
     layout["annotations"] = [
         {
-            "text": "better: right and down ↘",
+            "text": "better: lower right ↘",
             "xref": "paper",
             "yref": "paper",
             "x": 1,
@@ -313,9 +317,9 @@ def trade_off(study: Study) -> Figure | None:
         }
     ]
     caption = (
-        "Spread is the standard deviation of recall over groups: 0 would serve all equally. Large "
-        "marks are means over runs with one standard deviation, faint ones single runs, at the end "
-        f"of training on {study_data(study)} data (not private)."
+        "Spread is the standard deviation of recall over groups; 0 means equal recall for all. "
+        "Large marks are means over runs with one standard deviation, faint ones single runs, "
+        f"measured at the end of training on {comparison.data_split} data (not private)."
     )
     panel = Panel("", "Trade-off. " + "; ".join(words), {"": View(singles + means, layout)})
-    return Figure("trade-off", [panel], caption, method_keys(study), height=380)
+    return Figure("trade-off", [panel], caption, method_legend(comparison), height=380)

@@ -1,4 +1,4 @@
-"""Pieces of HTML: every name that a user gave is escaped here."""
+"""HTML elements. All text, including names that users chose, is escaped here."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ownerwise.report.plots import Figure, Key, Panel
+from ownerwise.report.plots import Figure, LegendEntry, Panel
 
 
 class Cell(NamedTuple):
-    """A table cell: `best` marks it, `markup` is ready-made HTML instead of text."""
+    """A table cell: `best` marks it; `markup` is HTML to show instead of the text."""
 
     text: str = ""
     best: bool = False
@@ -18,7 +18,7 @@ class Cell(NamedTuple):
 
 
 def escape(value: object) -> str:
-    """Return text that is safe within HTML and within its attributes."""
+    """Return text that is safe inside HTML elements and attributes."""
     return html.escape(str(value), quote=True)
 
 
@@ -39,7 +39,7 @@ def table(
     *,
     words: int = 1,
 ) -> str:
-    """Return a table that scrolls within itself; the first `words` columns are text."""
+    """Return a table with its own scroll bar; the first `words` columns are text."""
     head = "".join(
         f'<th scope="col"{_class("" if at < words else "number")}>{escape(name)}</th>'
         for at, name in enumerate(headings)
@@ -67,53 +67,54 @@ def _cell(cell: str | Cell, at: int, words: int) -> str:
 
 
 def details(summary: str, content: str) -> str:
-    """Return content that opens on demand."""
+    """Return content that is collapsed until opened."""
     return f"<details><summary>{escape(summary)}</summary>{content}</details>"
 
 
 def section(identity: str, title: str, *content: str) -> str:
-    """Return a section with a heading that the navigation can reach."""
+    """Return a section with a heading and an id to link to."""
     return (
         f'<section id="{identity}" aria-labelledby="{identity}-title">'
         f'<h2 id="{identity}-title">{escape(title)}</h2>{"".join(content)}</section>'
     )
 
 
-def figure(made: Figure) -> str:
-    """Return the frame of a figure; the page's script draws into it."""
-    views = list(made.panels[0].views)
-    controls = _legend(made.keys) + _switch(views)
-    controls = f'<div class="controls">{controls}</div>{_chooser(made)}' if controls else ""
+def figure(chart: Figure) -> str:
+    """Return the frame of a figure; the page's script draws the charts in it."""
+    views = list(chart.panels[0].views)
+    controls = _legend(chart.legend) + _switch(views)
+    controls = f'<div class="controls">{controls}</div>{_chooser(chart)}' if controls else ""
     panels = "".join(
-        _panel(made, panel, f"{made.name}-{at}") for at, panel in enumerate(made.panels)
+        _panel(chart, panel, f"{chart.name}-{at}") for at, panel in enumerate(chart.panels)
     )
-    grid = "small" if made.small else f"columns-{min(len(made.panels), 2)}"
+    grid = "small" if chart.small else f"columns-{min(len(chart.panels), 2)}"
     return (
-        f'<figure class="chart" data-figure="{made.name}">{controls}'
+        f'<figure class="chart" data-figure="{chart.name}">{controls}'
         f'<div class="panels {grid}">{panels}</div>'
-        f"<figcaption>{escape(made.caption)}</figcaption></figure>"
+        f"<figcaption>{escape(chart.caption)}</figcaption></figure>"
     )
 
 
-def _panel(made: Figure, panel: Panel, key: str) -> str:
+def _panel(chart: Figure, panel: Panel, key: str) -> str:
     title = f"<h3>{escape(panel.title)}</h3>" if panel.title else ""
     hidden = "" if panel.shown else " hidden"
     return (
         f'<div class="panel" data-panel="{key}"{hidden}>{title}<div class="plot" id="{key}" '
-        f'role="img" aria-label="{escape(panel.description)}" style="height:{made.height}px">'
+        f'role="img" aria-label="{escape(panel.description)}" style="height:{chart.height}px">'
         "</div></div>"
     )
 
 
-def _legend(keys: Sequence[Key]) -> str:
-    if not keys:
+def _legend(entries: Sequence[LegendEntry]) -> str:
+    if not entries:
         return ""
     buttons = "".join(
-        f'<button type="button" class="key" aria-pressed="true" data-series="{escape(key.series)}">'
+        '<button type="button" class="key" aria-pressed="true" '
+        f'data-series="{escape(entry.series)}">'
         f'<svg width="30" height="10" aria-hidden="true"><line x1="1" y1="5" x2="29" y2="5" '
-        f'data-colour="{key.colour}" stroke-width="3" stroke-dasharray="{_STROKES[key.dash]}"/>'
-        f"</svg>{escape(key.label)}</button>"
-        for key in keys
+        f'data-colour="{entry.colour}" stroke-width="3" stroke-dasharray="{_STROKES[entry.dash]}"/>'
+        f"</svg>{escape(entry.label)}</button>"
+        for entry in entries
     )
     return f'<div class="legend" role="group" aria-label="Show or hide">{buttons}</div>'
 
@@ -135,21 +136,21 @@ def _switch(views: Sequence[str]) -> str:
         f'aria-pressed="{"true" if at == 0 else "false"}">{escape(view)}</button>'
         for at, view in enumerate(views)
     )
-    return f'<div class="switch" role="group" aria-label="What is drawn">{buttons}</div>'
+    return f'<div class="switch" role="group" aria-label="Quantity drawn">{buttons}</div>'
 
 
-def _chooser(made: Figure) -> str:
-    shown = sum(panel.shown for panel in made.panels)
-    if shown == len(made.panels):
+def _chooser(chart: Figure) -> str:
+    shown = sum(panel.shown for panel in chart.panels)
+    if shown == len(chart.panels):
         return ""
     boxes = "".join(
-        f'<label><input type="checkbox" data-shows="{made.name}-{at}"'
+        f'<label><input type="checkbox" data-shows="{chart.name}-{at}"'
         f"{' checked' if panel.shown else ''}>{escape(panel.title)}</label>"
-        for at, panel in enumerate(made.panels)
+        for at, panel in enumerate(chart.panels)
     )
     return (
         f'<details class="chooser"><summary>Choose groups (<span class="count">{shown}</span> of '
-        f"{len(made.panels)} shown: the strictest, the laxest and the worst come first)</summary>"
+        f"{len(chart.panels)} shown; by default the strictest, worst and laxest)</summary>"
         f'<div class="boxes">{boxes}</div></details>'
     )
 

@@ -1,56 +1,64 @@
-"""The first section: what was trained, is it private, what came out, what was not gained."""
+"""The first section: what was trained, whether it is private, what was gained and what was not."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from ownerwise.errors import name_some
+import numpy as np
+
 from ownerwise.report import markup
-from ownerwise.report.figures import study_data
+from ownerwise.report.comparison import (
+    METRICS,
+    Comparison,
+    Difference,
+    MethodRuns,
+    Metric,
+    differences,
+)
 from ownerwise.report.groups import nouns_of
 from ownerwise.report.markup import Cell, escape
-from ownerwise.report.statements import NOT_PRIVATE, budget_words, large_delta, why_not_private
-from ownerwise.report.study import METRICS, Difference, Method, Metric, Study, differences
-from ownerwise.runs import (
-    Run,
+from ownerwise.report.statements import (
+    HYPOTHETICAL_EPSILON,
+    NO_VALIDATION,
+    NOT_PRIVATE,
+    large_delta,
+    no_guarantee,
+    protected,
 )
+from ownerwise.runs import Run
 from ownerwise.wording import amount, epsilon, percent, percent_up, signed_points, span_up, whole
 
 _ACCURACY, _, _WORST, _STRICTEST, _SPREAD = METRICS
 
 
-def default_title(study: Study) -> str:
-    """Return a title from the methods that are shown."""
-    labels = [method.label for method in study.methods]
+def default_title(comparison: Comparison) -> str:
+    """Return a title that names the methods."""
+    labels = [method.label for method in comparison.methods]
     if len(labels) == 1:
         return f"{labels[0]}: privacy and utility"
-    return " against ".join(labels) if len(labels) == 2 else f"{len(labels)} methods compared"
+    return " vs ".join(labels) if len(labels) == 2 else f"{len(labels)} methods compared"
 
 
-def overview(study: Study) -> str:
+def overview(comparison: Comparison) -> str:
     """Return the section."""
-    content = [_trained(study), _status(study), _tiles(study)]
-    if study.source is None:
-        content.append(
-            markup.paragraph(
-                "No validation data were given, so nothing is known here about how well the model "
-                "works, or for whom."
-            )
-        )
+    content = [_trained(comparison), _status(comparison), _tiles(comparison)]
+    if comparison.source is None:
+        content.append(markup.paragraph(NO_VALIDATION))
     else:
-        content += [_methods_table(study), _findings(study), _measured_on(study)]
+        content += [_methods_table(comparison), _findings(comparison), _measured_on(comparison)]
     return markup.section("overview", "At a glance", *content)
 
 
-def _trained(study: Study) -> str:
-    run = study.runs[0]
+def _trained(comparison: Comparison) -> str:
+    run = comparison.runs[0]
     plan = run.plan
-    count = len(study.runs)
-    what = " on ".join(str(run.config[k]) for k in ("model", "data") if _is_text(run, k))
-    runs = "One run" if count == 1 else f"{count} runs of {_count(len(study.methods), 'method')}"
-    words = f"{runs}, {_count(len(plan.targets), 'owner')} with "
+    count = len(comparison.runs)
+    what = [f"{k.capitalize()}: {run.config[k]}." for k in ("model", "data") if _is_text(run, k)]
+    methods = _count(len(comparison.methods), "method")
+    runs = "One run" if count == 1 else f"{count} runs of {methods}"
+    words = f"{runs}; {_count(len(plan.targets), 'owner')} with "
     words += f"{_count(int(plan.records.sum()), 'declared record')}."
-    return markup.paragraph(f"{what}. {words}" if what else words, "lead")
+    return markup.paragraph(" ".join([*what, words]), "lead")
 
 
 def _is_text(run: Run, key: str) -> bool:
@@ -61,41 +69,39 @@ def _count(number: int, noun: str) -> str:
     return f"{whole(number)} {noun}{'' if number == 1 else 's'}"
 
 
-def _status(study: Study) -> str:
+def _status(comparison: Comparison) -> str:
     """Return the banner that says whether the guarantee holds."""
-    open_runs = [run for run in study.runs if not run.private]
-    if open_runs:
-        which = f"{len(open_runs)} of {len(study.runs)} runs carry"
-        if len(open_runs) == len(study.runs):
-            which = "This run carries" if len(open_runs) == 1 else "These runs carry"
+    runs = comparison.runs
+    unprotected = [run for run in runs if not run.private]
+    if unprotected:
+        words = (
+            f"{no_guarantee(unprotected, len(runs))} Use the results for tests and comparisons "
+            f"only. {HYPOTHETICAL_EPSILON}"
+        )
         return (
-            f'<div class="banner bad" role="note"><strong>{NOT_PRIVATE}</strong><p>'
-            f"{escape(which)} no guarantee: {escape(why_not_private(open_runs))}. Use the figures "
-            "for tests and comparisons; do not release these models as private. The ε below are "
-            "what the same runs with secret randomness would promise.</p></div>"
+            f'<div class="banner bad" role="note"><strong>{NOT_PRIVATE}</strong>'
+            f"{markup.paragraph(words)}</div>"
         )
-    several = ""
-    if len(study.runs) > 1:
-        several = (
-            f" Each ε holds for one run on its own: released together, these {len(study.runs)} "
-            "runs spend more where they saw the same records."
-        )
-    cautions = sorted({words for run in study.runs if (words := large_delta(run))})
-    several += "".join(f"</p><p>{escape(words)}" for words in cautions)
-    budgets = sorted({budget_words(run) for run in study.runs})
-    return (
-        '<div class="banner good" role="note"><strong>Private</strong><p>Each single record is '
-        f"protected with the budget that its owner set: {escape(name_some(budgets))}. "
-        f"{escape(_spent_words(study))}{several}</p></div>"
+    words = (
+        f"{protected(runs)} No record has spent more than {percent_up(_largest_share(comparison))} "
+        "of its ε."
     )
+    if len(runs) > 1:
+        words += (
+            f" Each ε holds for one run alone: if these {len(runs)} runs are released together, "
+            "records that several of them used spend more."
+        )
+    cautions = sorted({caution for run in runs if (caution := large_delta(run))})
+    paragraphs = "".join(map(markup.paragraph, [words, *cautions]))
+    return f'<div class="banner good" role="note"><strong>Private</strong>{paragraphs}</div>'
 
 
-def _spent_words(study: Study) -> str:
-    share = max(
+def _largest_share(comparison: Comparison) -> float:
+    """Return the largest share of a budget that any record has spent."""
+    return max(
         float((use.plan.epsilon(steps=use.steps_spent) / use.plan.targets).max())
-        for use in study.plans
+        for use in comparison.plans
     )
-    return f"No record has spent more than {percent_up(share, 2)} of its ε."
 
 
 class _Tile(NamedTuple):
@@ -104,24 +110,29 @@ class _Tile(NamedTuple):
     note: str
 
 
-def _tiles(study: Study) -> str:
-    plan = study.runs[0].plan
-    spent = max(run.steps_spent for run in study.runs)
-    lead = study.methods[-1] if len(study.methods) == 2 else _best(study)
+def _tiles(comparison: Comparison) -> str:
+    plan = comparison.runs[0].plan
+    steps = max(run.steps_spent for run in comparison.runs)
+    spent = np.concatenate([use.plan.epsilon(steps=use.steps_spent) for use in comparison.plans])
+    lead = comparison.methods[-1] if len(comparison.methods) == 2 else _best(comparison)
     tiles = [
         _Tile(
             span_up(float(plan.targets.min()), float(plan.targets.max()), 3),
-            "ε that owners set",
+            "ε set by owners",
             f"strictest to laxest, {_count(len(plan.targets), 'owner')}",
         ),
-        _Tile(f"{whole(spent)} of {whole(plan.steps)}", "steps spent", f"plan “{plan.method}”"),
+        _Tile(
+            span_up(float(spent.min()), float(spent.max())),
+            "ε spent per record",
+            f"at most {percent_up(_largest_share(comparison))} of a budget",
+        ),
+        _Tile(f"{whole(steps)} of {whole(plan.steps)}", "steps spent", f"plan “{plan.method}”"),
     ]
     for metric in (_ACCURACY, _WORST, _STRICTEST):
-        found = study.amounts(lead, metric)
-        if found is not None:
-            tiles.append(
-                _Tile(percent(found.mean), metric.title.lower(), _against(study, lead, metric))
-            )
+        value = comparison.amounts(lead, metric)
+        if value is not None:
+            note = _against(comparison, lead, metric)
+            tiles.append(_Tile(percent(value.mean), metric.title.lower(), note))
     items = "".join(
         f'<div class="tile"><dt>{escape(tile.name)}</dt><dd>{escape(tile.value)}'
         f"<small>{escape(tile.note)}</small></dd></div>"
@@ -130,127 +141,134 @@ def _tiles(study: Study) -> str:
     return f'<dl class="tiles">{items}</dl>'
 
 
-def _best(study: Study) -> Method:
-    """Return the method with the best worst group, or the first without groups."""
-    known = [(found.mean, m) for m in study.methods if (found := study.amounts(m, _WORST))]
-    return max(known, key=lambda pair: pair[0])[1] if known else study.baseline
+def _best(comparison: Comparison) -> MethodRuns:
+    """Return the method whose worst group is best, or the baseline if there are no groups."""
+    known = [
+        (worst.mean, m) for m in comparison.methods if (worst := comparison.amounts(m, _WORST))
+    ]
+    return max(known, key=lambda pair: pair[0])[1] if known else comparison.baseline
 
 
-def _against(study: Study, lead: Method, metric: Metric) -> str:
-    other = next(iter(_plainer(study)), study.baseline)
-    mine, theirs = study.amounts(lead, metric), study.amounts(other, metric)
+def _against(comparison: Comparison, lead: MethodRuns, metric: Metric) -> str:
+    other = next(iter(_plainer(comparison)), comparison.baseline)
+    mine, theirs = comparison.amounts(lead, metric), comparison.amounts(other, metric)
     if lead is other or mine is None or theirs is None:
         return lead.label
-    return f"{lead.label}, {signed_points(mine.mean - theirs.mean)} to {other.label}"
+    return f"{lead.label}; {signed_points(mine.mean - theirs.mean)} vs {other.label}"
 
 
-def _methods_table(study: Study) -> str:
-    metrics = [m for m in METRICS if any(study.amounts(method, m) for method in study.methods)]
+def _methods_table(comparison: Comparison) -> str:
+    metrics = [
+        m for m in METRICS if any(comparison.amounts(method, m) for method in comparison.methods)
+    ]
     rows = []
-    for method in study.methods:
+    for method in comparison.methods:
         cells = [Cell(method.label), Cell(str(len(method.runs)))]
         for metric in metrics:
-            found = study.amounts(method, metric)
-            cells.append(Cell(amount(found), best=_is_best(study, method, metric)))
+            value = comparison.amounts(method, metric)
+            cells.append(Cell(amount(value), best=_is_best(comparison, method, metric)))
         rows.append(cells)
-    caption = f"At the end of training, on {study_data(study)} data (not private)"
-    if any(len(method.runs) > 1 for method in study.methods):
-        caption += ": mean ± standard deviation over runs"
-    if study.others:
-        caption += "; ★ best mean, which may be chance: the lines below say so"
+    caption = f"Results at the end of training on {comparison.data_split} data (not private)"
+    if any(len(method.runs) > 1 for method in comparison.methods):
+        caption += ", mean ± standard deviation over runs"
+    if comparison.others:
+        caption += ". ★ marks the best mean, which may be due to chance: see below"
     titles = [
-        f"{m.title} ({'%' if m.higher_is_better else 'points, less is better'})" for m in metrics
+        f"{m.title} ({'%' if m.higher_is_better else 'points, lower is better'})" for m in metrics
     ]
     return markup.table(caption, ["Method", "Runs", *titles], rows)
 
 
-def _is_best(study: Study, method: Method, metric: Metric) -> bool:
-    """Return whether no other method is better, to the digits that are shown."""
-    if len(study.methods) == 1:
+def _is_best(comparison: Comparison, method: MethodRuns, metric: Metric) -> bool:
+    """Return whether no other method is better in the digits shown."""
+    if len(comparison.methods) == 1:
         return False
-    found = {
+    means = {
         m.label: round(100 * value.mean, 1)
-        for m in study.methods
-        if (value := study.amounts(m, metric)) is not None
+        for m in comparison.methods
+        if (value := comparison.amounts(m, metric)) is not None
     }
-    if method.label not in found or len(set(found.values())) == 1:
+    if method.label not in means or len(set(means.values())) == 1:
         return False
     choose = max if metric.higher_is_better else min
-    return found[method.label] == choose(found.values())
+    return means[method.label] == choose(means.values())
 
 
-def _findings(study: Study) -> str:
-    """Return what every method gained against the plainer one, and what it did not."""
-    if not study.others:
+def _findings(comparison: Comparison) -> str:
+    """Return what each method gained over the simpler one, and what it did not."""
+    if not comparison.others:
         return ""
     items = []
-    plainer = _plainer(study)
-    pairs = [(study.baseline, other) for other in plainer]
-    pairs += [(method, study.baseline) for method in study.others if method not in plainer]
+    plainer = _plainer(comparison)
+    pairs = [(comparison.baseline, other) for other in plainer]
+    pairs += [
+        (method, comparison.baseline) for method in comparison.others if method not in plainer
+    ]
     for method, other in pairs:
-        found = differences(study, method, other)
-        gained = [d for d in found if d.better and d.clear is not False]
-        lost = [d for d in found if not d.better and d.clear is not False and d.by]
-        unclear = [d for d in found if d.clear is False or not d.by]
-        parts = [f"<strong>{escape(f'{method.label} against {other.label}')}.</strong>"]
-        sure = all(d.clear is not None for d in found)
-        better, worse = ("Gained", "Lost") if sure else ("Better here", "Worse here")
-        parts.append(_list_of(better, gained) or "Nothing was gained beyond chance.")
+        changes = differences(comparison, method, other)
+        gained = [d for d in changes if d.better and d.clear is not False]
+        lost = [d for d in changes if not d.better and d.clear is not False and d.by]
+        unclear = [d for d in changes if d.clear is False or not d.by]
+        parts = [f"<strong>{escape(f'{method.label} vs {other.label}')}.</strong>"]
+        tested = all(d.clear is not None for d in changes)
+        better, worse = ("Gained", "Lost") if tested else ("Better here", "Worse here")
+        parts.append(_list_of(better, gained) or "Nothing gained beyond chance.")
         parts.append(_list_of(worse, lost))
-        parts.append(_list_of("Neither gained nor lost beyond chance", unclear))
-        parts.append(escape(_group_words(study, method, other)))
+        parts.append(_list_of("Unchanged or within chance", unclear))
+        parts.append(escape(_group_words(comparison, method, other)))
         items.append("<li>" + " ".join(part for part in parts if part) + "</li>")
     rule = (
-        "Beyond chance means more than two standard errors: a rule of thumb, not a test."
-        if all(len(m.runs) > 1 for m in study.methods)
-        else "Where a method has one run only, how much of a difference is chance is not known."
+        "“Beyond chance” means more than two standard errors: a rule of thumb, not a test."
+        if all(len(m.runs) > 1 for m in comparison.methods)
+        else "A method with a single run does not show how much of a difference is due to chance."
     )
     return f'<ul class="findings">{"".join(items)}</ul>{markup.paragraph(rule, "note")}'
 
 
-def _plainer(study: Study) -> list[Method]:
-    """Return the methods that give all owners the strictest budget, if the baseline does not."""
-    if study.baseline.runs[0].plan.method == "uniform":
+def _plainer(comparison: Comparison) -> list[MethodRuns]:
+    """Return the methods that train everyone at the strictest budget, unless the baseline does."""
+    if comparison.baseline.runs[0].plan.method == "uniform":
         return []
-    return [m for m in study.others if m.runs[0].plan.method == "uniform" and not m.weights]
+    return [m for m in comparison.others if m.runs[0].plan.method == "uniform" and not m.weights]
 
 
-def _list_of(word: str, found: list[Difference]) -> str:
-    if not found:
+def _list_of(word: str, changes: list[Difference]) -> str:
+    if not changes:
         return ""
-    parts = [f"{d.metric.title.lower()} {signed_points(d.by)}" for d in found]
+    parts = [f"{d.metric.title.lower()} {signed_points(d.by)}" for d in changes]
     return escape(f"{word}: {', '.join(parts)}.")
 
 
-def _group_words(study: Study, method: Method, other: Method) -> str:
-    """Return how many groups gained and lost, and who lost most."""
-    if len(study.groups) < 2:
+def _group_words(comparison: Comparison, method: MethodRuns, other: MethodRuns) -> str:
+    """Return how many groups gained and lost, and which lost most."""
+    if len(comparison.groups) < 2:
         return ""
     gains = {
-        group: study.group_recall(method, group).mean - study.group_recall(other, group).mean
-        for group in study.groups
+        group: comparison.group_recall(method, group).mean
+        - comparison.group_recall(other, group).mean
+        for group in comparison.groups
     }
     up = sum(round(100 * gain, 1) > 0 for gain in gains.values())
     down = sum(round(100 * gain, 1) < 0 for gain in gains.values())
-    noun = study.group_noun.lower()
+    noun = comparison.group_noun.lower()
     ranges = any(len(group.members) > 1 for group in gains)
-    several = "ranges of budgets" if ranges else nouns_of(study.runs)[1]
-    words = f"Of {len(gains)} {several} {up} gained and {down} lost recall"
+    several = "ranges of budgets" if ranges else nouns_of(comparison.runs)[1]
+    words = f"Of {len(gains)} {several}, {up} gained and {down} lost recall"
     if down:
         worst = min(gains, key=lambda group: gains[group])
         budget = "" if worst.epsilon is None else f" (ε {epsilon(worst.epsilon)})"
         name = worst.name if len(worst.members) > 1 else f"{noun} {worst.name}{budget}"
-        words += f", most of all {name}: {signed_points(gains[worst])}"
+        words += f"; the largest loss was {signed_points(gains[worst])} for {name}"
     return words + "."
 
 
-def _measured_on(study: Study) -> str:
+def _measured_on(comparison: Comparison) -> str:
     words = (
-        f"Not private: these figures were measured on {study_data(study)} records, which no "
-        "guarantee covers. Balanced accuracy is the mean recall of classes; spread is the standard "
-        "deviation of recall over groups."
+        f"Not private: these results were measured on {comparison.data_split} records, which no "
+        "guarantee covers. Balanced accuracy is the mean recall over classes; spread is the "
+        "standard deviation of recall over groups."
     )
-    ends = {run.steps_spent for run in study.runs}
+    ends = {run.steps_spent for run in comparison.runs}
     if len(ends) > 1:
-        words += f" The runs stopped at different steps ({whole(min(ends))} to {whole(max(ends))})."
+        words += f" The runs stopped at different steps: {whole(min(ends))} to {whole(max(ends))}."
     return markup.paragraph(words, "note")

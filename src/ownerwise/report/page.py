@@ -1,4 +1,4 @@
-"""The page: one file that needs nothing else, and that cannot talk to anybody."""
+"""The page: one self-contained file that cannot connect to anything."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def page(
 ) -> str:
     """Return the whole document.
 
-    The content security policy forbids every connection, and every script but the two that are
-    embedded here: a name that a user gave cannot become code even if it were not escaped.
+    The content security policy forbids all connections, and all scripts except the two embedded
+    here: a name that a user chose could not run as code even if it were not escaped.
     """
-    scripts = [plotly(), _asset("report.js")]
+    scripts = [plotly_script(), _asset("report.js")]
     policy = (
         "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; "
         f"script-src {' '.join(_hash(script) for script in scripts)}; base-uri 'none'; "
@@ -47,7 +47,7 @@ def page(
 
 
 def _data(figures: Sequence[Figure]) -> str:
-    """Return all charts as JSON that cannot end the script element it stands in."""
+    """Return all charts as JSON that cannot close the script element around it."""
     panels = {
         f"{figure.name}-{at}": {
             name: {"data": view.traces, "layout": view.layout} for name, view in panel.views.items()
@@ -60,8 +60,8 @@ def _data(figures: Sequence[Figure]) -> str:
     return text.replace("<", "\\u003c")
 
 
-def plotly() -> str:
-    """Return the charts' JavaScript, or say which package is missing."""
+def plotly_script() -> str:
+    """Return plotly's JavaScript; raise an error that says what to install if it is missing."""
     return _lines(require("plotly.offline", "ownerwise[report]", "a report").get_plotlyjs())
 
 
@@ -70,7 +70,7 @@ def _asset(name: str) -> str:
 
 
 def _lines(text: str) -> str:
-    """Return text as a browser reads it, so that its hash is the one the browser computes."""
+    """Return text with the line ends that a browser sees, so that the hashes agree."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -1,7 +1,7 @@
-"""Building blocks of charts, as the plain dictionaries that plotly draws.
+"""Building blocks of charts, as plain dictionaries for plotly.
 
-Colours are tokens such as "@series-0": the page replaces them by the colours of its theme, light
-or dark, whenever it draws. "@ramp:0.25" is a colour between the strictest (0) and the laxest (1).
+Colours are tokens such as "@series-0". Whenever the page draws, it replaces them with the colours
+of its light or dark theme. "@ramp:0.25" is a colour between the strictest (0) and the laxest (1).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Trace = dict[str, Any]
 
 @dataclass(frozen=True)
 class View:
-    """One drawing: traces, and what differs from the common layout."""
+    """One drawing: its traces, and how its layout differs from the common one."""
 
     traces: list[Trace]
     layout: dict[str, Any]
@@ -34,10 +34,10 @@ class Panel:
     """One chart of a figure.
 
     Attributes:
-        title: heading above the chart, "" for none.
-        description: what the chart shows, in words, for those who cannot see it.
-        views: drawings by name; several can be switched between.
-        shown: whether it is drawn from the start, or has to be chosen.
+        title: heading above the chart; "" for none.
+        description: what the chart shows, in words, for readers who cannot see it.
+        views: drawings by name; the reader can switch between several.
+        shown: whether it is drawn at first or only once the reader chooses it.
     """
 
     title: str
@@ -47,8 +47,8 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Key:
-    """An entry of a legend: clicking it hides or shows the traces of its series."""
+class LegendEntry:
+    """An entry of a legend; clicking it hides or shows the traces of its series."""
 
     series: str
     label: str
@@ -58,18 +58,18 @@ class Key:
 
 @dataclass(frozen=True)
 class Figure:
-    """Charts under one legend and one caption."""
+    """Charts with a common legend and caption."""
 
     name: str
     panels: list[Panel]
     caption: str
-    keys: list[Key] = field(default_factory=list)
+    legend: list[LegendEntry] = field(default_factory=list)
     height: int = 340
     small: bool = False
 
 
 def dash(number: int) -> str:
-    """Return the dash pattern of method `number`; the baseline's, 0, is dashed."""
+    """Return the dash pattern of method `number`; the baseline, 0, is dashed."""
     return _DASHES[number % len(_DASHES)]
 
 
@@ -79,17 +79,17 @@ def colour(number: int, band: bool = False) -> str:
 
 
 def text(value: object) -> str:
-    """Return a name as text that plotly shows as it is, whatever it contains."""
+    """Return a name as text that plotly shows literally, whatever it contains."""
     return html.escape(str(value), quote=False)
 
 
 def numbers(values: Iterable[float], digits: int = 5) -> list[float | None]:
-    """Return values rounded to significant digits, None where there is none."""
+    """Return values rounded to significant digits; None for those that are not finite."""
     return [float(f"{v:.{digits}g}") if np.isfinite(v) else None for v in values]
 
 
 def line_with_band(curve: Curve, number: int, label: str, form: str, most: int) -> list[Trace]:
-    """Return the line of a method over steps, and its band of one standard deviation."""
+    """Return a method's line over steps and its band of one standard deviation."""
     curve = curve.thinned(most)
     steps = numbers(curve.steps, 9)
     traces: list[Trace] = []
@@ -170,7 +170,7 @@ def points(
 
 
 def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
-    """Return a layout with titled axes; keywords such as `yaxis={...}` are added to it."""
+    """Return a layout with titled axes; keywords such as `yaxis={...}` extend it."""
     layout: dict[str, Any] = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
     for name, value in more.items():
         if name in layout:

@@ -1,58 +1,94 @@
-"""What is promised, assumed and not covered, in the words that report and card share."""
+"""Facts about the guarantee in words: what report and card both say about a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ownerwise.errors import name_some
-from ownerwise.owners import (
-    UNIT,
-)
-from ownerwise.runs import (
-    Run,
-)
-from ownerwise.wording import span_up, whole
+from ownerwise.owners import UNIT
+from ownerwise.planning import Plan
+from ownerwise.runs import Run
+from ownerwise.wording import delta, delta_span, span, span_up, whole
 
 NOT_PRIVATE = "NOT PRIVATE"
 
 ADJACENCY = (
-    "Two data sets are neighbours if one of them has one record more. What is released may differ "
-    "between neighbours by at most (ε, δ), the budget of that record's owner."
+    "Two data sets are neighbours if one is the other plus a single record. The distributions of "
+    "what is released from two neighbours differ by at most (ε, δ), the budget of that record's "
+    "owner."
 )
+
+ATTACKER = (
+    "Suppose an attacker knows everything about a record except whether it was used in training. "
+    "Without the model, their guess is right 50 times in 100. With the model, it is on average "
+    "right at most as often as stated here, whatever their method and computing power."
+)
+
+NO_VALIDATION = (
+    "No validation data were given, so how well the model works, and for whom, is unknown."
+)
+
+HYPOTHETICAL_EPSILON = "ε is stated as it would hold for the same training with secret randomness."
+
+_ACCOUNTANTS = {
+    "pld": "privacy loss distributions (pld)",
+    "rdp": "Rényi divergences (rdp)",
+}
 
 
 def unit(run: Run) -> str:
-    """Return the unit of privacy, with what it means for an owner of many records."""
+    """Return the unit of privacy and what it means for an owner of many records."""
     largest = int(run.plan.records.max())
     words = f"The unit of privacy is {UNIT}."
     if largest > 1:
         words += (
-            f" The largest owner declares {whole(largest)} records: each of them has the stated ε, "
-            "all of them together do not."
+            f" The largest owner declares {whole(largest)} records: the stated ε holds for each of "
+            "them, not for all of them together."
         )
     return words
 
 
+def protected(runs: Sequence[Run]) -> str:
+    """Return what private runs promise."""
+    budgets = sorted({_budgets(run.plan) for run in runs})
+    return f"Each single record is protected with the budget its owner set: {name_some(budgets)}."
+
+
+def _budgets(plan: Plan) -> str:
+    epsilon = span_up(float(plan.targets.min()), float(plan.targets.max()), 3)
+    deltas = delta_span(float(plan.deltas.min()), float(plan.deltas.max()))
+    return f"ε {epsilon} at δ {deltas}"
+
+
 def large_delta(run: Run) -> str:
-    """Return what a delta above one over the number of records means; nothing if it is below."""
+    """Return a caution if a delta exceeds one over the number of records, else ""."""
     largest, total = float(run.plan.deltas.max()), int(run.plan.records.sum())
     if largest * total <= 1:
         return ""
     return (
-        f"CAUTION: δ is up to {largest:g}, above 1/{total}, one over the number of records. That "
-        "permits publishing a record in full."
+        f"CAUTION: δ is up to {delta(largest)}, more than 1/{total}, one over the number of "
+        "records. Such a guarantee permits publishing a whole record."
     )
 
 
-def why_not_private(runs: Sequence[Run]) -> str:
-    """Return the reasons for which runs carry no guarantee."""
+def no_guarantee(runs: Sequence[Run], shown: int = 1) -> str:
+    """Return why `runs`, out of `shown` runs, carry no guarantee, and what not to do with them."""
+    single = len(runs) == 1
+    subject = "This run" if single else "These runs"
+    if len(runs) < shown:
+        subject = f"{len(runs)} of {shown} runs"
+    verb, models = ("carries", "its model") if single else ("carry", "their models")
+    return f"{subject} {verb} no guarantee: {_reasons(runs)}. Do not release {models} as private."
+
+
+def _reasons(runs: Sequence[Run]) -> str:
     seeds = sorted({run.seed for run in runs if run.seed is not None})
     reasons = []
     if seeds:
         noun = "a fixed seed" if len(seeds) == 1 else "fixed seeds"
         reasons.append(
-            f"batches and noise came from {noun} ({name_some(seeds, shown=10)}), and whoever knows "
-            "a seed can subtract the noise"
+            f"batches and noise came from {noun} ({name_some(seeds, shown=10)}), and anyone who "
+            "knows a seed can subtract the noise"
         )
     reasons += sorted({reason for run in runs for reason in run.config.get("not_private", ())})
     return "; ".join(reasons)
@@ -63,72 +99,87 @@ def random_source(run: Run) -> str:
     if run.seed is not None:
         return f"a fixed seed, for tests and comparisons only: {NOT_PRIVATE}"
     return (
-        "AES-256 in counter mode under a fresh key from the operating system, for batches and "
-        "noise; the key was never written"
+        "AES-256 in counter mode for batches and noise, with a fresh key from the operating "
+        "system; the key was never written anywhere"
     )
 
 
+def mechanism(plan: Plan) -> dict[str, str]:
+    """Return what a plan fixes about the private step, by name."""
+    rates = span(float(plan.sampling_rates.min()), float(plan.sampling_rates.max()), 4)
+    factors = [factor for _, factor in plan.schedule.segments]
+    noise = f"Gaussian, std {plan.noise_std:.6g} on the sum of clipped gradients, once per step"
+    if len(factors) > 1:
+        noise += f", times a scheduled factor from {factors[0]:g} to {factors[-1]:g}"
+    mixture = "" if plan.mixture is None else f", mixture {plan.mixture:g}"
+    return {
+        "Plan": f"{plan.method}{mixture}",
+        "Sampling": f"Poisson: each record independently, at its owner's rate ({rates})",
+        "Clip norm": span(float(plan.clip_norms.min()), float(plan.clip_norms.max()), 4),
+        "Noise": noise,
+        "Divisor": f"{plan.expected_batch_size:.6g}, the expected batch size, fixed beforehand",
+        "Steps planned": whole(plan.steps),
+    }
+
+
+def accounting(plan: Plan) -> dict[str, str]:
+    """Return who computed what a plan spends, and who checked it."""
+    return {"Accountant": _ACCOUNTANTS[plan.accountant], "Verified by": str(plan.verify())}
+
+
 def released(run: Run) -> list[str]:
-    """Return what of the training records has left the process."""
-    found = [
-        f"the model after {whole(run.updates)} updates, and every model on the way there (the "
-        "accounting covers all of them)"
+    """Return everything computed from training records that left the process."""
+    items = [
+        f"the model after {whole(run.updates)} updates, and every model before it (the accounting "
+        "covers all of them)"
     ]
     if run.plan.release_std is not None:
         what = "one histogram of predictions" if run.config.get("constraints") else "one sum"
         kind = run.plan.release_noise.capitalize()
-        found.append(
-            f"in every step {what} of per-record vectors of length at most 1, with {kind} "
+        items.append(
+            f"in every step, {what} over per-record vectors of norm at most 1, with {kind} "
             f"noise of std {run.plan.release_std:g} (accounted together with the gradient)"
         )
-    return found
+    return items
 
 
 def assumed_public(run: Run) -> list[str]:
-    """Return everything that the guarantee takes as known to all."""
-    found = [
-        "the table of budgets: which owner asked for which ε and δ",
+    """Return everything that the guarantee assumes to be public."""
+    items = [
+        "the table of budgets: which owner set which ε and δ",
         "the declared number of records of each owner",
-        "the architecture of the model, the loss, the optimizer and all settings",
-        "the plan: sampling rates, clip norms, noise, expected batch, number of steps",
-        "the lists of classes, features and groups, and any constants used to normalise the data: "
-        "if they were read off private records, that is not accounted for",
+        "the model architecture, the loss, the optimizer and all settings",
+        "the plan: sampling rates, clip norms, noise, expected batch size, number of steps",
+        "the lists of classes, features and groups, and any constants used to normalise the data; "
+        "if these were derived from private records, the accounting does not cover it",
     ]
     if run.config.get("weights"):
-        found.append("the shape and the length of the importance tail")
+        items.append("the shape and length of the importance tail")
     if run.config.get("constraints"):
-        found.append(
-            "the constraints, and the rule that sorts records into cells (not their cells)"
+        items.append(
+            "the constraints and the rule that assigns records to cells (but not the cells "
+            "themselves)"
         )
-    return found
+    return items
 
 
 def not_covered(runs: Sequence[Run]) -> list[str]:
-    """Return what carries no guarantee, or is not part of the accounting."""
-    found = [
-        "Validation and test figures are exact. NO guarantee covers the records they were "
-        "measured on: they are not private.",
-        "Choices made by looking at such figures (settings, the method, when to stop) are not "
-        "accounted for; neither is a search for hyper-parameters on the private records.",
-        "Facts about people in general that a model may learn with or without any one record, "
-        "and what an attacker already knows.",
-        "How long training took, and other traces outside of the released model.",
-        "Noise is made of floating-point numbers; attacks on their last bits are known and not "
-        "part of the accounting.",
+    """Return what carries no guarantee or lies outside the accounting."""
+    items = [
+        "Validation and test metrics are exact, without noise. NO guarantee covers the records "
+        "they were measured on: they are not private.",
+        "Decisions based on these metrics (settings, method, when to stop) are not accounted for; "
+        "neither is a hyper-parameter search on the private records.",
+        "General facts about people that a model can learn with or without any one record, and "
+        "anything an attacker already knows.",
+        "How long training took, and other side channels besides the released model.",
+        "Noise consists of floating-point numbers. Known attacks on their low-order bits are "
+        "outside the accounting.",
     ]
     if len(runs) > 1:
-        found.insert(
+        items.insert(
             2,
-            f"Each ε holds for one run on its own. This page shows {len(runs)} runs: if several of "
-            "them saw the same records and all are released, what a record spends adds up over "
-            "them.",
+            f"Each ε holds for one run alone. This page shows {len(runs)} runs: if several of them "
+            "used the same records and all are released, the ε of a record adds up over them.",
         )
-    return found
-
-
-def budget_words(run: Run) -> str:
-    """Return the range of budgets: "ε 0.5 to 8 at δ 1e-05"."""
-    plan = run.plan
-    epsilon = span_up(float(plan.targets.min()), float(plan.targets.max()), 3)
-    delta = span_up(float(plan.deltas.min()), float(plan.deltas.max()), 2)
-    return f"ε {epsilon} at δ {delta.replace('e-0', 'e-')}"
+    return items

@@ -5,18 +5,18 @@ import numpy as np
 import pytest
 
 import ownerwise as ow
-from ownerwise.report.budget_classes import attacker_bound, attacker_words, classes_of, spent
+from ownerwise.report.guarantees import attacker_bound, attacker_words, classes_of, spent
 from tools.report_tools import small_plan, wide_plan
 
 
 def test_classes_add_up_to_the_plan():
     plan = small_plan()
-    found = classes_of(plan)
-    assert [one.epsilon for one in found] == [(0.5, 0.5), (2.0, 2.0), (8.0, 8.0)]
-    assert [one.records for one in found] == [200, 300, 500]
+    classes = classes_of(plan)
+    assert [row.epsilon for row in classes] == [(0.5, 0.5), (2.0, 2.0), (8.0, 8.0)]
+    assert [row.records for row in classes] == [200, 300, 500]
     many = classes_of(wide_plan())
     assert len(many) == 8
-    assert sum(one.owners for one in many) == 60
+    assert sum(row.owners for row in many) == 60
     assert all(a.epsilon[1] < b.epsilon[0] for a, b in pairwise(many))
 
 
@@ -25,21 +25,21 @@ def test_what_a_class_has_spent_is_what_the_plan_says(steps):
     plan = wide_plan()
     expected = plan.epsilon(steps=steps)
     classes = classes_of(plan)
-    for one, found in zip(classes, spent(plan, classes, steps), strict=True):
-        inside = (plan.targets >= one.epsilon[0]) & (plan.targets <= one.epsilon[1])
-        assert (found.low, found.high) == (expected[inside].min(), expected[inside].max())
-        assert found.share == (expected[inside] / plan.targets[inside]).max()
+    for row, spending in zip(classes, spent(plan, classes, steps), strict=True):
+        inside = (plan.targets >= row.epsilon[0]) & (plan.targets <= row.epsilon[1])
+        assert (spending.low, spending.high) == (expected[inside].min(), expected[inside].max())
+        assert spending.share == (expected[inside] / plan.targets[inside]).max()
 
 
 def test_an_owner_between_the_ends_of_a_class_may_have_spent_the_most():
-    """Of 14 budgets one in the midst has a far smaller delta."""
+    """One of 14 budgets, in the middle of its class, has a far smaller delta."""
     deltas = dict.fromkeys(range(14), 1e-5) | {12: 1e-10}
     owners = ow.Owners(np.arange(1400) % 14, {k: 1 + 0.05 * k for k in range(14)}, deltas)
     plan = ow.plan(owners, "uniform", steps=40, batch_size=200)
     for steps in (5, 40):
-        found = spent(plan, classes_of(plan), steps)
-        assert max(one.high for one in found) == plan.epsilon(steps=steps).max()
-        assert 12 in [one.dearest for one in found]
+        spending = spent(plan, classes_of(plan), steps)
+        assert max(each.high for each in spending) == plan.epsilon(steps=steps).max()
+        assert 12 in [each.highest_owner for each in spending]
 
 
 def test_the_best_attacker_is_a_coin_without_privacy_loss_and_certain_without_privacy():

@@ -1,4 +1,4 @@
-"""The runs of a report, sorted: methods and their seeds, the baseline, the figures at the end."""
+"""The runs of a report, sorted into methods and seeds, with the baseline and the final metrics."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ import numpy as np
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.planning import BudgetClass, Plan
-from ownerwise.report.budget_classes import classes_of
-from ownerwise.report.groups import Group, groups_of, nouns_of
-from ownerwise.runs import (
-    Run,
-)
+from ownerwise.report.groups import ValidationGroup, groups_of, nouns_of
+from ownerwise.report.guarantees import classes_of
+from ownerwise.runs import Run
 from ownerwise.wording import Amount
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of merit: how it is called and whether more of it is better."""
+    """A metric: its name, and whether higher values are better."""
 
     key: str
     title: str
@@ -39,8 +37,8 @@ METRICS = (
 
 
 @dataclass(frozen=True)
-class Method:
-    """Runs with one label: the seeds of one method. `number` decides colour and dash."""
+class MethodRuns:
+    """Runs with the same label: the seeds of one method. `number` decides colour and dash."""
 
     label: str
     number: int
@@ -48,49 +46,49 @@ class Method:
 
     @property
     def weights(self) -> dict[str, Any] | None:
-        """Settings of the importance weights, None without."""
+        """Settings of the importance weights, None if the method has none."""
         return self.runs[0].config.get("weights")
 
 
 @dataclass(frozen=True)
 class PlanUse:
-    """A plan, and the runs that were trained under it."""
+    """A plan and the runs that were trained under it."""
 
     plan: Plan
     runs: tuple[Run, ...]
 
     @cached_property
     def classes(self) -> list[BudgetClass]:
-        """The plan's budget classes."""
+        """The plan's budget classes, the strictest first."""
         return classes_of(self.plan)
 
     @property
     def labels(self) -> str:
-        """The methods in words."""
+        """Labels of the methods, separated by commas."""
         return ", ".join(dict.fromkeys(run.label for run in self.runs))
 
     @property
     def steps_spent(self) -> int:
-        """The most steps that one of the runs has spent."""
+        """The largest number of steps that one of the runs has spent."""
         return max(run.steps_spent for run in self.runs)
 
 
 @dataclass(frozen=True)
-class Study:
-    """Everything that the sections of a report are made from.
+class Comparison:
+    """All that the sections of a report need to know about the runs.
 
     Attributes:
-        methods: the baseline first, if there are several.
-        source: "test" if every run was tested, else "validation"; None without either.
+        methods: the methods; if there are several, the baseline comes first.
+        source: "test" if every run was tested, else "validation"; None if neither was measured.
         groups: validation groups that all runs share, the strictest budget first.
     """
 
-    methods: tuple[Method, ...]
+    methods: tuple[MethodRuns, ...]
     source: str | None
-    groups: tuple[Group, ...]
+    groups: tuple[ValidationGroup, ...]
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> Study:
+    def of(cls, runs: Sequence[Run]) -> Comparison:
         """Sort runs into methods by their labels."""
         runs = list(runs)
         problems = [
@@ -105,11 +103,11 @@ class Study:
         by_label: dict[str, list[Run]] = {}
         for run in runs:
             by_label.setdefault(run.label, []).append(run)
-        first = _baseline(by_label)
-        labels = [first, *(label for label in by_label if label != first)]
+        baseline = _baseline(by_label)
+        labels = [baseline, *(label for label in by_label if label != baseline)]
         first_number = 0 if len(labels) > 1 else 1  # number 0 is dashed: it marks a baseline
         methods = tuple(
-            Method(label, number, tuple(by_label[label]))
+            MethodRuns(label, number, tuple(by_label[label]))
             for number, label in enumerate(labels, first_number)
         )
         source = next(
@@ -123,19 +121,24 @@ class Study:
         return [run for method in self.methods for run in method.runs]
 
     @property
-    def baseline(self) -> Method:
-        """What the other methods are compared with."""
+    def baseline(self) -> MethodRuns:
+        """The method that the others are compared with."""
         return self.methods[0]
 
     @property
-    def others(self) -> tuple[Method, ...]:
+    def others(self) -> tuple[MethodRuns, ...]:
         """The methods that are compared with the baseline."""
         return self.methods[1:]
 
     @property
     def group_noun(self) -> str:
-        """What a group is called: "Owner", "Class" or "Group"."""
+        """The word for a group: "Owner", "Class" or "Group"."""
         return nouns_of(self.runs)[0]
+
+    @property
+    def data_split(self) -> str:
+        """The data that the final metrics were measured on: "test" or "validation"."""
+        return self.source or "validation"
 
     @cached_property
     def plans(self) -> list[PlanUse]:
@@ -145,24 +148,18 @@ class Study:
             by_hash.setdefault(run.plan.hash, []).append(run)
         return [PlanUse(runs[0].plan, tuple(runs)) for runs in by_hash.values()]
 
-    def amounts(self, method: Method, metric: Metric) -> Amount | None:
-        """Return a metric of a method at the end, over its seeds; None if it was not measured."""
+    def amounts(self, method: MethodRuns, metric: Metric) -> Amount | None:
+        """Return a method's final metric over its seeds; None unless every run measured it."""
         values = [self.value(run, metric) for run in method.runs]
         known = [value for value in values if value is not None]
         return Amount.of(known) if known and len(known) == len(values) else None
 
-    def group_recall(self, method: Method, group: Group) -> Amount:
-        """Return a group's recall at the end, over the method's seeds."""
+    def group_recall(self, method: MethodRuns, group: ValidationGroup) -> Amount:
+        """Return a group's final recall over the method's seeds."""
         return Amount.of([group.of(self._final(run), "recall") for run in method.runs])
 
-    def _final(self, run: Run) -> dict[str, Any]:
-        assert self.source is not None
-        found = last(run, self.source)
-        assert found is not None
-        return found
-
     def value(self, run: Run, metric: Metric) -> float | None:
-        """Return a metric of one run at the end; None if it was not measured."""
+        """Return the final metric of one run; None if it was not measured."""
         if self.source is None:
             return None
         evaluation = self._final(run)
@@ -174,6 +171,12 @@ class Study:
             value = evaluation.get(metric.key)
         return None if value is None or not math.isfinite(value) else float(value)
 
+    def _final(self, run: Run) -> dict[str, Any]:
+        assert self.source is not None
+        evaluation = last(run, self.source)
+        assert evaluation is not None
+        return evaluation
+
 
 def last(run: Run, kind: str) -> dict[str, Any] | None:
     """Return the last evaluation of a kind ("validation" or "test") in a run's history."""
@@ -181,10 +184,10 @@ def last(run: Run, kind: str) -> dict[str, Any] | None:
 
 
 def _strictest_recall(run: Run, evaluation: dict[str, Any]) -> float | None:
-    """Return the mean recall of the groups with the least epsilon."""
+    """Return the mean recall of the groups with the smallest epsilon."""
     recalls = {
-        name: found["recall"]
-        for name, found in (evaluation.get("groups") or {}).items()
+        name: group["recall"]
+        for name, group in (evaluation.get("groups") or {}).items()
         if name in run.group_budgets
     }
     if not recalls:
@@ -194,20 +197,20 @@ def _strictest_recall(run: Run, evaluation: dict[str, Any]) -> float | None:
 
 
 def _baseline(by_label: dict[str, list[Run]]) -> str:
-    """Return the label to compare with: the plain method that the others build upon."""
+    """Return the label of the baseline: the plain method that the others build on."""
     weighted = any(runs[0].config.get("weights") for runs in by_label.values())
     usual = ("IDP-SGD", "DP-SGD") if weighted else ("DP-SGD",)
     plain = sorted(by_label, key=len)  # "IDP-SGD" before "IDP-SGD (scale)"
-    found = (label for name in usual for label in plain if label.startswith(name))
-    return next(found, next(iter(by_label)))
+    candidates = (label for name in usual for label in plain if label.startswith(name))
+    return next(candidates, next(iter(by_label)))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A method minus another in one metric.
+    """The difference between two methods in one metric.
 
-    `clear` is None where a single run of either leaves the chance of the draw unknown; else
-    whether the difference exceeds two standard errors.
+    `clear` says whether it exceeds two standard errors; None if either method has a single run, so
+    that the standard error is unknown.
     """
 
     metric: Metric
@@ -220,16 +223,16 @@ class Difference:
         return (self.by > 0) == self.metric.higher_is_better and self.by != 0
 
 
-def differences(study: Study, method: Method, other: Method) -> list[Difference]:
-    """Return how a method differs from another in every metric that both have."""
-    found = []
+def differences(comparison: Comparison, method: MethodRuns, other: MethodRuns) -> list[Difference]:
+    """Return `method` minus `other` in every metric that both have."""
+    differing = []
     for metric in METRICS:
-        mine, theirs = study.amounts(method, metric), study.amounts(other, metric)
+        mine, theirs = comparison.amounts(method, metric), comparison.amounts(other, metric)
         if mine is None or theirs is None:
             continue
         by, clear = mine.mean - theirs.mean, None
         if mine.deviation is not None and theirs.deviation is not None:
             error = math.sqrt(mine.deviation**2 / mine.count + theirs.deviation**2 / theirs.count)
             clear = abs(by) > 2 * error
-        found.append(Difference(metric, by, clear))
-    return found
+        differing.append(Difference(metric, by, clear))
+    return differing

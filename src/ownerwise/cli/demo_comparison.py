@@ -1,12 +1,12 @@
-"""The demonstration: ten owners, one per digit, with budgets from strict to lax.
+"""What `ownerwise demo` runs: four methods, ten owners, one per digit, budgets from strict to lax.
 
-Seeds and search are fixed beforehand. Every method is tuned over the same clip norms and learning
-rates, on validation data, with as many runs as every other; tail and kappa are the library's
-defaults and are not tuned. What comes out is shown, also where nothing was gained. The setting
-(budgets 1 to 10, 120 steps) was settled after trying about ten others on these digits, and
-docs/how-to/tail-and-kappa.md tells of nine choices of tail and kappa compared on the same test
-images; the seeds here are fresh, the images are not. The runs have fixed seeds so that they can be
-repeated, which makes them NOT private: the data are public.
+Seeds and search space are fixed in advance. Every method is tuned over the same clip norms and
+learning rates, on validation data, with the same number of runs; tail and kappa are the library's
+defaults and are not tuned. The results are shown even where nothing was gained. The setting
+(budgets 1 to 10, 120 steps) was chosen after trying about ten others on these digits, and
+docs/how-to/tail-and-kappa.md compares nine choices of tail and kappa on the same test images: the
+seeds here are fresh, the images are not. The runs have fixed seeds so that they are repeatable,
+which makes them NOT private; the data are public.
 """
 
 from __future__ import annotations
@@ -20,39 +20,20 @@ import torch
 from tqdm import tqdm
 
 from ownerwise import models
-from ownerwise.data import (
-    Assignment,
-    DataSet,
-    Records,
-    assign,
-    load_digits,
-)
-from ownerwise.mechanisms import (
-    INO,
-    BudgetAware,
-    Weights,
-)
-from ownerwise.owners import (
-    Owners,
-)
-from ownerwise.planning import (
-    Plan,
-    plan,
-)
-from ownerwise.runs import (
-    Run,
-)
-from ownerwise.training import (
-    Trainer,
-)
+from ownerwise.data import Assignment, DataSet, Records, assign, load_digits
+from ownerwise.mechanisms import INO, BudgetAware, Weights
+from ownerwise.owners import Owners
+from ownerwise.planning import Plan, plan
+from ownerwise.runs import Run
+from ownerwise.training import Trainer
 from ownerwise.wording import Amount, span_up
 
-__all__ = ["METHODS", "Demo", "Method", "Search", "Summary"]
+__all__ = ["METHODS", "Demo", "DemoMethod", "DemoSearch", "DemoSummary"]
 
 
 @dataclass(frozen=True)
-class Method:
-    """What is compared: how the plan is made, and the weights inside a batch."""
+class DemoMethod:
+    """A method to compare: how it plans, and how it weights the records of a batch."""
 
     label: str
     plan_method: str
@@ -60,17 +41,21 @@ class Method:
 
 
 METHODS = (
-    Method("DP-SGD", "uniform"),
-    Method("IDP-SGD", "sample"),
-    Method("INO-SGD", "sample", INO()),
-    Method("INO-SGD budget-aware", "sample", INO(score_by=BudgetAware())),
+    DemoMethod("DP-SGD", "uniform"),
+    DemoMethod("IDP-SGD", "sample"),
+    DemoMethod("INO-SGD", "sample", INO()),
+    DemoMethod("INO-SGD budget-aware", "sample", INO(score_by=BudgetAware())),
 )
 PLAIN, BASELINE = "DP-SGD", "IDP-SGD"
 
 
 @dataclass(frozen=True)
-class Search:
-    """What every method may try: each clip norm with each step length (rate times clip norm)."""
+class DemoSearch:
+    """The search space and the seeds, the same for every method.
+
+    A step length is the learning rate times the clip norm; the search tries each clip norm with
+    each step length.
+    """
 
     clip_norms: tuple[float, ...] = (0.3, 1.0, 4.0)
     step_lengths: tuple[float, ...] = (2.0, 4.0, 8.0)
@@ -87,13 +72,19 @@ class Search:
 
     @property
     def runs_per_method(self) -> int:
-        """Runs of the search and of the comparison."""
+        """Number of runs per method, in the search and in the comparison together."""
         return len(self.cells) * len(self.search_seeds) + len(self.seeds)
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What the runs of one method came to on test records: means and standard deviations."""
+class DemoSummary:
+    """Results of one method on test records.
+
+    Attributes:
+        figures: mean and standard deviation over seeds, by name.
+        recalls: mean recall of each owner's digit.
+        spent: smallest and largest epsilon spent.
+    """
 
     label: str
     clip_norm: float
@@ -105,27 +96,27 @@ class Summary:
 
 @dataclass
 class Demo:
-    """Loads the digits, and runs search and comparison.
+    """The demonstration: loads the digits, tunes the methods and compares them.
 
     Args:
-        search: what is tried.
-        methods: what is compared.
-        low, high: the strictest and the laxest budget; the owners in between are evenly spaced.
+        search: search space and seeds.
+        methods: the methods to compare.
+        low, high: the strictest and the laxest budget; the others are evenly spaced in between.
     """
 
-    search: Search = field(default_factory=Search)
-    methods: Sequence[Method] = METHODS
+    search: DemoSearch = field(default_factory=DemoSearch)
+    methods: Sequence[DemoMethod] = METHODS
     low: float = 1.0
     high: float = 10.0
 
     @cached_property
     def data(self) -> DataSet:
-        """The digits; a quarter of the official training part is held out for the search."""
+        """The digits of scikit-learn."""
         return load_digits()
 
     @cached_property
     def parts(self) -> tuple[Records, Records, Records]:
-        """Training, validation and test records."""
+        """Training, validation and test records; a quarter of the training part is held out."""
         train, test = self.data.train, self.data.test
         assert test is not None
         held_out = np.zeros(len(train), dtype=bool)
@@ -135,10 +126,10 @@ class Demo:
 
     @cached_property
     def assignment(self) -> Assignment:
-        """One owner per digit; 0 is the strictest."""
+        """One owner per digit; the owner of 0 is the strictest."""
         train = self.parts[0]
-        given = DataSet("digits", train, None, self.data.classes)
-        return assign.by_class(given, assign.evenly(self.low, self.high, 10))
+        data = DataSet("digits", train, None, self.data.classes)
+        return assign.by_class(data, assign.evenly(self.low, self.high, 10))
 
     @property
     def strictest(self) -> str:
@@ -146,7 +137,7 @@ class Demo:
         return min(self.assignment.group_budgets, key=self.assignment.group_budgets.__getitem__)
 
     def compare(self, progress: bool = True) -> dict[str, list[Run]]:
-        """Tune every method, run it with all seeds, and return its runs by label."""
+        """Tune each method, train it with all seeds and return the runs by label."""
         total = len(self.methods) * self.search.runs_per_method
         compared: dict[str, list[Run]] = {}
         with tqdm(total=total, disable=not progress, unit="run", smoothing=0.05) as bar:
@@ -162,7 +153,7 @@ class Demo:
                     bar.update()
         return compared
 
-    def _plans(self, method: Method) -> dict[float, Plan]:
+    def _plans(self, method: DemoMethod) -> dict[float, Plan]:
         owners = Owners(self.assignment.record_owner, self.assignment.epsilon)
         return {
             clip: plan(
@@ -175,19 +166,21 @@ class Demo:
             for clip in self.search.clip_norms
         }
 
-    def _tune(self, method: Method, plans: dict[float, Plan], bar: tqdm) -> tuple[float, float]:
+    def _tune(self, method: DemoMethod, plans: dict[float, Plan], bar: tqdm) -> tuple[float, float]:
         """Return the clip norm and learning rate with the best validation accuracy."""
         scores: dict[tuple[float, float], float] = {}
         for clip, lr in self.search.cells:
-            found = []
+            accuracies = []
             for seed in self.search.search_seeds:
                 run = self._run(method, plans[clip], lr, seed, final=False)
-                found.append(run.history[-1]["validation"]["accuracy"])
+                accuracies.append(run.history[-1]["validation"]["accuracy"])
                 bar.update()
-            scores[clip, lr] = float(np.mean(found))
+            scores[clip, lr] = float(np.mean(accuracies))
         return max(scores, key=scores.__getitem__)
 
-    def _run(self, method: Method, made: Plan, lr: float, seed: int, *, final: bool) -> Run:
+    def _run(
+        self, method: DemoMethod, method_plan: Plan, lr: float, seed: int, *, final: bool
+    ) -> Run:
         train, validation, test = self.parts
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -195,7 +188,7 @@ class Demo:
         steps = self.search.steps
         trainer = Trainer(
             model,
-            made,
+            method_plan,
             lr=lr,
             weights=method.weights,
             seed=seed,
@@ -216,11 +209,11 @@ class Demo:
             **options,
         )
 
-    def summaries(self, compared: Mapping[str, Sequence[Run]]) -> list[Summary]:
-        """Return what each method came to, on test records."""
+    def summaries(self, compared: Mapping[str, Sequence[Run]]) -> list[DemoSummary]:
+        """Return the results of each method on test records."""
         return [self._summary(label, runs) for label, runs in compared.items()]
 
-    def _summary(self, label: str, runs: Sequence[Run]) -> Summary:
+    def _summary(self, label: str, runs: Sequence[Run]) -> DemoSummary:
         tests = [run.history[-1]["test"] for run in runs]
         groups = [[t["groups"][g]["recall"] for g in self.assignment.group_budgets] for t in tests]
         recalls = np.array(groups)  # [seeds, owners], strictest first
@@ -232,7 +225,7 @@ class Demo:
             "spread": recalls.std(axis=1),
         }
         spent = runs[0].epsilon()
-        return Summary(
+        return DemoSummary(
             label,
             float(runs[0].plan.clip_norm),
             runs[0].config["optimizer"]["lr"],
@@ -242,8 +235,8 @@ class Demo:
         )
 
 
-def table(summaries: Sequence[Summary]) -> Iterator[str]:
-    """Yield the lines of the comparison."""
+def table(summaries: Sequence[DemoSummary]) -> Iterator[str]:
+    """Yield the lines of the table that compares the methods."""
     names = list(summaries[0].figures)
     width = max(len(summary.label) for summary in summaries)
     yield f"{'':{width}}  " + "  ".join(f"{name:>15}" for name in names) + "      epsilon spent"
@@ -253,18 +246,18 @@ def table(summaries: Sequence[Summary]) -> Iterator[str]:
         yield f"{summary.label:{width}}  " + "  ".join(f"{c:>15}" for c in cells) + f"  {spent:>17}"
 
 
-def owner_table(summaries: Sequence[Summary], budgets: Mapping[str, float]) -> Iterator[str]:
-    """Yield a line per owner: budget, and recall under every method."""
+def owner_table(summaries: Sequence[DemoSummary], budgets: Mapping[str, float]) -> Iterator[str]:
+    """Yield a line per owner: budget, and recall under each method."""
     yield "owner  epsilon  " + "  ".join(f"{summary.label:>20}" for summary in summaries)
     for owner, epsilon in budgets.items():
         recalls = "  ".join(f"{summary.recalls[owner]:>20.3f}" for summary in summaries)
         yield f"{owner:>5}  {epsilon:>7.3g}  {recalls}"
 
 
-def reading(summaries: Sequence[Summary]) -> Iterator[str]:
-    """Yield sentences on what was gained against the plainer method, and what was not.
+def findings(summaries: Sequence[DemoSummary]) -> Iterator[str]:
+    """Yield a sentence per method on what it gained over the simpler one, and what it did not.
 
-    A difference counts if it is above two standard errors of a difference of two means.
+    A difference counts if it exceeds two standard errors of the difference of two means.
     """
     by_label = {summary.label: summary for summary in summaries}
     for label, summary in by_label.items():
@@ -273,13 +266,13 @@ def reading(summaries: Sequence[Summary]) -> Iterator[str]:
         against = PLAIN if label == BASELINE else BASELINE
         base = by_label[against].figures
         gained, lost, even = [], [], []
-        for name, found in summary.figures.items():
-            change = found.mean - base[name].mean
-            deviations = np.array([found.deviation or 0.0, base[name].deviation or 0.0])
-            error = np.sqrt((deviations**2).sum() / found.count)
+        for name, value in summary.figures.items():
+            change = value.mean - base[name].mean
+            deviations = np.array([value.deviation or 0.0, base[name].deviation or 0.0])
+            error = np.sqrt((deviations**2).sum() / value.count)
             words = f"{name} {100 * change:+.1f}"
             better = -change if name == "spread" else change
             (even if abs(change) <= 2 * error else gained if better > 0 else lost).append(words)
         parts = [("gained", gained), ("lost", lost), ("no clear difference", even)]
         text = "; ".join(f"{what}: {', '.join(words)}" for what, words in parts if words)
-        yield f"{label} against {against}, in points: {text}."
+        yield f"{label} vs {against}, in percentage points: {text}."

@@ -2,13 +2,7 @@ import numpy as np
 import pytest
 
 import ownerwise as ow
-from ownerwise.report import (
-    Study,
-)
-from ownerwise.report.study import (
-    METRICS,
-    differences,
-)
+from ownerwise.report.comparison import METRICS, Comparison, differences
 from ownerwise.wording import Amount
 from tools.report_tools import evaluation, made_run, small_plan, two_methods
 
@@ -24,10 +18,10 @@ def run_ending(label, seed, clinic, cohort=0.8, **options):
 
 
 def test_runs_with_one_label_are_seeds_of_one_method():
-    study = Study.of(two_methods(seeds=3))
-    assert [(m.label, len(m.runs)) for m in study.methods] == [("IDP-SGD", 3), ("INO-SGD", 3)]
-    assert study.source == "validation"
-    assert [group.name for group in study.groups] == ["clinic", "cohort", "volunteers"]
+    comparison = Comparison.of(two_methods(seeds=3))
+    assert [(m.label, len(m.runs)) for m in comparison.methods] == [("IDP-SGD", 3), ("INO-SGD", 3)]
+    assert comparison.source == "validation"
+    assert [group.name for group in comparison.groups] == ["clinic", "cohort", "volunteers"]
 
 
 @pytest.mark.parametrize(
@@ -41,37 +35,39 @@ def test_runs_with_one_label_are_seeds_of_one_method():
     ],
 )
 def test_methods_are_compared_with_what_they_build_upon(labels, baseline):
-    study = Study.of([made_run(label) for label in labels])
-    assert study.baseline.label == baseline
-    assert {method.label for method in study.others} == set(labels) - {baseline}
+    comparison = Comparison.of([made_run(label) for label in labels])
+    assert comparison.baseline.label == baseline
+    assert {method.label for method in comparison.others} == set(labels) - {baseline}
 
 
 def test_mean_and_standard_deviation_over_seeds():
-    study = Study.of([run_ending("IDP-SGD", seed, clinic=0.5 + 0.1 * seed) for seed in range(3)])
-    found = study.amounts(study.baseline, STRICTEST)
+    comparison = Comparison.of(
+        [run_ending("IDP-SGD", seed, clinic=0.5 + 0.1 * seed) for seed in range(3)]
+    )
+    found = comparison.amounts(comparison.baseline, STRICTEST)
     assert found == Amount(pytest.approx(0.6), pytest.approx(0.1), 3)
-    assert study.amounts(study.baseline, WORST).mean == pytest.approx(0.6)
+    assert comparison.amounts(comparison.baseline, WORST).mean == pytest.approx(0.6)
 
 
 def test_one_run_has_no_standard_deviation():
-    study = Study.of([made_run()])
-    assert study.amounts(study.baseline, ACCURACY).deviation is None
+    comparison = Comparison.of([made_run()])
+    assert comparison.amounts(comparison.baseline, ACCURACY).deviation is None
 
 
 def test_the_strictest_owner_is_the_group_with_the_least_epsilon():
     run = run_ending("IDP-SGD", 0, clinic=0.9, cohort=0.2)
-    study = Study.of([run])
-    assert study.amounts(study.baseline, STRICTEST).mean == pytest.approx(0.9)
-    assert study.amounts(study.baseline, WORST).mean == pytest.approx(0.2)
+    comparison = Comparison.of([run])
+    assert comparison.amounts(comparison.baseline, STRICTEST).mean == pytest.approx(0.9)
+    assert comparison.amounts(comparison.baseline, WORST).mean == pytest.approx(0.2)
 
 
 def test_test_data_decide_if_every_run_has_them():
     first, second = made_run(), made_run("INO-SGD")
     tested = evaluation({"clinic": 0.1, "cohort": 0.2}, {"clinic": 1.0, "cohort": 1.0})
     first.history[-1]["test"] = tested
-    assert Study.of([first, second]).source == "validation"
+    assert Comparison.of([first, second]).source == "validation"
     second.history[-1]["test"] = tested
-    both = Study.of([first, second])
+    both = Comparison.of([first, second])
     assert both.source == "test"
     assert both.amounts(both.baseline, WORST).mean == 0.1
     assert [group.name for group in both.groups] == ["clinic", "cohort"]
@@ -81,8 +77,10 @@ def test_differences_say_what_is_better_and_what_may_be_chance():
     runs = [run_ending("IDP-SGD", s, clinic=c) for s, c in enumerate((0.50, 0.51, 0.52))]
     runs += [run_ending("INO-SGD", s, clinic=c, cohort=0.78 + 0.02 * s)
              for s, c in enumerate((0.60, 0.61, 0.62))]  # fmt: skip
-    study = Study.of(runs)
-    found = {d.metric.key: d for d in differences(study, study.others[0], study.baseline)}
+    comparison = Comparison.of(runs)
+    found = {
+        d.metric.key: d for d in differences(comparison, comparison.others[0], comparison.baseline)
+    }
     assert found["worst"].by == pytest.approx(0.1)
     assert found["worst"].better
     assert found["worst"].clear
@@ -90,37 +88,41 @@ def test_differences_say_what_is_better_and_what_may_be_chance():
     assert found["spread"].better
     # The same change within the noise of the seeds is not clear.
     noisy = [run_ending("IDP-SGD", s, clinic=c) for s, c in enumerate((0.2, 0.5, 0.8))]
-    study = Study.of(noisy + runs[3:])
-    found = {d.metric.key: d for d in differences(study, study.others[0], study.baseline)}
+    comparison = Comparison.of(noisy + runs[3:])
+    found = {
+        d.metric.key: d for d in differences(comparison, comparison.others[0], comparison.baseline)
+    }
     assert not found["worst"].clear
 
 
 def test_single_runs_leave_chance_unknown():
-    study = Study.of([made_run(), made_run("INO-SGD", lift=0.5)])
-    assert all(d.clear is None for d in differences(study, study.others[0], study.baseline))
+    comparison = Comparison.of([made_run(), made_run("INO-SGD", lift=0.5)])
+    assert all(
+        d.clear is None for d in differences(comparison, comparison.others[0], comparison.baseline)
+    )
 
 
 def test_plans_are_told_apart_by_their_hash():
-    study = Study.of(
+    comparison = Comparison.of(
         [made_run(), made_run("INO-SGD"), made_run("DP-SGD", plan=small_plan("scale"))]
     )
-    assert [use.labels for use in study.plans] == ["IDP-SGD, INO-SGD", "DP-SGD"]
-    partly = Study.of([made_run(steps_spent=50), made_run(steps_spent=80, seed=1)])
+    assert [use.labels for use in comparison.plans] == ["IDP-SGD, INO-SGD", "DP-SGD"]
+    partly = Comparison.of([made_run(steps_spent=50), made_run(steps_spent=80, seed=1)])
     assert [use.steps_spent for use in partly.plans] == [80]
 
 
 def test_a_figure_that_is_missing_in_one_run_is_not_averaged():
     runs = two_methods(seeds=2)
     del runs[0].history[-1]["validation"]["spread"]
-    study = Study.of(runs)
-    assert study.amounts(study.baseline, SPREAD) is None
-    assert study.amounts(study.others[0], SPREAD) is not None
+    comparison = Comparison.of(runs)
+    assert comparison.amounts(comparison.baseline, SPREAD) is None
+    assert comparison.amounts(comparison.others[0], SPREAD) is not None
 
 
 def test_all_problems_are_listed():
     with pytest.raises(ow.OwnerwiseError, match="no runs were given"):
-        Study.of([])
+        Comparison.of([])
     with pytest.raises(ow.OwnerwiseError) as caught:
-        Study.of([made_run(), "runs/a", np.ones(2)])
+        Comparison.of([made_run(), "runs/a", np.ones(2)])
     assert len(caught.value.problems) == 2
     assert "run 2 is a str" in caught.value.problems[0]

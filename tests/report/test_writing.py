@@ -7,14 +7,10 @@ import pytest
 import torch
 
 import ownerwise as ow
-from ownerwise.report import (
-    Study,
-    write_report,
-)
+from ownerwise.report import write_report
+from ownerwise.report.comparison import Comparison
 from ownerwise.report.overview import overview
-from ownerwise.runs import (
-    Run,
-)
+from ownerwise.runs import Run
 from tools.report_tools import made_run, small_plan, two_methods, wide_plan
 from tools.step_tools import one_thread
 
@@ -52,7 +48,7 @@ def words_of(markup: str) -> str:
 
 
 def glance_of(*runs: Run) -> str:
-    return overview(Study.of(runs))
+    return overview(Comparison.of(runs))
 
 
 def test_the_same_runs_give_the_same_bytes(tmp_path, compared):
@@ -77,7 +73,7 @@ def test_fixed_seeds_are_said_loudly(compared):
     assert "fixed seeds (0, 1, 2)" in words_of(compared)
     assert "banner good" not in body_of(compared)
     one_open = glance_of(made_run(seed=None), made_run("INO-SGD", seed=3))
-    assert "1 of 2 runs carry no guarantee" in words_of(one_open)
+    assert "1 of 2 runs carries no guarantee" in words_of(one_open)
     kept = glance_of(made_run(seed=None, not_private=["losses of training records were kept"]))
     assert banner in kept
     assert "losses of training records were kept" in words_of(kept)
@@ -86,10 +82,13 @@ def test_fixed_seeds_are_said_loudly(compared):
 def test_private_runs_say_what_they_promise_and_that_runs_add_up():
     words = words_of(glance_of(made_run(seed=None), made_run("INO-SGD", seed=None)))
     assert "NOT PRIVATE" not in words
-    assert "budget that its owner set: ε 0.5 to 8 at δ 1e-5" in words
+    assert "budget its owner set: ε 0.5 to 8 at δ 1e-5" in words
     assert "No record has spent more than 99.9" in words
-    assert "released together, these 2 runs spend more" in words
-    assert "Not private: these figures were measured on validation records" in words
+    assert (
+        "if these 2 runs are released together, records that several of them used spend more"
+        in words
+    )
+    assert "Not private: these results were measured on validation records" in words
 
 
 def test_methods_are_tabled_with_the_best_marked_and_losses_told():
@@ -99,17 +98,18 @@ def test_methods_are_tabled_with_the_best_marked_and_losses_told():
     shown = f"{np.mean(accuracies):.1f} ± {np.std(accuracies, ddof=1):.1f}"
     assert f'aria-label="best mean">★</span>{shown}</td>' in glance
     words = words_of(glance)
-    assert "INO-SGD against IDP-SGD. Gained: overall accuracy +" in words
-    assert "Of 3 owners 2 gained and 1 lost recall, most of all owner volunteers" in words
+    assert "INO-SGD vs IDP-SGD. Gained: overall accuracy +" in words
+    assert "Of 3 owners, 2 gained and 1 lost recall; the largest loss was −" in words
+    assert "points for owner volunteers (ε 8)." in words
 
 
 def test_what_was_not_gained_is_said():
     equal = [made_run(label, seed=s) for label in ("IDP-SGD", "other way") for s in range(3)]
     words = words_of(glance_of(*equal))
-    assert "Nothing was gained beyond chance. Neither gained nor lost beyond chance: over" in words
+    assert "Nothing gained beyond chance. Unchanged or within chance: over" in words
     worse = words_of(glance_of(made_run(), made_run("INO-SGD", seed=1, lift=-0.5)))
     assert "Worse here: overall accuracy −" in worse
-    assert "how much of a difference is chance is not known" in worse
+    assert "does not show how much of a difference is due to chance" in worse
 
 
 def test_plain_language_of_an_epsilon(alone):
@@ -148,11 +148,11 @@ def _plotly() -> str:
 
 def test_what_is_left_out_is_said_with_the_reason(tmp_path, alone):
     words = words_of(alone)
-    assert "Who gained, by budget: needs at least two methods" in words
-    assert "How importance falls within a batch: no importance weights were used" in words
+    assert "Gain by budget: needs at least two methods" in words
+    assert "Importance weights within a batch: no importance weights were used" in words
     bare = words_of(text_of([made_run(seed=None, with_validation=False)], tmp_path))
-    assert "nothing is known here about how well the model works" in bare
-    assert "How each group learned: needs validation groups" in bare
+    assert "how well the model works, and for whom, is unknown" in bare
+    assert "Learning curves by group: needs validation groups" in bare
 
 
 def test_single_owners_are_not_on_display_where_there_are_many(tmp_path, alone):
@@ -214,7 +214,7 @@ def test_a_real_training_is_reported_from_its_folder(tmp_path):
     runs[0].report(tmp_path / "report.html", runs[1])
     document = (tmp_path / "report.html").read_text(encoding="utf-8")
     words = words_of(document)
-    assert "INO-SGD against IDP-SGD." in words
+    assert "INO-SGD vs IDP-SGD." in words
     assert "Owner clinic · ε 0.5" in words
     assert "NOT PRIVATE" not in words
     assert "12 of 12" in words
@@ -225,5 +225,5 @@ def test_individual_budgets_are_compared_with_the_plainer_method(tmp_path):
     runs = [made_run("IDP-SGD", seed=s, lift=0.5) for s in range(3)]
     weighted = [made_run("INO-SGD", seed=s, lift=0.6, weights={"kind": "INO"}) for s in range(3)]
     words = words_of(text_of(plain + runs + weighted, tmp_path))
-    assert words.index("IDP-SGD against DP-SGD.") < words.index("INO-SGD against IDP-SGD.")
-    assert "DP-SGD against IDP-SGD. " not in words.replace("INO-SGD against", "")
+    assert words.index("IDP-SGD vs DP-SGD.") < words.index("INO-SGD vs IDP-SGD.")
+    assert "DP-SGD vs IDP-SGD. " not in words.replace("INO-SGD vs", "")

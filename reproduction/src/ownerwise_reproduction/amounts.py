@@ -1,0 +1,16 @@
+"""Amounts over seeds, as the pages of the papers show them."""
+
+from __future__ import annotations
+
+from ownerwise.wording import Amount
+
+
+def percent(value: Amount | None) -> str:
+    """Return a share over seeds in percent; "" if there is none."""
+    return "" if value is None else amount(value, 100)
+
+
+def amount(value: Amount, factor: float = 1.0) -> str:
+    """Return mean and standard deviation to two decimal places, both multiplied by `factor`."""
+    deviation = "" if value.deviation is None else f" ± {factor * value.deviation:.2f}"
+    return f"{factor * value.mean:.2f}{deviation}"
