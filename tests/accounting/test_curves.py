@@ -13,8 +13,8 @@ from ownerwise.accounting import (
     gaussian_mu,
     multiplier_curve,
     pld,
-    rate_curve,
     rdp,
+    sampling_rate_curve,
 )
 from ownerwise.errors import AccountingError
 
@@ -29,7 +29,9 @@ def random_budgets(count, deltas, seed=0):
 def test_interpolated_rates_spend_the_budget_between_the_nodes():
     """Owners drawn at random lie between the nodes; the accountant is asked at each directly."""
     budgets = random_budgets(3000, [1e-5, 1e-6])
-    curve = rate_curve(budgets, lambda _, x: np.full(np.shape(x), np.log(1.3)), SCHEDULE, "pld")
+    curve = sampling_rate_curve(
+        budgets, lambda _, x: np.full(np.shape(x), np.log(1.3)), SCHEDULE, "pld"
+    )
     rates = curve(budgets)
     delta = np.empty(3000)
     for group in budgets.groups:
@@ -53,7 +55,9 @@ def test_interpolated_multipliers_spend_the_budget_between_the_nodes():
 def test_the_cap_at_rate_one_is_met_sharply():
     """Where a rate would exceed 1 it is 1; just below the kink budgets are still spent."""
     budgets = random_budgets(2000, [1e-5])
-    curve = rate_curve(budgets, lambda _, x: np.full(np.shape(x), np.log(25.0)), SCHEDULE, "rdp")
+    curve = sampling_rate_curve(
+        budgets, lambda _, x: np.full(np.shape(x), np.log(25.0)), SCHEDULE, "rdp"
+    )
     rates = curve(budgets)
     limit = rdp.epsilon(1.0, 25.0, SCHEDULE, 1e-5)
     assert rates.max() <= 1.0
@@ -120,17 +124,23 @@ def test_owners_at_one_place_with_other_shares_of_a_release():
         ({"delta": 0.0}, "delta 0"),
         ({"delta": 1.0}, "delta 1"),
         ({"delta": np.nan}, "delta nan"),
-        ({"rate": 1.5}, "rate 1.5: expected 0 to 1"),
-        ({"rate": np.nan}, "rate nan"),
+        ({"sampling_rate": 1.5}, "rate 1.5: expected 0 to 1"),
+        ({"sampling_rate": np.nan}, "rate nan"),
         ({"multiplier": 0.0}, "noise multiplier 0: expected above 0"),
         ({"multiplier": np.inf}, "noise multiplier inf"),
         ({"multiplier": 1e-3}, "noise multiplier 0.001: expected at least 0.02"),
-        ({"shares": 0.0}, "share of the release 0"),
-        ({"rate": -0.1, "delta": np.array([1e-5, 2.0])}, "rate -0.1: .*; delta 2"),
+        ({"release_sensitivity": 0.0}, "release sensitivity 0"),
+        ({"sampling_rate": -0.1, "delta": np.array([1e-5, 2.0])}, "rate -0.1: .*; delta 2"),
     ],
 )
-def test_what_no_mechanism_has_is_refused(accountant, given, words):
-    usual = {"rate": 0.1, "multiplier": 1.0, "steps": 5, "delta": 1e-5, "accountant": accountant}
+def test_impossible_parameters_are_refused(accountant, given, words):
+    usual = {
+        "sampling_rate": 0.1,
+        "multiplier": 1.0,
+        "steps": 5,
+        "delta": 1e-5,
+        "accountant": accountant,
+    }
     with pytest.raises(AccountingError, match=words):
         accounting.epsilon(**usual | given)
 

@@ -168,7 +168,7 @@ def test_verify_uses_another_accountant_and_finds_overspending(plan):
     assert len(error.value.problems) == 5
     assert "4 owners would spend more than their budgets" in str(error.value)
     one_greedy = dataclasses.replace(plan, sampling_rates=plan.sampling_rates * [1, 1, 1, 1.02])
-    with pytest.raises(ow.PlanError, match=r"expected batch size is 50 but(.|\n)*epsilon 4"):
+    with pytest.raises(ow.PlanError, match=r"expected batch size is 50, but(.|\n)*epsilon 4"):
         one_greedy.verify()
 
 

@@ -12,7 +12,7 @@ from ownerwise.accounting.curves import (
     LogQuantity,
     gaussian_mu,
     multiplier_curve,
-    rate_curve,
+    sampling_rate_curve,
 )
 from ownerwise.accounting.per_owner import epsilon
 from ownerwise.accounting.release import ACCOUNTANTS, NOISES, PaidRelease, joint_multiplier
@@ -32,5 +32,5 @@ __all__ = [
     "gaussian_mu",
     "joint_multiplier",
     "multiplier_curve",
-    "rate_curve",
+    "sampling_rate_curve",
 ]

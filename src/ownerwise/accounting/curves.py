@@ -1,10 +1,10 @@
-"""What many owners may be given for their budgets, without looping the accountant over owners.
+"""Sampling rates or noise multipliers that spend many budgets, without a loop over owners.
 
-Whatever the planner asks for (a rate, a noise multiplier) is, for one delta, a smooth monotone
-function of epsilon. It is solved at a few nodes, interpolated by a cubic spline in logarithms,
-and checked between the nodes by the accountant itself: where the interpolated value misses its
-target by more than the tolerance, the interval gets another node. Few distinct budgets are
-nodes all, so nothing is interpolated then.
+For a fixed delta, the quantity that the planner asks for (a sampling rate, a noise multiplier) is a
+smooth monotone function of epsilon. It is solved for at a few nodes, interpolated by a cubic spline
+in logarithms, and checked between the nodes by the accountant itself: an interval in which the
+interpolated value misses its target by more than the tolerance gets another node. If there are only
+a few distinct budgets, all of them are nodes and nothing is interpolated.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import numpy as np
 from scipy.interpolate import CubicSpline
 from scipy.special import log_ndtr, ndtr
 
-from ownerwise.accounting.release import PaidRelease, joint_multiplier, spent
+from ownerwise.accounting.release import PaidRelease, joint_multiplier, owner_epsilon
 from ownerwise.accounting.roots import find_root
 from ownerwise.accounting.schedule import Schedule
 
 Cost = tuple[float, float, float]
-"""Sampling rate, noise multiplier, share of the release."""
+"""Sampling rate, noise multiplier, release sensitivity."""
 
 LogQuantity = Callable[[int, np.ndarray], np.ndarray]
-"""Logarithm of a quantity at (number of the delta, log epsilon)."""
+"""Logarithm of a quantity, as a function of (number of the delta, log epsilon)."""
 
-RATE_RANGE = (1e-9, 1.0)
+SAMPLING_RATE_RANGE = (1e-9, 1.0)
 MULTIPLIER_RANGE = (0.2, 1e5)
 TOLERANCE = 2e-4
-"""Relative error of epsilon left by solving and by interpolating, each."""
+"""Relative error of epsilon that solving and interpolating may each leave."""
 
 MAX_NODES = 24  # distinct budgets per delta up to which each is a node
 _MAX_DELTAS = 64
@@ -40,7 +40,7 @@ class Budgets:
     """Epsilon and delta of every owner, grouped by delta.
 
     More than 64 distinct deltas are rounded DOWN to a grid of 64: each owner is then accounted
-    at a delta slightly below its own.
+    for at a delta slightly below their own.
     """
 
     def __init__(self, epsilon: np.ndarray, delta: np.ndarray):
@@ -59,12 +59,12 @@ class Budgets:
             for number, (delta, members) in enumerate(zip(values, parts, strict=True))
             if len(members)
         ]
-        """One group per delta that occurs."""
+        """One group for each delta that occurs."""
 
 
 @dataclass(frozen=True)
 class DeltaGroup:
-    """Owners that share a delta: its number, its value, the owners' positions."""
+    """Owners with the same delta: its number, its value, and the positions of the owners."""
 
     number: int
     delta: float
@@ -74,7 +74,7 @@ class DeltaGroup:
 class BudgetCurve:
     """A positive quantity as a function of (epsilon, delta): one curve per delta.
 
-    `unreachable` lists the nodes (epsilon, delta) that no value within bounds can keep to.
+    `unreachable` lists the nodes (epsilon, delta) that no value within the bounds can satisfy.
     """
 
     def __init__(self):
@@ -96,7 +96,7 @@ class BudgetCurve:
 
 
 def _interpolate(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Return the cubic spline through (x, y), held between the values of neighbouring nodes."""
+    """Return the cubic spline through (x, y), clipped to the values of the neighbouring nodes."""
     if len(x) == 1:
         return np.full(np.shape(at), y[0])
     at = np.clip(at, x[0], x[-1])
@@ -105,37 +105,40 @@ def _interpolate(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
     return np.clip(CubicSpline(x, y)(at), np.minimum(*ends), np.maximum(*ends))
 
 
-def rate_curve(
+def sampling_rate_curve(
     budgets: Budgets,
     log_multiplier: LogQuantity,
     schedule: Schedule,
     accountant: str,
     guess: LogQuantity | None = None,
     release: PaidRelease | None = None,
-    least_rate: float | None = None,
+    least_sampling_rate: float | None = None,
 ) -> BudgetCurve:
     """Return the sampling rate that spends each budget, given the noise multiplier.
 
-    `log_multiplier(number, log_epsilon)` gives the multiplier's logarithm at points of delta
-    `number`. A rate is capped at 1 (the budget is then not spent). With `least_rate`, records that
-    are drawn more often than that add accordingly less to the release.
+    `log_multiplier(number, log_epsilon)` is the logarithm of the multiplier at points of delta
+    `number`. A sampling rate is at most 1 (the budget is then not used up). With
+    `least_sampling_rate`, records that are drawn more often than that contribute proportionally
+    less to the release.
     """
 
-    def cost(log_rate: float, number: int, log_epsilon: float) -> Cost:
+    def cost(log_sampling_rate: float, number: int, log_epsilon: float) -> Cost:
         multiplier = np.exp(log_multiplier(number, np.array([log_epsilon]))[0])
-        rate = float(np.exp(log_rate))
-        share = 1.0 if least_rate is None else min(1.0, least_rate / rate)
-        return rate, float(multiplier), share
+        sampling_rate = float(np.exp(log_sampling_rate))
+        sensitivity = 1.0
+        if least_sampling_rate is not None:
+            sensitivity = min(1.0, least_sampling_rate / sampling_rate)
+        return sampling_rate, float(multiplier), sensitivity
 
     def first_guess(number: int, log_epsilon: float, delta: float) -> float:
         _, multiplier, _ = cost(0.0, number, log_epsilon)
-        if release is not None and least_rate is None:
+        if release is not None and least_sampling_rate is None:
             multiplier = joint_multiplier(multiplier, release.std)
         mu = gaussian_mu(float(np.exp(log_epsilon)), delta)
         growth = np.expm1(min(1.0 / multiplier**2, 50.0))
         return float(np.log(mu / np.sqrt(schedule.steps * growth)))
 
-    bounds = (float(np.log(RATE_RANGE[0])), 0.0)
+    bounds = (float(np.log(SAMPLING_RATE_RANGE[0])), 0.0)
     return _solve(
         budgets, cost, first_guess, guess, 1.0, bounds, schedule, accountant, release, TOLERANCE
     )
@@ -143,21 +146,21 @@ def rate_curve(
 
 def multiplier_curve(
     budgets: Budgets,
-    rate: float,
+    sampling_rate: float,
     schedule: Schedule,
     accountant: str,
     guess: LogQuantity | None = None,
     release: PaidRelease | None = None,
     tolerance: float = TOLERANCE,
 ) -> BudgetCurve:
-    """Return the noise multiplier that spends each budget at sampling rate `rate`."""
+    """Return the noise multiplier that spends each budget at one sampling rate."""
 
     def cost(log_multiplier: float, number: int, log_epsilon: float) -> Cost:
-        return rate, float(np.exp(log_multiplier)), 1.0
+        return sampling_rate, float(np.exp(log_multiplier)), 1.0
 
     def first_guess(number: int, log_epsilon: float, delta: float) -> float:
         mu = gaussian_mu(float(np.exp(log_epsilon)), delta)
-        return -0.5 * float(np.log(np.log1p(mu**2 / (schedule.steps * rate**2))))
+        return -0.5 * float(np.log(np.log1p(mu**2 / (schedule.steps * sampling_rate**2))))
 
     bounds = (float(np.log(MULTIPLIER_RANGE[0])), float(np.log(MULTIPLIER_RANGE[1])))
     return _solve(
@@ -177,7 +180,7 @@ def _solve(
     release: PaidRelease | None,
     tolerance: float,
 ) -> BudgetCurve:
-    """Return the curve of the unknown whose `cost` meets each epsilon."""
+    """Return the curve of the unknown whose `cost` spends exactly each epsilon."""
     safest = bounds[0] if slope > 0 else bounds[1]
     curve = BudgetCurve()
     for group in budgets.groups:
@@ -185,9 +188,11 @@ def _solve(
         targets = np.unique(budgets.epsilon[group.members])
 
         def miss(value: float, log_epsilon: float, number=number, delta=delta) -> float:
-            rate, multiplier, share = cost(value, number, log_epsilon)
-            found = spent(accountant, rate, multiplier, schedule, delta, release, share)
-            return float(np.log(max(found, 1e-12))) - log_epsilon
+            sampling_rate, multiplier, sensitivity = cost(value, number, log_epsilon)
+            epsilon = owner_epsilon(
+                accountant, sampling_rate, multiplier, schedule, delta, release, sensitivity
+            )
+            return float(np.log(max(epsilon, 1e-12))) - log_epsilon
 
         def solve(log_epsilon: float, start: float, miss=miss) -> float:
             return find_root(
@@ -202,7 +207,7 @@ def _solve(
                 start = float(guess(number, np.array([point]))[0])
             else:
                 start = first_guess(number, float(point), delta)
-                if values:  # the neighbour's solution, moved by what the rough formula moves
+                if values:  # the neighbour's solution, shifted as the rough formula shifts
                     start += values[-1] - first_guess(number, float(x[len(values) - 1]), delta)
             values.append(solve(float(point), start))
             if values[-1] == safest and miss(safest, float(point)) > tolerance:
@@ -224,8 +229,8 @@ def _refine(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Add nodes until the interpolated curve meets its targets between all nodes.
 
-    An interval in which the curve runs into a bound holds a kink, and is halved until it is of
-    no length that matters.
+    An interval in which the curve reaches a bound has a kink; it is halved until its length is
+    negligible.
     """
     doubtful = [(float(a), float(b)) for a, b in pairwise(x)]
     while doubtful:

@@ -1,15 +1,16 @@
-"""The two distributions of one step that a record must not tell apart, before it is drawn at all.
+"""Dominating pairs of one step: its output with and without a record, before sampling.
 
-In units of the record's influence, a step without the record is Q, with the record P. The gradient
-alone: Q = N(0, m^2), P = N(1, m^2). The gradient and a release with Laplace noise of scale v:
-Q = N(0, m^2) x Lap(0, v), P = N(1, m^2) x Lap(1, v), which dominates every pair of neighbours,
-because a release is worst where all of a record's influence lies in one coordinate. Both come from
-one Poisson batch, so they are one mechanism that is sampled once. (With Gaussian noise on the
-release too, the pair is a Gaussian one again: `joint_multiplier`.)
+In units of the record's contribution, the output without the record is Q, with the record P. For
+the gradient alone, Q = N(0, m^2) and P = N(1, m^2). For the gradient and a release with Laplace
+noise of scale v, Q = N(0, m^2) x Lap(0, v) and P = N(1, m^2) x Lap(1, v); this dominates every pair
+of neighbours, because a release is worst if a record's contribution lies in one coordinate. Both
+outputs come from one Poisson batch, so they are one mechanism that is sampled once. (If the release
+has Gaussian noise too, the pair is again Gaussian: see `joint_multiplier`.)
 
-All an accountant asks is how L = log(P/Q) is distributed. Both pairs are symmetric: L under P is -L
-under Q. With Laplace noise, L is the sum of a Gaussian and of (|a| - |a - 1|) / v, which has two
-atoms and an exponential piece between them; that sum is integrated in closed form.
+An accountant only needs the distribution of L = log(P/Q). Both pairs are symmetric: L under P is
+distributed as -L under Q. With Laplace noise, L is the sum of a Gaussian and of
+(|a| - |a - 1|) / v, which has two atoms and an exponential piece between them; that sum is
+integrated in closed form.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ownerwise.accounting.moments import TAIL, log_moments, moments_at
 
 _LOG_ROOT = 0.5 * np.log(2 * np.pi)
 _BEYOND = 700.0  # exp stays finite
-_LARGEST = 1000.0  # multiplier above which more would not matter; less noise costs no less
+_LARGEST = 1000.0  # multipliers above it are treated as this: less noise never costs less
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ class GaussianPair:
 
     @property
     def bounded_loss(self) -> float:
-        """The most that the release can add to |L|."""
+        """The largest contribution of the release to |L|."""
         return 0.0
 
     def times(self, factor: float) -> GaussianPair:
-        """Return the pair with all noise multiplied."""
+        """Return the pair with all noise multiplied by `factor`."""
         return GaussianPair(self.multiplier * factor)
 
     def above(self, loss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -46,14 +47,14 @@ class GaussianPair:
         shift = 0.5 / self.multiplier
         return ndtr(-self.multiplier * loss - shift), ndtr(-self.multiplier * loss + shift)
 
-    def log_moments(self, rate: float, orders: np.ndarray) -> np.ndarray:
+    def log_moments(self, sampling_rate: float, orders: np.ndarray) -> np.ndarray:
         """Return log E_Q[(1 - q + q P/Q)^a] for every order a."""
-        return log_moments(rate, self.multiplier, orders)
+        return log_moments(sampling_rate, self.multiplier, orders)
 
 
 @dataclass(frozen=True)
 class LaplacePair:
-    """The gradient, and a release with Laplace noise; `scale` is that of the noise."""
+    """The gradient, and a release with Laplace noise of scale `scale`."""
 
     multiplier: float
     scale: float
@@ -64,11 +65,11 @@ class LaplacePair:
 
     @property
     def bounded_loss(self) -> float:
-        """The most that the release can add to |L|."""
+        """The largest contribution of the release to |L|."""
         return 1.0 / self.scale
 
     def times(self, factor: float) -> LaplacePair:
-        """Return the pair with all noise multiplied."""
+        """Return the pair with all noise multiplied by `factor`."""
         return LaplacePair(self.multiplier * factor, self.scale * factor)
 
     def above(self, loss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -86,21 +87,21 @@ class LaplacePair:
         )
         return np.clip(under_q, 0.0, 1.0), np.clip(under_p, 0.0, 1.0)
 
-    def log_moments(self, rate: float, orders: np.ndarray) -> np.ndarray:
+    def log_moments(self, sampling_rate: float, orders: np.ndarray) -> np.ndarray:
         """Return log E_Q[(1 - q + q P/Q)^a] for every order a, by the trapezoidal rule."""
         orders = np.asarray(orders, dtype=np.float64)
-        if rate == 0.0:
+        if sampling_rate == 0.0:
             return np.zeros_like(orders)
         m, half, jump = self.multiplier, 0.5 / self.multiplier, self.bounded_loss
         step = min(0.25, m / 2.0) / m
         upper = (max(1.0, float(orders.max())) / m + TAIL) / m + jump
         least = min(0.0, float(orders.min())) / m
-        if rate < 1:  # the sampled loss falls no further
+        if sampling_rate < 1:  # the sampled loss falls no further
             least = max(least, -40.0 * m)
         lower = (least - TAIL - half) / m - jump
         loss = np.arange(lower, upper + step, step)
         middle, reach = -m * loss, m * jump
-        # density of L under Q: the two atoms, smeared by the Gaussian, and what lies between
+        # density of L under Q: two atoms, smoothed by the Gaussian, and the piece between them
         parts = [
             np.log(0.5 * m) - 0.5 * (middle - reach - half) ** 2 - _LOG_ROOT,
             np.log(0.5 * m) - jump - 0.5 * (middle + reach - half) ** 2 - _LOG_ROOT,
@@ -109,15 +110,15 @@ class LaplacePair:
             + _log_between(middle - reach, middle + reach),
         ]
         log_weight = np.logaddexp.reduce(parts) + np.log(step)
-        return moments_at(rate, loss, log_weight, orders)
+        return moments_at(sampling_rate, loss, log_weight, orders)
 
 
 Pair = GaussianPair | LaplacePair
 
 
 def _log_between(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return the logarithm of a standard normal's probability between two points, low < high."""
-    flip = low > 0  # the far tail is the precise one
+    """Return the log probability of a standard normal between two points, low < high."""
+    flip = low > 0  # the lower tail is the more precise one
     low, high = np.where(flip, -high, low), np.where(flip, -low, high)
     top = log_ndtr(high)
     with np.errstate(divide="ignore", invalid="ignore"):

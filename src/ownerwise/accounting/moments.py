@@ -1,7 +1,7 @@
 """Moments of one step: the Poisson-sampled Gaussian mechanism SGM(q, m).
 
 One step with a record is P = (1-q) N(0, m^2) + q N(1, m^2), without it Q = N(0, m^2) (in units of
-the record's clip norm). Everything an accountant needs of a step is M(a) = E_Q[(P/Q)^a]:
+the record's clip norm). All that an accountant needs to know of a step is M(a) = E_Q[(P/Q)^a]: the
 Renyi divergence of order a is log M(a) / (a - 1); the privacy loss log(P/Q) has the log moment
 generating function log M(1+t) when the record is removed, and -log(P/Q) has log M(-t) when added.
 
@@ -19,31 +19,31 @@ from scipy.special import logsumexp
 from ownerwise.errors import AccountingError
 
 MAX_SHIFT = 1000.0
-"""Orders beyond MAX_SHIFT * m are not evaluated: their mass lies too far out to tabulate."""
+"""Orders above MAX_SHIFT * m are not evaluated: their mass lies too far out to tabulate."""
 
 LEAST_MULTIPLIER = 0.02
-"""Below it nothing is accounted: epsilon is above a thousand, and integrals grow without end."""
+"""Smaller multipliers are refused: epsilon exceeds a thousand, and integrals grow without bound."""
 
 TAIL = 13.0
-"""Standard deviations beyond which nothing is integrated: 1e-38 of the mass lies outside."""
+"""Standard deviations that are integrated: 1e-38 of the mass lies outside."""
 
 
-def highest_order(rate: float, multiplier: float) -> float:
+def highest_order(sampling_rate: float, multiplier: float) -> float:
     """Return the largest order worth evaluating.
 
-    Above about 2 m^2 log(1/q) the sampled Gaussian's moments explode (the record's own branch
-    dominates), so no bound of interest is attained there; three times that is kept as margin.
+    Above about 2 m^2 log(1/q) the sampled Gaussian's moments explode (the branch with the record
+    dominates), so no useful bound is attained there; three times that is kept as a margin.
     """
     if multiplier < LEAST_MULTIPLIER:
         raise AccountingError(
             f"noise multiplier {multiplier:g}: expected at least {LEAST_MULTIPLIER:g}; with less "
-            "noise than that there is next to no privacy, and no table that holds its loss"
+            "noise there is next to no privacy, and the loss cannot be tabulated"
         )
-    explosion = 3.0 * multiplier**2 * max(1.0, math.log(1.0 / rate))
+    explosion = 3.0 * multiplier**2 * max(1.0, math.log(1.0 / sampling_rate))
     return max(8.0, min(MAX_SHIFT * multiplier, 10.0 + explosion))
 
 
-def log_moments(rate: float, multiplier: float, orders: np.ndarray) -> np.ndarray:
+def log_moments(sampling_rate: float, multiplier: float, orders: np.ndarray) -> np.ndarray:
     """Return log E_Q[(P/Q)^a] for every real order a in `orders`.
 
     Integrated by the trapezoidal rule over the whole line, which converges faster than any power
@@ -51,9 +51,9 @@ def log_moments(rate: float, multiplier: float, orders: np.ndarray) -> np.ndarra
     the error below e^-39). E_Q[P/Q - 1] = 0 is used exactly, so tiny rates keep full precision.
     """
     orders = np.asarray(orders, dtype=np.float64)
-    if rate == 0.0:
+    if sampling_rate == 0.0:
         return np.zeros_like(orders)
-    if rate == 1.0:
+    if sampling_rate == 1.0:
         return orders * (orders - 1.0) / (2.0 * multiplier**2)
     step = min(0.25, multiplier / 2.0)
     upper = max(1.0, float(orders.max())) / multiplier + TAIL
@@ -61,23 +61,25 @@ def log_moments(rate: float, multiplier: float, orders: np.ndarray) -> np.ndarra
     u = np.arange(lower, upper + step, step)  # standard deviations of Q
     log_weight = -0.5 * u**2 - 0.5 * math.log(2 * math.pi) + math.log(step)
     tilt = u / multiplier - 0.5 / multiplier**2  # log density ratio N(1, m^2) / N(0, m^2)
-    return moments_at(rate, tilt, log_weight, orders)
+    return moments_at(sampling_rate, tilt, log_weight, orders)
 
 
 def moments_at(
-    rate: float, loss: np.ndarray, log_weight: np.ndarray, orders: np.ndarray
+    sampling_rate: float, loss: np.ndarray, log_weight: np.ndarray, orders: np.ndarray
 ) -> np.ndarray:
-    """Return the same from nodes: log density ratios before sampling, and logarithms of Q's mass.
+    """Return log E_Q[(P/Q)^a] from nodes: log density ratios before sampling, and log masses of Q.
 
-    The masses must add up to 1 and make E_Q[exp(loss)] = 1.
+    The masses must add up to 1, and E_Q[exp(loss)] must be 1.
     """
-    if rate == 1.0:
+    if sampling_rate == 1.0:
         gain, log_ratio = np.expm1(np.minimum(loss, 600.0)), loss
     else:
         with np.errstate(over="ignore"):
-            gain = rate * np.expm1(loss)  # P/Q - 1
+            gain = sampling_rate * np.expm1(loss)  # P/Q - 1
             log_ratio = np.where(
-                loss < 30.0, np.log1p(gain), np.logaddexp(math.log1p(-rate), math.log(rate) + loss)
+                loss < 30.0,
+                np.log1p(gain),
+                np.logaddexp(math.log1p(-sampling_rate), math.log(sampling_rate) + loss),
             )  # [nodes], log P/Q
     powers = orders[:, None] * log_ratio  # [orders, nodes]
     with np.errstate(over="ignore", invalid="ignore"):

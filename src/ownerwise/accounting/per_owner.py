@@ -1,8 +1,8 @@
-"""Epsilon of many owners at once, without looping the accountant over owners.
+"""Epsilon of each of many owners, without running the accountant for every one of them.
 
-Owners of a plan lie on a chain of rising cost: epsilon is evaluated at a few nodes, interpolated
-between them by a cubic spline in logarithms, checked by the accountant, and rounded up. Whoever
-lies on no smooth chain is evaluated alone.
+The owners of a plan lie on a smooth curve of rising cost. Epsilon is evaluated at a few nodes of
+the curve, interpolated by a cubic spline in logarithms, checked between the nodes by the
+accountant, and rounded up. Owners who lie on no smooth curve are evaluated one by one.
 """
 
 from __future__ import annotations
@@ -14,64 +14,71 @@ import numpy as np
 from scipy.interpolate import CubicSpline
 
 from ownerwise.accounting import pld
-from ownerwise.accounting.curves import MAX_NODES, RATE_RANGE, TOLERANCE, Budgets
-from ownerwise.accounting.release import PaidRelease, spent
+from ownerwise.accounting.curves import MAX_NODES, SAMPLING_RATE_RANGE, TOLERANCE, Budgets
+from ownerwise.accounting.release import PaidRelease, owner_epsilon
 from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
 
-_MAX_ROUNDS = 8  # of adding nodes where a path goes round corners
+_MAX_ROUNDS = 8  # of adding nodes where a path has corners
 
 
 def epsilon(
-    rate: np.ndarray | float,
+    sampling_rate: np.ndarray | float,
     multiplier: np.ndarray | float,
     steps: int | Schedule,
     delta: np.ndarray | float,
     accountant: str = "pld",
     release: PaidRelease | None = None,
-    shares: np.ndarray | float = 1.0,
+    release_sensitivity: np.ndarray | float = 1.0,
 ) -> np.ndarray:
-    """Return epsilon of every owner after `steps` steps at its rate, multiplier and delta.
+    """Return the epsilon of every owner after `steps` steps.
 
-    Owners with equal parameters cost one evaluation. Those that lie on one smooth curve of rising
-    cost per delta (as in every plan) are interpolated and rounded up; where multipliers do not
-    fall as rates rise, each distinct rate is a curve of its own; what lies on no smooth curve is
-    evaluated one by one. A record of an owner adds at most its share to the release.
+    Owners with equal parameters cost one evaluation. Owners who, for their delta, lie on one smooth
+    curve of rising cost (as in every plan) are interpolated and rounded up. Where multipliers do
+    not fall as sampling rates rise, each distinct rate has its own curve.
+
+    Args:
+        sampling_rate, multiplier, delta: of each owner, or one value for all.
+        steps: number of steps, or a schedule.
+        accountant: "pld" or "rdp".
+        release: a further release from the same batches, if any.
+        release_sensitivity: how much one record of each owner contributes to it at most.
     """
     schedule = Schedule.of(steps)
-    *costs, delta = np.broadcast_arrays(*map(np.atleast_1d, (rate, multiplier, shares, delta)))
+    given = (sampling_rate, multiplier, release_sensitivity, delta)
+    *costs, delta = np.broadcast_arrays(*map(np.atleast_1d, given))
     _check(costs, delta)
     result = np.zeros(delta.shape)
     if schedule.steps == 0:
         return result
     for group in Budgets(np.ones(len(delta)), delta).groups:
         members = group.members
-        rates, multipliers, parts = (cost[members] for cost in costs)
-        order = np.lexsort((parts, -multipliers, rates))
+        rates, multipliers, sensitivities = (cost[members] for cost in costs)
+        order = np.lexsort((sensitivities, -multipliers, rates))
         members = members[order]
-        points = np.stack([rates[order], multipliers[order], parts[order]], axis=1)
+        points = np.stack([rates[order], multipliers[order], sensitivities[order]], axis=1)
         if (np.diff(points[:, 1]) <= 0).all():
-            chains = [slice(0, len(members))]
+            curves = [slice(0, len(members))]
         else:
             starts = np.flatnonzero(np.diff(points[:, 0], prepend=-1.0))
-            chains = map(slice, starts, [*starts[1:], len(members)])
-        for chain in chains:
-            result[members[chain]] = _along_chain(
-                points[chain], schedule, group.delta, accountant, release
+            curves = map(slice, starts, [*starts[1:], len(members)])
+        for curve in curves:
+            result[members[curve]] = _along_curve(
+                points[curve], schedule, group.delta, accountant, release
             )
     return result
 
 
-def _along_chain(
+def _along_curve(
     points: np.ndarray,
     schedule: Schedule,
     delta: float,
     accountant: str,
     release: PaidRelease | None,
 ) -> np.ndarray:
-    """Return epsilon for points of rising cost: nodes, checks between them, rounded up.
+    """Return epsilon, rounded up, for points (rate, multiplier, sensitivity) of rising cost.
 
-    Points that lie on no smooth path are evaluated one by one.
+    Points that lie off the smooth path are evaluated one by one.
     """
     new = np.ones(len(points), dtype=bool)
     new[1:] = (np.diff(points, axis=0) != 0).any(axis=1)
@@ -80,15 +87,15 @@ def _along_chain(
     multipliers = points[:, 1]
 
     def spent_at(at: int) -> float:
-        rate, multiplier, share = points[at].tolist()
-        return spent(accountant, rate, multiplier, schedule, delta, release, share)
+        rate, multiplier, sensitivity = points[at].tolist()
+        return owner_epsilon(accountant, rate, multiplier, schedule, delta, release, sensitivity)
 
     def log_spent(at: int) -> float:
         return float(np.log(max(spent_at(at), pld.LEAST_EPSILON)))
 
     if len(points) <= 2 * MAX_NODES:
         return np.array([spent_at(at) for at in range(len(points))])[back]
-    path = np.log(np.maximum(points, RATE_RANGE[0]))
+    path = np.log(np.maximum(points, SAMPLING_RATE_RANGE[0]))
     position = path[:, 0] - path[:, 1]
     least = float(multipliers[-1]) * min(factor for _, factor in schedule.segments)
     nodes, aside = _along_path(position, path, TOLERANCE / (8.0 + 4.0 / least**2))
@@ -123,13 +130,13 @@ def _along_chain(
 def _along_path(
     position: np.ndarray, path: np.ndarray, tolerance: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return nodes whose spline meets the path, and the points that it does not meet.
+    """Return nodes whose spline follows the path, and the points that the spline misses.
 
-    Epsilon is a smooth function of (rate, multiplier, share), so it is one of the position only
-    where these are: between nodes a path may go round corners that no check of epsilon would see.
-    Logarithms to within `tolerance` move that of epsilon by an eighth of `TOLERANCE`, or so: its
-    slope is at most 2 / m^2 in the multiplier's where sampling amplifies, and about 1 in the
-    rate's.
+    Epsilon is a smooth function of (rate, multiplier, sensitivity), hence of the position only
+    where these are smooth: between nodes the path may have corners that no check of epsilon would
+    see. An error of `tolerance` in their logarithms moves log epsilon by about an eighth of
+    `TOLERANCE`: its slope is at most 2 / m^2 in the log multiplier where sampling amplifies, and
+    about 1 in the log rate.
     """
     wanted = np.linspace(position[0], position[-1], MAX_NODES // 2)
     nodes = np.minimum(np.searchsorted(position, wanted), len(position) - 1)
@@ -137,7 +144,7 @@ def _along_path(
     for _ in range(_MAX_ROUNDS):
         _, first = np.unique(position[nodes], return_index=True)
         nodes = np.sort(nodes[first])
-        if len(nodes) < 2:  # all in one place
+        if len(nodes) < 2:  # all at the same position
             return nodes[:0], np.arange(len(position))
         away = np.abs(CubicSpline(position[nodes], path[nodes])(position) - path).max(axis=1)
         if (away <= tolerance).all():
@@ -150,12 +157,17 @@ def _along_path(
 
 
 def _check(costs: Sequence[np.ndarray], delta: np.ndarray) -> None:
-    """Refuse what no mechanism has; what is not a number fails every comparison."""
-    rate, multiplier, share = costs
+    """Refuse impossible values; NaN fails every comparison."""
+    rate, multiplier, sensitivity = costs
     expected = (
-        ("rate", rate, (rate >= 0) & (rate <= 1), "0 to 1"),
+        ("sampling rate", rate, (rate >= 0) & (rate <= 1), "0 to 1"),
         ("noise multiplier", multiplier, (multiplier > 0) & np.isfinite(multiplier), "above 0"),
-        ("share of the release", share, (share > 0) & (share <= 1), "above 0, at most 1"),
+        (
+            "release sensitivity",
+            sensitivity,
+            (sensitivity > 0) & (sensitivity <= 1),
+            "above 0, at most 1",
+        ),
         ("delta", delta, (delta > 0) & (delta < 1), "between 0 and 1"),
     )
     problems = [

@@ -3,13 +3,13 @@
 One step's privacy loss is placed on a grid by connecting the dots (each interval's mass goes to
 its two ends so that its probability under both hypotheses is kept), which can only overstate the
 loss; T steps are one power in Fourier space; epsilon is read off the hockey-stick curve. Both
-directions, a record removed and a record added, are computed and the larger epsilon counts.
+directions, a record removed and a record added, are computed, and the larger epsilon counts.
 
-Two things make it quick and keep it tight for the strictest owners too. The grid's width follows
-the run: it is as fine as makes the overstatement 1e-4 of epsilon, no matter how small epsilon is.
-And the distribution is tilted exponentially towards the losses that decide epsilon, so that a
-small delta is not lost in the rounding of the Fourier transform, and one window of a few standard
-deviations holds all that matters.
+Two things make it fast, and tight even for the strictest owners. The width of the grid adapts to
+the run: it is as fine as it must be for an overstatement of 1e-4 of epsilon, however small epsilon
+is. And the distribution is tilted exponentially towards the losses that determine epsilon, so that
+a small delta is not lost in the rounding of the Fourier transform, and a window of a few standard
+deviations holds everything that matters.
 
 References: Koskela, Jalko, Honkela (2020) for Fourier accounting; Doroshenko, Ghazi, Kamath,
 Kumar, Manurangsi (2022), "Connect the Dots", for the discretisation and its domination proof;
@@ -31,23 +31,23 @@ from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
 
 OVERSTATEMENT = 1e-4
-"""Aimed-at overstatement of epsilon by the grid, relative."""
+"""Intended relative overstatement of epsilon by the grid."""
 
 LEAST_EPSILON = 1e-5
-"""Smaller values are reported as this one: an upper bound, and nobody's budget."""
+"""Smaller values are reported as this one: an upper bound, and below any real budget."""
 
-_SPARE = 1e-7  # share of delta set aside for each cut-off tail
+_SPARE = 1e-7  # fraction of delta reserved for each tail that is cut off
 _LOG_WIDEST_TAIL = np.log(1e-6)
-_ROUNDING = 2e-16  # of a Fourier transform, per step composed
-_MAX_ROUNDING = 1e-4  # of delta: 1e-5 of epsilon
-_HIGHEST_LOSS = 600.0  # exp stays finite; nobody's epsilon lies above
+_ROUNDING = 2e-16  # error of a Fourier transform per composed step
+_MAX_ROUNDING = 1e-4  # relative to delta: about 1e-5 of epsilon
+_HIGHEST_LOSS = 600.0  # exp stays finite, and no real epsilon lies above
 _MAX_CELLS = 1 << 20
 _ORDER_SPACING = 1.15
 _SMOOTH_STEPS = 20
 
 
 def epsilon(
-    rate: float,
+    sampling_rate: float,
     multiplier: float,
     schedule: Schedule,
     delta: float,
@@ -55,21 +55,21 @@ def epsilon(
 ) -> float:
     """Return epsilon at `delta` after the steps of `schedule` at (rate, multiplier).
 
-    With `laplace`, every step also releases a sum of sensitivity 1 (in absolute values) of the same
-    batch, with Laplace noise of that scale.
+    With `laplace`, every step also releases a sum of L1 sensitivity 1 from the same batch, with
+    Laplace noise of that scale.
     """
-    if rate == 0.0 or schedule.steps == 0:
+    if sampling_rate == 0.0 or schedule.steps == 0:
         return 0.0
     pair = GaussianPair(multiplier) if laplace is None else LaplacePair(multiplier, laplace)
-    removed = _Direction(rate, pair, schedule, delta, removing=True).epsilon()
-    return _Direction(rate, pair, schedule, delta, removing=False).epsilon(floor=removed)
+    removed = _Direction(sampling_rate, pair, schedule, delta, removing=True).epsilon()
+    return _Direction(sampling_rate, pair, schedule, delta, removing=False).epsilon(floor=removed)
 
 
 @dataclass(frozen=True)
 class _Window:
-    """Where the composed loss is tabulated: `cells` cells of `width` from cell number `low` on.
+    """The table of the composed loss: `cells` cells of `width`, from cell number `low` on.
 
-    The bounds on cut-off and rounding errors hold for epsilon from `least_epsilon` upwards.
+    The bounds on truncation and rounding errors hold for every epsilon above `least_epsilon`.
     """
 
     width: float
@@ -83,32 +83,32 @@ class _Direction:
     """The privacy loss of a whole run when the record is removed, or when it is added."""
 
     def __init__(
-        self, rate: float, pair: Pair, schedule: Schedule, delta: float, *, removing: bool
+        self, sampling_rate: float, pair: Pair, schedule: Schedule, delta: float, *, removing: bool
     ):
-        self.rate = rate
+        self.sampling_rate = sampling_rate
         self.steps = [(count, pair.times(factor)) for count, factor in schedule.segments]
         self.total_steps = schedule.steps
         self.delta = delta
         self.removing = removing
         lowest = min(pair.multiplier for _, pair in self.steps)
-        positive = order_grid(highest_order(rate, lowest), _ORDER_SPACING)
+        positive = order_grid(highest_order(sampling_rate, lowest), _ORDER_SPACING)
         self.tilts = np.concatenate([-positive[positive <= 64][::-1], [0.0], positive])
         self.zero = len(self.tilts) - len(positive) - 1
         orders = 1.0 + self.tilts if removing else -self.tilts
         self.cumulant = np.zeros_like(self.tilts)  # log E[exp(tilt * loss)] over the whole run
         for count, step in self.steps:
-            self.cumulant += count * step.log_moments(rate, orders)
+            self.cumulant += count * step.log_moments(sampling_rate, orders)
         if not np.isfinite(self.cumulant).all():
             raise AccountingError(
-                f"the moments of rate {rate:g}, noise multiplier {lowest:g} are not finite "
-                f"over {schedule.steps} steps; use a larger noise multiplier"
+                f"the moments of sampling rate {sampling_rate:g}, noise multiplier {lowest:g} are "
+                f"not finite over {schedule.steps} steps; use a larger noise multiplier"
             )
 
     def epsilon(self, floor: float = 0.0) -> float:
-        """Return epsilon, or `floor` if that is larger (and then need not be resolved further).
+        """Return epsilon, or `floor` if that is larger (epsilon is then not resolved further).
 
-        The grid is laid for the moments' bound, and again if that is far off. The moments' own
-        bound holds too and is returned where the table cannot resolve delta.
+        The grid is first chosen for the moments' bound, and again if that bound is far off. The
+        moments' own bound is valid too, and is returned where the table cannot resolve delta.
         """
         positive = self.tilts[self.zero + 1 :]
         bounds = convert(self.cumulant[self.zero + 1 :], positive, self.delta)
@@ -139,17 +139,18 @@ class _Direction:
     def _width(self, epsilon: float, order: float) -> float:
         """Return the cell width whose connected dots add OVERSTATEMENT to epsilon.
 
-        Dots of width w add about T w^2 order / 12, the order being where delta is decided. That
-        takes some steps to hold: the loss of a few is rougher, so they get the cells of 20.
+        Cells of width w add about T w^2 order / 12, where the order is the one that determines
+        delta. This holds only after some steps, because the loss of a few steps is less smooth:
+        they get the width of 20 steps.
         """
         steps = max(self.total_steps, _SMOOTH_STEPS)
         return float(np.sqrt(12.0 * OVERSTATEMENT * epsilon / (steps * order)))
 
     def _choose_window(self, estimate: float, order: float) -> _Window | None:
-        """Choose tilt, cell width and range from the moments; None if delta is out of reach."""
+        """Return the window given by the moments; None if delta cannot be resolved."""
         tilts, cumulant = self.tilts, self.cumulant
-        # Chernoff ranges of the loss for every tilt. Mass outside the range, and rounding, reach
-        # delta multiplied by exp(cumulant - tilt * epsilon): keep them below _SPARE of it.
+        # Chernoff ranges of the loss for every tilt. Mass outside the range, and rounding errors,
+        # enter delta multiplied by exp(cumulant - tilt * epsilon): keep them below _SPARE of it.
         least_epsilon = 0.4 * estimate
         log_tail = np.log(_SPARE * self.delta) - (cumulant - tilts * least_epsilon)
         log_rounding = np.log(_ROUNDING * max(self.total_steps, 10) * _SPARE) - log_tail
@@ -178,7 +179,7 @@ class _Direction:
         log_mass, cut = 0.0, 0.0
         for count, pair in self.steps:
             index, mass, beyond = _one_step(
-                self.rate,
+                self.sampling_rate,
                 pair,
                 window.width,
                 _SPARE * self.delta / self.total_steps,
@@ -204,7 +205,7 @@ class _Direction:
 
 
 def _power(values: np.ndarray, exponent: int) -> np.ndarray:
-    """Return values**exponent by repeated squaring: quicker and closer than by logarithms."""
+    """Return values**exponent by repeated squaring: faster and more accurate than by logarithms."""
     result = None
     while exponent:
         if exponent & 1:
@@ -216,20 +217,20 @@ def _power(values: np.ndarray, exponent: int) -> np.ndarray:
 
 
 def _one_step(
-    rate: float, pair: Pair, width: float, tail: float, *, removing: bool
+    sampling_rate: float, pair: Pair, width: float, tail: float, *, removing: bool
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Return (cell numbers, probabilities, probability beyond the last cell) of one step's loss.
 
-    L is the loss before sampling. Removing: the step's loss rises with L, and L is that of
-    (1-q) Q + q P. Adding: the step's loss falls with L, and L is that of Q.
+    L is the loss before sampling. If the record is removed, the step's loss rises with L, and L is
+    drawn under (1-q) Q + q P. If it is added, the step's loss falls with L, and L is drawn under Q.
     """
     reach = -float(ndtri(tail))
     shift = 1.0 / pair.multiplier
-    log_rest = np.log1p(-rate) if rate < 1 else -np.inf
+    log_rest = np.log1p(-sampling_rate) if sampling_rate < 1 else -np.inf
 
     def loss(u: float, extra: float) -> float:
         before = shift * u - shift**2 / 2 + extra
-        log_ratio = float(np.logaddexp(log_rest, np.log(rate) + before))
+        log_ratio = float(np.logaddexp(log_rest, np.log(sampling_rate) + before))
         return log_ratio if removing else -log_ratio
 
     ends = (-reach, reach + shift) if removing else (reach, -reach)
@@ -239,14 +240,14 @@ def _one_step(
     index = np.arange(low, high + 1)
     edges = width * index
     # L at which the loss equals the edge; -inf where the loss never gets that low (high)
-    argument = np.expm1(edges if removing else -edges) / rate
+    argument = np.expm1(edges if removing else -edges) / sampling_rate
     with np.errstate(divide="ignore"):
         crossing = np.log1p(np.maximum(argument, -1.0))
     if removing:
         base, other = pair.above(crossing)
     else:  # L < crossing; by symmetry Q(L < t) = P(L > -t)
         other, base = pair.above(-crossing)
-    mixed = (1 - rate) * base + rate * other
+    mixed = (1 - sampling_rate) * base + sampling_rate * other
     upper, lower = (mixed, base) if removing else (base, mixed)
     inside_upper = upper[:-1] - upper[1:]
     inside_lower = lower[:-1] - lower[1:]
@@ -262,8 +263,8 @@ def _one_step(
 def _read_epsilon(losses: np.ndarray, masses: np.ndarray, delta: float) -> tuple[float, float]:
     """Return the smallest epsilon with E[(1 - exp(epsilon - loss))+] <= delta, and the steepness.
 
-    Only losses above some level are given: where epsilon lies below that level, the result does
-    too (it is then not the exact one).
+    Only losses above some level are given: if epsilon lies below that level, so does the result,
+    which is then not exact.
     """
     if delta <= 0:
         raise AccountingError("delta is too small for the tabulated loss; use accountant='rdp'")

@@ -1,9 +1,9 @@
 """Renyi accounting of the Poisson-sampled Gaussian on a dense grid of orders.
 
-A sparse grid is ruinous for strict owners: their best order is in the hundreds, where common
-grids have few entries. Here real orders are spaced 5 % apart from 1.02 up to where the moments
-explode, and then 0.2 % apart around the best one, so that next to nothing is lost against the
-best real order, for every owner.
+A sparse grid is ruinous for strict owners: their best order is in the hundreds, where common grids
+have few entries. Here real orders are spaced 5 % apart from 1.02 up to where the moments explode,
+and then 0.2 % apart around the best one, so that almost nothing is lost against the best real order
+for any owner.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ def convert(log_moment_sums: np.ndarray, excess_orders: np.ndarray, delta: float
     return renyi + np.log1p(-1.0 / order) - (np.log(delta) + np.log(order)) / excess_orders
 
 
-def epsilon(rate: float, multiplier: float, schedule: Schedule, delta: float) -> float:
+def epsilon(sampling_rate: float, multiplier: float, schedule: Schedule, delta: float) -> float:
     """Return epsilon at `delta` after the steps of `schedule` at (rate, multiplier)."""
-    if rate == 0.0 or schedule.steps == 0:
+    if sampling_rate == 0.0 or schedule.steps == 0:
         return 0.0
     lowest = multiplier * min(factor for _, factor in schedule.segments)
-    excess = order_grid(highest_order(rate, lowest))
-    best = int(np.argmin(_bounds(rate, multiplier, schedule, delta, excess)))
+    excess = order_grid(highest_order(sampling_rate, lowest))
+    best = int(np.argmin(_bounds(sampling_rate, multiplier, schedule, delta, excess)))
     around = excess[max(best - 1, 0)], excess[min(best + 1, len(excess) - 1)]
     fine = np.geomspace(*around, _FINE)
-    return max(float(np.min(_bounds(rate, multiplier, schedule, delta, fine))), 0.0)
+    return max(float(np.min(_bounds(sampling_rate, multiplier, schedule, delta, fine))), 0.0)
 
 
 def _bounds(
-    rate: float, multiplier: float, schedule: Schedule, delta: float, excess: np.ndarray
+    sampling_rate: float, multiplier: float, schedule: Schedule, delta: float, excess: np.ndarray
 ) -> np.ndarray:
     """Return the epsilon that every order 1 + excess proves for the whole schedule."""
     total = np.zeros_like(excess)
     for count, factor in schedule.segments:
-        total += count * log_moments(rate, multiplier * factor, 1.0 + excess)
+        total += count * log_moments(sampling_rate, multiplier * factor, 1.0 + excess)
     if not np.isfinite(total).all() or (total < 0).any():
         raise AccountingError(
-            f"the moments of rate {rate:g}, noise multiplier {multiplier:g} came out as not "
-            "finite or negative; expected non-negative numbers. Use a larger noise multiplier"
+            f"the moments of sampling rate {sampling_rate:g}, noise multiplier {multiplier:g} are "
+            "infinite or negative; expected non-negative numbers. Use a larger noise multiplier"
         )
     return convert(total, excess, delta)

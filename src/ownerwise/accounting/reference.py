@@ -1,9 +1,8 @@
 """The field's reference accountant, dp-accounting, as an independent check of every plan.
 
-Nothing that decides a figure is shared with the accountants that make plans: discretisation,
-composition and conversion are dp-accounting's own. Its privacy loss distributions are the
-reference for both kinds of plans: an RDP-made plan must lie below its targets there too, and by
-far.
+It shares no numerical code with the accountants that make plans: discretisation, composition and
+conversion are dp-accounting's own. Its privacy loss distributions are the reference for both kinds
+of plans: a plan made with RDP must stay below its targets there too, by a wide margin.
 """
 
 from __future__ import annotations
@@ -19,45 +18,46 @@ from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
 
 OVERSTATEMENT = 2e-4
-"""Aimed-at overstatement of epsilon by the reference's grid; plans leave room for it."""
+"""Intended overstatement of epsilon by the reference's grid; plans leave room for it."""
 
 
 def name() -> str:
-    """Return what the reference is called, with its version."""
+    """Return the name and version of the reference."""
     return f"dp-accounting {version('dp-accounting')} PLD"
 
 
 def epsilon(
-    rate: float,
+    sampling_rate: float,
     multiplier: float,
     schedule: Schedule,
     delta: float,
     target: float,
     release: PaidRelease | None = None,
-    share: float = 1.0,
+    release_sensitivity: float = 1.0,
 ) -> float:
-    """Return the reference's epsilon; `target` only sets how finely it computes.
+    """Return the reference's epsilon; `target` only sets the resolution of its grid.
 
-    A record adds at most `share` to the release of every step.
+    A record contributes at most `release_sensitivity` to the release of every step.
     """
-    if rate == 0.0 or schedule.steps == 0:
+    if sampling_rate == 0.0 or schedule.steps == 0:
         return 0.0
     laplace = None
     if release is not None and release.noise == "laplace":
-        laplace = release.std / (np.sqrt(2.0) * share)
+        laplace = release.std / (np.sqrt(2.0) * release_sensitivity)
     elif release is not None:
-        multiplier = (multiplier**-2.0 + (share / release.std) ** 2) ** -0.5
-    result = float(_compose(rate, multiplier, schedule, delta, target, laplace))
+        multiplier = (multiplier**-2.0 + (release_sensitivity / release.std) ** 2) ** -0.5
+    result = float(_compose(sampling_rate, multiplier, schedule, delta, target, laplace))
     if not (np.isfinite(result) and result >= 0):
         raise AccountingError(
-            f"the reference accountant returned {result} for rate {rate:g}, noise multiplier "
-            f"{multiplier:g}, {schedule.steps} steps, delta {delta:g}"
+            f"the reference accountant returned {result} for sampling rate "
+            f"{sampling_rate:g}, noise multiplier {multiplier:g}, {schedule.steps} steps, delta "
+            f"{delta:g}"
         )
     return result
 
 
 def _compose(
-    rate: float,
+    sampling_rate: float,
     multiplier: float,
     schedule: Schedule,
     delta: float,
@@ -76,23 +76,28 @@ def _compose(
         if laplace is None:
             step = privacy_loss_distribution.from_gaussian_mechanism(
                 multiplier * factor,
-                sampling_prob=rate,
+                sampling_prob=sampling_rate,
                 value_discretization_interval=width,
                 log_mass_truncation_bound=log_cut,
             )
         else:
-            step = _laplace_step(rate, multiplier * factor, laplace * factor, width, log_cut)
+            step = _laplace_step(
+                sampling_rate, multiplier * factor, laplace * factor, width, log_cut
+            )
         part = step.self_compose(count) if count > 1 else step
         composed = part if composed is None else composed.compose(part)
     assert composed is not None
     return composed.get_epsilon_for_delta(delta)
 
 
-def _laplace_step(rate: float, multiplier: float, scale: float, width: float, log_cut: float):
+def _laplace_step(
+    sampling_rate: float, multiplier: float, scale: float, width: float, log_cut: float
+):
     """Return dp-accounting's distribution of a step with a Gaussian and a Laplace release.
 
-    dp-accounting has no such mechanism, but makes a distribution of any curve of deltas. The curve
-    is integrated over the Laplace coordinate by quadrature: atoms outside [0, 1], nodes inside.
+    dp-accounting has no such mechanism, but builds a distribution from any curve of deltas. The
+    curve is integrated over the Laplace coordinate by quadrature: atoms outside [0, 1], nodes
+    inside.
     """
     from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
@@ -116,17 +121,17 @@ def _laplace_step(rate: float, multiplier: float, scale: float, width: float, lo
     def direction(removing: bool):
         sign = 1 if removing else -1
         with np.errstate(divide="ignore"):
-            ends = sign * np.log1p(np.maximum(rate * np.expm1([-reach, reach]), -1.0))
+            ends = sign * np.log1p(np.maximum(sampling_rate * np.expm1([-reach, reach]), -1.0))
         low, high = np.floor(max(ends.min(), -50) / width), np.ceil(ends.max() / width)
         cells = np.arange(int(low), int(high) + 1)
         edges = width * cells
         with np.errstate(divide="ignore"):
-            crossing = np.log1p(np.maximum(np.expm1(sign * edges) / rate, -1.0))
+            crossing = np.log1p(np.maximum(np.expm1(sign * edges) / sampling_rate, -1.0))
         with np.errstate(invalid="ignore"):
             base, other = above(np.maximum(crossing, -2 * reach - 50))
         if not removing:
             base, other = 1 - base, 1 - other
-        mixed = (1 - rate) * base + rate * other
+        mixed = (1 - sampling_rate) * base + sampling_rate * other
         upper, lower = (mixed, base) if removing else (base, mixed)
         deltas = np.clip(upper - np.exp(edges) * lower, 0.0, 1.0)
         deltas = np.minimum.accumulate(deltas)

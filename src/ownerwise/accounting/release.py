@@ -1,4 +1,4 @@
-"""What one owner's run costs: the gradient, and a further release of the same batches, if any."""
+"""The cost of a further release from the same batches, beside that of the gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACCOUNTANTS: dict[str, Callable[[float, float, Schedule, float], float]] = {
 }
 
 NOISES = ("gaussian", "laplace")
-"""Kinds of noise on a further release."""
+"""Noise distributions of a further release."""
 
 
 @dataclass(frozen=True)
@@ -40,29 +40,33 @@ class PaidRelease:
             raise AccountingError(f"release std {self.std:g}: expected a finite number above 0")
 
 
-def spent(
+def owner_epsilon(
     accountant: str,
-    rate: float,
+    sampling_rate: float,
     multiplier: float,
     schedule: Schedule,
     delta: float,
     release: PaidRelease | None = None,
-    share: float = 1.0,
+    release_sensitivity: float = 1.0,
 ) -> float:
-    """Return epsilon of one owner, whose records add at most `share` to the release."""
+    """Return the epsilon of one owner after all steps.
+
+    Each record of the owner contributes at most `release_sensitivity` to the release.
+    """
     if release is not None and release.noise == "laplace":
-        scale = release.std / (np.sqrt(2.0) * share)
-        return pld.epsilon(rate, multiplier, schedule, delta, float(scale))
+        scale = release.std / (np.sqrt(2.0) * release_sensitivity)
+        return pld.epsilon(sampling_rate, multiplier, schedule, delta, float(scale))
     if release is not None:
-        multiplier = float(joint_multiplier(multiplier, release.std / share))
-    return ACCOUNTANTS[accountant](rate, multiplier, schedule, delta)
+        multiplier = float(joint_multiplier(multiplier, release.std / release_sensitivity))
+    return ACCOUNTANTS[accountant](sampling_rate, multiplier, schedule, delta)
 
 
 def joint_multiplier(multiplier: Any, release_std: Any) -> Any:
-    """Return the multiplier of a step that also releases a sum of sensitivity 1 with noise.
+    """Return the multiplier of a step that also releases a sum with Gaussian noise, sensitivity 1.
 
-    Both releases come from ONE Poisson batch, so they are one Gaussian mechanism of multiplier
-    (m^-2 + release_std^-2)^-1/2, sampled once; two separately sampled ones would understate.
+    Both releases come from ONE Poisson batch, so they are one Gaussian mechanism with multiplier
+    (m^-2 + release_std^-2)^-1/2, sampled once; accounting for them as two separately sampled
+    mechanisms would understate epsilon.
     """
     if release_std is None:
         return multiplier

@@ -1,4 +1,4 @@
-"""A safeguarded secant for monotone functions that cost milliseconds a call."""
+"""A safeguarded secant method for monotone functions that take milliseconds per call."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def find_root(
 ) -> float:
     """Return x in [low, high] with |function(x)| <= tolerance.
 
-    `function` is monotone in the direction of `slope`, a guess of its steepness. Where it does
-    not cross zero inside the bounds, the bound nearest to the crossing is returned: the caller
-    must look at the value there.
+    `function` is monotone in the direction of `slope`, a guess of its steepness. If it does not
+    cross zero within the bounds, the bound nearest to the crossing is returned: the caller must
+    check the value there.
     """
     rising = slope > 0
     below, above = low, high
@@ -30,7 +30,7 @@ def find_root(
     for _ in range(100):
         value = function(x)
         if value != value:
-            raise AccountingError(f"a cost came out as not a number at {x:g}; it must be finite")
+            raise AccountingError(f"a cost is not a number at {x:g}; it must be finite")
         if abs(value) <= tolerance:
             return x
         if (value < 0) == rising:

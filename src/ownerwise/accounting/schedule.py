@@ -1,4 +1,4 @@
-"""How many steps are taken, and with how much noise each."""
+"""How many steps are taken, and how much noise each one has."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Schedule:
     """Consecutive segments (number of steps, noise factor); the factor multiplies the noise std.
 
-    `Schedule.constant(2000)` is the ordinary run. A decaying noise is several segments, each
-    accounted with its own noise and never with the mean of the multipliers.
+    `Schedule.constant(2000)` is an ordinary run. Noise that decays has several segments; each is
+    accounted for with its own noise, never with the mean of the multipliers.
     """
 
     segments: tuple[tuple[int, float], ...]
@@ -28,12 +28,12 @@ class Schedule:
 
     @classmethod
     def constant(cls, steps: int) -> Schedule:
-        """Return `steps` steps of equal noise."""
+        """Return `steps` steps with equal noise."""
         return cls(((steps, 1.0),))
 
     @classmethod
     def of(cls, steps: int | Schedule | Iterable[tuple[int, float]]) -> Schedule:
-        """Return the schedule meant by a number of steps, a schedule, or pairs."""
+        """Return the schedule given by a number of steps, a schedule, or pairs."""
         if isinstance(steps, Schedule):
             return steps
         return cls.constant(steps) if isinstance(steps, int) else cls(tuple(steps))

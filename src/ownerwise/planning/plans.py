@@ -1,4 +1,4 @@
-"""The Plan: the one frozen object that decides how private data may become a model."""
+"""The Plan: the one frozen object that decides how private data may be used in training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ownerwise.planning.table import format_rows
 
 @dataclass(frozen=True)
 class Verification:
-    """What an independent accountant says of a plan."""
+    """Result of checking a plan with an independent accountant."""
 
     accountant: str
     points: int
@@ -41,17 +41,18 @@ class Verification:
 class Plan:
     """Sampling rates, clip norms, noise, divisor and number of steps, fixed before training.
 
-    Formal guarantee: a run that, in each of at most `steps` steps, draws each record of owner o
-    independently with probability `sampling_rates[o]`, bounds its contribution to the step's sum
-    by `clip_norms[o]`, adds Gaussian noise of std `noise_std_at(step)` to that sum, and releases
-    nothing else but (with `release_std`) one sum of per-record vectors of length at most 1, or at
-    most `release_shares[o]`, with noise of std `release_std_at(step)`, is
-    (targets[o], deltas[o])-differentially private for each single record of owner o (add or remove
-    one record). Public: everything in the plan.
-    Private: the records, the noise, which records were drawn. Rests on the sampled Gaussian
-    mechanism composed by PLD or RDP accounting (Mironov, Talwar, Zhang 2019; Koskela, Jalko,
-    Honkela 2020), and for individual budgets on Boenisch et al. (2023), "Have it your way:
-    Individualized Privacy Assignment for DP-SGD", Theorems 3.1 and 3.2.
+    Formal guarantee: consider a run of at most `steps` steps. In each step it draws each record of
+    owner o independently with probability `sampling_rates[o]`, bounds its contribution to the
+    step's sum by `clip_norms[o]`, and adds Gaussian noise of std `noise_std_at(step)` to that sum.
+    With `release_std` it also releases one sum of per-record vectors of length at most 1, or at
+    most `release_shares[o]`, with noise of std `release_std_at(step)`. It releases nothing else.
+    Such a run is (targets[o], deltas[o])-differentially private for each single record of owner o
+    (add or remove one record).
+
+    Public: everything in the plan. Private: the records, the noise, which records were drawn. The
+    guarantee rests on the sampled Gaussian mechanism composed by PLD or RDP accounting (Mironov,
+    Talwar, Zhang 2019; Koskela, Jalko, Honkela 2020), and for individual budgets on Boenisch et al.
+    (2023), "Have it your way: Individualized Privacy Assignment for DP-SGD", Theorems 3.1 and 3.2.
 
     All per-owner arrays follow `owners.ids`. Plans are made by `ownerwise.plan`.
     """
@@ -97,25 +98,26 @@ class Plan:
 
     @property
     def release(self) -> PaidRelease | None:
-        """What the plan pays for besides the gradient."""
+        """The release besides the gradient that the plan pays for."""
         if self.release_std is None:
             return None
         return PaidRelease(self.release_std, self.release_noise)
 
     @property
     def accounted_multipliers(self) -> np.ndarray:
-        """Noise multipliers with the cost of a release with Gaussian noise included."""
+        """Noise multipliers that include the cost of a release with Gaussian noise."""
         if self.release_std is None:
             return self.noise_multipliers
         if self.release_noise != "gaussian":
             raise PlanError(
-                f"a release with {self.release_noise} noise makes the step no Gaussian mechanism: "
-                "no single multiplier stands for it; ask epsilon() or verify()"
+                f"with {self.release_noise} noise on the release, a step is not a Gaussian "
+                "mechanism and has no single multiplier; use epsilon() or verify()"
             )
-        return accounting.joint_multiplier(self.noise_multipliers, self.release_std / self._shares)
+        release_multipliers = self.release_std / self._release_sensitivities
+        return accounting.joint_multiplier(self.noise_multipliers, release_multipliers)
 
     @property
-    def _shares(self) -> np.ndarray:
+    def _release_sensitivities(self) -> np.ndarray:
         ones = np.ones(len(self.targets))
         return ones if self.release_shares is None else self.release_shares
 
@@ -126,20 +128,20 @@ class Plan:
     def release_std_at(self, step: int) -> float:
         """Return the std of the noise on the release in step `step`."""
         if self.release_std is None:
-            raise PlanError("this plan pays for no release; make one with release_std=")
+            raise PlanError("this plan pays for no release; make a plan with release_std=")
         return self.release_std * self.schedule.factor_at(step)
 
     def epsilon(self, steps: int | None = None) -> np.ndarray:
-        """Return what each owner's records have spent after `steps` steps (default: all).
+        """Return the epsilon spent by each owner's records after `steps` steps (default: all).
 
-        Reading never changes anything. Computed by the plan's own accountant, rounded up.
+        Computed by the plan's own accountant and rounded up. Reading it has no effect.
         """
         if steps is None or steps == self.steps:
             return self._epsilon_at_end
         return self._epsilon_after(self.schedule.first(steps))
 
     def epsilon_of(self, owners: Sequence[int], steps: int) -> np.ndarray:
-        """Return what the owners at these positions have spent after `steps` steps."""
+        """Return the epsilon spent after `steps` steps by the owners at these positions."""
         return self._epsilon_after(self.schedule.first(steps), np.asarray(owners))
 
     def _epsilon_after(self, schedule: Schedule, at: Any = ...) -> np.ndarray:
@@ -150,7 +152,7 @@ class Plan:
             self.deltas[at],
             self.accountant,
             self.release,
-            self._shares[at],
+            self._release_sensitivities[at],
         )
 
     @cached_property
@@ -161,23 +163,23 @@ class Plan:
 
     @property
     def unspent(self) -> np.ndarray:
-        """Whether an owner's rate or multiplier hit its limit, so that budget is left over."""
+        """Whether an owner's budget is not used up, because a rate or the noise is at its limit."""
         return self.epsilon() < 0.99 * self.targets
 
     def verify(self, points: int = 8) -> Verification:
         """Recompute epsilon and raise PlanError where it exceeds a target.
 
-        All owners are checked by the plan's accountant, and by dp-accounting at `points` budgets
-        spread over the table, the strictest and the laxest among them. Checks the divisor too.
+        The plan's accountant checks all owners. dp-accounting checks `points` budgets spread over
+        the table, among them the strictest and the laxest. The divisor is checked too.
         """
         problems = []
         divisor = float(self.sampling_rates @ self.records)
         if not np.isclose(divisor, self.expected_batch_size, rtol=1e-9):
             problems.append(
-                f"the expected batch size is {self.expected_batch_size:g} but the rates and "
-                f"declared records give {divisor:g}"
+                f"the expected batch size is {self.expected_batch_size:g}, but the sampling rates "
+                f"and declared records give {divisor:g}"
             )
-        over = np.flatnonzero(~(self.epsilon() <= self.targets))  # nan is over, too
+        over = np.flatnonzero(~(self.epsilon() <= self.targets))  # NaN counts as over
         if len(over):
             worst = over[np.argmax(self.epsilon()[over] / self.targets[over])]
             problems.append(
@@ -195,7 +197,7 @@ class Plan:
                 float(self.deltas[owner]),
                 target,
                 self.release,
-                float(self._shares[owner]),
+                float(self._release_sensitivities[owner]),
             )
             ratios[at] = spent / target
             if spent > target:
@@ -208,7 +210,7 @@ class Plan:
         return Verification(reference.name(), len(chosen), float(ratios.min()), float(ratios.max()))
 
     def _spread(self, points: int) -> np.ndarray:
-        """Return owners of distinct costs: extremes of every delta first, then between them."""
+        """Return owners with distinct budgets: the extremes of every delta, then some between."""
         first, _ = distinct_budgets(self.targets, self.deltas)
         if len(first) <= points:
             return first
@@ -289,7 +291,7 @@ class Plan:
         return notes
 
     def header(self) -> dict:
-        """Return all but the per-owner arrays, as JSON types."""
+        """Return everything but the per-owner arrays, as JSON types."""
         header = {
             "format": storage.FORMAT,
             "method": self.method,
@@ -309,7 +311,7 @@ class Plan:
 
     @cached_property
     def hash(self) -> str:
-        """Content hash over everything the plan decides."""
+        """Content hash of everything that the plan decides."""
         digest = hashlib.sha256(json.dumps(self.header(), sort_keys=True).encode())
         for name in storage.columns(self):
             digest.update(name.encode())
@@ -323,14 +325,15 @@ class Plan:
         return hash(self.hash)
 
     def save(self, path: str | PathLike) -> None:
-        """Write `path` (JSON) and the per-owner arrays beside it, both under one hash."""
+        """Write `path` (JSON) and the per-owner arrays beside it, with one hash over both."""
         storage.save(self.header(), self, path, self.hash)
 
     @classmethod
     def load(cls, path: str | PathLike, owners: Owners | None = None) -> Plan:
-        """Read a stored plan, check its hash, verify it, and tie it to its owners.
+        """Return a stored plan after checking its hash, its budgets and its owners.
 
-        Without `owners` the plan can be described, verified and accounted, not trained with.
+        Without `owners` the plan can be described, verified and accounted for, but not used for
+        training.
         """
         header, arrays, stored_hash = storage.load(path)
         if owners is not None and owners.fingerprint != header["owners_fingerprint"]:
@@ -354,7 +357,7 @@ class Plan:
             **arrays,
         )
         if plan.hash != stored_hash:
-            raise PlanError(f"{path} is not what it was when saved: its content hash differs")
+            raise PlanError(f"{path} was changed after it was saved: its content hash differs")
         if owners is not None and not (
             np.array_equal(owners.epsilon, plan.targets)
             and np.array_equal(owners.delta, plan.deltas)

@@ -1,4 +1,4 @@
-"""`plan`: from budgets to a verified Plan."""
+"""`plan`: from a request and the owners' budgets to a verified Plan."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import numpy as np
 
 from ownerwise.accounting import ACCOUNTANTS, NOISES, PaidRelease, Schedule
 from ownerwise.errors import PlanError, known_names
-from ownerwise.owners import (
-    Owners,
-)
+from ownerwise.owners import Owners
 from ownerwise.planning.noise_schedules import NoiseSchedule, schedule_problems, segments
 from ownerwise.planning.plans import Plan
 from ownerwise.planning.solver import MAX_STEPS, METHODS, MIN_CLIP_NORM, Planner
@@ -21,10 +19,10 @@ NO_CONSTRAINTS = "constraints={!r}: expected RateConstraints(...) of them"
 
 @runtime_checkable
 class PaidMechanism(Protocol):
-    """A mechanism whose release in every step the plan pays for, such as rate constraints.
+    """A mechanism that releases something in every step, which the plan pays for.
 
     Attributes:
-        release_share: the share of a step's cost that its release takes, unless stated otherwise.
+        release_share: fraction of a step's cost that the release takes, unless the caller gives it.
     """
 
     release_share: float
@@ -47,37 +45,38 @@ def plan(
     accountant: str = "pld",
     strict: bool = False,
 ) -> Plan:
-    """Return the verified Plan in which every owner spends its own budget.
+    """Return the verified Plan in which every owner spends their own budget.
 
-    Of `steps`, `batch_size` (expected number of records per step) and `noise_multiplier` (noise
-    std over `clip_norm`) give two; the third is found.
+    Specify two of `steps`, `batch_size` (expected number of records per step) and
+    `noise_multiplier` (noise std over `clip_norm`); the third follows from the budgets.
 
     Args:
         owners: who owns how many records, with which budgets.
-        method: `uniform`: one rate and one clip norm, noise for the strictest owner (DP-SGD).
-            `sample`: own rates, one clip norm. `scale`: one rate, own clip norms whose average
-            over records is `clip_norm`. `both`: clip norms as in scale to the power `mixture`,
-            and own rates for the rest.
+        method: `uniform`: one sampling rate and one clip norm, with noise for the strictest owner
+            (DP-SGD). `sample`: individual sampling rates, one clip norm. `scale`: one sampling
+            rate, individual clip norms whose average over records is `clip_norm`. `both`: clip
+            norms of `scale` raised to the power `mixture`; individual sampling rates do the rest.
         steps: number of steps.
-        batch_size: expected batch; the divisor of the private step.
+        batch_size: expected batch size; the divisor of the private step.
         noise_multiplier: noise std of the sum, over `clip_norm`.
-        clip_norm: bound on a record's gradient (the average over records if they differ).
-        mixture: for `both`: 0 is sample, 1 is scale; default 0.5.
+        clip_norm: bound on a record's gradient (the average over records if bounds differ).
+        mixture: for `both`, from 0 (sample) to 1 (scale); by default 0.5.
         noise_schedule: how the noise changes over the steps: "constant", "exponential", "time",
             "step" or "polynomial"; with options, {"name": "exponential", "rate": 0.02, "every":
-            117}; or segments (number of steps, noise factor) adding up to `steps`. The noise that
-            is found or given is that of factor 1, the start.
-        release_std: noise std of a further sum released in every step (a histogram, counts) to
-            which each record adds a vector of length at most 1; accounted jointly.
-        release_share: instead of its noise, the share of a step's cost that the release takes: of
-            the squared inverse multiplier of the strictest owner.
+            117}; or segments (number of steps, noise factor) that add up to `steps`. The noise that
+            is given or found belongs to factor 1, the start.
+        release_std: noise std of a further sum that is released in every step (a histogram, counts)
+            and to which each record contributes a vector of length at most 1; it is accounted for
+            jointly with the gradient.
+        release_share: fraction of a step's cost that the release takes, instead of `release_std`.
+            The cost is the squared inverse noise multiplier of the strictest owner.
         release_noise: "gaussian", or "laplace" (for vectors whose absolute values add up to at most
             1; needs `pld`).
-        constraints: pays for the histogram of rate constraints, a release with `release_share` 0.1
-            if neither that nor `release_std` is given. Owners who are drawn more often add less to
-            it, so that it counts all records alike.
+        constraints: rate constraints whose histogram the plan pays for; a release with
+            `release_share` 0.1 if neither that nor `release_std` is given. Records that are drawn
+            more often contribute less to it, so that all records count alike.
         accountant: `pld` (tight) or `rdp`.
-        strict: refuse plans in which some owner cannot use up its budget.
+        strict: refuse plans in which some owner cannot use up their budget.
     """
     named = isinstance(noise_schedule, str | Mapping)
     pieces = None if noise_schedule is None or named else segments(noise_schedule, steps)
@@ -117,7 +116,9 @@ def plan(
         assert schedule is not None
         assert batch_size is not None
         alone = Planner(owners, method, mixture, accountant).find_noise(schedule, batch_size)
-        strictest = alone.noise / float(alone.relative_clips.min())  # its multiplier, all in all
+        strictest = alone.noise / float(
+            alone.relative_clips.min()
+        )  # its multiplier for the whole step
         release_std = strictest / release_share**0.5
     release = None if release_std is None else PaidRelease(float(release_std), release_noise)
     reweighted = constraints is not None and method in ("sample", "both")
@@ -132,16 +133,16 @@ def plan(
         solution = planner.find_noise(schedule, batch_size)
     else:
         solution = planner.find_batch(schedule, noise_multiplier)
-        batch_size = float(solution.rates @ owners.records)
+        batch_size = float(solution.sampling_rates @ owners.records)
     assert batch_size is not None
-    made = Plan(
+    result = Plan(
         method=method,
         accountant=accountant,
         clip_norm=float(clip_norm),
         noise_std=float(solution.noise * clip_norm),
         schedule=schedule,
         expected_batch_size=float(batch_size),
-        sampling_rates=solution.rates,
+        sampling_rates=solution.sampling_rates,
         clip_norms=solution.relative_clips * clip_norm,
         targets=owners.epsilon,
         deltas=owners.delta,
@@ -150,18 +151,21 @@ def plan(
         mixture=mixture,
         release_std=None if release is None else release.std,
         release_noise=release_noise,
-        release_shares=solution.rates.min() / solution.rates if reweighted else None,
+        release_shares=solution.sampling_rates.min() / solution.sampling_rates
+        if reweighted
+        else None,
         owners=owners,
     )
-    made.verify()
-    if strict and made.unspent.any():
-        who = np.flatnonzero(made.unspent)
+    result.verify()
+    if strict and result.unspent.any():
+        unspent = np.flatnonzero(result.unspent)
+        first = unspent[0]
         raise PlanError(
-            f"{len(who)} owners cannot use up their budget, the first is owner "
-            f"{owners.ids[who[0]]} (epsilon {owners.epsilon[who[0]]:g}): its sampling rate would "
-            "exceed 1. Use more steps, a smaller batch, method='scale', or strict=False"
+            f"{len(unspent)} owners cannot use up their budgets, first owner {owners.ids[first]} "
+            f"(epsilon {owners.epsilon[first]:g}): the sampling rate would exceed 1. Use more "
+            "steps, a smaller batch, method='scale', or strict=False"
         )
-    return made
+    return result
 
 
 def request_problems(
@@ -179,7 +183,7 @@ def request_problems(
     release_noise: str = "gaussian",
     segments: tuple[tuple[int, float], ...] | None = None,
 ) -> list[str]:
-    """Return everything wrong with the arguments of `plan` (records unknown: None)."""
+    """Return everything wrong with the arguments of `plan`; `total_records` may be unknown."""
     problems = []
     for what, given, known in (
         ("method", method, METHODS),
@@ -192,7 +196,7 @@ def request_problems(
     if given != 2:
         problems.append(
             f"{given} of steps, batch_size and noise_multiplier were given; expected two (the "
-            "budgets decide the third)"
+            "third follows from the budgets)"
         )
     whole = isinstance(steps, int | float | np.number) and steps == np.floor(steps)
     if steps is not None and not (whole and 1 <= steps <= MAX_STEPS):
@@ -207,10 +211,7 @@ def request_problems(
             f"clip_norm {clip_norm!r}: expected {MIN_CLIP_NORM:g} to {1 / MIN_CLIP_NORM:g}, whose "
             "squares float32 can hold"
         )
-    positive = {
-        "noise_multiplier": noise_multiplier,
-        "release_std": release_std,
-    }
+    positive = {"noise_multiplier": noise_multiplier, "release_std": release_std}
     for what, value in positive.items():
         if value is not None and not 0 < value < float("inf"):
             problems.append(f"{what} {value}: expected a positive finite number")
@@ -220,8 +221,8 @@ def request_problems(
         problems.append("release_share and release_std were both given; expected one of them")
     if release_noise == "laplace" and accountant != "pld":
         problems.append(
-            f"release_noise 'laplace' with accountant {accountant!r}: expected 'pld', the one that "
-            "accounts for it"
+            f"release_noise 'laplace' with accountant {accountant!r}: expected 'pld', the "
+            "accountant that supports it"
         )
     if mixture is not None and method != "both":
         problems.append(f"mixture {mixture}: only method='both' has a mixture")

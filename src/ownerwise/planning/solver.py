@@ -1,8 +1,8 @@
-"""From budgets to a Plan: uniform, sample, scale, and the mixture of the last two.
+"""From budgets to sampling rates, clip norms and noise, for each method.
 
-Notation: rate q, clip norm C, noise multiplier m = noise std / C. For
-every method the three public quantities noise, expected batch and number of steps are tied by the
-budgets: two are given, the third is found.
+Notation: sampling rate q, clip norm C, noise multiplier m = noise std / C. For every method the
+budgets tie together three public quantities: noise, expected batch size and number of steps. Two of
+them are given, and the solver finds the third.
 
 References: Boenisch, Muhl, Dziedzic, Rinberg, Papernot (2023), Algorithms 1 and 2. (The printed
 sigma_scale of its Table 6 is an arithmetic mean of the multipliers; its derivation, its own clip
@@ -23,40 +23,44 @@ from ownerwise.accounting import (
     Schedule,
     find_root,
     multiplier_curve,
-    rate_curve,
+    sampling_rate_curve,
 )
 from ownerwise.errors import PlanError
-from ownerwise.owners import (
-    Owners,
-)
+from ownerwise.owners import Owners
 
 METHODS = ("uniform", "sample", "scale", "both")
 SAFETY = 8e-4
-"""Plans aim this far (relative) below each epsilon: room for interpolation (4e-4) and for the
-grid of the reference accountant that checks them (2e-4)."""
+"""Relative distance by which plans stay below each epsilon. It covers interpolation (4e-4) and the
+grid of the reference accountant that checks plans (2e-4)."""
 
 _BATCH_TOLERANCE = 1.5e-4
 MAX_STEPS = 10_000_000
-MIN_CLIP_NORM = 1e-10  # float32 holds the squares of what steering and scale make of it
+MIN_CLIP_NORM = 1e-10  # float32 must hold its square, also after scaling and steering
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Noise std over clip norm, rates, and clip norms over clip norm."""
+    """What the solver found.
+
+    Attributes:
+        noise: noise std over the plan's clip norm.
+        sampling_rates: of each owner.
+        relative_clips: each owner's clip norm over the plan's clip norm.
+    """
 
     noise: float
-    rates: np.ndarray
+    sampling_rates: np.ndarray
     relative_clips: np.ndarray
 
 
 class Planner:
-    """Solves for noise, batch or steps; keeps the last curves as first guesses.
+    """Solves for noise, batch size or steps; the last curves serve as initial guesses.
 
     Args:
         owners, method, mixture, accountant: as for `ownerwise.plan`.
         release: what every step releases besides the gradient.
-        reweighted: whether records add to the release in inverse proportion to their rates, the
-            least drawn ones fully, so that it tells of all records alike.
+        reweighted: whether records contribute to the release in inverse proportion to their
+            sampling rates (those drawn least often in full), so that all records count alike.
     """
 
     def __init__(
@@ -77,10 +81,10 @@ class Planner:
         self.records = owners.records.astype(np.float64)
         self.total = float(self.records.sum())
         self.budgets = Budgets(owners.epsilon * (1 - SAFETY), owners.delta)
-        groups = self.budgets.groups  # each at the least delta of its owners
+        groups = self.budgets.groups  # each has the smallest delta of its owners
         least = [self.budgets.epsilon[group.members].min() for group in groups]
         self.strictest = Budgets(np.array(least), np.array([group.delta for group in groups]))
-        self.rate_curves: list[tuple[float, BudgetCurve]] = []  # with the log noise of each
+        self.rate_curves: list[tuple[float, BudgetCurve]] = []  # each with its log noise
         self.last_multipliers: BudgetCurve | None = None
         self.last_noise: float | None = None
         self.reached: Solution
@@ -88,7 +92,7 @@ class Planner:
     # -- noise is free -------------------------------------------------------------------------
 
     def find_noise(self, schedule: Schedule, batch_size: float) -> Solution:
-        """Return the solution for a given expected batch."""
+        """Return the solution for a given expected batch size."""
         rate = min(1.0, batch_size / self.total)
         ones = np.ones(len(self.owners))
         if self.method == "uniform":
@@ -104,7 +108,7 @@ class Planner:
         return self._find_noise_for_rates(schedule, batch_size, rate)
 
     def _find_noise_for_rates(self, schedule: Schedule, batch_size: float, rate: float) -> Solution:
-        """Solve sample and both: the noise at which the rates add up to the batch."""
+        """Solve `sample` and `both`: find the noise at which the rates add up to the batch size."""
         relative_clips, log_relative = self._relative_clips(rate, schedule)
         rates = np.zeros(0)
 
@@ -113,7 +117,7 @@ class Planner:
             rates = self._rates(log_noise, log_relative, schedule)
             return float(np.log(self.records @ rates) - np.log(batch_size)) - _BATCH_TOLERANCE
 
-        if rate > 1 - 4 * _BATCH_TOLERANCE:  # everyone takes part in every step
+        if rate > 1 - 4 * _BATCH_TOLERANCE:  # every record takes part in every step
             multipliers = self._multipliers(1.0, schedule)
             noise = float((multipliers * relative_clips).max())
             return Solution(noise, np.full(len(self.owners), rate), relative_clips)
@@ -130,14 +134,14 @@ class Planner:
         reached = float(self.records @ rates)
         if not 0 <= np.log(reached / batch_size) <= 2.1 * _BATCH_TOLERANCE:
             raise PlanError(
-                f"no noise makes the rates add up to a batch of {batch_size:g} (nearest: "
-                f"{reached:g} at noise multiplier {self.last_noise:g}); use another batch_size or "
-                "other steps, or method='scale'"
+                f"at no noise do the sampling rates add up to a batch of {batch_size:g} (nearest: "
+                f"{reached:g} at noise multiplier {self.last_noise:g}); change batch_size or "
+                "steps, or use method='scale'"
             )
         return Solution(self.last_noise, rates * (batch_size / reached), relative_clips)
 
     def _middle(self) -> Budgets:
-        """Return one budget amid all, for a first guess."""
+        """Return the median budget, weighted by records, for an initial guess."""
         order = np.argsort(self.owners.epsilon, kind="stable")
         weight = np.cumsum(self.records[order])
         at = order[int(np.searchsorted(weight, 0.5 * weight[-1]))]
@@ -152,7 +156,7 @@ class Planner:
         return self.last_multipliers(self.budgets)
 
     def _relative_clips(self, rate: float, schedule: Schedule):
-        """Return clip norms over their average, and log of the same as a function of budgets."""
+        """Return clip norms over their average, and the log of that as a function of the budget."""
         if self.mixture is None:
             return np.ones(len(self.owners)), lambda number, x: np.zeros(np.shape(x))
         clips = self._multipliers(rate, schedule) ** -self.mixture
@@ -181,33 +185,39 @@ class Planner:
         schedule: Schedule,
         guess: LogQuantity | None = None,
     ) -> BudgetCurve:
-        """Return the curve of rates; what each adds to the release depends on the least of them."""
-        least_rate = None
-        if self.reweighted:  # the least drawn owner pays for the release in full
+        """Return the curve of rates; contributions to the release depend on the lowest rate."""
+        least_sampling_rate = None
+        if self.reweighted:  # owners with the lowest rate pay for the release in full
             strict = self.strictest if self.mixture is None else self.budgets
             full = (log_multiplier, schedule, self.accountant, None, self.release)
-            least_rate = float(rate_curve(strict, *full)(strict).min())
-        return rate_curve(
-            budgets, log_multiplier, schedule, self.accountant, guess, self.release, least_rate
+            least_sampling_rate = float(sampling_rate_curve(strict, *full)(strict).min())
+        return sampling_rate_curve(
+            budgets,
+            log_multiplier,
+            schedule,
+            self.accountant,
+            guess,
+            self.release,
+            least_sampling_rate,
         )
 
     def _rate_guess(self, log_noise: float) -> LogQuantity | None:
-        """Return rates extrapolated from the last two noise levels tried."""
+        """Return sampling rates extrapolated from the last two noise levels tried."""
         if not self.rate_curves:
             return None
         x1, last = self.rate_curves[-1]
         if len(self.rate_curves) == 1 or self.rate_curves[-2][0] == x1:
             return lambda number, at: last.log_at(number, at) + (log_noise - x1)
         x0, before = self.rate_curves[-2]
-        share = (log_noise - x1) / (x1 - x0)
+        weight = (log_noise - x1) / (x1 - x0)
         return lambda number, at: (
-            (1 + share) * last.log_at(number, at) - share * before.log_at(number, at)
+            (1 + weight) * last.log_at(number, at) - weight * before.log_at(number, at)
         )
 
     # -- batch or steps are free ---------------------------------------------------------------
 
     def find_batch(self, schedule: Schedule, noise: float) -> Solution:
-        """Return the solution for a given noise: the rates, hence the batch, follow."""
+        """Return the solution for a given noise; the sampling rates and the batch size follow."""
         ones = np.ones(len(self.owners))
         log_noise = float(np.log(noise))
         if self.method in ("uniform", "sample"):
@@ -238,34 +248,34 @@ class Planner:
         return self._with_noise(solution, noise, "a batch of", batch_size)
 
     def find_steps(self, batch_size: float, noise: float) -> tuple[int, Solution]:
-        """Return how many steps the budgets allow at this batch and noise, with the solution."""
-        own_rates = self.method in ("sample", "both")
+        """Return the number of steps that the budgets allow, and the solution."""
+        individual_rates = self.method in ("sample", "both")
 
         def excess(log_steps: float) -> float:
             schedule = Schedule.constant(max(1, round(float(np.exp(log_steps)))))
-            if own_rates:
+            if individual_rates:
                 return float(np.log(batch_size / self._reach(schedule, noise, batch_size))) + 2e-4
             return float(np.log(self.find_noise(schedule, batch_size).noise / noise)) + 2e-4
 
         log_steps = find_root(excess, np.log(1000.0), 0.5, 0.0, np.log(MAX_STEPS), 2e-4)
         steps = max(1, int(np.floor(np.exp(log_steps) + 1e-9)))
         schedule = Schedule.constant(steps)
-        if not own_rates:
+        if not individual_rates:
             solution = self.find_noise(schedule, batch_size)
             return steps, self._with_noise(solution, noise, "steps", steps)
         reach = self._reach(schedule, noise, batch_size)
         if reach < batch_size:
             raise PlanError(
-                f"noise_multiplier {noise:g} is too little: in {steps} steps the budgets allow a "
-                f"batch of {reach:.4g}, not {batch_size:g}; give more noise, or a smaller batch"
+                f"noise_multiplier {noise:g} is too small: in {steps} steps the budgets allow a "
+                f"batch of {reach:.4g}, not {batch_size:g}; use more noise, or a smaller batch"
             )
-        rates = self.reached.rates * (batch_size / reach)
+        rates = self.reached.sampling_rates * (batch_size / reach)
         return steps, Solution(noise, rates, self.reached.relative_clips)
 
     def _reach(self, schedule: Schedule, noise: float, batch_size: float) -> float:
-        """Return the batch to which own rates add up at given noise; `reached` has the rates.
+        """Return the batch size to which individual rates add up; `reached` holds the solution.
 
-        `batch_size` only shapes the clip norms of the mixture.
+        `batch_size` only affects the clip norms of `both`.
         """
         rate = min(1.0, batch_size / self.total)
         relative_clips, log_relative = self._relative_clips(rate, schedule)
@@ -274,14 +284,14 @@ class Planner:
         self.reached = Solution(noise, rates, relative_clips)
         return float(self.records @ rates)
 
-    def _with_noise(self, solution: Solution, noise: float, what: str, found: float) -> Solution:
-        """Return the solution with the given noise, which must be at least the needed one."""
+    def _with_noise(self, solution: Solution, noise: float, what: str, value: float) -> Solution:
+        """Return the solution with the given noise, which must be at least what it needs."""
         if solution.noise > noise:
             raise PlanError(
-                f"noise_multiplier {noise:g} is too little: even {what} {found:.4g} needs "
-                f"{solution.noise:.4g}; give more noise, or larger budgets"
+                f"noise_multiplier {noise:g} is too small: even {what} {value:.4g} needs "
+                f"{solution.noise:.4g}; use more noise, or larger budgets"
             )
-        return Solution(noise, solution.rates, solution.relative_clips)
+        return Solution(noise, solution.sampling_rates, solution.relative_clips)
 
     def _refuse_unreachable(self, curve: BudgetCurve | None) -> None:
         if curve is None or not curve.unreachable:
@@ -293,8 +303,8 @@ class Planner:
             who = self.owners.ids[close][:1]
             name = f"owner {who[0]}" if len(who) else "an owner"
             problems.append(
-                f"{name}: epsilon {epsilon / (1 - SAFETY):g} at delta {delta:g} is too small to be "
-                "reached at any sampling rate; give it a larger epsilon or delta, use fewer steps, "
-                f"a larger batch or more noise, leave its records out{other}"
+                f"{name}: epsilon {epsilon / (1 - SAFETY):g} at delta {delta:g} is too small for "
+                "any sampling rate; use a larger epsilon or delta, fewer steps, a larger batch or "
+                f"more noise, leave out the owner's records{other}"
             )
         raise PlanError(problems)
