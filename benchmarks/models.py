@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ownerwise.models import ResNet18, cifar_cnn, mlp, mnist_cnn
+from ownerwise.models import ResNet18, mlp, mnist_cnn
+from ownerwise_reproduction.models import cifar_cnn
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ owners = ow.Owners(registries, {"coast": 1.0, "hills": 3.0, "town": 8.0}, delta=
 plan = ow.plan(owners, method="sample", steps=60, batch_size=200)
 print(plan.describe(owners=True))
 
-model = ow.models.SurnamesLSTM(1 + len(ALPHABET), len(ENDINGS), embedding=16, hidden=32)
+model = ow.models.TextLSTM(1 + len(ALPHABET), len(ENDINGS), embedding=16, hidden=32)
 trainer = ow.Trainer(model, plan, lr=0.02, optimizer=torch.optim.Adam, weights=ow.INO())
 run = trainer.fit((names, classes), validation=held_out)
 

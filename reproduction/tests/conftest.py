@@ -1,7 +1,7 @@
 import pytest
 
-from ownerwise.data import sources
-from tools.made_files import cifar_files, make, make_folder, make_mnist, make_svhn
+from made_files import cifar_files, make, make_folder, make_mnist, make_svhn
+from ownerwise_reproduction.data import sources
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,9 @@
 """Ablations: which methods belong to them, and what their figures show."""
 
 import pytest
-from made_results import result
 from matplotlib.container import BarContainer
 
+from made_results import result
 from ownerwise_reproduction import ablations, summary
 
 

@@ -1,7 +1,6 @@
 """Methods against epsilon, where all owners have one budget."""
 
 from made_results import result
-
 from ownerwise_reproduction import budget_pages, summary
 
 

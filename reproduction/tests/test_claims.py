@@ -5,9 +5,9 @@ from importlib.resources import files
 
 import numpy as np
 import pytest
-from made_results import result
 from scipy import stats
 
+from made_results import result
 from ownerwise.errors import OwnerwiseError
 from ownerwise_reproduction import claim_pages, claims, summary
 

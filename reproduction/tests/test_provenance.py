@@ -1,7 +1,6 @@
 """Commands that make results again."""
 
 from made_results import result
-
 from ownerwise_reproduction import provenance, summary
 
 

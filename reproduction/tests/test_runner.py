@@ -240,7 +240,7 @@ def test_missing_data_is_said_before_anything_runs(tmp_path):
     (tmp_path / "empty").mkdir()
     trials = [trial(setting=settings.setting(name)) for name in ("MN-PC", "CA-MLP")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ownerwise.data.sources.fetch", _no_network)
+        patch.setattr("ownerwise_reproduction.data.sources.fetch", _no_network)
         with pytest.raises(OwnerwiseError) as error:
             run_trials(trials, Store(tmp_path), data_dir=tmp_path / "empty")
     assert {text.split(":")[0] for text in error.value.problems} == {"MN-PC", "CA-MLP"}

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from made_results import BUDGETS, result
 from scipy import stats
 
+from made_results import BUDGETS, result
 from ownerwise.errors import OwnerwiseError
 from ownerwise_reproduction import summary
 

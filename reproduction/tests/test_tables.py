@@ -4,8 +4,8 @@ import json
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from made_results import result
 
+from made_results import result
 from ownerwise_reproduction import claims, figures, settings, summary, tables
 
 

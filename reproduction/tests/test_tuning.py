@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from made_results import result
 
+from made_results import result
 from ownerwise.wording import Amount
 from ownerwise_reproduction import methods, settings, tuning
 from ownerwise_reproduction.trials import Trial, run_trial

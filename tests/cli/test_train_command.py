@@ -22,8 +22,9 @@ _one_thread = pytest.fixture(autouse=True)(step_tools.one_thread)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train.toml"
 
 
-SHARES = '{kind = "random_shares", shares = [0.5, 0.5], budgets = [1, 5], seed = 0}'
-CHANGES = ("plan.steps=12", "run.seed=1", "plan.method=uniform", f"owners.assignment={SHARES}")
+CLASSES = '{low = ["0", "1", "2", "3", "4"], high = ["5", "6", "7", "8", "9"]}'
+HALVES = f'{{kind = "by_classes", classes = {CLASSES}, budgets = [1, 5]}}'
+CHANGES = ("plan.steps=12", "run.seed=1", "plan.method=uniform", f"owners.assignment={HALVES}")
 QUICK = [part for change in CHANGES for part in ("--set", change)]
 
 

@@ -13,7 +13,7 @@ from ownerwise.config.build import (
     make_weights,
 )
 from ownerwise.config.reading import make_config
-from ownerwise.mechanisms import OwnerThenLoss
+from ownerwise_reproduction.orders import OwnerThenLoss
 from tools import step_tools
 
 _one_thread = pytest.fixture(autouse=True)(step_tools.one_thread)

@@ -118,6 +118,7 @@ def test_all_problems_at_once():
         ),
         ({"model": {}}, "model.name is missing; expected one of"),
         ({"model": {"name": "mpl"}}, "did you mean 'mlp'?"),
+        ({"weights": {"kind": "ino", "order": "los"}}, "did you mean 'loss'?"),
         ({"training": {}}, "training.lr is missing"),
         ({"training": {"lr": 1, "schedule": {"name": "cosine", "warmup": 900}}}, "warmup is 900"),
         ({"training": {"lr": 1, "clipping": {"kind": "pasc"}}}, "did you mean 'psac'?"),
@@ -163,7 +164,7 @@ def test_every_key_refuses_something_and_says_what_it_wants():
 
 
 def test_every_model_and_assignment_that_is_offered_exists():
-    for name in configs.models.NAMES:
+    for name in configs.BUILDERS:
         assert configs.model_options(name)
     for kind in configs.ASSIGNMENTS:
-        assert callable(getattr(configs.data.assign, kind))
+        assert configs.assignment_options(kind)["budgets"]

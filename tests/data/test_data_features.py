@@ -11,7 +11,7 @@ from ownerwise.data.features import (
     encode,
 )
 from ownerwise.errors import PrivacyWarning
-from tools.made_files import problems
+from tools.data_tools import problems
 
 
 def numbers(column, feature, **options):

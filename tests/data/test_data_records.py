@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ownerwise.data import DataSet, Records
-from ownerwise.data.records import in_test
-from tools.made_files import problems
+from ownerwise.data import records as module
+from tools.data_tools import problems
 
 
 def records(targets, **columns):
@@ -65,7 +65,7 @@ class TestSplit:
     @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(2, 6))
     def test_each_class_gives_its_share(self, targets, every):
         targets = np.array(targets)
-        test = in_test(targets, every=every)
+        test = module.test_mask(targets, every=every)
         for label in np.unique(targets):
             own = test[targets == label]
             assert own.sum() == len(own) // every
@@ -74,9 +74,9 @@ class TestSplit:
     @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), min_size=1, max_size=60))
     def test_groups_stay_together(self, pairs):
         targets, groups = np.array(pairs).T
-        test = in_test(targets, groups)
+        test = module.test_mask(targets, groups)
         assert not set(groups[test]) & set(groups[~test])
 
     def test_order_of_appearance_decides(self):
         groups = np.array(["z", "y", "x", "w", "v", "z"])
-        assert in_test(np.zeros(6, dtype=np.int64), groups).tolist() == [0, 0, 0, 0, 1, 0]
+        assert module.test_mask(np.zeros(6, dtype=np.int64), groups).tolist() == [0, 0, 0, 0, 1, 0]

@@ -14,7 +14,7 @@ from ownerwise.data import (
     load_table,
 )
 from ownerwise.errors import PrivacyWarning
-from tools.made_files import problems, write
+from tools.data_tools import problems, write
 
 CSV = "clinic,age,ward,outcome\n" + "".join(
     f"{clinic},{20 + k},{'ab'[k % 2]},{('well', 'ill')[k // 10]}\n"

@@ -5,7 +5,7 @@ import pytest
 from ownerwise.data import Vocabulary, tokenize
 from ownerwise.data.vocabulary import PADDING, UNKNOWN
 from ownerwise.errors import PrivacyWarning
-from tools.made_files import problems
+from tools.data_tools import problems
 
 
 def test_tokenize():

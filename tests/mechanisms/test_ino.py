@@ -11,17 +11,15 @@ from scipy.integrate import quad
 
 from ownerwise.mechanisms import (
     INO,
-    AtRandom,
     Beta,
     BudgetAware,
     ByLoss,
-    ByNegativeLoss,
-    OwnerThenLoss,
     Steps,
 )
 from ownerwise.randomness import (
     SecretStream,
 )
+from ownerwise_reproduction.orders import AtRandom, ByNegativeLoss, OwnerThenLoss
 
 TAILS = {
     "straight": Beta(),

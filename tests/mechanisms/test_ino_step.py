@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 import ownerwise as ow
-from ownerwise.mechanisms import AtRandom
+from ownerwise_reproduction.orders import AtRandom
 from tools import step_tools as tools
 
 RECORDS = 90

@@ -15,12 +15,12 @@ from torch import nn
 from torch.nn import functional
 
 import ownerwise as ow
-from ownerwise.mechanisms import AtRandom
 from ownerwise.randomness import (
     SecretStream,
 )
 from ownerwise.randomness import stream as random
 from ownerwise.step import checkpoints
+from ownerwise_reproduction.orders import AtRandom
 from tools import step_tools as tools
 
 _one_thread = pytest.fixture(autouse=True)(tools.one_thread)

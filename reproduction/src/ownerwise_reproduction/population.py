@@ -18,13 +18,11 @@ from ownerwise.data import (
     DataSet,
     Records,
 )
-from ownerwise.data.assign import (
-    flip_labels,
-)
-from ownerwise.data.sources import DATA_VARIABLE
 from ownerwise.owners import (
     Owners,
 )
+from ownerwise_reproduction.data.assignments import flip_labels
+from ownerwise_reproduction.data.sources import DATA_VARIABLE
 
 
 @dataclass(frozen=True, eq=False)

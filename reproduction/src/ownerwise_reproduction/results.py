@@ -17,11 +17,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ownerwise.data.registry import SOURCES
-from ownerwise.data.sources import locate
 from ownerwise.errors import OwnerwiseError
 from ownerwise.files import write_json
 from ownerwise_reproduction import methods, settings
+from ownerwise_reproduction.data import SOURCES
+from ownerwise_reproduction.data.sources import locate
 from ownerwise_reproduction.trials import Trial
 
 FORMAT = 1

@@ -16,8 +16,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from ownerwise.config.reading import Config, make_config
-from ownerwise.config.sections import ASSIGNMENTS
+from ownerwise.config.reading import Config, assignment_options, make_config
 from ownerwise.data.assign import evenly
 from ownerwise.errors import OwnerwiseError, name_some
 
@@ -78,7 +77,7 @@ class Setting:
             raise OwnerwiseError(f"profile {profile!r}: expected one of {', '.join(PROFILES)}")
         sections: dict[str, Any] = deepcopy(dict(self.sections))
         assignment = sections["owners"]["assignment"]
-        if "seed" in ASSIGNMENTS[assignment["kind"]]:
+        if "seed" in assignment_options(assignment["kind"]):
             assignment["seed"] = seed
         sections.setdefault("run", {})["seed"] = seed
         wanted = [*(self.short if profile == "short" else ()), *changes]

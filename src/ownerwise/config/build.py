@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from ownerwise import models
 from ownerwise.config.reading import Config, model_options
 from ownerwise.config.sections import OPTIMIZERS
 from ownerwise.data import (
+    ASSIGNMENTS,
     Assignment,
     DataSet,
     Records,
@@ -27,14 +27,12 @@ from ownerwise.data import (
 from ownerwise.errors import BudgetError, OwnerwiseError, PlanError, name_some
 from ownerwise.mechanisms import (
     INO,
-    AtRandom,
+    ORDERS,
     AutoS,
     BudgetAware,
-    ByNegativeLoss,
     ClippingRule,
     ImportanceSampling,
     Loss,
-    OwnerThenLoss,
     Psac,
     Standard,
     Steps,
@@ -57,7 +55,6 @@ from ownerwise.training import (
 )
 
 _SINGLE_LOGIT = functional.binary_cross_entropy_with_logits
-_ORDERS = {"negative-loss": ByNegativeLoss, "owner-then-loss": OwnerThenLoss}
 _CLIPPING = {
     "standard": Standard,
     "auto_s": AutoS,
@@ -194,10 +191,11 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
     delta = asked.get("delta")
     if "assignment" in asked:
         options = dict(asked["assignment"])
-        make = getattr(assign, options.pop("kind"))
-        budgets = options.pop("budgets")
-        epsilon = "mean" if "mean" in inspect.signature(make).parameters else "epsilon"
-        made = make(data, **{epsilon: budgets}, **options)
+        kind = options.pop("kind")
+        try:
+            made = ASSIGNMENTS[kind](data, **options)
+        except TypeError as error:
+            raise OwnerwiseError(f"owners.assignment {kind}: {error}") from None
         return made, Owners(made.record_owner, made.epsilon, delta)
     column = asked.get("column", "owner")
     ids = data.train.columns.get(column)
@@ -294,10 +292,9 @@ def make_weights(asked: Mapping[str, Any], seed: int | None) -> INO | None:
     order = asked.get("order", "loss")
     if asked.get("kappa"):
         options["score_by"] = BudgetAware(asked["kappa"])
-    elif order == "random":
-        options["score_by"] = AtRandom(None if seed is None else SecretStream.from_seed(seed))
     elif order != "loss":
-        options["score_by"] = _ORDERS[order]()
+        stream = None if seed is None else SecretStream.from_seed(seed)
+        options["score_by"] = ORDERS[order](stream)
     return INO(**options)
 
 

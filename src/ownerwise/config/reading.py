@@ -10,13 +10,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ownerwise import data, models
-from ownerwise.config.sections import ASSIGNMENT_KEYS, ASSIGNMENTS, CLIPPING, SECTIONS, Key
+from ownerwise.config.sections import ASSIGNMENT_KEYS, CLIPPING, SECTIONS, Key
 from ownerwise.data import (
+    ASSIGNMENTS,
     LOADERS,
+    loader_options,
 )
 from ownerwise.errors import OwnerwiseError, known_names
 from ownerwise.mechanisms import (
+    ORDERS,
     Steps,
 )
 from ownerwise.models import (
@@ -27,6 +29,7 @@ from ownerwise.training import (
     schedule_problems,
 )
 
+_ANYTHING = Key("a value", lambda value: True)
 _OF_TABLES = ("target", "owner", "features", "classes", "columns", "scale", "test_every")
 
 
@@ -151,10 +154,10 @@ def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         if key in content:
             yield f"data.{key} belongs to a file; a named data set has data.options"
     name, options = content["name"], content.get("options", {})
-    if name not in data.NAMES:
-        yield f"data.name {name!r} is not known; {known_names(name, data.NAMES)}"
+    if name not in LOADERS:
+        yield f"data.name {name!r} is not known; {known_names(name, LOADERS)}"
     elif isinstance(options, Mapping):
-        known = [*inspect.signature(LOADERS[name]).parameters][2:]
+        known = loader_options(name)
         for option in options:
             if option not in known:
                 yield f"data.options.{option} is not known to {name}; {known_names(option, known)}"
@@ -183,17 +186,22 @@ def _owner_problems(sections: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _assignment_problems(content: Mapping[str, Any]) -> Iterator[str]:
-    kind = content.get("kind")
-    options = ASSIGNMENTS.get(str(kind))
-    if options is None:
-        yield f"owners.assignment.kind is {kind!r}; {known_names(str(kind), ASSIGNMENTS)}"
+    kind = str(content.get("kind"))
+    if kind not in ASSIGNMENTS:
+        yield f"owners.assignment.kind is {content.get('kind')!r}; {known_names(kind, ASSIGNMENTS)}"
         return
-    yield from _key_problems(
-        "owners.assignment", content, {key: ASSIGNMENT_KEYS[key] for key in ("kind", *options)}
-    )
+    options = assignment_options(kind)
+    keys = {key: ASSIGNMENT_KEYS.get(key, _ANYTHING) for key in ("kind", *options)}
+    yield from _key_problems("owners.assignment", content, keys)
     for key, needed in options.items():
         if needed and key not in content:
-            yield f"owners.assignment.{key} is missing; expected {ASSIGNMENT_KEYS[key].expected}"
+            yield f"owners.assignment.{key} is missing; expected {keys[key].expected}"
+
+
+def assignment_options(kind: str) -> dict[str, bool]:
+    """Return the options of a way to assign records, and whether each is required."""
+    _, *options = inspect.signature(ASSIGNMENTS[kind]).parameters.values()
+    return {option.name: option.default is option.empty for option in options}
 
 
 def _plan_problems(sections: Mapping[str, Any]) -> Iterator[str]:
@@ -214,11 +222,11 @@ def _plan_problems(sections: Mapping[str, Any]) -> Iterator[str]:
 def _model_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     options = dict(sections["model"])
     if "name" not in options:
-        yield f"model.name is missing; expected one of {', '.join(models.NAMES)}"
+        yield f"model.name is missing; expected one of {', '.join(BUILDERS)}"
         return
     name = str(options.pop("name"))
-    if name not in models.NAMES:
-        yield f"model.name is {name!r}; {known_names(name, models.NAMES)}"
+    if name not in BUILDERS:
+        yield f"model.name is {name!r}; {known_names(name, BUILDERS)}"
         return
     known = model_options(name)
     for option in options:
@@ -257,7 +265,10 @@ def _weight_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         yield f"weights.kind is missing; expected {SECTIONS['weights']['kind'].expected}"
     if "tail" in content and "tail_length" in content:
         yield "weights has tail (a share) and tail_length (absolute); expected one of them"
-    if content.get("kappa") and content.get("order", "loss") != "loss":
+    order = str(content.get("order", "loss"))
+    if order not in ORDERS:
+        yield f"weights.order is {order!r}; {known_names(order, ORDERS)}"
+    if content.get("kappa") and order != "loss":
         yield "weights.kappa belongs to the order loss"
     shape = content.get("shape", "beta")
     if shape != "beta" and ("alpha" in content or "beta" in content):

@@ -105,23 +105,6 @@ OPTIMIZERS = {
     "rmsprop": torch.optim.RMSprop,
 }
 LOSSES = ("cross_entropy", "binary_cross_entropy_with_logits")
-ORDERS = ("loss", "negative-loss", "random", "owner-then-loss")
-ASSIGNMENTS: Mapping[str, Mapping[str, bool]] = {
-    "by_class": {"budgets": True},
-    "by_classes": {"classes": True, "budgets": True},
-    "by_random_class": {"budgets": True, "seed": True},
-    "random_shares": {"shares": True, "budgets": True, "seed": True},
-    "overlapping": {"budgets": True, "share": True, "seed": True},
-    "one_each": {
-        "budgets": True,
-        "spread": True,
-        "seed": True,
-        "classes": False,
-        "distribution": False,
-        "lowest": False,
-    },
-}
-"""Ways to give records to owners (`ownerwise.data.assign`), their options, and which are needed."""
 
 _POSITIVE = _above(0)
 CLIPPING: Mapping[str, Mapping[str, Key]] = {
@@ -142,16 +125,12 @@ _BUDGETS = _either(
 )
 
 ASSIGNMENT_KEYS: Mapping[str, Key] = {
-    "kind": _choice(ASSIGNMENTS),
+    "kind": _text(),
     "budgets": _BUDGETS,
     "classes": _table("a table {owner = [classes]}", _texts().fits),
-    "shares": _list_of("a list of numbers that add up to 1", _is_number),
-    "share": _within(0, 1),
-    "spread": _above(0),
     "seed": _whole(0),
-    "distribution": _choice(("uniform", "gaussian")),
-    "lowest": _POSITIVE,
 }
+"""Keys of an assignment; it may have others, and checks them itself."""
 
 SECTIONS: Mapping[str, Mapping[str, Key]] = {
     "run": {
@@ -230,7 +209,7 @@ SECTIONS: Mapping[str, Mapping[str, Key]] = {
         "alpha": _POSITIVE,
         "beta": _POSITIVE,
         "kappa": Key("a number of at least 0", lambda value: _is_number(value) and value >= 0),
-        "order": _choice(ORDERS),
+        "order": _text(),
         "shape": _either(
             '"beta", "steps", or a list of falling values from 0 to 1',
             _choice(("beta", "steps")),

@@ -1,28 +1,18 @@
-"""Data sets of the papers, tables of one's own, and ways to give records to owners."""
+"""Tables and pictures of your own, data sets by name, and who owns which record."""
 
 from ownerwise.data import assign
-from ownerwise.data.assign import Assignment
-from ownerwise.data.cifar import load_cifar10, load_cifar100
-from ownerwise.data.clinic import (
-    load_ctg,
-    load_heart,
-    load_parkinsons,
-    load_parkinsons_telemonitoring,
-)
+from ownerwise.data.assign import ASSIGNMENTS, Assignment
+from ownerwise.data.digits import load_digits
 from ownerwise.data.features import Category, Number
-from ownerwise.data.mnist import load_fashion_mnist, load_mnist
-from ownerwise.data.people import load_adult, load_credit_default
 from ownerwise.data.pictures import Pictures
 from ownerwise.data.records import DataSet, Records
-from ownerwise.data.registry import LOADERS, NAMES, load
-from ownerwise.data.small_images import load_digits, load_pneumoniamnist, load_svhn
+from ownerwise.data.registry import LOADERS, load, loader_options
 from ownerwise.data.tables import load_table
-from ownerwise.data.texts import load_imdb, load_surnames
 from ownerwise.data.vocabulary import Vocabulary, tokenize
 
 __all__ = [
+    "ASSIGNMENTS",
     "LOADERS",
-    "NAMES",
     "Assignment",
     "Category",
     "DataSet",
@@ -32,21 +22,8 @@ __all__ = [
     "Vocabulary",
     "assign",
     "load",
-    "load_adult",
-    "load_cifar10",
-    "load_cifar100",
-    "load_credit_default",
-    "load_ctg",
     "load_digits",
-    "load_fashion_mnist",
-    "load_heart",
-    "load_imdb",
-    "load_mnist",
-    "load_parkinsons",
-    "load_parkinsons_telemonitoring",
-    "load_pneumoniamnist",
-    "load_surnames",
-    "load_svhn",
     "load_table",
+    "loader_options",
     "tokenize",
 ]

@@ -143,13 +143,16 @@ def class_positions(data: DataSet, classes: Sequence[str]) -> list[int]:
     return [data.classes.index(name) for name in classes]
 
 
-def in_test(
-    targets: np.ndarray, groups: np.ndarray | None = None, every: int = TEST_EVERY
+def test_mask(
+    targets: np.ndarray,
+    groups: np.ndarray | None = None,  # noqa: PT028 (this is no test)
+    every: int = TEST_EVERY,  # noqa: PT028
 ) -> np.ndarray:
     """Return which records are test records: every fifth of each class, in the source's order.
 
-    Nothing random: the split is the same everywhere. With `groups` (one id per record, such as the
-    subject) every fifth group goes to the test set as a whole; its class is its first record's.
+    Nothing is random: the split is the same everywhere. With `groups` (one id per record, such as
+    the subject) every fifth group goes to the test set as a whole; its class is that of its first
+    record.
     """
     if groups is None:
         groups = np.arange(len(targets))

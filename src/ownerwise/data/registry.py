@@ -1,4 +1,4 @@
-"""Data sets by name."""
+"""Data sets by name: the library's own, and those that other packages add."""
 
 from __future__ import annotations
 
@@ -7,52 +7,14 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ownerwise.data.cifar import CIFAR10, CIFAR100, load_cifar10, load_cifar100
-from ownerwise.data.clinic import (
-    CTG,
-    HEART,
-    PARKINSONS,
-    TELEMONITORING,
-    load_ctg,
-    load_heart,
-    load_parkinsons,
-    load_parkinsons_telemonitoring,
-)
-from ownerwise.data.mnist import FASHION_MNIST, MNIST, load_fashion_mnist, load_mnist
-from ownerwise.data.people import ADULT, CREDIT, load_adult, load_credit_default
+from ownerwise.data.digits import load_digits
 from ownerwise.data.records import DataSet
-from ownerwise.data.small_images import PNEUMONIA, SVHN, load_digits, load_pneumoniamnist, load_svhn
-from ownerwise.data.texts import IMDB, SURNAMES, load_imdb, load_surnames
 from ownerwise.errors import OwnerwiseError, known_names
+from ownerwise.registry import Registry
 
-LOADERS: dict[str, Callable[..., DataSet]] = {
-    "adult": load_adult,
-    "cifar10": load_cifar10,
-    "cifar100": load_cifar100,
-    "credit_default": load_credit_default,
-    "ctg": load_ctg,
-    "digits": load_digits,
-    "fashion_mnist": load_fashion_mnist,
-    "heart": load_heart,
-    "imdb": load_imdb,
-    "mnist": load_mnist,
-    "parkinsons": load_parkinsons,
-    "parkinsons_telemonitoring": load_parkinsons_telemonitoring,
-    "pneumoniamnist": load_pneumoniamnist,
-    "surnames": load_surnames,
-    "svhn": load_svhn,
-}
-NAMES = tuple(LOADERS)
-"""The data sets that `load` knows. `digits` needs no download."""
-
-SOURCES = {
-    source.name: source
-    for source in (
-        *(ADULT, CIFAR10, CIFAR100, CREDIT, CTG, FASHION_MNIST, HEART, IMDB),
-        *(MNIST, PARKINSONS, PNEUMONIA, SURNAMES, SVHN, TELEMONITORING),
-    )
-}
-"""The files of every data set; `digits` comes with scikit-learn."""
+LOADERS: Registry[Callable[..., DataSet]] = Registry("ownerwise.datasets", {"digits": load_digits})
+"""The loader of each data set. It takes `data_dir` and `download`, then options of its own. Other
+packages add loaders by entry points of the group `ownerwise.datasets`."""
 
 
 def load(
@@ -61,15 +23,13 @@ def load(
     download: bool = True,
     **options: Any,
 ) -> DataSet:
-    """Return a data set by its name.
+    """Return a data set by name.
 
     Args:
-        name: one of `NAMES`.
-        data_dir: the folder that holds the folders of data sets; by default the one that the
-            environment variable OWNERWISE_DATA names. What is not there is looked for in the
-            cache.
-        download: whether to fetch what is found nowhere, into the cache.
-        options: of the data set's own loader (`load_mnist`, ...), such as `scale`.
+        name: one of `LOADERS`. `digits` comes with scikit-learn and needs no download.
+        data_dir: the folder that holds the folders of data sets.
+        download: whether the loader may fetch missing files.
+        options: of the data set's own loader, such as `scale`.
 
     Raises:
         OwnerwiseError: an unknown name or option; files that are missing (with what to put where),
@@ -80,12 +40,17 @@ def load(
         ('0', '1', '2')
     """
     if name not in LOADERS:
-        raise OwnerwiseError(f"no data set {name!r}; {known_names(name, NAMES)}")
+        raise OwnerwiseError(f"no data set {name!r}; {known_names(name, LOADERS)}")
     loader = LOADERS[name]
-    known = list(inspect.signature(loader).parameters)[2:]
+    known = loader_options(name)
     unknown = [option for option in options if option not in known]
     if unknown:
         raise OwnerwiseError(
             f"{name} has no option {', '.join(unknown)}; expected {' or '.join(known)}"
         )
     return loader(data_dir, download, **options)
+
+
+def loader_options(name: str) -> list[str]:
+    """Return the options of a data set's own loader."""
+    return list(inspect.signature(LOADERS[name]).parameters)[2:]

@@ -14,7 +14,7 @@ import numpy as np
 from ownerwise.data.features import MISSING, Category, Number, Schema, class_of, make_table
 from ownerwise.data.pictures import Pictures
 from ownerwise.data.reading import by_column, read_arrays, read_rows, reading
-from ownerwise.data.records import TEST_EVERY, DataSet, Records, in_test
+from ownerwise.data.records import TEST_EVERY, DataSet, Records, test_mask
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, name_some
 from ownerwise.owners import HEADER_ALONE, PARQUET, as_array, as_ids, parquet_columns, text_ids
 
@@ -88,7 +88,7 @@ def load_table(
         kept["owner"] = ids
     test = np.zeros(len(labels[0]), dtype=bool)
     if test_every is not None:
-        test = in_test(labels[0], every=test_every)
+        test = test_mask(labels[0], every=test_every)
     first, said = next(iter(chosen.items()))
     if len(chosen) == 1 and isinstance(said, Pictures):
         data = _array_data(path.stem, said.read(cells[first], path), labels, test, kept)

@@ -24,11 +24,9 @@ from ownerwise.mechanisms.plugs import (
     sum_of_unit_rows,
 )
 from ownerwise.mechanisms.scores import (
-    AtRandom,
+    ORDERS,
     BudgetAware,
     ByLoss,
-    ByNegativeLoss,
-    OwnerThenLoss,
     Score,
 )
 from ownerwise.mechanisms.steering import AcceptanceSteering
@@ -36,19 +34,17 @@ from ownerwise.mechanisms.tails import Beta, Steps, Tail
 
 __all__ = [
     "INO",
+    "ORDERS",
     "AcceptanceSteering",
     "AdaptiveRelease",
-    "AtRandom",
     "AutoS",
     "Beta",
     "BudgetAware",
     "ByLoss",
-    "ByNegativeLoss",
     "ClippingRule",
     "ImportanceSampling",
     "InoSum",
     "Loss",
-    "OwnerThenLoss",
     "Peek",
     "Psac",
     "Randomness",

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ownerwise.randomness import (
     SecretStream,
 )
+from ownerwise.registry import Registry
 
 if TYPE_CHECKING:
     from ownerwise.planning import (
@@ -43,68 +44,6 @@ class ByLoss:
 
 
 @dataclass(frozen=True)
-class ByNegativeLoss:
-    """The easiest records first: for ablations."""
-
-    def __call__(
-        self, losses: np.ndarray, owner_index: np.ndarray, plan: Plan | None
-    ) -> np.ndarray:
-        """Return the negated losses."""
-        return -losses
-
-
-class AtRandom:
-    """A random order, from a secret stream of its own: for ablations.
-
-    With a fixed seed a resumed run goes on with the numbers of the uninterrupted one. A private
-    stream never goes back.
-    """
-
-    def __init__(self, stream: SecretStream | None = None):
-        self._root = SecretStream() if stream is None else stream
-        self._begin(0)
-
-    def __call__(
-        self, losses: np.ndarray, owner_index: np.ndarray, plan: Plan | None
-    ) -> np.ndarray:
-        """Return uniform random numbers."""
-        numbers = self._stream.at_step(self._draws)
-        self._draws += 1
-        return numbers.uniforms(len(losses))
-
-    @property
-    def private(self) -> bool:
-        """Whether nobody knows the numbers: INO's guarantee rests on that here."""
-        return self._stream.private
-
-    def state(self) -> dict[str, Any]:
-        """Return the draws so far; of a private stream nothing: they tell of empty batches."""
-        return {} if self._stream.private else {"draws": self._draws}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a stored state; a private stream just goes on."""
-        if not self._stream.private:
-            self._begin(state.get("draws", 0))
-
-    def _begin(self, draws: int) -> None:
-        self._stream = self._root.child("random score")
-        self._draws = draws
-
-
-@dataclass(frozen=True)
-class OwnerThenLoss:
-    """The mixed order: owners with the least pull first, and by loss within an owner."""
-
-    def __call__(
-        self, losses: np.ndarray, owner_index: np.ndarray, plan: Plan | None
-    ) -> np.ndarray:
-        """Return scores ordered by the owner's pull, then by loss."""
-        _, rank = np.unique(-pull(_needed(plan)), return_inverse=True)
-        squashed = losses / (1.0 + np.abs(losses))  # in (-1, 1), same order
-        return np.where(np.isnan(losses), np.nan, 2.0 * rank[owner_index] + squashed)
-
-
-@dataclass(frozen=True)
 class BudgetAware:
     """loss * (r_max / r_o)^kappa, r_o being the owner's public pull (rate * clip norm).
 
@@ -123,14 +62,23 @@ class BudgetAware:
         self, losses: np.ndarray, owner_index: np.ndarray, plan: Plan | None
     ) -> np.ndarray:
         """Return the losses, raised for owners with little pull (below 0: brought closer to 0)."""
-        pulls = pull(_needed(plan))
+        pulls = pull(needed_plan(plan))
         lift = ((pulls.max() / pulls) ** self.kappa)[owner_index]
         return np.where(losses < 0, losses / lift, losses * lift)
 
 
-def _needed(plan: Plan | None) -> Plan:
+def needed_plan(plan: Plan | None) -> Plan:
+    """Return the plan that a score is bound to."""
     if plan is None:
         raise ValueError(
             "this score uses the owners' rates and clip norms: bind it to a plan first"
         )
     return plan
+
+
+ORDERS: Registry[Callable[[SecretStream | None], Score]] = Registry(
+    "ownerwise.orders", {"loss": lambda stream: ByLoss()}
+)
+"""Orders by name, for configuration files: functions that return the score. They get the run's own
+stream if its seed is fixed, else None. Other packages add orders by entry points of the group
+`ownerwise.orders`."""

@@ -1,8 +1,8 @@
-"""The small convolutional networks of private image classification.
+"""A small convolutional network for private image classification.
 
 References:
     Papernot, Thakurta, Song, Chien, Erlingsson (2021), "Tempered Sigmoid Activations for Deep
-    Learning with Differential Privacy"; used by IDP-SGD and INO-SGD.
+    Learning with Differential Privacy".
 """
 
 from __future__ import annotations
@@ -20,16 +20,3 @@ def mnist_cnn(classes: int = 10, activation: Activation = "tanh") -> nn.Sequenti
         *(nn.Conv2d(16, 32, 4, stride=2), make(), nn.MaxPool2d(2, stride=1)),
         *(nn.Flatten(), nn.Linear(512, 32), make(), nn.Linear(32, classes)),
     )
-
-
-def cifar_cnn(classes: int = 10, activation: Activation = "tanh") -> nn.Sequential:
-    """Return the network for colour images [batch, 3, 32, 32]: 550,570 parameters, 10 classes."""
-    make = activation_maker(activation)
-    layers: list[nn.Module] = []
-    width = 3
-    for out in (32, 64, 128):
-        layers += [nn.Conv2d(width, out, 3, padding=1), make()]
-        layers += [nn.Conv2d(out, out, 3, padding=1), make(), nn.MaxPool2d(2)]
-        width = out
-    head = (nn.Flatten(), nn.Linear(2048, 128), make(), nn.Linear(128, classes))
-    return nn.Sequential(*layers, *head)

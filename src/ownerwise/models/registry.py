@@ -1,4 +1,4 @@
-"""Networks by name, for configuration files."""
+"""Networks by name: the library's own, and those that other packages add."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from typing import Any
 from torch import nn
 
 from ownerwise.errors import OwnerwiseError, known_names
-from ownerwise.models.convolutional import cifar_cnn, mnist_cnn
+from ownerwise.models.convolutional import mnist_cnn
 from ownerwise.models.dense import linear_head, mlp, mlp_head, scattering_head
 from ownerwise.models.residual import ResNet18
-from ownerwise.models.text import ImdbLSTM, SurnamesLSTM
+from ownerwise.models.text import TextLSTM
+from ownerwise.registry import Registry
 
-BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    "mlp": mlp,
-    "mnist-cnn": mnist_cnn,
-    "cifar-cnn": cifar_cnn,
-    "resnet18": ResNet18,
-    "surnames-lstm": SurnamesLSTM,
-    "imdb-lstm": ImdbLSTM,
-    "linear-head": linear_head,
-    "mlp-head": mlp_head,
-    "scattering-head": scattering_head,
-}
-
-NAMES = tuple(BUILDERS)
-"""What `build` knows."""
+BUILDERS: Registry[Callable[..., nn.Module]] = Registry(
+    "ownerwise.models",
+    {
+        "mlp": mlp,
+        "mnist-cnn": mnist_cnn,
+        "resnet18": ResNet18,
+        "text-lstm": TextLSTM,
+        "linear-head": linear_head,
+        "mlp-head": mlp_head,
+        "scattering-head": scattering_head,
+    },
+)
+"""The function or class behind each name. Other packages add networks by entry points of the group
+`ownerwise.models`."""
 
 
 def build(name: str, **options: Any) -> nn.Module:
     """Return a fresh network.
 
     Args:
-        name: one of `NAMES`.
+        name: one of `BUILDERS`.
         options: arguments of the function or class behind the name, such as `classes=100`.
 
     Example:
@@ -42,8 +43,9 @@ def build(name: str, **options: Any) -> nn.Module:
         26010
     """
     if name not in BUILDERS:
-        raise OwnerwiseError(f"no model {name!r}; {known_names(name, NAMES)}")
-    arguments = inspect.signature(BUILDERS[name]).parameters
+        raise OwnerwiseError(f"no model {name!r}; {known_names(name, BUILDERS)}")
+    builder = BUILDERS[name]
+    arguments = inspect.signature(builder).parameters
     problems = [
         f"model {name!r} has no option {option!r}; {known_names(option, arguments)}"
         for option in options
@@ -56,4 +58,4 @@ def build(name: str, **options: Any) -> nn.Module:
     ]
     if problems:
         raise OwnerwiseError(problems)
-    return BUILDERS[name](**options)
+    return builder(**options)

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from ownerwise.data.reading import read_bytes, reading
-from ownerwise.data.records import DataSet, Records, in_test
-from ownerwise.data.sources import Download, Part, Source, locate
+from ownerwise.data.records import DataSet, Records, test_mask
 from ownerwise.data.vocabulary import PADDING, Vocabulary, tokenize
 from ownerwise.errors import OwnerwiseError
+from ownerwise_reproduction.data.sources import Download, Part, Source, locate
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ '-,."
 """Letter k of a name is 2 + its place here; 0 fills up, 1 is any other character."""
@@ -102,7 +102,7 @@ def load_surnames(
     inputs = np.zeros((len(letters), length), dtype=np.int64)
     inputs[np.arange(length) < lengths[:, None]] = [place for name in letters for place in name]
     records = Records(inputs, targets, {"length": lengths})
-    test = in_test(targets)
+    test = test_mask(targets)
     return DataSet(
         "surnames",
         records.take(~test),

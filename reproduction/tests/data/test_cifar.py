@@ -6,9 +6,16 @@ import pickle
 import numpy as np
 import pytest
 
-from ownerwise import data
-from ownerwise.data.cifar import CIFAR100_CATEGORIES, CIFAR100_CLASSES, FISH, VEHICLES, read_batch
-from tools.made_files import cifar_files, make_folder, make_tar, old_pickle, pixels, problems
+from made_files import cifar_files, make_folder, make_tar, old_pickle, pixels
+from ownerwise_reproduction import data
+from ownerwise_reproduction.data.cifar import (
+    CIFAR100_CATEGORIES,
+    CIFAR100_CLASSES,
+    FISH,
+    VEHICLES,
+    read_batch,
+)
+from tools.data_tools import problems
 
 FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 ARCHIVES = {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz"}

@@ -1,4 +1,4 @@
-"""Smaller sets of images: SVHN, PneumoniaMNIST, and the digits that come with scikit-learn."""
+"""Smaller sets of images: SVHN and PneumoniaMNIST."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 from scipy.io import loadmat
 
-from ownerwise.data.pixels import describe, scale_images
 from ownerwise.data.reading import read_arrays, reading
-from ownerwise.data.records import DataSet, Records, in_test
-from ownerwise.data.sources import Download, Part, Source, locate
-from ownerwise.errors import require
+from ownerwise.data.records import DataSet, Records
+from ownerwise_reproduction.data.pixels import describe, scale_images
+from ownerwise_reproduction.data.sources import Download, Part, Source, locate
 
 _SVHN_PAGE = "http://ufldl.stanford.edu/housenumbers"
 DIGITS = tuple("0123456789")
@@ -92,22 +91,6 @@ def load_pneumoniamnist(
         validation=validation,
         form=describe(train.inputs, scale),
     )
-
-
-def load_digits(
-    data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
-) -> DataSet:
-    """Return 1797 grey images 8x8 of the digits 0 to 9, which come with scikit-learn.
-
-    Nothing is read from `data_dir` or downloaded. There is no official split: every fifth record
-    of each class, in the order of the source, is a test record. `scale`: "unit" or "signed".
-    """
-    bundled = require("sklearn.datasets", "ownerwise[sklearn]", "the data set digits").load_digits()
-    images = scale_images(bundled.images[:, None], "digits", scale, brightest=16)
-    records = Records(images, bundled.target.astype(np.int64))
-    test = in_test(records.targets)
-    train, test = records.take(~test), records.take(test)
-    return DataSet("digits", train, test, DIGITS, form=describe(train.inputs, scale))
 
 
 def _read_svhn(path: Path, scale: str) -> Records:

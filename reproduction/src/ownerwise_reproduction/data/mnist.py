@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ownerwise.data.pixels import describe, scale_images
 from ownerwise.data.reading import read_bytes, reading
 from ownerwise.data.records import DataSet, Records
-from ownerwise.data.sources import Download, Part, Source, locate
 from ownerwise.errors import OwnerwiseError
+from ownerwise_reproduction.data.pixels import describe, scale_images
+from ownerwise_reproduction.data.sources import Download, Part, Source, locate
 
 _UNSIGNED_BYTES = 8
 

@@ -3,18 +3,12 @@
 import numpy as np
 import pytest
 
-from ownerwise import data
-from ownerwise.data.texts import ALPHABET
+from made_files import make_imdb, make_surname_archive, make_surnames, review_files
 from ownerwise.data.vocabulary import UNKNOWN
 from ownerwise.errors import PrivacyWarning
-from tools.made_files import (
-    make_imdb,
-    make_surname_archive,
-    make_surnames,
-    problems,
-    review_files,
-    write,
-)
+from ownerwise_reproduction import data
+from ownerwise_reproduction.data.texts import ALPHABET
+from tools.data_tools import problems, write
 
 
 def spelled(row):

@@ -5,18 +5,17 @@ import sys
 import numpy as np
 import pytest
 
-from ownerwise import data
-from ownerwise.errors import PrivacyWarning
-from tools.made_files import (
+from made_files import (
     make_ctg,
     make_ctg_workbook,
     make_heart,
     make_parkinsons,
     make_telemonitoring,
-    problems,
-    write,
     xls,
 )
+from ownerwise.errors import PrivacyWarning
+from ownerwise_reproduction import data
+from tools.data_tools import problems, write
 
 
 def feature(loaded, name):

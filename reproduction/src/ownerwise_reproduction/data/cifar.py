@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.data.pixels import describe, scale_images
 from ownerwise.data.reading import read_bytes, reading
 from ownerwise.data.records import DataSet, Records
-from ownerwise.data.sources import Download, Part, Source, locate
 from ownerwise.errors import OwnerwiseError
+from ownerwise_reproduction.data.pixels import describe, scale_images
+from ownerwise_reproduction.data.sources import Download, Part, Source, locate
 
 PIXELS = (3, 32, 32)  # red, green, blue planes
 

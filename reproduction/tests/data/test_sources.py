@@ -6,8 +6,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from ownerwise.data.sources import CACHE_VARIABLE, DATA_VARIABLE, Download, Part, Source, locate
-from tools.made_files import problems, write
+from ownerwise_reproduction.data.sources import (
+    CACHE_VARIABLE,
+    DATA_VARIABLE,
+    Download,
+    Part,
+    Source,
+    locate,
+)
+from tools.data_tools import problems, write
 
 CONTENT = b"some records\n" * 50_000  # several chunks
 

@@ -1,6 +1,6 @@
 import pytest
 
-from ownerwise.data import sources
+from ownerwise_reproduction.data import sources
 
 
 @pytest.fixture(autouse=True)

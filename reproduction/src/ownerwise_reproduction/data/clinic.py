@@ -20,9 +20,9 @@ from ownerwise.data.reading import (
     reading,
     whole_numbers,
 )
-from ownerwise.data.records import DataSet, in_test
-from ownerwise.data.sources import Download, Part, Source, locate
+from ownerwise.data.records import DataSet, test_mask
 from ownerwise.errors import OwnerwiseError
+from ownerwise_reproduction.data.sources import Download, Part, Source, locate
 
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
 
@@ -193,7 +193,7 @@ def load_ctg(
     targets = class_of(numbers["NSP"].tolist(), (1, 2, 3), "NSP of ctg")
     columns = {"file": np.array(cells["FileName"]), "pattern": numbers["CLASS"].astype(np.int64)}
     labels = (targets, ("normal", "suspect", "pathologic"))
-    return make_table("ctg", numbers, CTG_SCHEMA, labels, in_test(targets), columns, scale)
+    return make_table("ctg", numbers, CTG_SCHEMA, labels, test_mask(targets), columns, scale)
 
 
 def load_heart(
@@ -217,7 +217,7 @@ def load_heart(
     }
     targets = (severity > 0).astype(np.int64)
     labels = (targets, ("no disease", "disease"))
-    return make_table("heart", cells, HEART_SCHEMA, labels, in_test(targets), columns, scale)
+    return make_table("heart", cells, HEART_SCHEMA, labels, test_mask(targets), columns, scale)
 
 
 def load_parkinsons(
@@ -280,4 +280,4 @@ def load_parkinsons_telemonitoring(
 def _split(targets: np.ndarray, subjects: np.ndarray, split: str) -> np.ndarray:
     if split not in ("subjects", "records"):
         raise OwnerwiseError(f"split {split!r}; expected 'subjects' or 'records'")
-    return in_test(targets, subjects if split == "subjects" else None)
+    return test_mask(targets, subjects if split == "subjects" else None)

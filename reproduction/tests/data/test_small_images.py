@@ -1,13 +1,12 @@
-"""SVHN, PneumoniaMNIST and the digits of scikit-learn."""
-
-import sys
+"""SVHN and PneumoniaMNIST."""
 
 import numpy as np
 import pytest
 from scipy.io import savemat
 
-from ownerwise import data
-from tools.made_files import make_pneumonia, make_svhn, pixels, problems, write
+from made_files import make_pneumonia, make_svhn, pixels
+from ownerwise_reproduction import data
+from tools.data_tools import problems, write
 
 
 class TestSvhn:
@@ -73,18 +72,3 @@ class TestPneumonia:
         (root / "pneumoniamnist").mkdir()
         np.savez(root / "pneumoniamnist" / "pneumoniamnist.npz", images=pixels(2, 28, 28))
         problems(lambda: data.load_pneumoniamnist(root), "train_images")
-
-
-class TestDigits:
-    def test_split_is_fixed(self):
-        loaded = data.load_digits()
-        assert (len(loaded.train), len(loaded.test)) == (1442, 355)
-        assert loaded.train.inputs.shape == (1442, 1, 8, 8)
-        assert (loaded.train.inputs.min(), loaded.train.inputs.max()) == (0, 1)
-        counts = np.bincount(loaded.train.targets), np.bincount(loaded.test.targets)
-        assert counts[0].tolist() == [143, 146, 142, 147, 145, 146, 145, 144, 140, 144]
-        assert (counts[1] == (counts[0] + counts[1]) // 5).all()
-
-    def test_without_scikit_learn(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-        problems(data.load_digits, "sklearn", "pip install 'ownerwise[sklearn]'")

@@ -5,9 +5,10 @@ import gzip
 import numpy as np
 import pytest
 
-from ownerwise import data
-from ownerwise.data.mnist import read_idx
-from tools.made_files import idx, make_mnist, pixels, problems, write
+from made_files import idx, make_mnist, pixels
+from ownerwise_reproduction import data
+from ownerwise_reproduction.data.mnist import read_idx
+from tools.data_tools import problems, write
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])

@@ -13,8 +13,8 @@ import numpy as np
 
 from ownerwise.data.features import Category, Number, class_of, make_table
 from ownerwise.data.reading import by_column, expect_header, read_rows, read_sheet, whole_numbers
-from ownerwise.data.records import DataSet, in_test
-from ownerwise.data.sources import Download, Part, Source, locate
+from ownerwise.data.records import DataSet, test_mask
+from ownerwise_reproduction.data.sources import Download, Part, Source, locate
 
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
 
@@ -159,7 +159,7 @@ def load_credit_default(
     }
     labels = (targets, ("paid", "default"))
     return make_table(
-        "credit_default", cells, CREDIT_SCHEMA, labels, in_test(targets), columns, scale
+        "credit_default", cells, CREDIT_SCHEMA, labels, test_mask(targets), columns, scale
     )
 
 

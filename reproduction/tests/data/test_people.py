@@ -2,9 +2,10 @@
 
 import pytest
 
-from ownerwise import data
-from ownerwise.data.people import CREDIT_COLUMNS
-from tools.made_files import credit_rows, csv_text, make_adult, make_credit, problems, write, xls
+from made_files import credit_rows, csv_text, make_adult, make_credit, xls
+from ownerwise_reproduction import data
+from ownerwise_reproduction.data.people import CREDIT_COLUMNS
+from tools.data_tools import problems, write
 
 NUMBERED = ["ID", *(f"X{number}" for number in range(1, 24)), "Y"]
 

@@ -8,24 +8,18 @@ import tarfile
 import zipfile
 
 import numpy as np
-import pytest
 from scipy.io import savemat
 
-from ownerwise.data.clinic import CTG_COLUMNS, PARKINSONS_COLUMNS, TELEMONITORING_COLUMNS
-from ownerwise.data.people import CREDIT_COLUMNS
-from ownerwise.data.texts import LANGUAGES
-from ownerwise.errors import OwnerwiseError
+from ownerwise_reproduction.data.clinic import (
+    CTG_COLUMNS,
+    PARKINSONS_COLUMNS,
+    TELEMONITORING_COLUMNS,
+)
+from ownerwise_reproduction.data.people import CREDIT_COLUMNS
+from ownerwise_reproduction.data.texts import LANGUAGES
+from tools.data_tools import write
 
 PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
-
-
-def problems(call, *words):
-    """Return the problems that a call reports; each word must stand in one of them."""
-    with pytest.raises(OwnerwiseError) as error:
-        call()
-    for word in words:
-        assert word in str(error.value)
-    return error.value.problems
 
 
 def pixels(records, *shape, seed=0):
@@ -149,12 +143,6 @@ def xls(sheets):
 
 def csv_text(rows):
     return "".join(",".join(map(str, row)) + "\n" for row in rows)
-
-
-def write(path, content):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
 
 
 ADULT_ROW = (

@@ -1,0 +1,190 @@
+"""Simulated owners: ways to give the records of a public data set to owners, as the papers do.
+
+Each function takes a `DataSet` and returns an `Assignment`. Seeds decide who owns what; they have
+nothing to do with the noise of training. Where owners are made of classes, the (public) owner of a
+record gives its label away: fine on public benchmarks, wrong for private data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ownerwise.data import Assignment, DataSet
+from ownerwise.data.assign import Budgets, by_classes, named_budgets, owners_of_classes
+from ownerwise.errors import OwnerwiseError
+
+
+def by_random_class(data: DataSet, budgets: Sequence[float], seed: int) -> Assignment:
+    """Deal the classes at random to "owner 1", "owner 2", ..., who keep their budgets.
+
+    Over many seeds each budget meets each class, so the difficulty of a class is not confounded
+    with its budget. Setting CR of the INO-SGD paper.
+    """
+    owners = _numbered(len(budgets))
+    if len(budgets) != len(data.classes):
+        raise OwnerwiseError(
+            f"{len(budgets)} budgets for {len(data.classes)} classes; expected one for each"
+        )
+    dealt = np.random.default_rng(seed).permutation(len(owners))
+    classes = {owner: (data.classes[at],) for owner, at in zip(owners, dealt, strict=True)}
+    return by_classes(data, classes, budgets)
+
+
+def random_shares(
+    data: DataSet, shares: Sequence[float], budgets: Sequence[float], seed: int
+) -> Assignment:
+    """Give random shares of all records to "owner 1", "owner 2", ...
+
+    Shares are met to within one record. Validation and test records belong to no owner; they are
+    grouped by class, and each group's budget is the mean over the shares.
+    """
+    owners = _numbered(len(shares))
+    declared = named_budgets(budgets, owners)
+    problems = []
+    if not shares or min(shares) < 0:
+        problems.append(f"shares {list(shares)}; expected one for each owner, none below 0")
+    elif abs(sum(shares) - 1) > 1e-9:
+        problems.append(f"shares {list(shares)} add up to {sum(shares):g}; expected 1")
+    if problems:
+        raise OwnerwiseError(problems)
+    ends = np.rint(np.cumsum(shares) * len(data.train)).astype(np.int64)
+    index = np.searchsorted(ends, np.arange(len(data.train)), side="right")
+    np.random.default_rng(seed).shuffle(index)
+    mean = float(np.dot(shares, list(declared.values())))
+    return Assignment(
+        f"{len(owners)} owners with random shares",
+        np.array(owners)[index],
+        declared,
+        dict.fromkeys(data.classes, mean),
+        data.classes,
+    )
+
+
+def overlapping(data: DataSet, budgets: Budgets, share: float, seed: int) -> Assignment:
+    """Give each class to an owner of its name, who swaps a share of it for records of others.
+
+    Every owner holds as many records as its class has: a fraction 1 - share from that class, and
+    `share` drawn at random from the other classes. So a few records of a sensitive class have a lax
+    owner, and vice versa. Validation and test records are grouped by class, with the budget of the
+    owner of that name. Share 0.1 is setting COL of the INO-SGD paper, 0.3 is COM.
+    """
+    declared = named_budgets(budgets, data.classes)
+    if not 0 <= share <= 1:
+        raise OwnerwiseError(f"share {share:g}; expected 0 to 1")
+    generator = np.random.default_rng(seed)
+    targets = data.train.targets
+    pooled = []
+    for label in range(len(data.classes)):
+        own = np.flatnonzero(targets == label)
+        pooled.append(generator.choice(own, round(share * len(own)), replace=False))
+    pool = np.concatenate(pooled)
+    owner = targets.copy()
+    owner[pool] = _deal_to_others(targets[pool], generator)
+    return Assignment(
+        f"{len(data.classes)} owners by class, {share:g} of each swapped",
+        np.array(data.classes)[owner],
+        declared,
+        declared,
+        data.classes,
+    )
+
+
+def one_each(
+    data: DataSet,
+    budgets: Budgets,
+    spread: float,
+    seed: int,
+    *,
+    classes: Mapping[str, Sequence[str]] | None = None,
+    distribution: str = "uniform",
+    lowest: float = 0.1,
+) -> Assignment:
+    """Make every record its own owner, with a budget drawn around the mean of its group.
+
+    Args:
+        data: its training records become the owners 0, 1, ...
+        budgets: mean budget of each group, in their order or by name.
+        spread: "uniform": half the width of the interval; "gaussian": the standard deviation.
+        seed: of the draw.
+        classes: the groups as for `by_classes`; by default each class is a group.
+        distribution: "uniform" or "gaussian".
+        lowest: Gaussian draws below it are redrawn, since a budget is positive.
+
+    Uniform with spread 0.25 on CIFAR-10 is setting CS of the INO-SGD paper; Gaussian with spread
+    0.5 and means 1 and 5 on two categories of CIFAR-100 is CFS. The paper does not say what happens
+    to draws below 0.
+    """
+    classes = {name: (name,) for name in data.classes} if classes is None else classes
+    means = named_budgets(budgets, tuple(classes))
+    smallest = min(means.values())
+    problems = []
+    if distribution not in ("uniform", "gaussian"):
+        problems.append(f"distribution {distribution!r}; expected 'uniform' or 'gaussian'")
+    if spread < 0 or (distribution == "uniform" and spread >= smallest):
+        problems.append(f"spread {spread:g} around {smallest:g}; expected budgets above 0")
+    if not 0 < lowest < smallest:
+        problems.append(f"lowest {lowest:g}; expected above 0 and below each mean ({smallest:g})")
+    if problems:
+        raise OwnerwiseError(problems)
+    class_groups = owners_of_classes(data, classes)
+    centre = np.array([means[group] for group in class_groups])[data.train.targets]
+    generator = np.random.default_rng(seed)
+    if distribution == "uniform":
+        epsilon = generator.uniform(centre - spread, centre + spread)
+    else:
+        epsilon = generator.normal(centre, spread)
+        while (low := epsilon < lowest).any():
+            epsilon[low] = generator.normal(centre[low], spread)
+    return Assignment(
+        f"every record its own owner, {distribution} budgets around the mean of its group",
+        np.arange(len(data.train)),
+        epsilon,
+        means,
+        class_groups,
+    )
+
+
+def flip_labels(targets: np.ndarray, share: float, classes: int, seed: int) -> np.ndarray:
+    """Return the targets with a random share of them replaced by another class.
+
+    Each other class is equally likely. Records stay with the owners of their true labels: assign
+    first, then `replace(data.train, targets=flip_labels(...))`. Share 0.1 is setting CFN of the
+    INO-SGD paper.
+    """
+    if not 0 <= share <= 1 or classes < 2:
+        raise OwnerwiseError(
+            f"share {share:g}, {classes} classes; expected a share of 0 to 1 and at least 2 classes"
+        )
+    generator = np.random.default_rng(seed)
+    flipped = generator.choice(len(targets), round(share * len(targets)), replace=False)
+    noisy = targets.copy()
+    noisy[flipped] += generator.integers(1, classes, size=len(flipped))
+    return noisy % classes
+
+
+def _numbered(count: int) -> tuple[str, ...]:
+    """Return names of owners that sort in their order."""
+    width = len(str(count))
+    return tuple(f"owner {number:0{width}d}" for number in range(1, count + 1))
+
+
+def _deal_to_others(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Return a random permutation of labels in which no record keeps its own.
+
+    Where the random permutation leaves a record its own label, it swaps with a random record for
+    which both are right afterwards.
+    """
+    if len(labels) and 2 * np.bincount(labels).max() > len(labels):
+        raise OwnerwiseError(
+            "one class makes up more than half of the swapped records, so that some would have to "
+            "stay; leave out records of the largest class, or classes"
+        )
+    dealt = generator.permutation(labels)
+    for at in np.flatnonzero(dealt == labels):
+        if dealt[at] == labels[at]:
+            partners = np.flatnonzero((dealt != labels[at]) & (labels != labels[at]))
+            other = generator.choice(partners)
+            dealt[at], dealt[other] = dealt[other], dealt[at]
+    return dealt

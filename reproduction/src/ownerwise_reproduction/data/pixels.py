@@ -1,0 +1,51 @@
+"""Pixels standardised by the constants that the literature prints.
+
+Each mean and standard deviation describes the benchmark's own training images: fine for comparing
+with published results on public data, not a way to scale private images.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ownerwise.data import pixels as plain
+from ownerwise.errors import OwnerwiseError
+
+PUBLISHED: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "fashion_mnist": ((0.2860,), (0.3530,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+}
+"""Mean and standard deviation of each channel."""
+
+
+def scale_images(pixels: np.ndarray, name: str, scale: str) -> np.ndarray:
+    """Return pixels [records, channels, height, width] as float32.
+
+    Args:
+        pixels: whole numbers from 0 to 255.
+        name: of the data set, for its published constants.
+        scale: "unit": 0 to 1; "signed": -1 to 1; "published": (unit - mean) / deviation of
+            `PUBLISHED`.
+    """
+    known = (*plain.SCALES, "published") if name in PUBLISHED else (*plain.SCALES,)
+    if scale not in known:
+        raise OwnerwiseError(
+            f"{name}: scale {scale!r}; expected one of {', '.join(map(repr, known))}"
+        )
+    if scale != "published":
+        return plain.scale_images(pixels, name, scale)
+    images = plain.scale_images(pixels, name, "unit")
+    mean, deviation = (np.array(values, np.float32)[:, None, None] for values in PUBLISHED[name])
+    images -= mean
+    images /= deviation
+    return images
+
+
+def describe(images: np.ndarray, scale: str) -> str:
+    """Return shape and range of scaled images in words."""
+    if scale == "published":
+        return f"float32 images {list(images.shape[1:])}, standardised by constants"
+    return plain.describe(images, scale)

@@ -1,0 +1,94 @@
+"""Orders of records for ablations of INO-SGD: what if not the hardest records came first?
+
+Each function at the end makes the score of an order by name; the entry points of the group
+`ownerwise.orders` refer to them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ownerwise.mechanisms import Score
+from ownerwise.mechanisms.scores import needed_plan, pull
+from ownerwise.planning import Plan
+from ownerwise.randomness import SecretStream
+
+
+@dataclass(frozen=True)
+class ByNegativeLoss:
+    """The easiest records first."""
+
+    def __call__(
+        self, losses: np.ndarray, owner_index: np.ndarray, plan: Plan | None
+    ) -> np.ndarray:
+        """Return the negated losses."""
+        return -losses
+
+
+class AtRandom:
+    """A random order, from a secret stream of its own.
+
+    With a fixed seed, a resumed run draws the same numbers as an uninterrupted one. A private
+    stream never goes back.
+    """
+
+    def __init__(self, stream: SecretStream | None = None):
+        self._root = SecretStream() if stream is None else stream
+        self._begin(0)
+
+    def __call__(
+        self, losses: np.ndarray, owner_index: np.ndarray, plan: Plan | None
+    ) -> np.ndarray:
+        """Return uniform random numbers."""
+        numbers = self._stream.at_step(self._draws)
+        self._draws += 1
+        return numbers.uniforms(len(losses))
+
+    @property
+    def private(self) -> bool:
+        """Whether the numbers are secret: INO's guarantee rests on that here."""
+        return self._stream.private
+
+    def state(self) -> dict[str, Any]:
+        """Return the number of draws; nothing if private, since it would reveal empty batches."""
+        return {} if self._stream.private else {"draws": self._draws}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from a stored state; a private stream ignores it."""
+        if not self._stream.private:
+            self._begin(state.get("draws", 0))
+
+    def _begin(self, draws: int) -> None:
+        self._stream = self._root.child("random score")
+        self._draws = draws
+
+
+@dataclass(frozen=True)
+class OwnerThenLoss:
+    """The mixed order: owners with the least pull first, and by loss within an owner."""
+
+    def __call__(
+        self, losses: np.ndarray, owner_index: np.ndarray, plan: Plan | None
+    ) -> np.ndarray:
+        """Return scores ordered by the owner's pull, then by loss."""
+        _, rank = np.unique(-pull(needed_plan(plan)), return_inverse=True)
+        squashed = losses / (1.0 + np.abs(losses))  # in (-1, 1), same order
+        return np.where(np.isnan(losses), np.nan, 2.0 * rank[owner_index] + squashed)
+
+
+def negative_loss(stream: SecretStream | None) -> Score:
+    """Return the order `negative-loss`."""
+    return ByNegativeLoss()
+
+
+def random(stream: SecretStream | None) -> Score:
+    """Return the order `random`."""
+    return AtRandom(stream)
+
+
+def owner_then_loss(stream: SecretStream | None) -> Score:
+    """Return the order `owner-then-loss`."""
+    return OwnerThenLoss()

@@ -1,0 +1,48 @@
+"""Tables of names that other packages can add to.
+
+A package adds a name by an entry point: of the group `ownerwise.datasets` for a data set,
+`ownerwise.models` for a network, `ownerwise.assignments` for a way to assign records to owners, and
+`ownerwise.orders` for an order of records in INO-SGD. The library's own names take precedence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from typing import TypeVar
+
+Entry = TypeVar("Entry")
+
+
+class Registry(Mapping[str, Entry]):
+    """The library's own entries by name, followed by those of installed packages.
+
+    An entry of another package is imported when it is looked up, not when names are listed.
+
+    Args:
+        group: of the entry points.
+        own: the library's own entries.
+    """
+
+    def __init__(self, group: str, own: Mapping[str, Entry]):
+        self.group = group
+        self._own = dict(own)
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._own[name] if name in self._own else self._installed[name].load()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._installed
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._own
+        yield from (name for name in self._installed if name not in self._own)
+
+    def __len__(self) -> int:
+        return len({*self._own, *self._installed})
+
+    @cached_property
+    def _installed(self) -> dict[str, EntryPoint]:
+        found = entry_points(group=self.group)
+        return {point.name: point for point in sorted(found, key=lambda point: point.name)}
