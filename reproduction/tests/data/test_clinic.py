@@ -1,7 +1,5 @@
 """Cardiotocography, heart disease and the two Parkinsons sets."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -71,11 +69,6 @@ class TestCtg:
     def test_no_workbook(self, root, content):
         write(root / "CTG.xls", content)
         problems(lambda: data.load_ctg(root), "CTG.xls", "Excel workbook")
-
-    def test_without_xlrd(self, root, monkeypatch):
-        make_ctg_workbook(root)
-        monkeypatch.setitem(sys.modules, "xlrd", None)
-        problems(lambda: data.load_ctg(root), "needs xlrd", "pip install 'ownerwise[table]'")
 
     def test_cell_that_is_no_number(self, root):
         make_ctg(root / "ctg")

@@ -1,4 +1,8 @@
-"""Tables and pictures of your own, data sets by name, and who owns which record."""
+"""Tables and pictures of your own, data sets by name, and who owns which record.
+
+Loaders return a `DataSet`: records, their targets and whatever else is known of each. This room
+imports `owners` for its table reader, and nothing else but the root modules.
+"""
 
 from ownerwise.data import assign
 from ownerwise.data.assign import ASSIGNMENTS, Assignment

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.errors import OwnerwiseError, name_some, require
+from ownerwise.errors import OwnerwiseError, name_some
 from ownerwise.owners import csv_rows
 
 _OPEN = {".gz": gzip.open, ".xz": lzma.open}
@@ -74,32 +74,9 @@ def read_rows(path: Path, columns: int | None = None) -> list[list[str]]:
     return rows
 
 
-def read_sheet(path: Path, sheet: str) -> list[list[Any]]:
-    """Return the rows of a sheet of an Excel workbook (.xls): text, float or ""."""
-    xlrd = require("xlrd", "ownerwise[table]", f"reading {path.name}")
-    with reading(path, f"an Excel workbook with a sheet {sheet!r}"):
-        cells = xlrd.open_workbook(str(path), logfile=io.StringIO()).sheet_by_name(sheet)
-        return [cells.row_values(row) for row in range(cells.nrows)]
-
-
 def by_column(path: Path, rows: list[list[Any]], names: Sequence[str]) -> dict[str, tuple]:
     """Return the columns of a table by name."""
     with reading(path, f"a table of {len(names)} columns"):
         if not rows:
             raise ValueError("it has no rows")
         return dict(zip(names, zip(*rows, strict=True), strict=True))
-
-
-def whole_numbers(path: Path, cells: Sequence[Any]) -> np.ndarray:
-    """Return a column of whole numbers, int64."""
-    with reading(path, "a column of whole numbers"):
-        return np.array(cells, dtype=np.int64)
-
-
-def expect_header(path: Path, header: Sequence[str], expected: Sequence[str]) -> None:
-    """Refuse a table whose columns are not the expected ones."""
-    if list(header) != list(expected):
-        raise OwnerwiseError(
-            f"{path} has the columns {name_some(list(header), repr)}; expected "
-            f"{name_some(list(expected), repr)}: it is another file"
-        )

@@ -67,7 +67,7 @@ class DataSet:
     """A data set, ready for training.
 
     Attributes:
-        name: as in `ownerwise.data.NAMES`, or as given.
+        name: as in `LOADERS`, or as given.
         train: the records to be protected.
         test: records for evaluation; they carry no guarantee. None if there are none.
         classes: the name of each class; a public list, `targets` are positions in it.

@@ -14,15 +14,13 @@ import numpy as np
 from ownerwise.data.features import Category, Number, class_of, make_table
 from ownerwise.data.reading import (
     by_column,
-    expect_header,
     read_rows,
-    read_sheet,
     reading,
-    whole_numbers,
 )
 from ownerwise.data.records import DataSet, test_mask
 from ownerwise.errors import OwnerwiseError
 from ownerwise_reproduction.data.sources import Download, Part, Source, locate
+from ownerwise_reproduction.data.tables import expect_header, read_sheet, whole_numbers
 
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
 
