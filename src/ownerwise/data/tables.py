@@ -56,8 +56,11 @@ def load_table(
             None: no test set.
 
     Example:
-        >>> load_table("visits.csv", target="outcome", owner="clinic",
-        ...            features={"age": (0, 110), "ward": ["a", "b"]}, classes=["well", "ill"])
+        >>> ranges = {"age": (0, 110), "ward": ["day", "night", "emergency"]}
+        >>> data = load_table("examples/visits.csv", target="outcome", owner="clinic",
+        ...                   features=ranges, classes=["home", "admitted"])
+        >>> data.classes, len(data.features)
+        (('home', 'admitted'), 4)
     """
     path = Path(path)
     cells = _read(path)

@@ -52,6 +52,7 @@ class ImportanceSampling:
         gain: how quickly the steering follows what it learns, between 0 and 1.
 
     Example:
+        >>> from ownerwise import SecretStream
         >>> rule = ImportanceSampling()
         >>> stream = SecretStream.from_seed(0).at_step(0)
         >>> rule.factors(torch.tensor([0.0, 4.0]), torch.tensor([1.0, 1.0]), stream)

@@ -48,9 +48,9 @@ class Noise:
         draws: independent samples summed into one (4 against the floating-point attack).
 
     Example:
-        noise = Noise(stream)
-        for tensor, extra in zip(sums, noise.gaussian(step, std, sums)):
-            tensor += extra
+        >>> sums = [torch.zeros(3), torch.zeros(2, 2)]
+        >>> [extra.shape for extra in Noise().gaussian(0, 1.5, sums)]
+        [torch.Size([3]), torch.Size([2, 2])]
     """
 
     def __init__(

@@ -49,9 +49,10 @@ class SecretStream:
     is made with it must say "not private".
 
     Example:
-        stream = SecretStream()
-        noise = stream.child("noise")
-        words = noise.at_step(0).uniforms(10)
+        >>> stream = SecretStream()
+        >>> noise = stream.child("noise")
+        >>> noise.at_step(0).uniforms(10).shape
+        (10,)
     """
 
     def __init__(self) -> None:

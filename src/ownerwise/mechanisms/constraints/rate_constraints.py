@@ -56,9 +56,13 @@ class RateConstraints(SummedRelease):
         floor: least denominator, as a share of what cells of equal size would hold.
 
     Example:
-        fair = RateConstraints(demographic_parity(part, "sex", max_gap=0.05))
-        plan = ow.plan(owners, steps=200, batch_size=4096, constraints=fair)
-        run = ow.Trainer(model, plan, lr=1.0, constraints=fair).fit((X, part.targets(y, columns)))
+        >>> import ownerwise as ow
+        >>> part = ow.Partition({"sex": ("F", "M")}, classes=2)
+        >>> fair = RateConstraints(ow.constraints.demographic_parity(part, "sex", max_gap=0.05))
+        >>> owners = ow.Owners(range(4000), 2.0)
+        >>> plan = ow.plan(owners, "uniform", steps=20, batch_size=1000, constraints=fair)
+
+        Then train with it: `ow.Trainer(model, plan, lr=1.0, constraints=fair)`.
     """
 
     release_share = 0.1  # of a step's cost, unless the plan states otherwise
