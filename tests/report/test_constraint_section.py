@@ -44,6 +44,11 @@ def test_values_bounds_and_multipliers_are_shown(tmp_path):
     assert "stayed at its cap" not in text
 
 
+def test_the_histogram_is_listed_as_released_beside_an_unconstrained_baseline(tmp_path):
+    text = page([made_run("DP-SGD", plan=small_plan("uniform")), constrained_run()], tmp_path)
+    assert "one histogram of predictions" in text
+
+
 def test_a_broken_constraint_says_by_how_much(tmp_path):
     assert "no, by 0.030" in page([constrained_run(gap=0.08)], tmp_path)
 

@@ -130,8 +130,9 @@ def _attacker_table(classes: list[BudgetClass]) -> str:
             f'<span class="odds" aria-hidden="true"><span style="width:{2 * (bound - 50):.1f}%">'
             "</span></span>"
         )
+        words = f'<span class="unbroken">{escape(attacker_words(bound))}</span>'
         owners = whole(budget_class.owners)
-        rows.append([budget_class.name, attacker_words(bound), Cell(markup=bar), owners])
+        rows.append([budget_class.name, Cell(markup=words), Cell(markup=bar), owners])
     headings = ["Budget", "Right at most", "From 50 (coin toss) to 100 (certainty)", "Owners"]
     return markup.table("The best that any attacker can do", headings, rows, words=3)
 
@@ -189,14 +190,15 @@ def _plan_table(use: PlanUse, *, owners: bool) -> str:
 def fine_print(comparison: Comparison) -> str:
     """Return what is assumed, what was released and what no guarantee covers."""
     runs = comparison.runs
-    public = list(dict.fromkeys(item for run in runs for item in assumed_public(run)))
+    public = dict.fromkeys(item for run in runs for item in assumed_public(run))
+    left_process = dict.fromkeys(item for run in runs for item in released(run))
     return markup.section(
         "limits",
         "Assumptions and limits",
         "<div class='two'><div><h3>Assumed public</h3>",
         markup.bullets(public),
         "</div><div><h3>Released</h3>",
-        markup.bullets(released(runs[0])),
+        markup.bullets(left_process),
         "<h3>Source of randomness</h3>",
         markup.bullets(sorted({random_source(run) for run in runs})),
         "</div></div><h3>Not covered, not private</h3>",

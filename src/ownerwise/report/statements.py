@@ -28,7 +28,9 @@ NO_VALIDATION = (
     "No validation data were given, so how well the model works, and for whom, is unknown."
 )
 
-HYPOTHETICAL_EPSILON = "ε is stated as it would hold for the same training with secret randomness."
+HYPOTHETICAL_EPSILON = (
+    "Each ε below is what the same training with secret randomness would guarantee."
+)
 
 _ACCOUNTANTS = {
     "pld": "privacy loss distributions (pld)",
