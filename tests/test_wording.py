@@ -30,3 +30,15 @@ def test_what_is_spent_is_rounded_up(value, digits, text):
 def test_rounding_up_never_understates_and_hardly_overstates(value, digits):
     shown = float(wording.up(value, digits))
     assert value * (1 - 1e-11) <= shown <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-11)
+
+
+def test_deltas_are_rounded_up_and_ranges_are_in_order():
+    assert wording.delta(1e-5) == "1e-5"
+    assert wording.delta(1.049e-5) == "1.1e-5"
+    assert wording.delta_span(1e-6, 1e-5) == "1e-6 to 1e-5"
+    assert wording.delta_span(1e-5, 1e-5) == "1e-5"
+
+
+def test_the_spent_share_of_a_budget_is_rounded_up():
+    assert wording.percent_up(0.998301) == "99.84%"
+    assert wording.percent_up(1.0) == "100.00%"

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the charts in the colours of the theme, and lets legend, switch, chooser and theme work.
+// Draws the charts in the colours of the theme, and handles legend, switch, chooser and theme.
 (() => {
   const root = document.documentElement;
   const charts = JSON.parse(document.getElementById("charts").textContent);
@@ -100,10 +100,10 @@
       });
     }
     const switches = [...element.querySelectorAll("[data-view]")];
-    switches.forEach((one, number) => {
-      one.addEventListener("click", () => {
+    switches.forEach((choice, number) => {
+      choice.addEventListener("click", () => {
         figure.view = number;
-        switches.forEach((other) => other.setAttribute("aria-pressed", String(other === one)));
+        switches.forEach((other) => other.setAttribute("aria-pressed", String(other === choice)));
         draw(figure);
       });
     });
@@ -121,12 +121,12 @@
   let closed = [];
   addEventListener("beforeprint", () => {
     closed = [...document.querySelectorAll("details:not(.chooser):not([open])")];
-    closed.forEach((one) => (one.open = true));
+    closed.forEach((details) => (details.open = true));
     root.classList.add("printing");
     show("light");
   });
   addEventListener("afterprint", () => {
-    closed.forEach((one) => (one.open = false));
+    closed.forEach((details) => (details.open = false));
     root.classList.remove("printing");
     show(theme());
   });
