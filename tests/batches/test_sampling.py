@@ -244,7 +244,8 @@ def test_a_batch_that_outgrows_its_block_is_continued():
 def test_the_rates_are_the_plans_bit_for_bit():
     """Pitfall 3: nothing like 1/len(loader) or round(1/q) is between plan and sampler."""
     plan = Plan([1 / 3, 0.1 + 1e-17, 5e-324], np.arange(3), 1)
-    assert PoissonBatches(np.zeros(3), plan).rates.tobytes() == plan.sampling_rates.tobytes()
+    sampler = PoissonBatches(np.zeros(3), plan)._sampler
+    assert sampler.sampling_rates.tobytes() == plan.sampling_rates.tobytes()
 
 
 def test_steps_are_counted_and_step_t_plus_one_is_refused():
@@ -257,7 +258,7 @@ def test_steps_are_counted_and_step_t_plus_one_is_refused():
     with pytest.raises(StopIteration):
         next(iter(PoissonBatches(np.zeros(10), plan, start=7)))
     for start, steps in [(0, 8), (5, 3), (8, None), (-1, 2), (0, -1)]:
-        with pytest.raises(OwnerwiseError, match="but the plan has 7"):
+        with pytest.raises(OwnerwiseError, match="but the plan has only 7"):
             PoissonBatches(np.zeros(10), plan, start=start, steps=steps)
 
 
@@ -369,7 +370,7 @@ def test_passes_and_runs_of_a_private_stream_share_nothing():
     drawn = [tuple(batch.indices) for _ in range(3) for batch in batches]
     drawn += [tuple(batch.indices) for batch in PoissonBatches(arrays(100), plan)]
     assert len(set(drawn)) == 12
-    with pytest.raises(RuntimeError, match="already serves the purpose 'sampling'"):
+    with pytest.raises(RuntimeError, match="'sampling' of this stream is already in use"):
         PoissonBatches(arrays(100), plan, stream=stream)
 
 
@@ -401,7 +402,7 @@ SQUARES = Squares(4)
     ("dataset", "reason"),
     [
         (DataLoader(SQUARES, shuffle=True), "pass loader.dataset"),
-        (DataLoader(SQUARES), "makes its own batches"),
+        (DataLoader(SQUARES), "forms its own batches"),
         (RandomSampler(SQUARES), "chooses the records itself"),
         (BatchSampler(RandomSampler(SQUARES), 2, False), "chooses the records itself"),
         (_Stream(), "map-style Dataset"),
@@ -410,7 +411,7 @@ SQUARES = Squares(4)
         (4, "by number"),
         ((), "empty tuple"),
         ((np.zeros(4), [1, 2, 3, 4]), "array 1 of the data is a list"),
-        ((np.zeros(4), np.array(["a"] * 4)), "a dtype .* that torch lacks"),
+        ((np.zeros(4), np.array(["a"] * 4)), "array 1 .* torch does not support"),
         ((np.zeros((4, 2)), np.zeros(5)), "array 1 of the data has 5 rows, .* list 4 records"),
         (np.zeros(()), "0 rows"),
         (Squares(3), "the Squares has 3 rows, .* list 4 records"),
@@ -427,7 +428,7 @@ def test_all_problems_of_the_data_are_listed():
     with pytest.raises(OwnerwiseError) as caught:
         PoissonBatches((np.zeros(3), "abcd", torch.zeros(5)), plan)
     assert len(caught.value.problems) == 3
-    with pytest.raises(OwnerwiseError, match="collate is for a Dataset"):
+    with pytest.raises(OwnerwiseError, match="collate= applies to a Dataset only"):
         PoissonBatches((np.zeros(4),), plan, collate=list)
 
 

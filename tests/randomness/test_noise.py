@@ -156,7 +156,6 @@ def test_resume_under_a_fixed_seed_is_bit_equal_and_a_step_is_drawn_once():
     resumed = seeded()
     for step in range(3, 6):
         assert torch.equal(resumed.gaussian(step, 1.0, like)[0], whole[step])
-    assert resumed.next_step == 6
     with pytest.raises(RuntimeError, match="reuse its randomness"):
         resumed.gaussian(5, 1.0, like)
 
@@ -171,7 +170,6 @@ def test_numbers_made_ahead_are_those_that_the_step_gets_by_itself(dtype):
         like = [torch.empty(size, dtype=dtype)]
         alone = standard_normal(SecretStream.from_seed(1).child("noise").at_step(step), size) * std
         assert torch.equal(run.gaussian(step, std, like)[0], alone.to(dtype))
-        assert run.next_step == step + 1
         with pytest.raises(RuntimeError, match="reuse its randomness"):
             run.gaussian(step, std, like)
 
@@ -217,7 +215,7 @@ def test_a_senseless_scale_is_refused_before_anything_is_drawn(wrong):
         noise.gaussian(0, wrong, [torch.empty(1)])
     with pytest.raises(ValueError, match="must be positive and finite"):
         noise.laplace(0, wrong, [torch.empty(1)])
-    assert noise.next_step == 0
+    noise.gaussian(0, 1.0, [torch.empty(1)])
     with pytest.raises(ValueError, match="draws must be at least 1"):
         Noise(draws=0)
 

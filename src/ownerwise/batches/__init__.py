@@ -1,20 +1,21 @@
-"""Batches: Poisson batches drawn from a plan, and what data may be.
+"""Batches: Poisson batches drawn from a plan, the kinds of data they accept, and rows of data.
 
-May import owners, planning and randomness.
+Imports owners, planning and randomness; knows nothing of models or gradients.
 """
 
-from ownerwise.batches.batches import Batch, PoissonBatches
+from ownerwise.batches.poisson import Batch, PoissonBatches
 from ownerwise.batches.rows import (
+    COLLATE_NEEDS_DATASET,
     data_problems,
     described,
     dtype_name,
     ownerless_problems,
-    row_counts,
     shape_name,
-    take,
 )
+from ownerwise.batches.trees import row_counts, take
 
 __all__ = [
+    "COLLATE_NEEDS_DATASET",
     "Batch",
     "PoissonBatches",
     "data_problems",

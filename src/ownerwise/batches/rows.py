@@ -1,4 +1,4 @@
-"""What data may be, and rows of it."""
+"""The kinds of data that batches can be drawn from, and access to their rows."""
 
 from __future__ import annotations
 
@@ -10,45 +10,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset, default_collate
 
+from ownerwise.batches.trees import without_rows
 from ownerwise.errors import OwnerwiseError
 
 if TYPE_CHECKING:
-    from ownerwise.planning import (
-        Plan,
-    )
+    from ownerwise.planning import Plan
 
-
-def take(data: Any, part: slice | list[int]) -> Any:
-    """Return the rows `part` of tensors, or of tuples, lists and dicts of them."""
-    if isinstance(data, Tensor):
-        return data[part]
-    if isinstance(data, dict):
-        return {key: take(value, part) for key, value in data.items()}
-    if isinstance(data, tuple | list):
-        parts = [take(value, part) for value in data]
-        return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
-    raise _not_tensors(data)
-
-
-def row_counts(data: Any) -> set[int]:
-    """Return the numbers of rows of all tensors in `data`; 0-dimensional ones have none."""
-    if isinstance(data, Tensor):
-        return {len(data) if data.dim() else 0}
-    if isinstance(data, dict | tuple | list):
-        values = data.values() if isinstance(data, dict) else data
-        return set().union(*map(row_counts, values))
-    raise _not_tensors(data)
-
-
-def _not_tensors(data: Any) -> OwnerwiseError:
-    return OwnerwiseError(
-        f"a batch holds a {type(data).__name__}; expected tensors, or tuples, lists or dicts of "
-        "them"
-    )
+COLLATE_NEEDS_DATASET = "collate= applies to a Dataset only: rows of arrays need no collating"
 
 
 class ArrayRows:
-    """Rows of tensors or arrays, by one indexing each."""
+    """Rows of tensors or arrays, each indexed once per batch."""
 
     def __init__(self, arrays: tuple[torch.Tensor | np.ndarray, ...]) -> None:
         self._arrays = arrays
@@ -63,37 +35,28 @@ class ArrayRows:
 
 
 class DatasetRows:
-    """Rows of a map-style Dataset, collated; what DataLoader workers hold."""
+    """Collated rows of a map-style Dataset; DataLoader workers hold a copy."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
         self._dataset = dataset
         self._collate = collate
 
     def __getitem__(self, indices: np.ndarray) -> Any:
-        # an empty batch takes its dtypes and trailing shapes, nothing else, from record 0
-        wanted = indices.tolist() or [0]
+        # an empty batch takes only its dtypes and trailing shapes from record 0
+        numbers = indices.tolist() or [0]
         if hasattr(self._dataset, "__getitems__"):
-            samples = self._dataset.__getitems__(wanted)
+            samples = self._dataset.__getitems__(numbers)
         else:
-            samples = [self._dataset[index] for index in wanted]
+            samples = [self._dataset[number] for number in numbers]
         data = self._collate(samples)
         data = tuple(data) if isinstance(data, list) else data
-        return data if len(indices) else _without_rows(data)
-
-
-def _without_rows(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {key: _without_rows(value) for key, value in data.items()}
-    if isinstance(data, tuple | list):
-        parts = [_without_rows(value) for value in data]
-        return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
-    return data[:0] if isinstance(data, torch.Tensor) else data
+        return data if len(indices) else without_rows(data)
 
 
 def rows_of(
     dataset: Any, records: int, collate: Callable[[list[Any]], Any] | None
 ) -> ArrayRows | DatasetRows:
-    """Return the rows of a data set with so many records, or refuse it."""
+    """Return the rows of a data set with this number of records, or raise."""
     if problems := data_problems(dataset, records):
         raise OwnerwiseError(problems)
     if type(dataset) is TensorDataset and collate is None:  # a subclass may transform its rows
@@ -103,38 +66,38 @@ def rows_of(
     if not isinstance(dataset, tuple):
         return DatasetRows(dataset, default_collate if collate is None else collate)
     if collate is not None:
-        raise OwnerwiseError("collate is for a Dataset: rows of arrays are taken at once")
+        raise OwnerwiseError(COLLATE_NEEDS_DATASET)
     return ArrayRows(dataset)
 
 
 def ownerless_problems(plan: Plan) -> list[str]:
-    """Return why no batches can be drawn: the plan does not know who owns which record."""
+    """Return why no batches can be drawn if the plan does not know who owns which record."""
     if plan.owners is None:
-        return ["the plan knows no owners: load it with Plan.load(path, owners=)"]
+        return ["the plan has no owners: load it with Plan.load(path, owners=)"]
     if plan.owners.record_owner_index is None:
         return [
-            "the plan's owners have no records attached: give Owners the owner id of each record, "
-            "or attach them with owners.with_records(ids) before planning"
+            "the plan's owners have no records: give Owners the owner id of each record, or attach "
+            "the records with owners.with_records(ids) before planning"
         ]
     return []
 
 
 def data_problems(dataset: Any, records: int) -> list[str]:
-    """All reasons why Poisson batches of `records` records cannot be taken from `dataset`."""
+    """Return every reason why Poisson batches of `records` records cannot come from `dataset`."""
     kind = type(dataset).__name__
     if isinstance(dataset, torch.Tensor | np.ndarray):
         return _array_problems("the data", dataset, records)
     if isinstance(dataset, DataLoader) or hasattr(dataset, "batch_sampler"):
         return [
-            f"a {kind} makes its own batches, shuffled or in order, and the privacy guarantee "
-            "needs Poisson batches: pass loader.dataset, with collate=loader.collate_fn"
+            f"a {kind} forms its own batches, but the privacy guarantee needs Poisson batches: "
+            "pass loader.dataset, with collate=loader.collate_fn"
         ]
     if isinstance(dataset, Sampler):
-        return [f"a {kind} chooses the records itself, but the plan must: pass the dataset alone"]
+        return [f"a {kind} chooses the records itself, but the plan must: pass only the dataset"]
     if isinstance(dataset, IterableDataset) or hasattr(dataset, "__next__"):
         return [
-            f"a {kind} fixes the order of the records; Poisson batches need each record by its "
-            "number: pass a map-style Dataset (__getitem__ and __len__)"
+            f"a {kind} fixes the order of the records, but Poisson batches need access by number: "
+            "pass a map-style Dataset (__getitem__ and __len__)"
         ]
     if isinstance(dataset, tuple):
         named = [(f"array {number} of the data", array) for number, array in enumerate(dataset)]
@@ -143,14 +106,14 @@ def data_problems(dataset: Any, records: int) -> list[str]:
     by_column = isinstance(dataset, dict) or hasattr(dataset, "iloc")
     if by_column or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         return [
-            f"records cannot be taken from a {kind} by number: pass (X, y) as tensors or arrays, "
-            "or a Dataset with __getitem__ and __len__"
+            f"a {kind} does not give records by number: pass (X, y) as tensors or arrays, or a "
+            "Dataset with __getitem__ and __len__"
         ]
     return _length_problems(f"the {kind}", len(dataset), records)
 
 
 def described(array: Any) -> str:
-    """Return dtype and shape without the number of records: "float32 [records, 5]"."""
+    """Return dtype and shape without the private number of records: "float32 [records, 5]"."""
     if not isinstance(array, Tensor):
         return f"a {type(array).__name__}"
     return f"{dtype_name(array.dtype)} {shape_name(array.shape)}"
@@ -163,7 +126,10 @@ def _array_problems(name: str, array: Any, records: int) -> list[str]:
         try:
             torch.from_numpy(np.empty(0, array.dtype))
         except (TypeError, ValueError) as error:
-            return [f"{name} has a dtype ({array.dtype}) that torch lacks: convert it ({error})"]
+            return [
+                f"{name} has dtype {array.dtype}, which torch does not support: convert it "
+                f"({error})"
+            ]
     return _length_problems(name, array.shape[0] if array.ndim else 0, records)
 
 
@@ -171,8 +137,8 @@ def _length_problems(name: str, rows: int, records: int) -> list[str]:
     if rows == records:
         return []
     return [
-        f"{name} has {rows} rows, but the plan's owners list {records} records: pass the data "
-        "whose rows the owner ids were given for, in the same order"
+        f"{name} has {rows} rows, but the plan's owners list {records} records: pass the rows the "
+        "owner ids were given for, in the same order"
     ]
 
 

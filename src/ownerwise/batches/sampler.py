@@ -1,18 +1,18 @@
-"""The Poisson sampler: record numbers, each drawn independently with its own rate.
+"""The Poisson sampler: draws record numbers independently, each at its own sampling rate.
 
-Method. Records are sorted once into octaves, the rates within a factor of two. In an octave with
-largest rate p, candidates are found by skipping: the gap to the next one is geometric,
+Method. Records are sorted once into octaves of sampling rates within a factor of two. In an octave
+with largest rate p, candidates are found by skipping: the gap to the next one is geometric,
 floor(E / -log(1-p)) with E exponential (Devroye, "Non-Uniform Random Variate Generation", 1986,
-section X.2). A candidate of rate q is kept with probability q/p (thinning; always, where the octave
-has one rate). The binomial count and the uniform subset of a rate class come out of the same draw.
-A step costs at most about twice the expected batch plus a few numbers per octave, whether owners
-share rates or every record has its own.
+section X.2). A candidate of rate q is kept with probability q/p (thinning; always, if the octave
+has one rate). One draw gives both the binomial count and the uniform subset of a rate class. A step
+costs at most about twice the expected batch plus a few numbers per octave, whether owners share
+rates or every record has its own.
 
 Exactness. Uniforms have 64 bits towards both ends of E, quotients are floored exactly, and thinning
-compares 53-bit uniforms with q/p >= 1/2. What is left is the rounding of float64: the chance of a
-record k places after the last candidate is off by at most about k 2^-52 of itself, which is 1e-12
-at a rate of 1 % and 2e-9 for tiny rates among 10^7 records; and rates below 1e-17 begin to feel the
-grid of 2^-64.
+compares 53-bit uniforms with q/p >= 1/2. Only float64 rounding remains: the probability of a record
+k places after the last candidate has a relative error of at most about k 2^-52, which is 1e-12 at a
+rate of 1 % and 2e-9 for tiny rates among 10^7 records. Rates below 1e-17 approach the resolution of
+2^-64.
 """
 
 from __future__ import annotations
@@ -22,43 +22,41 @@ import math
 import numpy as np
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.randomness import (
-    StepStream,
-)
+from ownerwise.randomness import StepStream
 
 
 class PoissonSampler:
-    """Draws record numbers, each independently with its owner's rate (see the module's text).
+    """Draws record numbers independently, each at its owner's sampling rate.
 
     Args:
-        rates: sampling rate of each owner, in [0, 1].
-        record_owner_index: for each record the position of its owner in `rates`.
+        sampling_rates: one per owner, in [0, 1].
+        record_owner_index: for each record, the index of its owner in `sampling_rates`.
     """
 
-    def __init__(self, rates: np.ndarray, record_owner_index: np.ndarray) -> None:
-        self.rates = np.asarray(rates, dtype=np.float64)
+    def __init__(self, sampling_rates: np.ndarray, record_owner_index: np.ndarray) -> None:
+        self.sampling_rates = rates = np.asarray(sampling_rates, dtype=np.float64)
         self.record_owner_index = np.asarray(record_owner_index)
-        wrong = self.rates[~((self.rates >= 0) & (self.rates <= 1))]
+        wrong = rates[~((rates >= 0) & (rates <= 1))]
         if len(wrong):
             raise OwnerwiseError(f"sampling rates must lie in [0, 1], got {wrong[:5]}")
         if np.any(self.record_owner_index < 0):
             raise OwnerwiseError(
                 "record_owner_index has negative entries: every record needs an owner"
             )
-        self._octaves = _octaves(self.rates, self.record_owner_index)
+        self._octaves = _octaves(rates, self.record_owner_index)
 
     def draw(self, stream: StepStream) -> np.ndarray:
-        """The records of one step, ascending, int64 [batch]."""
+        """Return the records of one step, ascending, int64 [batch]."""
         drawn = [np.empty(0, dtype=np.int64)]
         for members, ceiling in self._octaves:
             candidates = members[_skip(stream, len(members), ceiling)]
-            keep = self.rates[self.record_owner_index[candidates]] / ceiling
+            keep = self.sampling_rates[self.record_owner_index[candidates]] / ceiling
             drawn.append(candidates[stream.uniforms(len(candidates)) < keep])
         return np.sort(np.concatenate(drawn))
 
 
 def _octaves(rates: np.ndarray, owner: np.ndarray) -> list[tuple[np.ndarray, float]]:
-    """(records, largest rate) for each binary exponent among the positive rates."""
+    """Return (records, largest rate) for each binary exponent among the positive rates."""
     exponents, octave = np.unique(np.frexp(rates)[1], return_inverse=True)
     octave = np.where(rates > 0, octave, len(exponents)).astype(np.int16)  # rate 0 goes last
     record_octave = octave[owner]
@@ -75,13 +73,13 @@ def _octaves(rates: np.ndarray, owner: np.ndarray) -> list[tuple[np.ndarray, flo
 
 
 def _skip(stream: StepStream, size: int, rate: float) -> np.ndarray:
-    """Positions in range(size), each taken independently with probability `rate` in (0, 1]."""
+    """Return positions in range(size), each drawn independently with probability `rate`."""
     scale = math.inf if rate == 1 else -math.log1p(-rate)
     mean = size * rate
-    block = int(mean + 6 * math.sqrt(mean)) + 8  # nearly always enough; else another follows
+    block = int(mean + 6 * math.sqrt(mean)) + 8  # nearly always enough
     last, parts = -1, []
     while last < size:
-        # beyond the last record the gap no longer matters, and must not overflow
+        # past the last record the gap does not matter, but must not overflow
         capped = np.minimum(_exponentials(stream, block), (size + 1) * scale)
         positions = last + np.cumsum((capped // scale).astype(np.int64) + 1)
         parts.append(positions[: np.searchsorted(positions, size)])
@@ -90,10 +88,10 @@ def _skip(stream: StepStream, size: int, rate: float) -> np.ndarray:
 
 
 def _exponentials(stream: StepStream, count: int) -> np.ndarray:
-    """Standard exponentials by inversion of 64-bit uniforms, float64 [count].
+    """Return standard exponentials by inversion of 64-bit uniforms, float64 [count].
 
     One bit picks the half of [0, 1], 63 bits the distance x in (0, 1/2] from its outer end, so
-    that neither small values (tiny rates) nor large ones (the tail) are on a coarse grid.
+    neither small values (tiny rates) nor large ones (the tail) fall on a coarse grid.
     """
     words = stream.words(count)
     distance = ((words >> np.uint64(1)) + 0.5) * 2.0**-64

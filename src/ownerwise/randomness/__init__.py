@@ -1,6 +1,6 @@
 """Randomness: the secret stream, the noise drawn from it, and the random layers of a model.
 
-Imports `errors` and nothing else of the package.
+Every random number of a private run comes from here. Imports no other room.
 """
 
 from ownerwise.randomness.layers import LayerRandomness, kept_generators

@@ -1,13 +1,13 @@
-"""Random layers of the model, dropout above all, on numbers from the secret stream.
+"""Random layers, above all dropout, driven by the secret stream.
 
-A dropout mask belongs to a position in the batch. Removing a record shifts the masks of the
-records behind it, so for FIXED masks the sum could move by more than one clip norm. The guarantee
-holds because masks are independent random numbers that nobody knows: the mechanism is a mixture
-over masks, the same mixture for every record at every position, and divergences are jointly
-convex. So the masks must be secret, fresh in every step, and not guessable: the whole state of
-torch's generator (624 words) is filled from the secret stream for every micro-batch, where a seed
-would leave only 32 bits to try. Known limit: torch's own generator (Mersenne Twister) then makes
-the masks; it is not a cryptographic one.
+A dropout mask belongs to a position in the batch. Removing a record shifts the masks of all later
+records, so for FIXED masks the sum could change by more than one clip norm. The guarantee holds
+because the masks are independent random numbers that nobody knows: the mechanism is a mixture over
+masks, the same mixture for every record at every position, and divergences are jointly convex. The
+masks must therefore be secret, fresh in every step, and impossible to guess. For every micro-batch
+the full state of torch's generator (624 words) is filled from the secret stream; a seed would have
+only 32 bits. Known limit: the masks then come from torch's own generator (Mersenne Twister), which
+is not cryptographically secure.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _STATE_BYTES = 5056
 
 
 class LayerRandomness:
-    """Generator states for the micro-batches of one step: the same number, the same masks.
+    """Generator states for the micro-batches of one step; each number always gives the same masks.
 
-    `stream` opens the step's numbers, and is called if a layer may need them. The default is a
-    fixed seed: NOT private, for research.
+    `stream` opens the step's random numbers and is called only if a layer may need them. The
+    default has a fixed seed: NOT private, for research.
     """
 
     def __init__(self, stream: Callable[[], StepStream] | None = None):
@@ -39,7 +39,7 @@ class LayerRandomness:
         self._words: list[np.ndarray] = []
 
     def enter(self, number: int) -> None:
-        """Put torch's generators into the state of micro-batch `number`."""
+        """Set torch's generators to the state of micro-batch `number`."""
         if self._stream is None:
             self._stream = self._open()
         while len(self._words) <= number:
@@ -51,7 +51,7 @@ class LayerRandomness:
 
 
 def kept_generators() -> AbstractContextManager[None]:
-    """Leave torch's global generators as they were found."""
+    """Restore torch's global generators on exit."""
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     return torch.random.fork_rng(list(gpus))
 
@@ -65,8 +65,8 @@ def _empty_state() -> torch.Tensor:
     state = torch.Generator().manual_seed(0).get_state()
     if len(state) != _STATE_BYTES:
         raise RuntimeError(
-            f"torch's generator has a state of {len(state)} bytes; this version of ownerwise knows "
-            f"{_STATE_BYTES}. Use another version of torch, or of ownerwise"
+            f"torch's generator has a state of {len(state)} bytes, but this version of ownerwise "
+            f"expects {_STATE_BYTES}. Use another version of torch or ownerwise"
         )
     return state
 

@@ -1,23 +1,23 @@
-"""The secret stream: every random number of a run, from one key that never leaves the process.
+"""The secret stream: all random numbers of a run, from one key that never leaves the process.
 
-Guarantee. The numbers are AES-256-CTR key stream under a key from the operating system, so they
-cannot be told from uniform bits by anyone who lacks the key (the PRF bound: a run of 2^32 blocks is
-distinguished with an advantage below 2^-64). They do not depend on the global seeds of Python,
-numpy or torch, on DataLoader workers, or on what other purposes have drawn.
+Guarantee. The numbers are AES-256-CTR key stream under a key from the operating system, so nobody
+without the key can tell them from uniform bits (PRF bound: the distinguishing advantage for a run
+of 2^32 blocks is below 2^-64). They do not depend on the global seeds of Python, numpy or torch, on
+DataLoader workers, or on draws for other purposes.
 
-Keys form a tree: `stream.child("noise")` has a secret of its own, derived from its parent's by
-HKDF-Expand, and the key that draws is derived from it in turn. Step t of a stream is the counter
-range [t 2^64, (t+1) 2^64) of that key. What is drawn for (purpose, step) is therefore a function of
-the key alone: a resumed run with the same fixed seed draws step t bit for bit as before, whatever
-was drawn in between.
+Keys form a tree: `stream.child("noise")` has its own secret, derived from its parent's by
+HKDF-Expand, and the drawing key is derived from that secret in turn. Step t of a stream is the
+counter range [t 2^64, (t+1) 2^64) of that key. The draws for (purpose, step) are therefore a
+function of the key alone: a resumed run with the same fixed seed draws step t bit for bit as
+before, whatever was drawn in between.
 
 No (key, counter) pair is used twice:
 - within a step the counter only advances;
 - a stream opens each step at most once, and only forwards;
 - a private stream hands out each child at most once, and cannot be pickled or copied;
-- a process forked from the stream's own is REFUSED (an error, not a new key): re-keying would
-  silently give the ranks of a run different batches.
-A stream from a fixed seed may be made again, that is its use, and so it is not private.
+- a forked process is REFUSED (an error, not a new key): re-keying would silently give the ranks of
+  a run different batches.
+A stream from a fixed seed can be created again, which is its purpose, so it is not private.
 
 References: NIST SP 800-38A (CTR mode), RFC 5869 (HKDF); Garfinkel & Leclerc, "Randomness Concerns
 When Deploying Differential Privacy", WPES 2020 (why the generator must be cryptographic).
@@ -35,18 +35,16 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-__all__ = ["SecretStream", "StepStream"]
-
 _STEPS = 2**64
 _WORDS_PER_STEP = 2**65  # 2^64 AES blocks of two 64-bit words
 
 
 class SecretStream:
-    """A node of the key tree: makes children for purposes, and opens the steps of its own purpose.
+    """A node of the key tree: creates children for purposes and opens the steps of its own purpose.
 
-    `SecretStream()` takes its key from the system and is private: nothing shows or stores the key.
-    `SecretStream.from_seed(7)` repeats itself and is not private: `private` is False, and whatever
-    is made with it must say "not private".
+    `SecretStream()` takes its key from the system and is private: the key is never shown or stored.
+    `SecretStream.from_seed(7)` is repeatable and not private: `private` is False, and everything
+    computed with it must say "not private".
 
     Example:
         >>> stream = SecretStream()
@@ -63,7 +61,7 @@ class SecretStream:
 
     @classmethod
     def from_seed(cls, seed: int) -> Self:
-        """A repeatable stream, for tests and science: NOT private."""
+        """Return a repeatable stream, for tests and research: NOT private."""
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
             raise TypeError(f"seed must be an integer, got {seed!r}")
         label = b"ownerwise fixed seed, not private:%d" % int(seed)
@@ -92,38 +90,33 @@ class SecretStream:
         """The fixed seed, or None for a private stream."""
         return self._seed
 
-    @property
-    def next_step(self) -> int:
-        """The first step that `at_step` still opens."""
-        return self._next_step
-
     def child(self, purpose: str) -> Self:
-        """The stream of one purpose, unrelated to every other purpose's.
+        """Return the stream of one purpose, independent of all other purposes.
 
-        A private stream gives each child once: two users of one child would draw equal numbers.
-        With a fixed seed a second call starts the child anew.
+        A private stream hands out each child once: two users of one child would draw the same
+        numbers. With a fixed seed, a second call restarts the child.
         """
         _check_process(self._process)
         if self.private and purpose in self._children:
             raise RuntimeError(
-                f"this stream already serves the purpose {purpose!r}: a second user would repeat "
-                "its numbers. Make one SecretStream() per run"
+                f"the purpose {purpose!r} of this stream is already in use: a second user would "
+                "repeat its numbers. Create one SecretStream() per run"
             )
         self._children.add(purpose)
         secret = _derive(self._secret, b"child:" + purpose.encode())
         return self._make(secret, self._seed, f"{self._path}/{purpose}")
 
     def check_process(self) -> None:
-        """Refuse the use of this stream, and of what was drawn from it, in a forked process."""
+        """Refuse to use this stream, or anything drawn from it, in a forked process."""
         _check_process(self._process)
 
     def at_step(self, step: int) -> StepStream:
-        """Open the numbers of one step; each step at most once, and only forwards."""
+        """Open the numbers of one step; steps open at most once and in ascending order."""
         self.check_process()
         if not self._next_step <= step < _STEPS:
             raise RuntimeError(
-                f"step {step} of {self!r} is closed, the next one is {self._next_step}: drawing it "
-                "again would reuse its randomness"
+                f"step {step} of {self!r} is closed (the next one is {self._next_step}): drawing "
+                "it again would reuse its randomness"
             )
         self._next_step = int(step) + 1
         return StepStream(self._draw_key, int(step), self._process)
@@ -137,44 +130,35 @@ class SecretStream:
 
 
 class StepStream:
-    """The numbers of one (purpose, step). Made by `SecretStream.at_step`; only advances."""
+    """The numbers of one (purpose, step), opened by `SecretStream.at_step`; only advances."""
 
     def __init__(self, key: bytes, step: int, process: int) -> None:
         counter = step.to_bytes(8, "big") + bytes(8)
         self._encryptor = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
         self._step = step
         self._process = process
-        self._position = 0
-
-    @property
-    def position(self) -> int:
-        """64-bit words drawn so far: the counter within the step."""
-        return self._position
+        self._position = 0  # words drawn so far
 
     def words(self, count: int) -> np.ndarray:
-        """Uniform 64-bit words, uint64 [count]."""
+        """Return uniform 64-bit words, uint64 [count]."""
         _check_process(self._process)
         if self._position + count > _WORDS_PER_STEP:
-            raise OverflowError(f"step {self._step} is used up: its counter would overflow")
+            raise OverflowError(f"step {self._step} is exhausted: its counter would overflow")
         self._position += count
         size = 8 * count
-        buffer = np.empty(size + 15, dtype=np.uint8)  # update_into asks for a spare block
+        buffer = np.empty(size + 15, dtype=np.uint8)  # update_into needs a spare block
         self._encryptor.update_into(bytes(size), buffer.data)
         return buffer[:size].view("<u8")
 
-    def bytes(self, count: int) -> bytes:
-        """Uniform bytes (whole words are drawn, the rest of the last one is dropped)."""
-        return self.words(-(-count // 8)).tobytes()[:count]
-
     def uniforms(self, count: int) -> np.ndarray:
-        """Multiples of 2^-53, uniform on [0, 1), float64 [count]."""
+        """Return multiples of 2^-53, uniform on [0, 1), float64 [count]."""
         return (self.words(count) >> np.uint64(11)) * 2.0**-53
 
     def integers(self, high: int, count: int) -> np.ndarray:
-        """Integers of {0, ..., high - 1}, exactly uniform (by rejection), int64 [count]."""
+        """Return integers in {0, ..., high - 1}, exactly uniform (by rejection), int64 [count]."""
         if not 1 <= high <= 2**63:
             raise ValueError(f"high must lie in [1, 2^63], got {high}")
-        largest = np.uint64(2**64 - 2**64 % high - 1)  # keeps a whole number of cycles of `high`
+        largest = np.uint64(2**64 - 2**64 % high - 1)  # keeps whole cycles of `high`
         kept = self.words(count)
         kept = kept[kept <= largest]
         while len(kept) < count:
@@ -196,8 +180,8 @@ def _derive(secret: bytes, info: bytes) -> bytes:
 def _check_process(owner: int) -> None:
     if os.getpid() != owner:
         raise RuntimeError(
-            f"this secret stream belongs to process {owner}, and process {os.getpid()} was forked "
-            "from it: both would draw the same numbers. Draw in the parent, or make a "
+            f"this secret stream belongs to process {owner}, but process {os.getpid()} was forked "
+            "from it: both would draw the same numbers. Draw in the parent, or create a "
             "SecretStream() in the child"
         )
 
@@ -205,5 +189,5 @@ def _check_process(owner: int) -> None:
 def _refuse_copy() -> NoReturn:
     raise TypeError(
         "a secret stream cannot be pickled or copied: a copy would repeat its numbers, and a "
-        "stored key lets a reader subtract the noise. Make a new SecretStream() instead"
+        "stored key would let a reader subtract the noise. Create a new SecretStream() instead"
     )

@@ -1,9 +1,9 @@
-"""Poisson batches: every record takes part in a step independently, with its owner's own rate.
+"""Poisson batches: every record is drawn independently, at its owner's sampling rate.
 
-Guarantee. In each step record i is drawn with probability q_o(i), independently of all other
-records and steps, from the secret stream: amplification by sampling needs batches that nobody else
-knows. Nothing is redrawn, capped, dropped or padded; an empty batch is a step like any other.
-Public: the rates, the number of steps. Private: which records a batch holds, and how many.
+Guarantee. In each step, record i is drawn with probability q_o(i), independently of all other
+records and steps, from the secret stream: amplification by sampling requires that nobody else knows
+the batches. Nothing is redrawn, capped, dropped or padded; an empty batch is a step like any other.
+Public: the sampling rates, the number of steps. Private: which records a batch holds, and how many.
 """
 
 from __future__ import annotations
@@ -20,27 +20,23 @@ from torch.utils.data import DataLoader
 from ownerwise.batches.rows import DatasetRows, ownerless_problems, rows_of
 from ownerwise.batches.sampler import PoissonSampler
 from ownerwise.errors import OwnerwiseError
-from ownerwise.randomness import (
-    SecretStream,
-)
+from ownerwise.randomness import SecretStream
 
 if TYPE_CHECKING:
-    from ownerwise.planning import (
-        Plan,
-    )
+    from ownerwise.planning import Plan
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The records of one step. All but `step` is private, also their number: `repr` hides it.
+    """The records of one step. All but `step` is private, even their number; `repr` hides it.
 
     Attributes:
         step: index of the step in the plan.
         indices: record numbers, ascending, int64 [batch].
-        owner_index: position of each record's owner in `plan.owners.ids`, int64 [batch].
-        data: the rows: one tensor [batch, ...] per array, or what the collate function made.
-        plan_hash: the plan that drew it; None for a batch made by hand.
-        private: False if it was drawn with a fixed seed, or made by hand.
+        owner_index: index of each record's owner in `plan.owners.ids`, int64 [batch].
+        data: the rows: one tensor [batch, ...] per array, or the collate function's result.
+        plan_hash: hash of the plan that drew it; None for a batch made by hand.
+        private: False if it was drawn with a fixed seed or made by hand.
     """
 
     step: int
@@ -55,23 +51,23 @@ class Batch:
 
 
 class PoissonBatches:
-    """The batches of a plan, one for each step: iterate over it.
+    """An iterable over the batches of a plan, one per step.
 
-    Each pass draws the batch of step t from (key, t) alone: how far a pass has come, whether it is
-    read by workers, or whether another pass runs beside it changes nothing. With a private stream
-    every pass has a key of its own, so that two trainings never share batches; with a fixed seed
-    every pass repeats the same batches.
+    Each pass draws the batch of step t from (key, t) alone. The position of the pass, worker
+    processes and other passes running at the same time make no difference. With a private stream
+    every pass has its own key, so two trainings never share batches; with a fixed seed every pass
+    repeats the same batches.
 
     Args:
         dataset: a tuple of tensors or arrays with one row per record, such as (X, y), or a
-            map-style torch Dataset. Not a DataLoader: it would make the batches itself.
-        plan: gives the rates, the owners of the records and the number of steps.
+            map-style torch Dataset. Not a DataLoader, which forms its own batches.
+        plan: provides the sampling rates, the owners of the records and the number of steps.
         stream: the run's stream (its child "sampling" is used); a private one if not given.
         start: first step, for a resumed run.
-        steps: number of steps; to the end of the plan if not given.
-        num_workers: processes that fetch the records of a Dataset ahead. They never draw,
+        steps: number of steps; all remaining steps of the plan if not given.
+        num_workers: processes that prefetch the records of a Dataset. They never draw batches
             and change neither order nor content (random augmentation is seeded as in a DataLoader).
-        collate: makes the batch from a list of samples of a Dataset; torch's default if not given.
+        collate: combines a list of samples of a Dataset into a batch; torch's default if not given.
     """
 
     def __init__(
@@ -88,8 +84,8 @@ class PoissonBatches:
         steps = plan.steps - start if steps is None else steps
         if start < 0 or steps < 0 or start + steps > plan.steps:
             raise OwnerwiseError(
-                f"steps {start} to {start + steps} asked for, but the plan has {plan.steps}: its "
-                "budget covers no more. Plan with more steps"
+                f"got steps {start} to {start + steps}, but the plan has only {plan.steps}, which "
+                "is all the budgets cover. Make a plan with more steps"
             )
         if problems := ownerless_problems(plan):
             raise OwnerwiseError(problems)
@@ -107,11 +103,6 @@ class PoissonBatches:
     def private(self) -> bool:
         """False if the batches come from a fixed seed."""
         return self._stream.private
-
-    @property
-    def rates(self) -> np.ndarray:
-        """The rates that are drawn with, per owner: the plan's, unrounded."""
-        return self._sampler.rates
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -143,9 +134,9 @@ class PoissonBatches:
             self._rows,  # pyright: ignore[reportArgumentType]
             batch_size=None,
             sampler=requests(),  # pyright: ignore[reportArgumentType]
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             num_workers=self._num_workers,
-            generator=torch.Generator().manual_seed(seed),  # else the global one would advance
+            generator=torch.Generator().manual_seed(seed),  # do not advance the global one
         )
         for data in loader:
             yield self._batch(*pending.popleft(), data)
@@ -154,5 +145,5 @@ class PoissonBatches:
         return f"PoissonBatches({self._steps}, {self._stream!r})"
 
 
-def _as_it_is(data: Any) -> Any:
+def _unchanged(data: Any) -> Any:
     return data

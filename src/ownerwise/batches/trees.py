@@ -1,0 +1,45 @@
+"""Nested tuples, lists and dicts of tensors, walked by torch's own `torch.utils._pytree`.
+
+The module is private to torch; `tests/batches/test_trees.py` pins what is used of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ownerwise.errors import OwnerwiseError
+
+
+def take(data: Any, part: slice | list[int]) -> Any:
+    """Return the rows `part` of every tensor in `data`."""
+    return pytree.tree_map(lambda leaf: _tensor(leaf)[part], data)
+
+
+def row_counts(data: Any) -> set[int]:
+    """Return the numbers of rows of all tensors in `data`; 0-dimensional ones have none."""
+    tensors = map(_tensor, pytree.tree_leaves(data))
+    return {len(tensor) if tensor.dim() else 0 for tensor in tensors}
+
+
+def without_rows(data: Any) -> Any:
+    """Return `data` with every tensor cut to zero rows; other values stay as they are."""
+
+    def cut(leaf: Any) -> Any:
+        if isinstance(leaf, Mapping | list | tuple):  # a type torch does not look into
+            _tensor(leaf)
+        return leaf[:0] if isinstance(leaf, Tensor) else leaf
+
+    return pytree.tree_map(cut, data)
+
+
+def _tensor(leaf: Any) -> Tensor:
+    if not isinstance(leaf, Tensor):
+        raise OwnerwiseError(
+            f"a batch holds a {type(leaf).__name__}; expected tensors, or tuples, lists or dicts "
+            "of them"
+        )
+    return leaf
