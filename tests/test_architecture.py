@@ -41,7 +41,7 @@ RESTRICTED = {"owners": {"errors"}, "gradients": {"errors"}}
 
 
 PENDING = {
-    "gradients", "mechanisms", "report", "training",
+    "gradients", "report",
     "Key", "Method", "Records", "Source",
 }  # fmt: skip
 """Rooms that still have a cycle or say too little, and class names that are still used twice."""

@@ -13,24 +13,11 @@ import torch
 from torch import nn
 
 from ownerwise.errors import BudgetError, OwnerwiseError, PrivacyWarning, name_some
-from ownerwise.mechanisms import (
-    INO,
-    Weights,
-)
-from ownerwise.models import (
-    hidden_problems,
-    mlp,
-)
-from ownerwise.owners import (
-    Owners,
-)
-from ownerwise.planning import (
-    plan,
-    request_problems,
-)
-from ownerwise.training import (
-    Trainer,
-)
+from ownerwise.mechanisms import INO, Weights
+from ownerwise.models import hidden_problems, mlp
+from ownerwise.owners import Owners
+from ownerwise.planning import plan, request_problems
+from ownerwise.training import Trainer
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin

@@ -105,7 +105,7 @@ def test_ctrl_c_exits_with_130_and_resume_ends_like_the_whole_run(tmp_path, monk
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=100)
     assert process.returncode == 130
-    assert re.search(r"stopped after \d+ of 150 steps, nothing is lost: .*--resume", error)
+    assert re.search(r"stopped after \d+ of 150 steps; nothing is lost: .*--resume", error)
     assert not (tmp_path / "run" / "CARD.md").exists()
     no_report(monkeypatch)
     for folder in ("run", "whole"):

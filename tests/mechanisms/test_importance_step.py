@@ -36,7 +36,7 @@ def summed(step, records, rows):
     """Return the sum and the count over some records, each with its own coin."""
     inputs, labels, indices, coins = (column[rows] for column in records)
     batch = tools.batch_of(inputs, labels, 0, indices)
-    step.steering.begin(batch, None)
+    step.steering.select(batch, None)
     sums = step.clipped_sum(batch, Randomness(rule=Coins(coins)))
     return tools.flat(sums), step.steering.count
 
@@ -145,12 +145,12 @@ STEERED = ow.ImportanceSampling(accepted_batch=4, acceptance=0.5)
 
 def test_a_count_must_be_paid_for_and_only_once():
     model = tools.mlp()
-    with pytest.raises(OwnerwiseError, match="a count to steer by is released and the plan pays"):
+    with pytest.raises(OwnerwiseError, match="the steering releases a count, but the plan pays"):
         tools.make_step(model, cross_entropy, clipping=STEERED)
     plan = tools.make_plan(release_std=3.0)
-    with pytest.raises(OwnerwiseError, match="no release was given and the plan pays for a"):
+    with pytest.raises(OwnerwiseError, match="the plan pays for a release, but none was given"):
         tools.make_step(model, cross_entropy, plan=plan, clipping=ow.ImportanceSampling())
-    with pytest.raises(OwnerwiseError, match="leave the release out, or the rule's steering"):
+    with pytest.raises(OwnerwiseError, match="drop the release or the rule's steering"):
         tools.make_step(
             model, cross_entropy, plan=plan, clipping=STEERED, release=tools.CountClasses()
         )
@@ -163,7 +163,7 @@ def test_noise_divisor_and_learning_follow_the_steering():
     step = tools.make_step(model, cross_entropy, plan=plan, clipping=STEERED)
     step.steering.load_state({"accepted_share": 0.8, "log_clip_scale": 1.0})
     share = 4 / (12 * 0.8)
-    assert step.steering.share == pytest.approx(share)
+    assert step.steering.keep_probability == pytest.approx(share)
     before = tools.weights_of(model)
     empty = tools.batch_of(inputs[:0], labels[:0])
     step(empty)
@@ -183,11 +183,11 @@ def test_candidates_are_thinned_at_the_share_from_the_secret_stream():
     rows = torch.arange(20_000)
     index = np.zeros(20_000, dtype=np.int64)
     batch = ow.Batch(0, np.arange(20_000), index, (rows, {"y": rows}))
-    kept = steering.begin(batch, tools.seeded().at_step(0))
+    kept = steering.select(batch, tools.seeded().at_step(0))
     assert len(kept) == len(kept.owner_index) == len(kept.data[0])
     assert abs(len(kept) - 5000) < 5 * np.sqrt(20_000 * 3 / 16)
     assert kept.data[1]["y"].tolist() == kept.indices.tolist()
-    other = steering.begin(batch, tools.seeded(6).at_step(0))
+    other = steering.select(batch, tools.seeded(6).at_step(0))
     assert other.indices.tolist() != kept.indices.tolist()
 
 
@@ -197,20 +197,20 @@ def test_steering_finds_its_targets():
     steering = AcceptanceSteering(200, 40, 0.4, 0.2)
     for step in range(200):
         norms = generator.uniform(0.5, 1.5, 200) * 0.5 ** (step / 40)
-        taken = norms[generator.random(200) < steering.share]
+        taken = norms[generator.random(200) < steering.keep_probability]
         accepted = generator.random(len(taken)) < taken / steering.clip_scale
-        steering.learn(accepted.sum() + generator.normal(0, 5))
+        steering.update(accepted.sum() + generator.normal(0, 5))
     assert steering.accepted_share == pytest.approx(0.4, abs=0.1)
-    assert steering.share * 200 * steering.accepted_share == pytest.approx(40, rel=0.05)
+    assert steering.keep_probability * 200 * steering.accepted_share == pytest.approx(40, rel=0.05)
     assert steering.clip_scale == pytest.approx(0.5**5 / 0.4, rel=0.4)
 
 
 def test_no_count_moves_the_steering_out_of_its_range():
     steering = AcceptanceSteering(100, 5, 0.5, 0.9)
     for count in (-1e9, 1e9, -1e9, -1e9, 0.0):
-        steering.learn(count)
+        steering.update(count)
         assert 0 <= steering.accepted_share <= 1
-        assert 0.01 <= steering.share <= 1
+        assert 0.01 <= steering.keep_probability <= 1
     assert 0.05 < steering.clip_scale < 20
 
 
@@ -219,7 +219,7 @@ def test_clip_norms_stay_within_what_float32_can_square():
     for count, limit in ((0.0, 1e-5), (100.0, 1e5)):
         steering = AcceptanceSteering(100, 5, 0.5, 0.9)
         for _ in range(500):
-            steering.learn(count)
+            steering.update(count)
         assert min(limit, 1.0) < steering.clip_scale < max(limit, 1.0)
 
 
@@ -253,7 +253,7 @@ def test_a_resumed_run_steers_on_bit_for_bit(tmp_path):
     other = tools.make_step(
         model, cross_entropy, plan=plan, seed=7, optimizer=optimizer, release=tools.CountClasses()
     )
-    with pytest.raises(OwnerwiseError, match="the state of steering, this step has none"):
+    with pytest.raises(OwnerwiseError, match="the state of steering, but this step has none"):
         other.restore(tmp_path)
 
 

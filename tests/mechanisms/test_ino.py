@@ -130,7 +130,7 @@ def test_clip_norms_spread_over_a_million_keep_the_bound():
             lambda m, i=ino, s=losses, c=clips: i.weights(s[m], c[m]), vectors, clips
         )
         assert excess <= 1 + 1e-9
-    with pytest.raises(ValueError, match="spread over more than 1e\\+06"):
+    with pytest.raises(ValueError, match="by more than a factor of 1e\\+06"):
         ino.weights(np.ones(2), np.array([1e-4, 1e3]))
 
 
@@ -353,18 +353,3 @@ def test_a_seeded_random_score_goes_on_where_it_stood_and_a_private_one_never_ba
     third = draw(private)
     seeded.load_state(states[0])
     assert (third != draw(seeded)).all()
-
-
-def test_plots_show_the_function_and_the_weights():
-    scores, clips = np.arange(10.0), np.linspace(0.5, 2.0, 10)
-    ino = INO(tail_length=5.0, alpha=2.0)
-    figure = ino.plot(scores, clips)
-    tail, batch = figure.axes
-    drawn = tail.lines[0].get_ydata()
-    np.testing.assert_allclose(drawn, Beta(2.0, 1.0).rising(1 - np.linspace(0, 1, 1001)))
-    heights = [bar.get_height() for bar in batch.patches]
-    np.testing.assert_allclose(heights, ino.weights(scores, clips)[::-1])
-    importance = batch.lines[0].get_ydata()
-    assert importance[0] == 1.0
-    assert importance[-1] == 0.0
-    assert len(INO(tail=0.3).plot().axes) == 1

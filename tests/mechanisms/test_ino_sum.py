@@ -28,7 +28,7 @@ def test_a_private_mean_that_favours_trusted_records():
 
 def test_each_owner_pays_for_its_own_sensitivity():
     released = release(np.ones(3), np.arange(3.0), np.ones(3), std=2.0)
-    spent = released.epsilon([0.5, 1.0, 2.0], 1e-5, rate=0.1)
+    spent = released.epsilon([0.5, 1.0, 2.0], 1e-5, sampling_rate=0.1)
     for multiplier, cost in zip([4.0, 2.0, 1.0], spent, strict=True):
         assert cost == pytest.approx(pld.epsilon(0.1, multiplier, Schedule.constant(1), 1e-5))
 

@@ -14,7 +14,7 @@ from tools import training_tools as tools
 HOLD = """
 import sys, time
 from pathlib import Path
-from ownerwise.run_folders import FolderLock
+from ownerwise.runs.folders import FolderLock
 with FolderLock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -41,9 +41,16 @@ def test_another_living_process_is_respected_and_a_dead_one_is_not(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    assert (tmp_path / ".lock").read_text() == f"{process.pid}\n"
+    assert (tmp_path / ".holder").read_text() == f"{process.pid}\n"
     tools.make_trainer(folder=tmp_path).fit(tools.data())
-    assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
+    assert not (tmp_path / ".holder").exists()
+
+
+def test_the_lock_is_released_when_training_fails(tmp_path):
+    with pytest.raises(RuntimeError, match="boom"), FolderLock(tmp_path):
+        raise RuntimeError("boom")
+    with FolderLock(tmp_path):
+        assert (tmp_path / ".holder").read_text() == f"{os.getpid()}\n"
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path):

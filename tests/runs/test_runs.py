@@ -124,7 +124,7 @@ def test_the_model_of_a_run_is_found_in_its_folder(tmp_path):
     trainer = tools.make_trainer(model=model, folder=tmp_path / "run", averaging=0.9)
     run = trainer.fit(tools.data())
     fresh = tools.make_model(seed=1)
-    fresh.load_state_dict(Run.load(run.folder).weights())
+    fresh.load_state_dict(Run.load(run.folder).state_dict())
     assert tools.same(tools.weights_of(fresh), tools.weights_of(model))
     with pytest.raises(ow.OwnerwiseError, match="a run in memory has no checkpoint"):
-        tools.make_trainer().fit(tools.data()).weights()
+        tools.make_trainer().fit(tools.data()).state_dict()

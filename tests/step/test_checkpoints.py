@@ -1,4 +1,4 @@
-"""Checkpoints: killed at any moment, a run goes on within its budgets."""
+"""Checkpoints: a run killed at any time resumes within its budgets."""
 
 import json
 import multiprocessing
@@ -191,7 +191,7 @@ def test_the_ledger_never_goes_back(tmp_path):
     new_step().save(tmp_path)
     assert json.loads((tmp_path / "steps.json").read_text())["steps_spent"] == 5
     other = tools.make_plan(steps=7)
-    with pytest.raises(ow.OwnerwiseError, match="folder of its own"):
+    with pytest.raises(ow.OwnerwiseError, match="give each run its own folder"):
         checkpoints.record_steps(tmp_path, other, 1)
     (tmp_path / "steps.json").write_text("{")
     with pytest.raises(ow.OwnerwiseError, match="missing or damaged"):
@@ -270,24 +270,41 @@ def shorten(path, share):
 
 
 DAMAGES = {
-    "empty": (lambda p: p.write_bytes(b""), "is not a checkpoint"),
-    "half": (lambda p: shorten(p, 0.5), "is not a checkpoint"),
-    "one byte short": (lambda p: shorten(p, 0.9999), "is not a checkpoint"),
-    "a weight": (lambda p: flip(p, -1), "content hash differs"),
+    "empty": (lambda p: p.write_bytes(b""), "damaged or not an ownerwise checkpoint"),
+    "half": (lambda p: shorten(p, 0.5), "damaged or not an ownerwise checkpoint"),
+    "one byte short": (lambda p: shorten(p, 0.9999), "damaged or not an ownerwise checkpoint"),
+    "a weight": (lambda p: flip(p, -1), "does not match its hash"),
     "the steps": (
         lambda p: p.write_bytes(p.read_bytes().replace(b'steps_spent\\": 2', b'steps_spent\\": 1')),
-        "content hash differs",
+        "does not match its hash",
     ),
-    "foreign": (lambda p: save_file({"a": torch.zeros(1)}, p), "is not a checkpoint of ownerwise"),
-    "text": (lambda p: p.write_text("not a checkpoint at all"), "is not a checkpoint"),
-    "format": (lambda p: rewrite(p, lambda h, _: h.update(format=9)), "has format 9, not 1"),
+    "foreign": (
+        lambda p: save_file({"a": torch.zeros(1)}, p),
+        "damaged or not an ownerwise checkpoint",
+    ),
+    "text": (
+        lambda p: p.write_text("not a checkpoint at all"),
+        "damaged or not an ownerwise checkpoint",
+    ),
+    "format": (
+        lambda p: rewrite(p, lambda h, _: h.update(format=9)),
+        "has format 9, but this version of ownerwise reads format 1",
+    ),
     "tensor lost": (lambda p: rewrite(p, lambda _, t: t.pop("model.0.bias")), "0.bias is missing"),
     "no ledger": (lambda p: (p.parent / "steps.json").unlink(), "ledger .* missing or damaged"),
     "ledger cut": (lambda p: shorten(p.parent / "steps.json", 0.5), "missing or damaged"),
     "ledger empty": (lambda p: (p.parent / "steps.json").write_text("[]"), "missing or damaged"),
     "ledger of others": (
-        lambda p: (p.parent / "steps.json").write_text('{"plan": "abc", "steps_spent": 1}'),
+        lambda p: (p.parent / "steps.json").write_text(
+            '{"format": 1, "plan": "abc", "steps_spent": 1}'
+        ),
         "the ledger steps.json belongs to plan abc",
+    ),
+    "ledger of the future": (
+        lambda p: (p.parent / "steps.json").write_text(
+            '{"format": 2, "plan": "abc", "steps_spent": 1}'
+        ),
+        "steps.json has format 2, but this version of ownerwise reads format 1",
     ),
     "gone": (lambda p: p.unlink(), "no checkpoint in"),
 }
@@ -317,11 +334,17 @@ def assert_refused(step, folder, message):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"seed": 3}, r"a run with a secret key, this one has the fixed seed 3 \(not private\)"),
-        ({"width": 6}, r"another model: 0.bias is torch.float32 \[5\] in the file .* \[6\] here"),
-        ({"dtype": torch.float64}, "another model: 0.bias is torch.float32"),
-        ({"optimizer": "adam"}, "holds the state of SGD, given was a Adam"),
-        ({"optimizer": "groups"}, "holds the state of SGD, given was a AdamW"),
+        (
+            {"seed": 3},
+            r"a run with a secret key, but this run has the fixed seed 3 \(not private\)",
+        ),
+        (
+            {"width": 6},
+            r"a different model: 0.bias is torch.float32 \[5\] in the file .* \[6\] here",
+        ),
+        ({"dtype": torch.float64}, "a different model: 0.bias is torch.float32"),
+        ({"optimizer": "adam"}, "holds the state of SGD, but got Adam"),
+        ({"optimizer": "groups"}, "holds the state of SGD, but got AdamW"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, other, message):
@@ -338,7 +361,7 @@ def test_all_reasons_are_given_at_once(tmp_path):
         step.restore(tmp_path)
     text = str(caught.value)
     assert len(caught.value.problems) == 4
-    for part in ("belongs to plan", "the fixed seed 4", "ledger", "another model"):
+    for part in ("belongs to plan", "the fixed seed 4", "ledger", "a different model"):
         assert part in text
 
 
@@ -351,7 +374,7 @@ def test_other_groups_of_parameters_are_refused(tmp_path):
         return ow.PrivateStep(model, tools.make_plan(), optimizer, functional.cross_entropy)
 
     go_on(step(1), 1).save(tmp_path)
-    with pytest.raises(ow.OwnerwiseError, match="other groups of parameters"):
+    with pytest.raises(ow.OwnerwiseError, match="different parameter groups"):
         step(-1).restore(tmp_path)
     step(1).restore(tmp_path)
 
@@ -359,7 +382,7 @@ def test_other_groups_of_parameters_are_refused(tmp_path):
 def test_restoring_comes_first(tmp_path):
     step = go_on(new_step(), 1)
     step.save(tmp_path)
-    with pytest.raises(ow.OwnerwiseError, match="before the first step"):
+    with pytest.raises(ow.OwnerwiseError, match="before its first step"):
         step.restore(tmp_path)
     with pytest.raises(ow.OwnerwiseError, match="no checkpoint in"):
         new_step().restore(tmp_path / "nowhere")

@@ -16,7 +16,7 @@ from ownerwise.step.micro_batches import (
     block_size,
     blocks,
     bytes_per_record,
-    filled,
+    padded,
     slices,
 )
 from tools import step_tools as tools
@@ -41,12 +41,12 @@ def test_blocks_cover_every_record_once_and_are_filled_with_copies(records, size
     assert [i for part in parts for i in range(records)[part]] == list(range(records))
     rows = torch.arange(records)
     for part in parts:
-        block = filled(rows, part, size)
+        block = padded(rows, part, size)
         assert len(block) == size
         length = part.stop - part.start
         assert block[:length].tolist() == list(range(records)[part])
         assert (block[length:] == part.start).all()
-        assert len(filled(rows, part, None)) == length
+        assert len(padded(rows, part, None)) == length
 
 
 @given(expected=st.floats(0.01, 5000), deviation=st.floats(0, 100), limit=st.integers(1, 4000))

@@ -207,12 +207,12 @@ def test_a_batch_of_another_step_is_refused():
     step = tools.make_step(model, cross_entropy)
     before = tools.weights_of(model)
     for wrong in (1, 5):
-        with pytest.raises(ow.PlanError, match=f"for step {wrong}, the next step is 0"):
+        with pytest.raises(ow.PlanError, match=f"for step {wrong}, but the next step is 0"):
             step(tools.batch_of(inputs, labels, wrong))
     assert torch.equal(tools.weights_of(model), before)
     assert step.steps_spent == 0
     step(tools.batch_of(inputs, labels, 0))
-    with pytest.raises(ow.PlanError, match="for step 0, the next step is 1"):
+    with pytest.raises(ow.PlanError, match="for step 0, but the next step is 1"):
         step(tools.batch_of(inputs, labels, 0))
 
 

@@ -29,7 +29,7 @@ def test_batches_of_another_plan_are_refused():
     """Pitfall 3: the rates that were drawn with are the rates that are accounted."""
     other = ow.plan(owners(), "uniform", steps=6, batch_size=12)
     step = linear_step(make_plan())
-    with pytest.raises(ow.PlanError, match=r"drawn by plan .* the step accounts for plan"):
+    with pytest.raises(ow.PlanError, match=r"drawn with plan .* the step accounts for plan"):
         step(next(iter(ow.PoissonBatches(data(), other))))
     assert step.steps_spent == 0
 
@@ -37,7 +37,7 @@ def test_batches_of_another_plan_are_refused():
 def test_what_is_no_batch_is_refused_before_a_step_is_spent():
     step = linear_step(make_plan())
     for rows in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data())):
-        with pytest.raises(ow.OwnerwiseError, match=r"a list was given; .*PoissonBatches"):
+        with pytest.raises(ow.OwnerwiseError, match=r"got a list; .*PoissonBatches"):
             step(rows)
         break
     assert step.steps_spent == 0

@@ -268,8 +268,8 @@ def test_all_problems_at_once_before_anything_is_written(tmp_path):
         ({"model": nn.Linear(5, 3)}, r"the data: the model fails .* float32 \[records, 4\], the"),
         ({"optimizer_options": {"momentun": 0.9}}, "optimizer SGD: .*momentun"),
         ({"optimizer_options": {"momentum": -1}}, "optimizer SGD: Invalid momentum"),
-        ({"plan": "unowned"}, "knows no owners"),
-        ({"plan": "unattached"}, "no records attached"),
+        ({"plan": "unowned"}, "has no owners"),
+        ({"plan": "unattached"}, "owners have no records"),
         ({"plan": "releasing"}, "pays for a release"),
     ],
 )
@@ -296,7 +296,7 @@ def _reloaded(folder):
     [
         (lambda x, y: (x,), "1 arrays; expected two"),
         (lambda x, y: (x.where(x < 2, torch.nan), y), "array 0 of the data .* NaN"),
-        (lambda x, y: DataLoader(TensorDataset(x, y)), "makes its own batches"),
+        (lambda x, y: DataLoader(TensorDataset(x, y)), "forms its own batches"),
         (lambda x, y: (x, y.float()), r"the data: targets are float32 .*: give y.long\(\)"),
         (lambda x, y: (x, y.where(y.cumsum(0) < 90, 17)), "the data: some targets are none of"),
         (lambda x, y: (x.numpy(), (y + 1).numpy()), "the data: some targets are none of"),
@@ -320,10 +320,10 @@ def test_classes_of_validation_data_are_checked_too():
         ({"weights": ow.INO}, r"weights=INO: expected an object, such as ow.INO\(\)"),
         ({"clipping": "auto_s"}, r"clipping='auto_s': expected an object, such as ow.AutoS\(\)"),
         ({"clipping": ow.AutoS}, r"clipping=AutoS: expected an object, such as ow.AutoS\(\)"),
-        ({"optimizer": "adam"}, "optimizer='adam': expected the class, such as torch.optim.Adam"),
+        ({"optimizer": "adam"}, "optimizer='adam': expected a class, such as torch.optim.Adam"),
         (
             {"optimizer": torch.optim.Adagrad(nn.Linear(2, 2).parameters())},
-            "optimizer=<Adagrad object>: expected the class, such as torch.optim.Adagrad",
+            "optimizer=<Adagrad object>: expected a class, such as torch.optim.Adagrad",
         ),
         ({"loss": "crossentropy"}, "loss='crossentropy': expected a function, such as"),
         ({"loss": nn.CrossEntropyLoss}, r"loss=CrossEntropyLoss: .* CrossEntropyLoss\(\)"),

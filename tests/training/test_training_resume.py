@@ -242,7 +242,7 @@ def test_lost_checkpoints_are_not_papered_over(tmp_path):
 
 
 def test_resume_needs_a_folder():
-    with pytest.raises(ow.OwnerwiseError, match="needs the folder"):
+    with pytest.raises(ow.OwnerwiseError, match="needs the run's folder"):
         tools.make_trainer().fit(tools.data(), resume=True)
 
 

@@ -19,10 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ownerwise.errors import OwnerwiseError
 from ownerwise.evaluation.groups import group_recalls
 from ownerwise.evaluation.target_checks import run_on_first, target_problems, value_problems
-from ownerwise.mechanisms import (
-    Loss,
-    per_record,
-)
+from ownerwise.mechanisms import Loss, per_record
 from ownerwise.mechanisms.constraints import RateConstraints
 
 _RECORDS_AT_ONCE = 512

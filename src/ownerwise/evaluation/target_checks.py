@@ -13,16 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ownerwise.batches import (
-    described,
-    dtype_name,
-    shape_name,
-)
+from ownerwise.batches import described, dtype_name, shape_name
 from ownerwise.errors import OwnerwiseError
-from ownerwise.mechanisms import (
-    Loss,
-    ignored_target,
-)
+from ownerwise.mechanisms import Loss, ignored_target
 
 _OF_CLASSES = (functional.cross_entropy, functional.nll_loss, nn.CrossEntropyLoss, nn.NLLLoss)
 _OF_SHARES = (

@@ -1,4 +1,9 @@
-"""What is done to per-record gradients before they are summed."""
+"""Mechanisms: plugs of the private step, each with a stated sensitivity.
+
+Clipping rules, INO weights and their scores, importance sampling, releases and per-record losses;
+`constraints/` holds rate constraints. Imports accounting, planning, randomness, batches and
+gradients; the step imports the plugs, never the other way round.
+"""
 
 from ownerwise.mechanisms.clipping import AutoS, ClippingRule, Psac, Standard
 from ownerwise.mechanisms.importance import ImportanceSampling

@@ -1,10 +1,10 @@
-"""Clipping rules: how a record's gradient is held to its owner's clip norm.
+"""Clipping rules: how a record's gradient is bounded by its owner's clip norm.
 
-A rule returns, for every record, the factor by which its gradient g is multiplied. Formal
-guarantee asked of every rule: factor * |g| <= C_o, so that adding or removing a record of owner o
-moves the sum by at most C_o (the sensitivity that the plan accounts with). A rule may look at the
-record's own norm, its own clip norm and fresh random numbers, at nothing else. The bound holds up
-to the rounding of the norms' own dtype (1e-6 relative in float32; plans leave 8e-4 of room).
+A rule returns one factor per record, by which its gradient g is multiplied. Every rule must
+guarantee factor * |g| <= C_o, so that adding or removing a record of owner o changes the sum by at
+most C_o (the sensitivity the plan accounts for). A rule may depend on the record's own norm, its
+own clip norm and fresh random numbers, and on nothing else. The bound holds up to rounding in the
+dtype of the norms (1e-6 relative in float32; plans leave a margin of 8e-4).
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ownerwise.randomness import (
-    StepStream,
-)
+from ownerwise.randomness import StepStream
 
 
 class ClippingRule(Protocol):
-    """What the private step asks of a rule."""
+    """What the private step requires of a rule."""
 
     @property
     def randomised(self) -> bool:
@@ -30,7 +28,7 @@ class ClippingRule(Protocol):
 
     @property
     def proven(self) -> bool:
-        """Whether factor * norm <= clip norm is proven; where not, the step checks every batch."""
+        """Whether factor * norm <= clip norm is proven; if not, the step checks every batch."""
         ...
 
     def factors(self, norms: Tensor, clip_norms: Tensor, stream: StepStream | None) -> Tensor:
@@ -39,12 +37,12 @@ class ClippingRule(Protocol):
         Args:
             norms: gradient norms, finite, [records].
             clip_norms: the owners' clip norms, [records].
-            stream: secret random numbers of this step, for randomised rules.
+            stream: this step's secret random numbers, for randomised rules.
         """
         ...
 
     def sensitivity(self, clip_norm: float) -> float:
-        """Return how far one record of an owner with this clip norm can move the sum."""
+        """Return how far one record with this clip norm can change the sum."""
         ...
 
 
@@ -55,13 +53,13 @@ class _Bounded:
     proven = True
 
     def sensitivity(self, clip_norm: float) -> float:
-        """Return the clip norm: no record's contribution is longer."""
+        """Return the clip norm, which bounds every record's contribution."""
         return clip_norm
 
 
 @dataclass(frozen=True)
 class Standard(_Bounded):
-    """g * min(1, C / |g|): gradients within the clip norm stay as they are.
+    """g * min(1, C / |g|): gradients within the clip norm are unchanged.
 
     Reference: Abadi et al. (2016), "Deep Learning with Differential Privacy", Algorithm 1.
     """
@@ -73,7 +71,7 @@ class Standard(_Bounded):
 
 @dataclass(frozen=True)
 class AutoS(_Bounded):
-    """g * C / (|g| + stability): every gradient is brought to nearly the clip norm.
+    """g * C / (|g| + stability): every gradient is scaled to nearly the clip norm.
 
     Reference: Bu, Wang, Zha, Karypis (2023), "Automatic Clipping", with its gamma = 0.01.
     """
@@ -90,7 +88,7 @@ class AutoS(_Bounded):
 
 @dataclass(frozen=True)
 class Psac(_Bounded):
-    """g * C / (|g| + r / (|g| + r)): like AutoS, but small gradients do not gain as much.
+    """g * C / (|g| + r / (|g| + r)): like AutoS, but small gradients grow less.
 
     Reference: Xia et al. (2023), "Differentially Private Learning with Per-Sample Adaptive
     Clipping", with its r = 0.1.

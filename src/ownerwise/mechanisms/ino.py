@@ -1,16 +1,16 @@
-"""INO: ordered importance weights inside each batch, within every owner's budget.
+"""INO: ordered importance weights within each batch, at no cost to any owner's budget.
 
-Formal guarantee (INO-SGD, Theorems 3.3 and 3.4; docs/proofs/ino.md): let the records of a batch be
-ordered by a score of their own, let record i contribute a vector of length at most C_i, and let
-the weights be those below. Then adding or removing record i moves the weighted sum by at most C_i.
-The step therefore costs exactly what it costs without weights. Public: the tail's shape and
-length. Private: scores, order, weights, the batch's total clip norm.
+Formal guarantee (INO-SGD, Theorems 3.3 and 3.4; docs/proofs/ino.md): order the records of a batch
+by a score that each record has on its own, and let record i contribute a vector of length at most
+C_i. With the weights below, adding or removing record i changes the weighted sum by at most C_i.
+The step therefore costs exactly as much as without weights. Public: the tail's shape and length.
+Private: scores, order, weights, the batch's total clip norm.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +18,7 @@ from ownerwise.mechanisms.scores import ByLoss, Score
 from ownerwise.mechanisms.tails import Beta, Tail
 
 if TYPE_CHECKING:
-    from ownerwise.planning import (
-        Plan,
-    )
+    from ownerwise.planning import Plan
 
 DEFAULT_TAIL = 0.4
 _LARGEST_SPREAD = 1e6
@@ -28,14 +26,14 @@ _LARGEST_SPREAD = 1e6
 
 @dataclass(frozen=True)
 class INO:
-    """Weights 1 for the important records of a batch, falling to 0 over a tail of fixed length.
+    """Weight 1 for the important records of a batch, falling to 0 over a tail of fixed length.
 
     Args:
-        tail: length of the tail as a share of the plan's expected total clip norm; needs `bind`.
+        tail: tail length as a fraction of the plan's expected total clip norm; needs `bind`.
         alpha, beta: shape of the default tail, Beta(alpha, beta).
-        tail_length: length of the tail in units of clip norm, instead of `tail`.
+        tail_length: tail length in units of clip norm, instead of `tail`.
         shape: another tail function (`Steps`, or your own).
-        score_by: what orders the records; the highest is the most important.
+        score_by: the score that orders the records; the highest is the most important.
 
     Example:
         >>> INO(tail_length=1.0).weights([3.0, 2.0, 1.0], [1.0, 1.0, 1.0])
@@ -52,7 +50,7 @@ class INO:
 
     def __post_init__(self):
         if self.tail is not None and self.tail_length is not None and self._plan is None:
-            raise ValueError("give tail (a share) or tail_length (absolute), not both")
+            raise ValueError("give tail (a fraction) or tail_length (absolute), not both")
         if self.tail is None and self.tail_length is None:
             object.__setattr__(self, "tail", DEFAULT_TAIL)
         for name in ("tail", "tail_length"):
@@ -60,8 +58,8 @@ class INO:
             if value is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
         if self.shape is not None and (self.alpha, self.beta) != (1.0, 1.0):
-            raise ValueError("alpha and beta belong to the Beta tail; do not give them with shape")
-        Beta(self.alpha, self.beta)  # refuses bad shapes now
+            raise ValueError("alpha and beta shape the Beta tail; do not give them with shape")
+        Beta(self.alpha, self.beta)  # validates both now
 
     @property
     def tail_function(self) -> Tail:
@@ -70,11 +68,11 @@ class INO:
 
     @property
     def private(self) -> bool:
-        """Whether the order is one of the records' own, or nobody knows it."""
+        """Whether the guarantee holds: each record determines its own score, or it is secret."""
         return getattr(self.score_by, "private", True)
 
     def bind(self, plan: Plan) -> INO:
-        """Return these weights with the tail's length fixed by the public plan."""
+        """Return these weights with the tail length fixed by the public plan."""
         length = self.tail_length
         if self.tail is not None:
             total = float(plan.sampling_rates @ (plan.records * plan.clip_norms))
@@ -88,22 +86,23 @@ class INO:
     def weights(self, scores: np.ndarray, clip_norms: np.ndarray) -> np.ndarray:
         """Return one weight in [0, 1] per record, exact in float64, in O(n log n).
 
-        Records are ordered by falling score; equal scores by their position, so that adding a
-        record reorders no others; NaN last. With R_k the clip norms from rank k to the last, and H
-        the integral of the importance read from the batch's end (0 up to the tail's length, then
-        1), the weight of rank k is (H(R_k) - H(R_k+1)) / C_k: its average importance.
+        Records are ordered by decreasing score, ties by position, so that adding a record reorders
+        no others; NaN comes last. Let R_k be the sum of the clip norms from rank k to the last, and
+        H the integral of the importance, measured from the end of the batch (the tail first, 1
+        beyond it). Rank k has the weight (H(R_k) - H(R_k+1)) / C_k, its average importance.
         """
         if self.tail_length is None:
             raise ValueError(
-                f"INO(tail={self.tail}) is a share of a plan's expected clip norm: bind it to a "
-                "plan first (the private step does), or give tail_length. The batch's own total "
-                "would make the tail depend on the data"
+                f"INO(tail={self.tail}) is a fraction of a plan's expected clip norm: bind it to a "
+                "plan first (the private step does), or give tail_length. Using the batch's own "
+                "total would make the tail depend on the data"
             )
         scores = np.asarray(scores, dtype=np.float64)
         clips = np.asarray(clip_norms, dtype=np.float64)
         if scores.shape != clips.shape or scores.ndim != 1:
             raise ValueError(
-                f"{scores.shape} scores and {clips.shape} clip norms; expected one of each a record"
+                f"scores have shape {scores.shape} and clip norms {clips.shape}; expected one of "
+                "each per record"
             )
         if not len(clips):
             return np.zeros(0)
@@ -111,8 +110,8 @@ class INO:
             raise ValueError("clip norms must be positive and finite")
         if clips.max() > _LARGEST_SPREAD * clips.min():
             raise ValueError(
-                f"clip norms from {clips.min():g} to {clips.max():g} are spread over more than "
-                f"{_LARGEST_SPREAD:g}: the weights would not be exact enough for the guarantee"
+                f"clip norms from {clips.min():g} to {clips.max():g} differ by more than a factor "
+                f"of {_LARGEST_SPREAD:g}: the weights would be too inexact for the guarantee"
             )
         if self.tail_length == 0:
             return np.ones(len(clips))
@@ -125,14 +124,8 @@ class INO:
         weights[order] = np.clip(average, height[1:], height[:-1])
         return weights
 
-    def plot(self, scores: np.ndarray | None = None, clip_norms: np.ndarray | None = None) -> Any:
-        """Return a matplotlib figure of the tail function, and of a batch's importance if given."""
-        from ownerwise.mechanisms.ino_plot import plot
-
-        return plot(self, scores, clip_norms)
-
     def _from_end(self, rest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return H and h at distance `rest` from the end of the batch."""
+        """Return H and its derivative at distance `rest` from the end of the batch."""
         assert self.tail_length is not None
         tail = self.tail_function
         inside = np.minimum(rest / self.tail_length, 1.0)

@@ -1,4 +1,4 @@
-"""INO-SGM: one noisy ordered sum of bounded vectors, outside of any training."""
+"""INO-SGM: one noisy ordered sum of bounded vectors, independent of any training."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ import torch
 
 from ownerwise import accounting
 from ownerwise.mechanisms.ino import INO
-from ownerwise.randomness import (
-    Noise,
-    SecretStream,
-)
+from ownerwise.randomness import Noise, SecretStream
 
 
 @dataclass(frozen=True)
 class InoSum:
-    """A released sum, and what it costs.
+    """A released sum and its privacy cost.
 
     Attributes:
         value: the noisy ordered sum.
-        noise_std: std of its noise.
+        noise_std: std of the noise.
         private: False if the noise came from a fixed seed.
     """
 
@@ -30,11 +27,11 @@ class InoSum:
     private: bool
 
     def epsilon(
-        self, sensitivity: np.ndarray | float, delta: np.ndarray | float, rate: float = 1.0
+        self, sensitivity: np.ndarray | float, delta: np.ndarray | float, sampling_rate: float = 1.0
     ) -> np.ndarray:
-        """Return epsilon of records with this sensitivity, if drawn with probability `rate`."""
+        """Return epsilon for records with this sensitivity, sampled at `sampling_rate`."""
         multiplier = self.noise_std / np.asarray(sensitivity, dtype=np.float64)
-        return accounting.epsilon(rate, multiplier, 1, delta)
+        return accounting.epsilon(sampling_rate, multiplier, 1, delta)
 
     def __repr__(self) -> str:
         kind = "private" if self.private else "NOT PRIVATE: fixed seed"
@@ -50,27 +47,27 @@ def ino_sum(
     *,
     stream: SecretStream | None = None,
 ) -> InoSum:
-    """Release the sum of per-record vectors, the highest scores in full, with Gaussian noise.
+    """Release the sum of per-record vectors with Gaussian noise, the highest scores in full.
 
-    Formal guarantee (INO-SGD, Theorem 3.4): adding or removing record i moves the sum by at most
-    `sensitivities[i]`, so the release costs it what one Gaussian mechanism with noise multiplier
-    `noise_std / sensitivities[i]` costs; after Poisson sampling, the sampled one (`epsilon` of the
+    Formal guarantee (INO-SGD, Theorem 3.4): adding or removing record i changes the sum by at most
+    `sensitivities[i]`, so the record pays for one Gaussian mechanism with noise multiplier
+    `noise_std / sensitivities[i]`, or for the sampled one after Poisson sampling (`epsilon` of the
     result). Public: tail, noise_std, and each record's sensitivity. A record's value and score may
-    depend on that record alone. Not a release of how many records there were.
+    depend on that record only. The number of records is not released.
 
     Args:
-        values: one vector (or number) per record, [records, ...]; cut to its sensitivity.
+        values: one vector (or number) per record, [records, ...]; clipped to its sensitivity.
         scores: one per record; the highest count in full. NaN ranks last.
         sensitivities: bound on the length of each record's vector.
-        tail: length of the tail in units of sensitivity, or an INO with `tail_length`.
-        noise_std: std of the noise on every number of the sum.
+        tail: tail length in units of sensitivity, or an INO with `tail_length`.
+        noise_std: std of the noise on each number of the sum.
         stream: secret randomness; a private one if not given.
     """
     values = np.asarray(values, dtype=np.float64)
     bounds = np.asarray(sensitivities, dtype=np.float64)
     if values.ndim == 0 or bounds.shape != values.shape[:1]:
         raise ValueError(
-            f"values of shape {values.shape} and {bounds.shape} sensitivities; expected one row "
+            f"values have shape {values.shape} and sensitivities {bounds.shape}; expected one row "
             "and one sensitivity per record"
         )
     ino = tail if isinstance(tail, INO) else INO(tail_length=float(tail))
@@ -81,5 +78,5 @@ def ino_sum(
     scale = np.where(finite, np.minimum(1.0, bounds / np.where(lengths > 0, lengths, 1.0)), 0.0)
     total = (weights * scale) @ np.where(finite[:, None], flat, 0.0)
     noise = Noise(stream, purpose="ino sum")
-    extra = noise.gaussian(0, noise_std, [torch.from_numpy(total)])[0].numpy()
-    return InoSum((total + extra).reshape(values.shape[1:]), float(noise_std), noise.private)
+    added = noise.gaussian(0, noise_std, [torch.from_numpy(total)])[0].numpy()
+    return InoSum((total + added).reshape(values.shape[1:]), float(noise_std), noise.private)

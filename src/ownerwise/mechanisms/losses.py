@@ -1,4 +1,4 @@
-"""Losses record by record: any torch loss, asked not to reduce."""
+"""Per-record losses: any torch loss, without its reduction."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ownerwise.batches import (
-    row_counts,
-)
+from ownerwise.batches import row_counts
 from ownerwise.errors import OwnerwiseError, name_some
 from ownerwise.gradients import (
     State,
@@ -23,19 +21,19 @@ from ownerwise.gradients import (
 
 Loss = Callable[..., Tensor]
 
-_COMPARED = 16  # records among which one is looked at, to see whether the others change its loss
+_COMPARED = 16  # records in the comparison of `check_separation`
 
 
 def per_record(loss: Loss) -> Loss:
-    """Return `loss` as a function to one number per record.
+    """Return `loss` as a function that yields one number per record.
 
     A loss with a `reduction` argument or attribute (all of torch's) is called with "none"; any
-    other must itself return one entry per record. What is left per record (tokens, pixels, output
-    columns) is averaged within the record, so the gradient of a record depends on it alone; targets
-    that the loss ignores (`ignore_index`) do not count, else a record would depend on how far the
-    longest of its batch made it be padded. Class weights multiply: they are not divided out, as
-    their sum over the batch depends on the other records. Further arguments (a noised release) are
-    handed through.
+    other must return one entry per record itself. Several values per record (tokens, pixels, output
+    columns) are averaged within the record, so a record's gradient depends on that record only.
+    Ignored targets (`ignore_index`) do not count: otherwise a record's loss would depend on its
+    padding, and so on the longest record of the batch. Class weights multiply the loss and are not
+    normalised, because their sum over the batch depends on the other records. Extra arguments (a
+    noised release) are passed through.
     """
     unreduced = _without_reduction(loss)
     ignored = ignored_target(loss)
@@ -44,10 +42,10 @@ def per_record(loss: Loss) -> Loss:
         values = unreduced(outputs, targets, *further)
         records = row_counts(targets)
         if values.dim() == 0 or {len(values)} != records:
-            given = "other rows than there are records" if values.dim() else "a single number"
+            returned = "more or fewer rows than records" if values.dim() else "a single number"
             raise OwnerwiseError(
-                f"the loss returned {given}; expected one entry (or row) per record: return values "
-                "before any mean or sum over the batch"
+                f"the loss returned {returned}; expected one entry (or row) per record: do not "
+                "average or sum over the batch"
             )
         if values.dim() == 1:
             return values
@@ -71,7 +69,7 @@ def _without_reduction(loss: Loss) -> Loss:
 
 
 def ignored_target(loss: Loss) -> int | None:
-    """Return the target that a loss does not count (`ignore_index`), if it has one."""
+    """Return the target value that a loss ignores (`ignore_index`), if any."""
     if isinstance(loss, nn.Module):
         return getattr(loss, "ignore_index", None)
     argument = _parameters(loss).get("ignore_index")
@@ -81,55 +79,56 @@ def ignored_target(loss: Loss) -> int | None:
 def _parameters(loss: Loss) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(loss).parameters
-    except (TypeError, ValueError):  # built into C
+    except (TypeError, ValueError):  # implemented in C
         return {}
 
 
 def check_separation(losses: Callable[[list[int]], Tensor], records: int, model: nn.Module) -> None:
     """Refuse a model or loss in which a record's loss depends on the other records.
 
-    So do statistics over the batch, or outputs [B, 1] that meet targets [B]. A record in the middle
-    of some others must have the loss that it has in the middle of copies of itself, and the model
-    must keep the same of both batches, whatever way it takes.
+    Typical causes are statistics over the batch, or outputs [B, 1] compared with targets [B]. A
+    record must have the same loss among other records as among copies of itself, and both batches
+    must leave the model in the same state.
 
     Args:
-        losses: the losses of the given rows of a batch.
-        records: number of rows that the batch has, 2 or more.
-        model: that the losses are of; its state is restored.
+        losses: returns the losses of the given rows of a batch.
+        records: number of rows in the batch, 2 or more.
+        model: the model behind the losses; its state is restored.
     """
     count = min(records, _COMPARED)
     middle = count // 2
     state = State(model)
 
-    def look(rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
+    def evaluate(rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
         try:
             with torch.no_grad():
                 return losses(rows), state.changed()
         finally:
             state.restore()
 
-    among_others, kept_of_others = look(list(range(count)))
-    among_copies, kept_of_copies = look([middle] * count)
-    for name in differing(kept_of_others, kept_of_copies):
+    among_others, state_after_others = evaluate(list(range(count)))
+    among_copies, state_after_copies = evaluate([middle] * count)
+    for name in differing(state_after_others, state_after_copies):
         raise changed_by_data(name)
     pair = among_others[middle], among_copies[middle]
     if not torch.isclose(*pair, rtol=1e-3, atol=1e-6, equal_nan=True):
         raise OwnerwiseError(
             "the loss of a record changes with the other records of its batch, so its influence "
-            "cannot be bounded: let model and loss work on each record alone (no statistics over "
-            "dimension 0, randomness only from torch), and give outputs and targets the same shape"
+            "cannot be bounded: make model and loss treat each record separately (no statistics "
+            "over dimension 0, randomness only from torch), and give outputs and targets the same "
+            "shape"
         )
 
 
 def loss_problems(loss: Loss, model: nn.Module) -> Iterator[str]:
-    """Yield what a loss must not have: parameters that train outside of the private step."""
+    """Yield the problem of a loss with trainable parameters, which the private step would miss."""
     if not isinstance(loss, nn.Module):
-        loss = getattr(loss, "plain", loss)  # of a loss with constraints
+        loss = getattr(loss, "plain", loss)  # the loss inside a `PenalisedLoss`
     if isinstance(loss, nn.Module):
         known = {id(parameter) for parameter in model.parameters()}
         own = [n for n, p in loss.named_parameters() if p.requires_grad and id(p) not in known]
         if own:
             yield (
-                f"the loss has parameters of its own ({name_some(own)}), which would be neither "
-                "clipped nor noised; make them the model's, or freeze them"
+                f"the loss has trainable parameters ({name_some(own)}), which would be neither "
+                "clipped nor noised; move them into the model, or freeze them"
             )

@@ -1,8 +1,8 @@
-"""Scores: what puts the records of a batch in order. The highest score is the most important.
+"""Scores order the records of a batch. The highest score is the most important.
 
-A score may depend on the record itself, on the model (past private outputs) and on public
-constants of the plan, never on other records: then adding a record does not reorder the others,
-which the sensitivity of INO rests on (docs/proofs/ino.md).
+A score may depend on the record itself, on the model (past private outputs) and on public constants
+of the plan, never on other records. Adding a record then does not reorder the others, which the
+sensitivity of INO relies on (docs/proofs/ino.md).
 """
 
 from __future__ import annotations
@@ -13,22 +13,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ownerwise.randomness import (
-    SecretStream,
-)
+from ownerwise.randomness import SecretStream
 from ownerwise.registry import Registry
 
 if TYPE_CHECKING:
-    from ownerwise.planning import (
-        Plan,
-    )
+    from ownerwise.planning import Plan
 
 Score = Callable[[np.ndarray, np.ndarray, "Plan | None"], np.ndarray]
 """score(losses, owner_index, plan): one number per record."""
 
 
 def pull(plan: Plan) -> np.ndarray:
-    """Return every owner's public pull on the update, r_o = rate * clip norm."""
+    """Return each owner's public pull on the update, r_o = sampling rate * clip norm."""
     return plan.sampling_rates * plan.clip_norms
 
 
@@ -45,11 +41,12 @@ class ByLoss:
 
 @dataclass(frozen=True)
 class BudgetAware:
-    """loss * (r_max / r_o)^kappa, r_o being the owner's public pull (rate * clip norm).
+    """loss * (r_max / r_o)^kappa, where r_o is the owner's public pull (sampling rate * clip norm).
 
-    kappa 0 is the order by loss; kappa towards infinity puts owners first and starves the laxest.
-    In between, records of strict owners keep their weight, and hard records of lax owners too. A
-    score of the record's own loss and of public constants only, so INO's guarantee covers it.
+    kappa = 0 orders by loss; a very large kappa orders by owner and gives the laxest owners no
+    weight. In between, both the records of strict owners and the hard records of lax owners keep
+    their weight. The score depends only on the record's own loss and public constants, so INO's
+    guarantee covers it.
     """
 
     kappa: float = 1.0
@@ -61,7 +58,7 @@ class BudgetAware:
     def __call__(
         self, losses: np.ndarray, owner_index: np.ndarray, plan: Plan | None
     ) -> np.ndarray:
-        """Return the losses, raised for owners with little pull (below 0: brought closer to 0)."""
+        """Return the losses, raised for owners with little pull (negative ones moved toward 0)."""
         pulls = pull(needed_plan(plan))
         lift = ((pulls.max() / pulls) ** self.kappa)[owner_index]
         return np.where(losses < 0, losses / lift, losses * lift)
@@ -71,7 +68,7 @@ def needed_plan(plan: Plan | None) -> Plan:
     """Return the plan that a score is bound to."""
     if plan is None:
         raise ValueError(
-            "this score uses the owners' rates and clip norms: bind it to a plan first"
+            "this score uses the owners' sampling rates and clip norms: bind it to a plan first"
         )
     return plan
 

@@ -1,11 +1,12 @@
-"""Steering by the share of records that importance sampling accepts.
+"""Steering by the fraction of records that importance sampling accepts.
 
-A record is accepted with probability min(|g|, C) / C, so the accepted share estimates K / (C N), K
-being the sum of clipped norms over all N records. Here it comes from noisy counts alone, each of
-which the plan has paid for, so everything below is post-processing: it may be shown.
+A record is accepted with probability min(|g|, C) / C, so the accepted fraction estimates K / (C N),
+where K is the sum of clipped norms over all N records. It is computed from noisy counts only, each
+of which the plan pays for, so everything below is post-processing and may be published.
 
-Formal guarantee (docs/proofs/dpis.md): `share` lowers the planned rates by a public factor, and
-`clip_scale` scales clip norms and noise alike. Neither makes a step cost more than was planned.
+Formal guarantee (docs/proofs/dpis.md): `keep_probability` lowers the planned sampling rates by a
+public factor, and `clip_scale` scales clip norms and noise together. Neither makes a step cost more
+than planned.
 """
 
 from __future__ import annotations
@@ -17,31 +18,26 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ownerwise.batches import (
-    Batch,
-    take,
-)
-from ownerwise.randomness import (
-    StepStream,
-)
+from ownerwise.batches import Batch, take
+from ownerwise.randomness import StepStream
 
-_LEAST_SHARE = 0.01
-"""Below, one record would move an update by more than a hundred times what it does at share 1."""
+_LEAST_KEEP_PROBABILITY = 0.01
+"""Bounds the influence of one record on an update to 100 times that without selection."""
 _MOST_LOG_SCALE = 10.0
-"""Clip norms stay within what float32 can square, whatever the counts say."""
+"""Keeps squared clip norms within float32, whatever the counts are."""
 
 
 class AcceptanceSteering:
     """The state of one steered run (`ImportanceSampling.steering`).
 
     Args:
-        expected_batch: of the plan: the candidates of a step at share 1.
-        accepted_batch: records to accept in a step, or None to take all candidates.
-        acceptance: share of the candidates to accept, or None to keep the clip norms.
+        expected_batch: the plan's expected batch size: candidates per step without selection.
+        accepted_batch: records to accept per step, or None to keep all candidates.
+        acceptance: fraction of the candidates to accept, or None to keep the clip norms.
         gain: weight of the newest count, between 0 and 1.
 
     Attributes:
-        accepted_share: private estimate of the share of candidates that are accepted, K / (C N).
+        accepted_share: private estimate of the accepted fraction of candidates, K / (C N).
     """
 
     def __init__(
@@ -60,24 +56,24 @@ class AcceptanceSteering:
         self._log_clip_scale = 0.0
 
     @property
-    def share(self) -> float:
-        """Share of the drawn records that take part, in (0, 1]."""
+    def keep_probability(self) -> float:
+        """Probability that a drawn record takes part, in (0, 1]."""
         if self._accepted_batch is None:
             return 1.0
         wanted = self._accepted_batch / (self._expected_batch * max(self.accepted_share, 1e-9))
-        return min(1.0, max(_LEAST_SHARE, wanted))
+        return min(1.0, max(_LEAST_KEEP_PROBABILITY, wanted))
 
     @property
     def clip_scale(self) -> float:
-        """What all clip norms, and the noise with them, are multiplied by."""
+        """Factor on all clip norms and on the noise."""
         return math.exp(self._log_clip_scale)
 
-    def begin(self, batch: Batch, stream: StepStream) -> Batch:
-        """Begin a step: return the records that take part, each kept with probability `share`."""
+    def select(self, batch: Batch, stream: StepStream) -> Batch:
+        """Start a step: keep each record with probability `keep_probability`."""
         self._count = 0
-        if self.share == 1.0:
+        if self.keep_probability == 1.0:
             return batch
-        kept = np.flatnonzero(stream.uniforms(len(batch)) < self.share)
+        kept = np.flatnonzero(stream.uniforms(len(batch)) < self.keep_probability)
         return replace(
             batch,
             indices=batch.indices[kept],
@@ -85,8 +81,8 @@ class AcceptanceSteering:
             data=take(batch.data, kept.tolist()),
         )
 
-    def see(self, factors: Tensor) -> None:
-        """Count the accepted records: those whose factor is not zero."""
+    def observe(self, factors: Tensor) -> None:
+        """Count the accepted records, whose factor is not zero."""
         self._count += int(factors.count_nonzero())
 
     @property
@@ -94,27 +90,27 @@ class AcceptanceSteering:
         """NOT private: the accepted records of this step."""
         return self._count
 
-    def learn(self, noisy_count: float) -> None:
-        """End a step: follow the noisy share of accepted candidates.
+    def update(self, noisy_count: float) -> None:
+        """Finish a step: follow the noisy fraction of accepted candidates.
 
-        The clip norms follow geometrically, as in Andrew, Thakkar, McMahan, Ramaswamy (2021),
-        "Differentially Private Learning with Adaptive Clipping": by exp(gain * excess).
+        The clip norms change geometrically, by exp(gain * excess), as in Andrew, Thakkar, McMahan,
+        Ramaswamy (2021), "Differentially Private Learning with Adaptive Clipping".
         """
-        found = noisy_count / (self._expected_batch * self.share)
-        found = min(1.0, max(0.0, found))  # what a share can be: one bad draw moves little
+        accepted = noisy_count / (self._expected_batch * self.keep_probability)
+        accepted = min(1.0, max(0.0, accepted))  # a fraction; limits the effect of one bad draw
         if self._acceptance is not None:
-            moved = self._log_clip_scale + self._gain * (found - self._acceptance)
+            moved = self._log_clip_scale + self._gain * (accepted - self._acceptance)
             self._log_clip_scale = min(_MOST_LOG_SCALE, max(-_MOST_LOG_SCALE, moved))
-        self.accepted_share += self._gain * (found - self.accepted_share)
+        self.accepted_share += self._gain * (accepted - self.accepted_share)
 
     def state(self) -> dict[str, Any]:
-        """Return what the next step needs: made of noisy counts alone."""
+        """Return what the next step needs, computed from noisy counts only."""
         return {
             "accepted_share": self.accepted_share,
             "log_clip_scale": self._log_clip_scale,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a stored state."""
+        """Continue from a stored state."""
         self.accepted_share = float(state["accepted_share"])
         self._log_clip_scale = float(state["log_clip_scale"])

@@ -1,9 +1,10 @@
 """Tail importance functions: how importance falls from 1 to 0 over the tail of a batch.
 
 A tail function f on [0, gamma] is non-increasing with values in [0, 1] (INO-SGD, Definition 3.2).
-Here it is kept on the unit interval and read from its END, which is kinder to floating point:
-`rising(x)` = f(gamma - gamma x) for x in [0, 1], and `area(x)` its integral from 0 to x. Both are
-exact: the integral decides the weights, and a rounded lookup grid can push a weight above 1.
+Here it is rescaled to the unit interval and measured from its END, which is numerically more
+accurate: `rising(x)` = f(gamma - gamma x) for x in [0, 1], and `area(x)` is its integral from 0 to
+x. Both are exact, because the integral determines the weights, and a rounded lookup table could
+push a weight above 1.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ class Tail(Protocol):
 
 @dataclass(frozen=True)
 class Beta:
-    """The flipped distribution function of Beta(alpha, beta).
+    """The reversed distribution function of Beta(alpha, beta).
 
     A larger alpha keeps less of the tail, a larger beta keeps more; alpha = beta = 1 is a straight
-    line. The integral is closed: x I_x(a, b) - a/(a+b) I_x(a+1, b).
+    line. The integral has a closed form: x I_x(a, b) - a/(a+b) I_x(a+1, b).
     """
 
     alpha: float = 1.0
@@ -62,14 +63,14 @@ class Beta:
 class Steps:
     """Equal steps with the given values, from the start of the tail to its end.
 
-    `Steps()` is the paper's 1/2, 1/4, 1/8, 0. `Steps.of(function)` makes any user's function
-    piecewise constant, once; what is then checked and integrated is exactly what is used.
+    `Steps()` is the paper's 1/2, 1/4, 1/8, 0. `Steps.of(function)` turns any function into a
+    piecewise constant one, so that exactly what is used is checked and integrated.
     """
 
     def __init__(self, values: Sequence[float] = (1 / 2, 1 / 4, 1 / 8, 0.0)):
         falling = np.asarray(values, dtype=np.float64)
         if falling.ndim != 1 or not len(falling):
-            raise ValueError(f"steps need a list of at least one value, got {values!r}")
+            raise ValueError(f"expected a list of at least one value, got {values!r}")
         if not ((falling >= 0) & (falling <= 1)).all():
             raise ValueError(
                 f"importance must lie in [0, 1], got {falling.min()} to {falling.max()}"
@@ -85,7 +86,7 @@ class Steps:
 
     @classmethod
     def of(cls, function: Callable[[float], float], pieces: int = 1000) -> Steps:
-        """Return `function`, given on [0, 1] from start to end of the tail, in equal pieces."""
+        """Return `function`, defined on [0, 1] from start to end of the tail, in equal pieces."""
         middles = (np.arange(pieces) + 0.5) / pieces
         return cls([float(function(float(x))) for x in middles])
 
@@ -95,7 +96,7 @@ class Steps:
         return self._rising[::-1].copy()
 
     def rising(self, x: np.ndarray) -> np.ndarray:
-        """Return the value of the step in which x lies."""
+        """Return the value of the step that contains x."""
         return self._rising[self._piece(x)]
 
     def area(self, x: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
-"""Runs: what a training leaves behind, in memory and in its folder.
+"""Runs: the result of a training, in memory and in its folder.
 
-May import planning, step and mechanisms. `Run.report` and `Run.card` import the report when called.
+Imports owners, planning, mechanisms and step. `Run.report` and `Run.card` import the report when
+called.
 """
 
 from ownerwise.runs.environment import environment

@@ -1,4 +1,4 @@
-"""The versions that a run was made with: no host, user or folder names."""
+"""The software versions of a run, without host, user or folder names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PACKAGES = ("ownerwise", "torch", "numpy", "dp-accounting")
 
 
 def environment() -> dict[str, Any]:
-    """Return versions, platform and number of threads."""
+    """Return the versions, the platform and the number of threads."""
     return {
         "python": platform.python_version(),
         **{name: version(name) for name in _PACKAGES},

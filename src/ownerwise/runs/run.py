@@ -1,9 +1,9 @@
-"""Runs: what a training leaves behind, in memory or in a folder of its own.
+"""Runs: the result of a training, in memory or in its own folder.
 
-A run folder holds `config.json` (what the Trainer was given), `plan.json` with its arrays,
-`history.jsonl` (one line per evaluation, of validation data only), `steps.json` and the newest
-checkpoint (see `checkpoints`), `environment.json`, and once the run has ended `report.html` and
-`CARD.md`. None of it holds training records or statistics of them without noise.
+A run folder holds `config.json` (the Trainer's settings and the format version), `plan.json` with
+its arrays, `history.jsonl` (one line per evaluation on validation data), `steps.json` and the
+newest checkpoint (see `checkpoints`), `environment.json`, and, after the run, `report.html` and
+`CARD.md`. None of them contains training records, or statistics of them without noise.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.planning import (
-    Plan,
-)
+from ownerwise.planning import Plan
 from ownerwise.step import checkpoints
 
 CONFIG = "config.json"
@@ -30,6 +28,8 @@ HISTORY = "history.jsonl"
 ENVIRONMENT = "environment.json"
 REPORT = "report.html"
 CARD = "CARD.md"
+FORMAT_KEY = "run_format"  # in config.json; version 0.1.0 wrote none, which is format 1
+NO_RUN = "a run folder has one; check the path"
 
 
 @dataclass(eq=False)
@@ -40,12 +40,12 @@ class Run:
         config: the Trainer's settings, as JSON types.
         plan: the plan; without owners if the run was loaded.
         history: one entry per evaluation: "step", "updates", "seconds", "learning_rate",
-            "validation" (None without validation data) and, in the last one, perhaps "test".
-            Measured on validation and test data, which NO guarantee covers.
-        environment: versions of what ran.
-        steps_spent: steps accounted.
-        updates: updates that the model has received; fewer than `steps_spent` where a private run
-            was resumed after a crash.
+            "validation" (None without validation data) and, in the last one, "test" if there is
+            test data. Measured on validation and test data, which NO guarantee covers.
+        environment: software versions.
+        steps_spent: steps accounted for.
+        updates: updates applied to the model; fewer than `steps_spent` if a private run was resumed
+            after a crash.
         folder: the run folder, or None for a run in memory.
     """
 
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """Method, as tables and legends show it; runs with one label are seeds of one method."""
+        """Method name in tables and legends; runs with the same label are seeds of one method."""
         return self.config["label"]
 
     @property
@@ -74,12 +74,12 @@ class Run:
 
     @property
     def private(self) -> bool:
-        """Whether the guarantee holds: secret randomness, and nothing un-noised besides."""
+        """Whether the guarantee holds: the randomness is secret and nothing is un-noised."""
         return not self.not_private
 
     @property
     def not_private(self) -> list[str]:
-        """Why the guarantee does not hold; empty if it does."""
+        """Reasons why the guarantee does not hold; empty if it does."""
         fixed = [] if self.seed is None else [f"fixed seed {self.seed}"]
         return fixed + list(self.config.get("not_private", ()))
 
@@ -89,43 +89,41 @@ class Run:
         return self.config["group_budgets"]
 
     def epsilon(self) -> np.ndarray:
-        """Return what every owner's records have spent."""
+        """Return the epsilon spent on each owner's records."""
         return self.plan.epsilon(steps=self.steps_spent)
 
-    def weights(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return the model's tensors in the newest checkpoint, for `model.load_state_dict`."""
         newest = None if self.folder is None else checkpoints.latest(self.folder)
         if newest is None:
             where = "a run in memory" if self.folder is None else self.folder
-            raise OwnerwiseError(f"{where} has no checkpoint: train with folder=, to a first one")
-        return checkpoints.weights(newest)
+            raise OwnerwiseError(f"{where} has no checkpoint: train with folder=")
+        return checkpoints.state_dict(newest)
 
     def report(self, path: str | PathLike, *others: Run) -> None:
-        """Write the HTML report of this run, beside others if given."""
+        """Write the HTML report of this run, compared with other runs if given."""
         from ownerwise.report import write_report
 
         write_report([self, *others], path)
 
     def card(self, path: str | PathLike) -> None:
         """Write the privacy card of this run."""
-        from ownerwise.report import (
-            write_card,
-        )
+        from ownerwise.report import write_card
 
         write_card(self, path)
 
     @classmethod
     def load(cls, folder: str | PathLike) -> Self:
-        """Read a run folder; a run that is under way, or was stopped, can be read too."""
+        """Read a run folder, also of a run that is in progress or was stopped."""
         folder = Path(folder)
-        config = read_json(folder / CONFIG, "a run folder has one")
+        config = read_config(folder)
         plan = Plan.load(folder / PLAN)
         newest = checkpoints.latest(folder)
         return cls(
             config=config,
             plan=plan,
             history=read_history(folder / HISTORY),
-            environment=read_json(folder / ENVIRONMENT, "a run folder has one"),
+            environment=read_json(folder / ENVIRONMENT, NO_RUN),
             steps_spent=spent_steps(folder),
             updates=0 if newest is None else int(newest.stem.rpartition("-")[2]),
             folder=folder,
@@ -133,7 +131,7 @@ class Run:
 
 
 def default_label(plan: Plan, weights: Mapping[str, Any] | None) -> str:
-    """Return the name of the method from the plan's method and the weights' settings."""
+    """Return the method's name, given the plan's method and the weights' settings."""
     if weights is None:
         label = "DP-SGD" if plan.method == "uniform" else "IDP-SGD"
     else:
@@ -144,31 +142,40 @@ def default_label(plan: Plan, weights: Mapping[str, Any] | None) -> str:
     return label if plan.method in usual else f"{label} ({plan.method})"
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the settings of a run folder; an unknown format is refused."""
+    config = read_json(folder / CONFIG, NO_RUN)
+    checkpoints.check_format(folder / CONFIG, config.pop(FORMAT_KEY, 1))
+    return config
+
+
 def read_json(path: Path, hint: str) -> dict[str, Any]:
-    """Return the JSON object in `path`, or say what is wrong with it."""
+    """Return the JSON object in `path`, or raise with a hint if it is missing."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise OwnerwiseError(f"no {path.name} in {path.parent}: {hint}") from None
     except ValueError:
         raise OwnerwiseError(f"{path} is damaged: expected JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise OwnerwiseError(f"{path} is damaged: expected a JSON object")
-    return found
+    return content
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a history; half a last line, left by a killed process, is dropped."""
+    """Return the lines of a history, without a partial last line left by a killed process."""
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last line end is half a line
+    lines = path.read_bytes().split(b"\n")[
+        :-1
+    ]  # after the last line end: nothing, or a partial line
     try:
         return [json.loads(line) for line in lines]
     except ValueError:
-        raise OwnerwiseError(f"{path} is damaged: expected one JSON object a line") from None
+        raise OwnerwiseError(f"{path} is damaged: expected one JSON object per line") from None
 
 
 def spent_steps(folder: Path) -> int:
-    """Return the steps that the folder's ledger accounts for; 0 before it is written."""
+    """Return the steps recorded in the folder's ledger; 0 before it is written."""
     path = folder / checkpoints.LEDGER
-    return int(read_json(path, "")["steps_spent"]) if path.exists() else 0
+    return int(read_json(path, NO_RUN)["steps_spent"]) if path.exists() else 0

@@ -1,4 +1,4 @@
-"""Settings of a run as JSON types: what `config.json` holds, and how two of them differ."""
+"""Settings of a run as JSON types, as in `config.json`, and the differences between two runs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from ownerwise.mechanisms import (
-    INO,
-    BudgetAware,
-    ByLoss,
-)
-from ownerwise.owners import (
-    Owners,
-)
+from ownerwise.mechanisms import INO, BudgetAware, ByLoss
+from ownerwise.owners import Owners
 
 _ABSENT = object()
 
@@ -28,7 +22,7 @@ def describe_model(model: nn.Module) -> str:
 
 
 def describe_data(data: Any) -> str:
-    """Return the kind of data: class, or shape and dtype of each array without its rows."""
+    """Return the kind of data: its class, or dtype and shape of each array without the rows."""
     if not isinstance(data, tuple):
         return type(data).__name__
     return f"({', '.join(map(_describe_array, data))})"
@@ -48,40 +42,36 @@ def describe_function(function: Any) -> str:
 
 
 def describe_plug(plug: Any) -> dict[str, Any] | None:
-    """Return weights or a clipping rule as its kind and its options."""
+    """Return the class name and the options of weights or of a clipping rule."""
     if plug is None:
         return None
     if isinstance(plug, INO):
         return _describe_ino(plug)
-    made = dataclasses.is_dataclass(plug) and not isinstance(plug, type)  # a class is refused later
-    fields = dataclasses.fields(plug) if made else ()
+    is_object = dataclasses.is_dataclass(plug) and not isinstance(plug, type)
+    fields = dataclasses.fields(plug) if is_object else ()  # a class is refused later
     options = {field.name: getattr(plug, field.name) for field in fields}
-    given = {name: value for name, value in options.items() if value is not None}
-    return {"kind": type(plug).__name__, **{n: v for n, v in given.items() if _is_json(v)}}
+    simple = {n: v for n, v in options.items() if isinstance(v, bool | int | float | str)}
+    return {"kind": type(plug).__name__, **simple}
 
 
 def _describe_ino(ino: INO) -> dict[str, Any]:
-    found: dict[str, Any] = {"kind": "INO"}
-    found |= {"tail": ino.tail} if ino.tail is not None else {"tail_length": ino.tail_length}
+    options: dict[str, Any] = {"kind": "INO"}
+    options |= {"tail": ino.tail} if ino.tail is not None else {"tail_length": ino.tail_length}
     if ino.shape is None:
-        found |= {"alpha": ino.alpha, "beta": ino.beta}
+        options |= {"alpha": ino.alpha, "beta": ino.beta}
     else:
-        found["shape"] = repr(ino.shape)
+        options["shape"] = repr(ino.shape)
     if isinstance(ino.score_by, BudgetAware):
-        found["kappa"] = ino.score_by.kappa
+        options["kappa"] = ino.score_by.kappa
     elif not isinstance(ino.score_by, ByLoss):
-        found["score"] = type(ino.score_by).__name__
-    return found
-
-
-def _is_json(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
+        options["score"] = type(ino.score_by).__name__
+    return options
 
 
 def owner_budgets(groups: set[str], owners: Owners | None) -> dict[str, float]:
-    """Return the epsilon of every group that is named like an owner.
+    """Return the epsilon of every group that has an owner's name.
 
-    Where every record is its own owner, ids are numbers of records and name no group.
+    If every record is its own owner, ids are record numbers and do not name groups.
     """
     if owners is None or len(owners) == owners.total_records:
         return {}
@@ -90,10 +80,10 @@ def owner_budgets(groups: set[str], owners: Owners | None) -> dict[str, float]:
 
 
 def differences(
-    there: Mapping[str, Any], here: Mapping[str, Any], ignored: frozenset[str] = frozenset()
+    before: Mapping[str, Any], after: Mapping[str, Any], ignored: frozenset[str] = frozenset()
 ) -> list[str]:
-    """Return every entry in which two settings differ, in words."""
-    old, new = dict(_flat(there)), dict(_flat(here))
+    """Return a sentence for every entry in which two settings differ."""
+    old, new = dict(flat(before)), dict(flat(after))
     return [
         f"{name} was {_shown(old.get(name, _ABSENT))}, now it is {_shown(new.get(name, _ABSENT))}"
         for name in sorted(old.keys() | new.keys())
@@ -101,10 +91,13 @@ def differences(
     ]
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
+def flat(
+    entries: Mapping[str, Any], separator: str = ".", prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield every entry of nested mappings with its path, such as ("optimizer.lr", 0.5)."""
+    for name, value in entries.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat(value, separator, f"{prefix}{name}{separator}")
         else:
             yield prefix + name, value
 

@@ -1,6 +1,7 @@
-"""The private step: the one place where private data becomes an update, and its checkpoints.
+"""The private step, the only place where private data changes the model, and its checkpoints.
 
-May import every room before it: planning, randomness, batches, gradients and mechanisms.
+Imports planning, randomness, batches, gradients and mechanisms; nothing here knows about runs,
+folders other than the one it is given, or training loops.
 """
 
 from ownerwise.step.checkpoints import record_steps

@@ -1,13 +1,15 @@
-"""Checkpoints: a private run can be stopped at any moment and goes on within its budgets.
+"""Checkpoints: a private run can stop at any time and resume within its budgets.
 
-A checkpoint is one safetensors file: model, optimizer, and as its JSON header the plan's hash and
-the steps, under one SHA-256. It is written whole or not at all. The key of a private run is never
-written (who holds key and position can subtract the noise): a resumed run draws a fresh one. Beside
-the checkpoints lies `steps.json`, the ledger of steps whose results may have left the process (a
-history line, a checkpoint). It is brought up to date before they do, and never goes back, so steps
-are never under-counted: after a crash a private run redoes the updates since its last checkpoint,
-the steps spent on the lost ones stay spent, and it ends that many updates early. With a fixed seed
-(not private) the lost steps are redrawn bit for bit instead. A folder holds one run.
+A checkpoint is one safetensors file with the model, the optimizer and a JSON header (format
+version, plan hash, step counts), all covered by one SHA-256. Each file is written atomically. The
+key of a private run is never stored, because anyone who has the key and the position can subtract
+the noise; a resumed run draws a fresh key.
+
+Next to the checkpoints, `steps.json` is the ledger of steps whose results may have left the process
+through a history line or a checkpoint. It is updated before anything leaves and never decreases, so
+steps are never under-counted. After a crash, a private run continues from its last checkpoint; the
+steps whose updates were lost stay spent, so the run ends that many updates early. A run with a
+fixed seed (not private) repeats the lost steps bit for bit instead. A folder holds one run.
 """
 
 from __future__ import annotations
@@ -28,26 +30,26 @@ from torch.optim import Optimizer
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.files import write_json, write_whole
-from ownerwise.planning import (
-    Plan,
-)
+from ownerwise.planning import Plan
 
 LEDGER = "steps.json"
 _HEADER = "ownerwise"
 _HASH = "sha256"
-_FORMAT = 1
+FORMAT = 1
+"""Raise it when the layout changes, and upgrade or refuse older files in `check_format`."""
+OWN_FOLDER = "give each run its own folder"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run needs to go on.
+    """What a run needs to resume.
 
     Attributes:
-        updates: updates that the stored model has received.
-        steps_spent: steps accounted, at least `updates`; a resumed run starts its plan here.
+        updates: number of updates applied to the stored model.
+        steps_spent: steps accounted for, at least `updates`; the resumed run starts here.
         seed: the fixed seed of a run that is NOT private, else None.
-        private: whether the guarantee held up to here.
-        plugs: {name: state} of the plugs that have one.
+        private: whether the guarantee held so far.
+        plugs: {name: state} of the stateful plugs.
         path: the file.
     """
 
@@ -60,17 +62,17 @@ class Checkpoint:
 
 
 def record_steps(folder: str | os.PathLike, plan: Plan, steps: int) -> None:
-    """Write into the ledger that `steps` steps are spent, before any result of them leaves.
+    """Record in the ledger that `steps` steps are spent; call it before their results leave.
 
-    The ledger never goes back: if it holds more, that stays. A folder of another plan is refused.
+    The ledger never decreases. A folder that belongs to another plan is refused.
     """
     path = Path(folder) / LEDGER
     if path.exists():
         problems: list[str] = []
         steps = max(steps, _ledger_steps(path.parent, plan, problems))
         if problems:
-            raise OwnerwiseError([*problems, f"{folder}: give every run a folder of its own"])
-    content = {"format": _FORMAT, "plan": plan.hash, "steps_spent": steps}
+            raise OwnerwiseError([*problems, f"{folder}: {OWN_FOLDER}"])
+    content = {"format": FORMAT, "plan": plan.hash, "steps_spent": steps}
     write_json(path, content, indent=None)
 
 
@@ -89,27 +91,27 @@ def save(
     """Write a checkpoint into `folder`, the ledger first, and return its path.
 
     Args:
-        folder: that of the run.
-        plan, model, optimizer: those of the run.
-        updates: that the model has received.
-        steps_spent: at least as many.
-        seed: of the run's stream, None if it is secret.
+        folder: the run's folder.
+        plan, model, optimizer: the run's plan, model and optimizer.
+        updates: number of updates applied to the model.
+        steps_spent: steps accounted for, at least `updates`.
+        seed: seed of the run's stream, None if the stream is secret.
         private: whether the guarantee held so far.
-        plugs: {name: state} of plugs that remember something, as JSON types.
+        plugs: {name: state} of the stateful plugs, as JSON types.
     """
     record_steps(folder, plan, steps_spent)
     tensors, state = _flatten_optimizer(optimizer)
     for name, tensor in model.state_dict().items():
         tensors[f"model.{name}"] = tensor
     header = {
-        "format": _FORMAT,
+        "format": FORMAT,
         "plan": plan.hash,
         "updates": updates,
         "steps_spent": steps_spent,
         "seed": seed,
         "private": private,
         "optimizer": state,
-        "held": _held(model, optimizer),
+        "held": _optimizer_layout(model, optimizer),
         "plugs": dict(plugs or {}),
     }
     path = Path(folder) / f"checkpoint-{updates:08d}.safetensors"
@@ -122,13 +124,13 @@ def save(
 
 def latest(folder: str | os.PathLike) -> Path | None:
     """Return the newest checkpoint of a folder, or None."""
-    found = sorted(Path(folder).glob("checkpoint-*.safetensors"))
-    return found[-1] if found else None
+    paths = sorted(Path(folder).glob("checkpoint-*.safetensors"))
+    return paths[-1] if paths else None
 
 
-def weights(path: str | os.PathLike) -> dict[str, Tensor]:
-    """Return the model's tensors in a checkpoint, by the names of its `state_dict`."""
-    return _of_model(_read(Path(path))[1])
+def state_dict(path: str | os.PathLike) -> dict[str, Tensor]:
+    """Return the model's `state_dict` stored in a checkpoint."""
+    return _model_tensors(_read(Path(path))[1])
 
 
 def load(
@@ -138,37 +140,37 @@ def load(
     optimizer: Optimizer,
     seed: int | None,
 ) -> Checkpoint:
-    """Fill model and optimizer from a checkpoint and return where the run stands.
+    """Load model and optimizer from a checkpoint and return where the run stands.
 
-    `seed` is that of the run which goes on, None if private; it must be the stored one's.
+    `seed` is the seed of the resuming run (None if private) and must match the stored one.
     """
     path = Path(path)
     header, tensors = _read(path)
     problems = []
     if header["plan"] != plan.hash:
         problems.append(
-            f"{path.name} belongs to plan {header['plan'][:12]}, given was {plan.hash[:12]}: "
-            "resume with the plan of the run"
+            f"{path.name} belongs to plan {header['plan'][:12]}, but got plan {plan.hash[:12]}: "
+            "resume with the run's own plan"
         )
     if header["seed"] != seed:
         problems.append(
-            f"{path.name} comes from a run with {_seed_name(header['seed'])}, this one has "
+            f"{path.name} comes from a run with {_seed_name(header['seed'])}, but this run has "
             f"{_seed_name(seed)}: resume with the same kind of stream"
         )
     spent = max(header["steps_spent"], _ledger_steps(path.parent, plan, problems))
-    stored = _of_model(tensors)
-    there, here = _kinds(stored), _kinds(model.state_dict())
-    if wrong := sorted({name for name, _ in there.items() ^ here.items()}):
+    stored = _model_tensors(tensors)
+    expected, actual = _kinds(stored), _kinds(model.state_dict())
+    if wrong := sorted({name for name, _ in expected.items() ^ actual.items()}):
         name = wrong[0]
         problems.append(
-            f"{path.name} holds another model: {name} is {there.get(name, 'missing')} in the file "
-            f"and {here.get(name, 'missing')} here; build the model of the run"
+            f"{path.name} holds a different model: {name} is {expected.get(name, 'missing')} in "
+            f"the file and {actual.get(name, 'missing')} here; build the run's own model"
         )
-    elif header["held"] != _held(model, optimizer):
+    elif header["held"] != _optimizer_layout(model, optimizer):
         problems.append(
-            f"{path.name} holds the state of {header['held'][0]}, given was a "
-            f"{type(optimizer).__name__} or other groups of parameters; build the optimizer of the "
-            "run"
+            f"{path.name} holds the state of {header['held'][0]}, but got "
+            f"{type(optimizer).__name__} or different parameter groups; build the run's own "
+            "optimizer"
         )
     if problems:
         raise OwnerwiseError(problems)
@@ -179,7 +181,7 @@ def load(
     return Checkpoint(header["updates"], steps_spent, seed, private, plugs, path)
 
 
-def _of_model(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _model_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
 
 
@@ -188,12 +190,12 @@ def _seed_name(seed: int | None) -> str:
 
 
 def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return dtype and shape of every tensor, in words."""
+    """Return the dtype and shape of each tensor as text."""
     return {name: f"{t.dtype} {list(t.shape)}" for name, t in tensors.items()}
 
 
-def _held(model: nn.Module, optimizer: Optimizer) -> list[Any]:
-    """Return the optimizer's class, then the names of the parameters of each of its groups."""
+def _optimizer_layout(model: nn.Module, optimizer: Optimizer) -> list[Any]:
+    """Return the optimizer's class name, then the parameter names of each group."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = [[names.get(id(p), "?") for p in group["params"]] for group in optimizer.param_groups]
     return [type(optimizer).__name__, *groups]
@@ -211,20 +213,28 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            text, content = metadata[_HEADER], metadata[_HASH]
+            text, stored_hash = metadata[_HEADER], metadata[_HASH]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         header = json.loads(text)
-        if header["format"] != _FORMAT:
-            raise OwnerwiseError(f"{path.name} has format {header['format']}, not {_FORMAT}")
-        if _content_hash(text, tensors) != content:
-            raise OwnerwiseError(f"{path} is damaged: its content hash differs")
+        check_format(path, header["format"])
+        if _content_hash(text, tensors) != stored_hash:
+            raise OwnerwiseError(f"{path} is damaged: its content does not match its hash")
         return header, tensors
     except FileNotFoundError:
         raise OwnerwiseError(f"no checkpoint at {path}") from None
     except OwnerwiseError:
         raise
     except (SafetensorError, KeyError, ValueError, TypeError):
-        raise OwnerwiseError(f"{path} is not a checkpoint of ownerwise, or damaged") from None
+        raise OwnerwiseError(f"{path} is damaged or not an ownerwise checkpoint") from None
+
+
+def check_format(path: Path, version: Any) -> None:
+    """Refuse a checkpoint, ledger or settings file whose format this version does not know."""
+    if version != FORMAT:
+        raise OwnerwiseError(
+            f"{path} has format {version}, but this version of ownerwise reads format {FORMAT}: "
+            "use the version that wrote it, or start a new run"
+        )
 
 
 def _ledger_steps(folder: Path, plan: Plan, problems: list[str]) -> int:
@@ -232,21 +242,25 @@ def _ledger_steps(folder: Path, plan: Plan, problems: list[str]) -> int:
     try:
         ledger = json.loads(path.read_text(encoding="utf-8"))
         plan_hash, steps = str(ledger["plan"]), int(ledger["steps_spent"])
+        check_format(path, ledger["format"])
+    except OwnerwiseError as error:
+        problems += error.problems
+        return 0
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         problems.append(
-            f"the ledger {LEDGER} beside the checkpoint is missing or damaged: how many steps were "
-            "spent is not known, so the run cannot go on within its budgets"
+            f"the ledger {LEDGER} next to the checkpoint is missing or damaged: the number of "
+            "spent steps is unknown, so the run cannot resume within its budgets"
         )
         return 0
     if plan_hash != plan.hash:
         problems.append(
-            f"the ledger {LEDGER} belongs to plan {plan_hash[:12]}, given was {plan.hash[:12]}"
+            f"the ledger {LEDGER} belongs to plan {plan_hash[:12]}, but got plan {plan.hash[:12]}"
         )
     return steps
 
 
 def _flatten_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the optimizer's tensors by name, and the rest as JSON types."""
+    """Return the optimizer's tensors by name, and the rest of its state as JSON types."""
     state = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     plain: dict[str, dict[str, Any]] = {}

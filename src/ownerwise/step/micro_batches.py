@@ -1,4 +1,4 @@
-"""Parts of a logical batch that fit into memory. They change speed, never the result."""
+"""Micro-batches: parts of a logical batch that fit into memory. They never change the result."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ownerwise.batches import (
-    take,
-)
+from ownerwise.batches import take
 
 MEMORY_TARGET = 2 << 30
-"""Bytes that the activations of one micro-batch may take by default: 2 GiB."""
+"""Default memory for the activations of one micro-batch: 2 GiB."""
 
-_PROBE = 4  # records run to see what one costs
-_ROUND = 16  # rows; kernels like such numbers
+_PROBE = 4  # records used to measure the memory of one
+_ROUND = 16  # rows; kernels run faster on multiples of it
 
 
 def slices(records: int, size: int) -> Iterator[slice]:
@@ -34,19 +32,20 @@ def blocks(records: int, size: int) -> Iterator[slice]:
 
 
 def block_size(expected: float, deviation: float, limit: int) -> int:
-    """Return a size of blocks, at most `limit`, of which a few hold most batches with little waste.
+    """Return a block size of at most `limit` such that most batches fill few blocks tightly.
 
     Args:
-        expected, deviation: of the number of records in a batch. Public, as the size must be.
-        limit: what is computed at once at most.
+        expected, deviation: mean and standard deviation of the number of records in a batch. Both
+            are public, as the block size must be.
+        limit: the most records to compute at once.
     """
     usual = max(1, math.ceil(expected + 2 * deviation))
-    even = -(-usual // -(-usual // limit))  # as few blocks as it takes, alike
+    even = -(-usual // -(-usual // limit))  # as few blocks as possible, equal
     return min(limit, _ROUND * -(-even // _ROUND))
 
 
-def filled(data: Any, part: slice, size: int | None) -> Any:
-    """Return the rows `part`, and copies of the first of them up to `size` rows."""
+def padded(data: Any, part: slice, size: int | None) -> Any:
+    """Return the rows `part`, padded to `size` rows with copies of the first one."""
     missing = 0 if size is None else size - (part.stop - part.start)
     if missing <= 0:
         return take(data, part)
@@ -54,17 +53,17 @@ def filled(data: Any, part: slice, size: int | None) -> Any:
 
 
 def bytes_per_record(model: nn.Module, inputs: Any, records: int) -> float:
-    """Return how many bytes the backward pass keeps for one record, seen on a few records.
+    """Return how many bytes the backward pass stores per record, measured on a few records.
 
-    Runs the model, so the random numbers of its layers advance.
+    Runs the model, so random layers advance their generator.
     """
     count = min(records, _PROBE)
     probe = take(inputs, list(range(count)))  # a copy: a view would count the whole batch
-    kept: dict[int, int] = {}
+    stored: dict[int, int] = {}  # bytes by address
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        stored[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     shared = [*model.parameters(), *model.buffers()]
@@ -72,5 +71,5 @@ def bytes_per_record(model: nn.Module, inputs: Any, records: int) -> float:
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with torch.enable_grad(), hooks:
         model(probe)
-    activations = sum(size for pointer, size in kept.items() if pointer not in fixed)
+    activations = sum(size for pointer, size in stored.items() if pointer not in fixed)
     return activations / count

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ownerwise.batches import (
-    Batch,
-)
+from ownerwise.batches import Batch
 from ownerwise.errors import OwnerwiseError, PlanError
 from ownerwise.gradients import check
 from ownerwise.mechanisms import (
@@ -31,14 +29,8 @@ from ownerwise.mechanisms import (
     Weights,
     loss_problems,
 )
-from ownerwise.planning import (
-    Plan,
-)
-from ownerwise.randomness import (
-    LayerRandomness,
-    Noise,
-    SecretStream,
-)
+from ownerwise.planning import Plan
+from ownerwise.randomness import LayerRandomness, Noise, SecretStream
 from ownerwise.step import checkpoints
 from ownerwise.step.checks import optimizer_problems, release_problems
 from ownerwise.step.clipped_sums import ClippedSums
@@ -46,37 +38,37 @@ from ownerwise.step.micro_batches import MEMORY_TARGET
 
 
 class PrivateStep:
-    """Takes one accounted step for every batch: `for batch in PoissonBatches(...): step(batch)`.
+    """Takes one accounted step per batch: `for batch in PoissonBatches(...): step(batch)`.
 
-    Phases of a step, in this order: forward over the logical batch, noised release (optional),
-    per-record loss, score, clipping rule, weights, sum, noise, division by the expected batch,
-    optimizer. One forward pass, unless the batch is cut into micro-batches and something needs
-    all of it: then a first pass is forward only.
+    Phases of a step, in order: forward over the logical batch, noised release (optional),
+    per-record loss, score, clipping rule, weights, sum, noise, division by the expected batch size,
+    optimizer. There is one forward pass; if the batch is split into micro-batches and some phase
+    needs the whole batch, a forward-only pass comes first.
 
     Formal guarantee: with batches from `PoissonBatches` of the same plan, each record of owner o
-    moves the sum by at most `plan.clip_norms[o]`, Gaussian noise of std `plan.noise_std_at(step)`
-    is added once to the sum, and at most `plan.steps` steps are taken: the mechanism that the plan
-    accounts for. A rule that steers scales clip norms and noise alike, and lowers rates, by past
-    outputs alone: never dearer. Public: the plan, the architecture, the optimizer's settings.
-    Micro-batch size and device change speed only.
+    changes the sum by at most `plan.clip_norms[o]`, Gaussian noise of std `plan.noise_std_at(step)`
+    is added once to the sum, and at most `plan.steps` steps are taken. This is the mechanism the
+    plan accounts for. Steering scales clip norms and noise together and lowers sampling rates,
+    based on past outputs only, so it never costs more. Public: the plan, the architecture, the
+    optimizer's settings. Micro-batch size and device affect speed only.
 
     Args:
         model: an ordinary module; it stays one. A pre-flight check lists all its problems.
         plan: the plan, with owners.
         optimizer: any torch optimizer that needs no closure.
-        loss: `loss(outputs, targets)`, asked for `reduction="none"` (see `losses.per_record`);
+        loss: `loss(outputs, targets)`, called with `reduction="none"` (see `losses.per_record`);
             `loss(outputs, targets, released)` if there is a release.
         weights: weights over the whole batch, such as INO; bound to the plan here.
-        clipping: the clipping rule. One that steers (`ImportanceSampling`) releases a noisy count
-            in every step, for which the plan needs `release_std`.
-        release: what to release besides, from the outputs; the plan needs `release_std`.
+        clipping: the clipping rule. A steered rule (`ImportanceSampling`) releases a noisy count
+            in every step, so the plan needs `release_std`.
+        release: an additional release computed from the outputs; the plan needs `release_std`.
         stream: the run's secret stream (one root for batches and noise). A private one if not
             given; one with a fixed seed makes the run NOT private.
-        start: number of steps already spent, when a run is resumed.
-        micro_batch_size: records computed at once; chosen from `memory_target` if not given.
-        memory_target: bytes that activations of one micro-batch may take.
-        lean: less memory, more time.
-        noise_draws: normals summed into one, 4 against floating-point attacks (see `noise`).
+        micro_batch_size: records computed at once; derived from `memory_target` if not given.
+        memory_target: bytes available for the activations of one micro-batch.
+        lean: use less memory and more time.
+        noise_draws: normals summed into each noise value; 4 protects against floating-point attacks
+            (see `noise`).
         not_private: keep losses, norms and factors of the last batch in `peek`.
     """
 
@@ -91,7 +83,6 @@ class PrivateStep:
         clipping: ClippingRule | None = None,
         release: Release | None = None,
         stream: SecretStream | None = None,
-        start: int = 0,
         micro_batch_size: int | None = None,
         memory_target: int = MEMORY_TARGET,
         lean: bool = False,
@@ -101,8 +92,6 @@ class PrivateStep:
         problems = [str(problem) for problem in check(model)]
         problems += optimizer_problems(model, optimizer)
         problems += loss_problems(loss, model)
-        if not 0 <= start <= plan.steps:
-            problems.append(f"start={start}: expected 0 to {plan.steps}, the planned steps")
         rule: ClippingRule = Standard() if clipping is None else clipping
         steering = rule.steering(plan) if isinstance(rule, Steered) else None
         problems += release_problems(rule, steering, release, plan)
@@ -139,25 +128,25 @@ class PrivateStep:
         self._release_noise = Noise(root, purpose="release", draws=noise_draws)
         self._rule_stream = root.child("clipping rule") if self.clipping.randomised else None
         self._layer_stream = root.child("layers")
-        self._spent = start
-        self._updates = start
+        self._spent = 0
+        self._updates = 0
         self._private_so_far = True
         self._ledger: Path | None = None
 
     @property
     def _score(self) -> Score | None:
-        """What puts the records in order, if something does."""
+        """The score that orders the records, if there is one."""
         return self.weights.score_by if isinstance(self.weights, INO) else None
 
     @property
     def private(self) -> bool:
-        """Whether the guarantee holds: secret randomness, and nothing un-noised kept."""
+        """Whether the guarantee holds: the randomness is secret and nothing is kept un-noised."""
         secret = self._noise.private and self._private_so_far and not self.not_private
         return secret and getattr(self.weights, "private", True)
 
     @property
     def peek(self) -> Peek | None:
-        """What the last batch showed: NOT private, and None unless that was asked for."""
+        """NOT private: details of the last batch, or None without `not_private=True`."""
         return self._sums.peek
 
     @property
@@ -167,21 +156,22 @@ class PrivateStep:
 
     @property
     def updates(self) -> int:
-        """Updates that the model has received; fewer than `steps_spent` after a crash."""
+        """Updates applied to the model; fewer than `steps_spent` after a crash."""
         return self._updates
 
     def epsilon(self) -> np.ndarray:
-        """Return what every owner's records have spent so far."""
+        """Return the epsilon spent so far on each owner's records."""
         return self.plan.epsilon(steps=self._spent)
 
     def save(self, folder: str | PathLike, *, count_steps: bool = True) -> Path:
-        """Write a checkpoint: model, optimizer, plan hash, steps. Never the key.
+        """Write a checkpoint with model, optimizer, plan hash and step counts, never the key.
 
         Args:
-            folder: one for each run.
-            count_steps: count every further step of a private run in the folder's ledger before
-                it is taken, for the caller has the model after each (some milliseconds a step).
-                False is for callers that count what leaves by themselves, as the Trainer does.
+            folder: the run's own folder.
+            count_steps: record every later step of a private run in the folder's ledger before
+                taking it, because the caller can see the model after each step (this costs a few
+                milliseconds per step). False is for callers such as the Trainer that record what
+                leaves themselves.
         """
         path = checkpoints.save(
             folder,
@@ -198,15 +188,14 @@ class PrivateStep:
         return path
 
     def restore(self, folder: str | PathLike, *, count_steps: bool = True) -> None:
-        """Go on from the newest checkpoint of `folder`, with every spent step counted.
+        """Resume from the newest checkpoint in `folder`, counting every spent step.
 
         Call it before the first step, then iterate `PoissonBatches(..., start=steps_spent)`. With a
-        fixed seed the run goes on bit for bit, if its micro-batches have the same size: give
-        `micro_batch_size` where a batch does not fit the memory target. `count_steps` is that of
-        `save`.
+        fixed seed the run continues bit for bit as long as its micro-batches have the same size:
+        set `micro_batch_size` if a batch exceeds the memory target. `count_steps` is as in `save`.
         """
         if self._updates or self._spent:
-            raise OwnerwiseError("restore comes before the first step of a fresh PrivateStep")
+            raise OwnerwiseError("call restore on a new PrivateStep, before its first step")
         path = checkpoints.latest(folder)
         if path is None:
             raise OwnerwiseError(f"no checkpoint in {folder}")
@@ -214,8 +203,8 @@ class PrivateStep:
         stateful = self._stateful()
         if stored.plugs.keys() != stateful.keys():
             raise OwnerwiseError(
-                f"{path.name} holds the state of {', '.join(stored.plugs) or 'no plug'}, this step "
-                f"has {', '.join(stateful) or 'none'}: build the step of the run"
+                f"{path.name} holds the state of {', '.join(stored.plugs) or 'no plug'}, but this "
+                f"step has {', '.join(stateful) or 'none'}: build the step as in the original run"
             )
         for name, plug in stateful.items():
             plug.load_state(stored.plugs[name])
@@ -224,7 +213,7 @@ class PrivateStep:
         self._ledger = Path(folder) if count_steps else None
 
     def _stateful(self) -> dict[str, Stateful]:
-        """Return the plugs that remember something, by name."""
+        """Return the stateful plugs by name."""
         plugs = {
             "weights": self.weights,
             "score": self._score,
@@ -235,66 +224,65 @@ class PrivateStep:
         return {name: plug for name, plug in plugs.items() if isinstance(plug, Stateful)}
 
     def __call__(self, batch: Batch) -> None:
-        """Take one step. The optimizer changes the model; nothing else leaves."""
+        """Take one step. The optimizer updates the model; nothing else is released."""
         if not isinstance(batch, Batch):
             raise OwnerwiseError(
-                f"a {type(batch).__name__} was given; expected a Batch: iterate "
-                "PoissonBatches(data, plan), whose batches follow the owners' rates, not a "
-                "DataLoader"
+                f"got a {type(batch).__name__}; expected a Batch: iterate PoissonBatches(data, "
+                "plan), which samples at the owners' rates, instead of a DataLoader"
             )
         step = self._spent
         if step >= self.plan.steps:
             raise PlanError(
-                f"all {self.plan.steps} planned steps are taken; a further one would overspend. "
-                "Make a plan with more steps"
+                f"all {self.plan.steps} planned steps are taken; another one would exceed the "
+                "budgets. Make a plan with more steps"
             )
         if batch.step != step:
             raise PlanError(
-                f"the batch is for step {batch.step}, the next step is {step}: take every batch of "
-                "PoissonBatches in order, each once (PoissonBatches(..., start=) when resuming)"
+                f"the batch is for step {batch.step}, but the next step is {step}: use every batch "
+                "of PoissonBatches once and in order (PoissonBatches(..., start=) when resuming)"
             )
         if batch.plan_hash not in (None, self.plan.hash):
             raise PlanError(
-                f"the batch was drawn by plan {batch.plan_hash[:12]}, the step accounts for plan "
-                f"{self.plan.hash[:12]}: give PoissonBatches the step's plan"
+                f"the batch was drawn with plan {batch.plan_hash[:12]}, but the step accounts for "
+                f"plan {self.plan.hash[:12]}: give PoissonBatches the step's plan"
             )
         self._private_so_far &= batch.private
-        self._spent = step + 1  # a step that fails half-way counts: its noise is drawn
+        self._spent = step + 1  # a step that fails midway counts: its noise is drawn
         if self._ledger is not None and self._noise.private:
             checkpoints.record_steps(self._ledger, self.plan, self._spent)
         randomness, steering = self._randomness(step), self.steering
-        # (sums + noise) / expected batch, in the noise's memory, which is ours
-        share = 1 / self.plan.expected_batch_size
+        scale = 1 / self.plan.expected_batch_size
         std = self.plan.noise_std_at(step)
         if steering is not None:
             assert randomness.rule is not None
-            batch = steering.begin(batch, randomness.rule)
-            share, std = share / steering.share, std * steering.clip_scale
+            batch = steering.select(batch, randomness.rule)
+            scale, std = scale / steering.keep_probability, std * steering.clip_scale
         sums = self.clipped_sum(batch, randomness)
-        std *= share
+        std *= scale
         totals = list(sums.values())
+        # noise becomes (sums + noise) / expected batch size, in place
         noise = self._noise.gaussian(step, std, totals)
-        torch._foreach_add_(noise, totals, alpha=share)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_add_(noise, totals, alpha=scale)  # pyright: ignore[reportPrivateImportUsage]
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
-                parameter.grad = None  # frozen ones too, whatever they held
+                parameter.grad = None  # of frozen parameters too
         for parameter, gradient in zip(sums, noise, strict=True):
             parameter.grad = gradient.to(parameter.dtype)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if steering is not None:
             count = torch.tensor([steering.count], dtype=torch.float64)
-            steering.learn(float(randomness.release(count)))
+            steering.update(float(randomness.release(count)))
         self._updates += 1
 
     def clipped_sum(
         self, batch: Batch, randomness: Randomness | None = None
     ) -> dict[nn.Parameter, Tensor]:
-        """Return the weighted sum of clipped gradients. NOT private before noise is added."""
+        """Return the weighted sum of clipped gradients. NOT private until noise is added."""
         return self._sums(batch, Randomness() if randomness is None else randomness)
 
     def _randomness(self, step: int) -> Randomness:
-        """Open the random numbers of one step."""
+        """Return the random numbers of one step."""
 
         def noised(total: Tensor) -> Tensor:
             std = self.plan.release_std_at(step)

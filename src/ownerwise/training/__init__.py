@@ -1,6 +1,6 @@
-"""Training: the Trainer, a loop around the private step, and what it checks and records.
+"""Training: the Trainer, a loop around the private step, with its checks and records.
 
-May import every room up to runs; never the report.
+Imports every room up to runs, and nothing of report, config or cli.
 """
 
 from ownerwise.training.learning_rates import schedule_problems

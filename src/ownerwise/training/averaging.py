@@ -1,4 +1,4 @@
-"""Averages of the models on the way: post-processing of outputs, at no privacy cost."""
+"""Averaging of the parameters over steps: post-processing, at no privacy cost."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _AVERAGE = "average"
 
 
 class Averaging:
-    """Keeps an exponential average of the parameters: noise averages out, the model stays.
+    """Keeps an exponential moving average of the parameters, in which noise averages out.
 
-    The average is the plain mean at first and forgets by `decay` from step 1 / (1 - decay) on. It
-    lies in the optimizer's state, so that checkpoints hold it.
+    The average is the plain mean until step 1 / (1 - decay) and decays exponentially after that. It
+    is kept in the optimizer's state, so that checkpoints include it.
 
     Args:
-        decay: share of the old average that stays in a step, such as 0.99 for about the last 100.
+        decay: weight of the old average in each step, such as 0.99 for about the last 100 steps.
     """
 
     def __init__(self, decay: float):
         self.decay = decay
 
     def update(self, optimizer: Optimizer, updates: int) -> None:
-        """Take the parameters after update number `updates` into their average."""
+        """Add the parameters after update number `updates` to their average."""
         weight = max(1 - self.decay, 1 / updates)
         with torch.no_grad():
             for group in optimizer.param_groups:
@@ -38,14 +38,14 @@ class Averaging:
                         state[_AVERAGE] = parameter.detach().clone()
 
     def finish(self, optimizer: Optimizer) -> None:
-        """Put the averages in the parameters' place for good."""
+        """Replace the parameters by their averages for good."""
         self._exchange(optimizer)
         for state in optimizer.state.values():
             state.pop(_AVERAGE, None)
 
     @contextmanager
     def applied(self, optimizer: Optimizer) -> Iterator[None]:
-        """Let the model have the averages for a while."""
+        """Replace the parameters by their averages within the context."""
         self._exchange(optimizer)
         try:
             yield
@@ -55,14 +55,14 @@ class Averaging:
     def _exchange(self, optimizer: Optimizer) -> None:
         with torch.no_grad():
             for parameter, state in optimizer.state.items():
-                if _AVERAGE in state:  # not before the first step, and not after `finish`
-                    kept = parameter.clone()
+                if _AVERAGE in state:  # absent before the first step and after `finish`
+                    current = parameter.clone()
                     parameter.copy_(state[_AVERAGE])
-                    state[_AVERAGE].copy_(kept)
+                    state[_AVERAGE].copy_(current)
 
 
 def averaging_problems(averaging: Any) -> list[str]:
-    """Return what is wrong with a decay; None is none."""
+    """Return what is wrong with a decay; None means no averaging."""
     if averaging is None or (isinstance(averaging, float | int) and 0 <= averaging < 1):
         return []
     return [f"averaging={averaging!r}: expected a decay of at least 0 and below 1, such as 0.99"]

@@ -1,4 +1,4 @@
-"""Ctrl-C during a run: met between two steps, so that no update is left half-done."""
+"""Ctrl-C takes effect between steps, so that no update is left incomplete."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Self
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped a run; its folder holds all that it needs to go on."""
+    """The user stopped a run; it can be resumed from its folder."""
 
 
 class Interruption:
-    """Notes the first Ctrl-C as `asked`; a second one acts at once, as it does everywhere else."""
+    """Sets `requested` on the first Ctrl-C; a second one interrupts at once, as usual."""
 
     def __init__(self) -> None:
-        self.asked = False
-        self._before = None
+        self.requested = False
+        self._previous = None
 
     def __enter__(self) -> Self:
-        usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if usual and threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._ask)
+        default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if default and threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._request)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._give_back()
+        self._restore()
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        self._give_back()
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+        self._restore()
 
-    def _give_back(self) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-            self._before = None
+    def _restore(self) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+            self._previous = None

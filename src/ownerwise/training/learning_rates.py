@@ -1,6 +1,6 @@
-"""Learning-rate schedules: a factor for every step of the plan, known before training.
+"""Learning-rate schedules: a factor for each step of the plan, fixed before training.
 
-A schedule is a public function of the step. None here looks at losses: training losses are not
+A schedule is a public function of the step and never depends on losses: training losses are not
 private, and validation losses would make the run depend on records that no guarantee covers.
 """
 
@@ -12,26 +12,26 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Factor = Callable[[int], float]
-"""factor(step): multiplies the learning rate in step `step`, counted from 0."""
+"""factor(step): multiplies the learning rate in step `step`, counting from 0."""
 
 
 def constant(steps: int) -> Factor:
-    """Return 1 throughout."""
+    """Return the constant factor 1."""
     return lambda step: 1.0
 
 
 def linear(steps: int, *, floor: float = 0.0) -> Factor:
-    """Return a straight fall from 1 to `floor`."""
+    """Return a linear decay from 1 to `floor`."""
     return lambda step: 1.0 + (floor - 1.0) * step / steps
 
 
 def cosine(steps: int, *, floor: float = 0.0) -> Factor:
-    """Return half a cosine wave from 1 down to `floor`."""
+    """Return a cosine decay from 1 to `floor`."""
     return lambda step: floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * step / steps))
 
 
 def step(steps: int, *, every: int | None = None, factor: float = 0.1) -> Factor:
-    """Return 1, multiplied by `factor` after every `every` steps (a third of them by default)."""
+    """Return 1, multiplied by `factor` every `every` steps (by default a third of all steps)."""
     length = max(1, steps // 3) if every is None else every
     return lambda step: factor ** (step // length)
 
@@ -43,12 +43,12 @@ SCHEDULES: Mapping[str, Callable[..., Factor]] = {
     "step": step,
 }
 
-Schedule = str | Mapping[str, Any] | Factor
+LearningRateSchedule = str | Mapping[str, Any] | Factor
 """A name; a name with options such as {"name": "cosine", "warmup": 100}; or a function."""
 
 
-def factors(schedule: Schedule, steps: int) -> Factor:
-    """Return the factor of every step. `warmup` steps, if any, rise to 1 and precede the rest."""
+def factors(schedule: LearningRateSchedule, steps: int) -> Factor:
+    """Return the factor of each step, after `warmup` steps, if any, that rise to 1."""
     if callable(schedule):
         return schedule
     options: dict[str, Any] = {"name": schedule} if isinstance(schedule, str) else dict(schedule)
@@ -57,7 +57,7 @@ def factors(schedule: Schedule, steps: int) -> Factor:
     return lambda step: (step + 1) / (warmup + 1) if step < warmup else after(step - warmup)
 
 
-def schedule_problems(schedule: Schedule, steps: int) -> list[str]:
+def schedule_problems(schedule: LearningRateSchedule, steps: int) -> list[str]:
     """Return everything wrong with a schedule for `steps` steps."""
     if callable(schedule):
         return _value_problems(schedule, steps)
@@ -91,7 +91,7 @@ def schedule_problems(schedule: Schedule, steps: int) -> list[str]:
 
 
 def _value_problems(factor: Factor, steps: int) -> list[str]:
-    """Return what is wrong with the factors at some steps, the first and the last among them."""
+    """Return what is wrong with the factors at a few steps, including the first and the last."""
     for step in sorted({0, steps // 4, steps // 2, 3 * steps // 4, steps - 1}):
         try:
             value = float(factor(step))

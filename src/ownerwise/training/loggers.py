@@ -1,7 +1,8 @@
-"""Loggers: where the lines of a run's history go besides memory.
+"""Loggers: where the lines of a run's history are written.
 
-A line is made of validation and test data (no guarantee covers these), the step, the learning rate
-and the time. Nothing of the training records is in it: no training loss, no norms, no batch sizes.
+A line holds metrics of validation and test data (which no guarantee covers), the step, the learning
+rate and the time. It contains nothing about the training records: no training loss, no norms, no
+batch sizes.
 """
 
 from __future__ import annotations
@@ -14,49 +15,48 @@ from typing import Any, Protocol
 
 from ownerwise.errors import OwnerwiseError, require
 from ownerwise.files import write_text
-from ownerwise.runs import (
-    Run,
-)
+from ownerwise.runs import Run
+from ownerwise.runs.settings import flat
 
 Line = Mapping[str, Any]
 
 
 class Logger(Protocol):
-    """What a Trainer asks of a logger."""
+    """What a Trainer requires of a logger."""
 
     def start(self, run: Run) -> None:
-        """Begin; `run.history` holds the lines so far if the run was resumed."""
+        """Start; `run.history` holds the earlier lines of a resumed run."""
         ...
 
     def log(self, line: Line) -> None:
-        """Take one line."""
+        """Write one line."""
         ...
 
     def finish(self, run: Run) -> None:
-        """End, whether the run came to its end or was stopped."""
+        """Finish, whether the run is complete or was stopped."""
         ...
 
 
 class JsonLines:
-    """One JSON object a line. A killed process leaves whole lines and at most half a last one."""
+    """One JSON object per line. A killed process leaves at most one partial last line."""
 
     def __init__(self, path: str | os.PathLike):
         self._path = Path(path)
 
     def start(self, run: Run) -> None:
-        """Write the lines so far: whatever else the file held is of updates that were lost."""
+        """Write the lines so far; other lines in the file describe lost updates."""
         text = "".join(json.dumps(line) + "\n" for line in run.history)
         write_text(self._path, text)
 
     def log(self, line: Line) -> None:
-        """Append the line, through to the disk."""
+        """Append the line and flush it to disk."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
     def finish(self, run: Run) -> None:
-        """Nothing is left to do."""
+        """Do nothing; every line is on disk already."""
 
 
 class TensorBoard:
@@ -67,7 +67,7 @@ class TensorBoard:
         self._folder = folder
 
     def start(self, run: Run) -> None:
-        """Open the event file; events of lost updates are marked as such."""
+        """Open the event file and purge events of lost updates."""
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run.folder / "tensorboard" if self._folder is None and run.folder else self._folder
@@ -76,7 +76,7 @@ class TensorBoard:
         self._writer.add_text("config", f"```json\n{json.dumps(run.config, indent=2)}\n```")
 
     def log(self, line: Line) -> None:
-        """Write every number of the line."""
+        """Write every number in the line."""
         for name, value in numbers(line):
             self._writer.add_scalar(name, value, line["step"])
         self._writer.flush()
@@ -87,20 +87,20 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run at Weights & Biases. `options` go to `wandb.init` (project, entity, mode, ...)."""
+    """A Weights & Biases run. `options` are passed to `wandb.init` (project, entity, mode, ...)."""
 
     def __init__(self, project: str = "ownerwise", **options: Any):
         self._wandb = require("wandb", "wandb", "the Weights & Biases logger")
         self._options = {"project": project, **options}
 
     def start(self, run: Run) -> None:
-        """Open the run; it begins with the lines so far, if it was resumed."""
+        """Open the run and log the earlier lines of a resumed run."""
         self._run = self._wandb.init(name=run.name, config=run.config, **self._options)
         for line in run.history:
             self.log(line)
 
     def log(self, line: Line) -> None:
-        """Send every number of the line."""
+        """Send every number in the line."""
         self._run.log(dict(numbers(line)), step=line["step"])
 
     def finish(self, run: Run) -> None:
@@ -109,31 +109,29 @@ class WeightsAndBiases:
 
 
 LOGGERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
-"""Loggers that can be asked for by name."""
+"""Loggers that can be selected by name."""
 
 
-def make_loggers(asked: Sequence[str | Logger], problems: list[str]) -> list[Logger]:
-    """Return the loggers that were asked for, by name or as objects; add what is wrong."""
-    made: list[Logger] = []
-    for logger in asked:
+def make_loggers(requested: Sequence[str | Logger], problems: list[str]) -> list[Logger]:
+    """Return the requested loggers, given by name or as objects; add problems to the list."""
+    loggers: list[Logger] = []
+    for logger in requested:
         if not isinstance(logger, str):
-            made.append(logger)
+            loggers.append(logger)
         elif logger not in LOGGERS:
             problems.append(
-                f"logger {logger!r}: expected one of {', '.join(LOGGERS)}, or an object"
+                f"logger {logger!r}: expected one of {', '.join(LOGGERS)}, or a logger object"
             )
         else:
             try:
-                made.append(LOGGERS[logger]())
+                loggers.append(LOGGERS[logger]())
             except OwnerwiseError as error:
                 problems += error.problems
-    return made
+    return loggers
 
 
-def numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield every number of a line with its path, such as validation/groups/3/recall."""
-    for name, value in line.items():
-        if isinstance(value, Mapping):
-            yield from numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield prefix + name, value
+def numbers(line: Line) -> Iterator[tuple[str, float]]:
+    """Yield every number in a line with its path, such as validation/groups/3/recall."""
+    for path, value in flat(line, separator="/"):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield path, value

@@ -1,4 +1,4 @@
-"""What leaves a run while it trains: checkpoints and lines of history, the ledger always first."""
+"""Checkpoints and history lines written during training, always after the ledger."""
 
 from __future__ import annotations
 
@@ -7,40 +7,30 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Self
 
-from ownerwise.evaluation import (
-    Evaluation,
-)
-from ownerwise.mechanisms import (
-    Loss,
-)
+from ownerwise.evaluation import Evaluation
+from ownerwise.mechanisms import Loss
 from ownerwise.mechanisms.constraints import RateConstraints
-from ownerwise.runs import (
-    Run,
-    drop_older_checkpoints,
-)
-from ownerwise.step import (
-    PrivateStep,
-    checkpoints,
-)
+from ownerwise.runs import Run, drop_older_checkpoints
+from ownerwise.step import PrivateStep, record_steps
 from ownerwise.training.averaging import Averaging
 from ownerwise.training.learning_rates import Factor
 from ownerwise.training.loggers import Logger
 
 
 class Recorder:
-    """Writes a checkpoint and a line where they are due: before the first step and after each.
+    """Writes checkpoints and history lines when due: before the first step and after each one.
 
-    The checkpoint comes first, so that no line is kept whose model is lost. Every line, and every
-    checkpoint, counts its steps in the ledger before it is written.
+    The checkpoint comes first, so that no line outlives its model. The ledger records the steps of
+    every line and every checkpoint before it is written.
 
     Args:
-        run: the run, whose history grows.
-        step: the private step, with model and position.
+        run: the run whose history grows.
+        step: the private step, with the model and its position.
         loss: the loss, for evaluations.
-        rate: the learning rate of every step.
-        validation, test: what to evaluate, and at the end.
-        loggers: where lines go.
-        average: of the models on the way: evaluated instead, and in the end the result.
+        learning_rate: the learning rate as a function of the step.
+        validation, test: data to evaluate in every line, and at the end.
+        loggers: receive the lines.
+        average: average of the parameters, evaluated instead of them and final result of the run.
     """
 
     def __init__(
@@ -48,7 +38,7 @@ class Recorder:
         run: Run,
         step: PrivateStep,
         loss: Loss,
-        rate: Factor,
+        learning_rate: Factor,
         validation: Evaluation | None,
         test: Evaluation | None,
         loggers: Sequence[Logger],
@@ -57,7 +47,7 @@ class Recorder:
         self._run = run
         self._step = step
         self._loss = loss
-        self.rate = rate
+        self.learning_rate = learning_rate
         self._validation = validation
         self._test = test
         self._loggers = loggers
@@ -77,17 +67,17 @@ class Recorder:
 
     @property
     def summary(self) -> str:
-        """The last evaluation in a few words, for a progress bar."""
-        found = self._run.history[-1]["validation"] if self._run.history else None
-        if found is None:
+        """The last evaluation in brief, for a progress bar."""
+        metrics = self._run.history[-1]["validation"] if self._run.history else None
+        if metrics is None:
             return ""
-        worst = found["worst_group"]
-        return f"accuracy {found['accuracy']:.3f}, worst {worst['name']} {worst['recall']:.3f}"
+        worst = metrics["worst_group"]
+        return f"accuracy {metrics['accuracy']:.3f}, worst {worst['name']} {worst['recall']:.3f}"
 
     def record(self) -> bool:
-        """Let leave what is due; return whether a line was written."""
+        """Write the checkpoint and the line that are due; return whether a line was written."""
         run, step = self._run, self._step
-        self._follow()
+        self._update_average()
         self._seconds += time.perf_counter() - self._since
         run.steps_spent, run.updates = step.steps_spent, step.updates
         if self._due("checkpoint_every"):
@@ -95,24 +85,24 @@ class Recorder:
         written = self._due("evaluate_every") and not self._has_line()
         if written:
             if run.folder is not None:
-                checkpoints.record_steps(run.folder, run.plan, step.steps_spent)
+                record_steps(run.folder, run.plan, step.steps_spent)
             average = self._average
             with nullcontext() if average is None else average.applied(step.optimizer):
                 line = self._line()
             run.history.append(line)
             for logger in self._loggers:
                 logger.log(line)
-        self._since = time.perf_counter()  # evaluation is no training time
+        self._since = time.perf_counter()  # do not count evaluation as training time
         return written
 
     def checkpoint(self) -> None:
-        """Write a checkpoint, if the run has a folder; older ones go."""
+        """Write a checkpoint if the run has a folder, and delete older ones."""
         if self._run.folder is not None:
             self._step.save(self._run.folder, count_steps=False)
             drop_older_checkpoints(self._run.folder)
 
-    def _follow(self) -> None:
-        """Take a new update into the average; after the last step the average is the model."""
+    def _update_average(self) -> None:
+        """Add a new update to the average, which replaces the model after the last step."""
         if self._average is None:
             return
         if self._step.updates > self._averaged:
@@ -134,7 +124,7 @@ class Recorder:
             "step": spent,
             "updates": self._step.updates,
             "seconds": round(self._seconds, 2),
-            "learning_rate": self.rate(max(spent - 1, 0)),
+            "learning_rate": self.learning_rate(max(spent - 1, 0)),
             "validation": self._validation(model, self._loss) if self._validation else None,
         }
         if isinstance(self._step.release, RateConstraints):

@@ -1,4 +1,4 @@
-"""The Trainer: a plan, a model and data become a run. A loop around the private step."""
+"""The Trainer: trains a model within a plan, by a loop around the private step."""
 
 from __future__ import annotations
 
@@ -16,88 +16,65 @@ from torch.nn import functional
 from torch.optim import Optimizer
 from tqdm import tqdm
 
-from ownerwise.batches import (
-    PoissonBatches,
-)
+from ownerwise.batches import PoissonBatches
 from ownerwise.errors import OwnerwiseError
-from ownerwise.evaluation import (
-    Collate,
-    Evaluation,
-    Predict,
-    group_name,
-    predicted_classes,
-)
-from ownerwise.mechanisms import (
-    ClippingRule,
-    Loss,
-    Weights,
-)
+from ownerwise.evaluation import Collate, Evaluation, Predict, group_name, predicted_classes
+from ownerwise.mechanisms import ClippingRule, Loss, Weights
 from ownerwise.mechanisms.constraints import RateConstraints
-from ownerwise.planning import (
-    NO_CONSTRAINTS,
-    Plan,
-)
-from ownerwise.runs import (
-    Run,
-    default_label,
-    environment,
-    settings,
-)
+from ownerwise.planning import NO_CONSTRAINTS, Plan
+from ownerwise.runs import Run, default_label, environment, settings
 from ownerwise.runs import folders as run_folders
-from ownerwise.step import (
-    PrivateStep,
-    record_steps,
-)
+from ownerwise.step import PrivateStep, record_steps
 from ownerwise.training.averaging import Averaging
+from ownerwise.training.checks import prepare
 from ownerwise.training.interruption import Interrupted, Interruption
-from ownerwise.training.learning_rates import Schedule, factors
+from ownerwise.training.learning_rates import LearningRateSchedule, factors
 from ownerwise.training.loggers import Logger
-from ownerwise.training.preparation import prepare
 from ownerwise.training.recording import Recorder
 
-_EVALUATIONS = 20  # about so many over a run, if nothing else is asked for
+_EVALUATIONS = 20  # default number over a run, approximately
 
 
 class Trainer:
     """Trains a model within a plan: `run = Trainer(model, plan, lr=0.5).fit((X, y))`.
 
     Formal guarantee: that of `PrivateStep` with `PoissonBatches` of the same plan and one secret
-    stream. Of the training records nothing else leaves: history lines are made of validation and
-    test data, which NO guarantee covers; there is no training loss, and no checkpoint or learning
-    rate is chosen by one. The time that a run takes is shown, and depends a little on the sizes of
-    its batches. Public: all arguments here, and the model's first weights.
+    stream. Nothing else about the training records is released: history lines come from validation
+    and test data, which NO guarantee covers; there is no training loss, and no checkpoint or
+    learning rate is chosen by one. Training times are recorded and depend slightly on the batch
+    sizes. Public: all arguments here, and the model's initial weights.
 
     Args:
-        model: an ordinary module; it is trained in place, in the mode (train, eval) it is in.
+        model: an ordinary module, trained in place and in its current mode (train or eval).
         plan: the plan, with owners and their records.
         lr: learning rate.
-        optimizer: class of the optimizer, called as optimizer(parameters, lr=lr, **options).
-        optimizer_options: its further options, such as {"momentum": 0.9}.
+        optimizer: optimizer class, called as optimizer(parameters, lr=lr, **options).
+        optimizer_options: its other options, such as {"momentum": 0.9}.
         schedule: factor on the learning rate over the plan's steps: "constant", "linear", "cosine"
             or "step"; with options, {"name": "cosine", "warmup": 100, "floor": 0.1}; or a function
             from the step to the factor.
-        averaging: decay of an exponential average of the parameters over steps, such as 0.99:
-            post-processing, free. History, checkpoint at the end and the trained model are then the
-            average's.
+        averaging: decay of an exponential average of the parameters over steps, such as 0.99. This
+            is post-processing and costs nothing. History, final checkpoint and trained model are
+            then those of the average.
         loss: as for `PrivateStep`.
         weights, clipping, micro_batch_size, lean: as for `PrivateStep`.
-        constraints: rate constraints to train under. Targets then hold class and cell, as
-            `Partition.targets` makes them, in training, validation and test data; the plan pays for
-            the histogram (`plan(..., constraints=)`).
-        seed: None takes secret randomness. A number makes the run repeatable and NOT PRIVATE.
-        folder: run folder, made if needed; None keeps the run in memory, and it cannot be resumed.
-        name: name of the run; the folder's if not given.
-        label: method as reports show it; from the plan and the weights if not given.
-        evaluate_every: steps between two lines of history; about 20 lines if not given.
-        checkpoint_every: steps between two checkpoints; as `evaluate_every` if not given.
-        group_budgets: epsilon of validation groups, for reports; found by itself for groups that
-            are named like owners.
-        predict: function from the model's outputs to classes, where the largest output, or for a
-            single one its sign, is not the prediction.
+        constraints: rate constraints to train under. In training, validation and test data, targets
+            then hold class and cell (see `Partition.targets`); the plan pays for the histogram
+            (`plan(..., constraints=)`).
+        seed: None uses secret randomness. A number makes the run repeatable and NOT PRIVATE.
+        folder: run folder, created if needed; None keeps the run in memory, without resuming.
+        name: name of the run; by default the folder's name.
+        label: method name in reports; by default derived from the plan and the weights.
+        evaluate_every: steps between history lines; by default about 20 lines in all.
+        checkpoint_every: steps between checkpoints; by default `evaluate_every`.
+        group_budgets: epsilon of validation groups, for reports; known already for groups named
+            after owners.
+        predict: function from the model's outputs to classes; by default the largest output, or the
+            sign of a single one.
         loggers: "tensorboard", "wandb", or objects with start, log and finish (see `loggers`).
-        progress: whether to show a bar; by default where the output is a terminal.
-        notes: further entries of the run's config, as JSON types. "model" and "data" say in words
-            what these are; "not_private" lists what was computed without noise beforehand.
+        progress: whether to show a progress bar; by default if the output is a terminal.
+        notes: additional entries of the run's config, as JSON types. "model" and "data" describe
+            these in words; "not_private" lists what was computed without noise beforehand.
     """
 
     def __init__(
@@ -108,7 +85,7 @@ class Trainer:
         lr: float,
         optimizer: Callable[..., Optimizer] = torch.optim.SGD,
         optimizer_options: Mapping[str, Any] | None = None,
-        schedule: Schedule = "constant",
+        schedule: LearningRateSchedule = "constant",
         averaging: float | None = None,
         loss: Loss = functional.cross_entropy,
         weights: Weights | None = None,
@@ -149,8 +126,8 @@ class Trainer:
         self.label = label or default_label(plan, settings.describe_plug(weights))
         if constraints is not None and label is None:
             self.label += " constrained"
-        few = max(1, plan.steps // _EVALUATIONS)
-        self.evaluate_every = few if evaluate_every is None else evaluate_every
+        default_interval = max(1, plan.steps // _EVALUATIONS)
+        self.evaluate_every = default_interval if evaluate_every is None else evaluate_every
         self.checkpoint_every = (
             self.evaluate_every if checkpoint_every is None else checkpoint_every
         )
@@ -179,18 +156,18 @@ class Trainer:
         Args:
             data: (X, y) as tensors or arrays, or a map-style Dataset yielding (x, y); one row per
                 record of the plan's owners, in their order.
-            validation: likewise; evaluated in every line of history. NO guarantee covers it.
-            validation_groups: group of each validation record; its class if not given.
-            test, test_groups: likewise, evaluated once at the end.
-            groups_are: what groups are, in a word; "owners" or "classes" where that is known.
+            validation: validation data, evaluated in every history line. NO guarantee covers it.
+            validation_groups: group of each validation record; by default its class.
+            test, test_groups: test data, evaluated once at the end.
+            groups_are: what the groups are, in one word; by default "owners" or "classes" if known.
             num_workers, collate: as for `PoissonBatches`.
-            resume: go on with the run in `folder`, or begin it if there is none. Settings and plan
-                must be the same. A run with a fixed seed goes on bit for
-                bit, unless the data itself is random (augmentation).
+            resume: resume the run in `folder`, or start it if there is none. Settings and plan must
+                be the same. A run with a fixed seed continues bit for bit, unless the data itself
+                is random (augmentation).
 
         Raises:
-            OwnerwiseError: lists everything that is wrong, before anything is done.
-            Interrupted: on Ctrl-C, if the run has a folder; a checkpoint is written first.
+            OwnerwiseError: lists all problems, before anything is done.
+            Interrupted: on Ctrl-C if the run has a folder, after a checkpoint is written.
         """
         validating = self._evaluation(validation, validation_groups, collate)
         testing = self._evaluation(test, test_groups, collate)
@@ -223,24 +200,24 @@ class Trainer:
         return run
 
     def _train(self, batches: PoissonBatches, step: PrivateStep, recorder: Recorder) -> None:
-        """Take the steps that are left.
+        """Take the remaining steps.
 
-        Whatever fails, the step whose batch was being drawn or used is spent: to draw it anew
-        would choose batches by what is in them.
+        After any failure, the step whose batch was being drawn or used is spent: drawing it again
+        would choose batches by their content.
         """
         spent = step.steps_spent
         try:
             with recorder, Interruption() as interruption, self._bar(step) as bar:
                 recorder.record()
-                spent += 1  # from here on the first batch is drawn
+                spent += 1  # the first batch is drawn from here on
                 for batch in batches:
                     for group in step.optimizer.param_groups:
-                        group["lr"] = recorder.rate(batch.step)
+                        group["lr"] = recorder.learning_rate(batch.step)
                     step(batch)
                     if recorder.record():
                         bar.set_postfix_str(recorder.summary)
                     bar.update()
-                    if interruption.asked and step.steps_spent < self.plan.steps:
+                    if interruption.requested and step.steps_spent < self.plan.steps:
                         raise self._stopped(step, recorder)
                     spent = step.steps_spent + 1
         except BaseException:
@@ -251,18 +228,18 @@ class Trainer:
     def _stopped(self, step: PrivateStep, recorder: Recorder) -> KeyboardInterrupt:
         done = f"stopped after {step.steps_spent} of {self.plan.steps} steps"
         if self.folder is None:
-            return KeyboardInterrupt(f"{done}; a run in memory cannot be resumed: give a folder")
+            return KeyboardInterrupt(f"{done}; a run without folder= cannot be resumed")
         recorder.checkpoint()
         return Interrupted(
-            f"{done}, nothing is lost: fit(..., resume=True), or --resume on the command line, "
-            f"goes on from {self.folder}"
+            f"{done}; nothing is lost: resume from {self.folder} with fit(..., resume=True), or "
+            "with --resume on the command line"
         )
 
     def _open(self, config: dict[str, Any], step: PrivateStep, resume: bool) -> Run:
-        """Begin the run, or bring the step to where the stored one stands."""
+        """Start the run, or restore the step from the run folder."""
         if self.folder is None:
             return Run(config, self.plan, environment=environment())
-        # once more, now that nobody else can write
+        # check again, now that nobody else can write
         problems = run_folders.folder_problems(self.folder, config, self.plan, resume)
         if problems:
             raise OwnerwiseError(problems)
@@ -283,7 +260,7 @@ class Trainer:
         num_workers: int,
     ) -> dict[str, Any]:
         """Return the settings as JSON types."""
-        named = callable(self.schedule)
+        is_function = callable(self.schedule)
         config = {
             **self.notes,
             "name": self.name,
@@ -297,7 +274,7 @@ class Trainer:
                 "lr": self.lr,
                 **self.optimizer_options,
             },
-            "schedule": settings.describe_function(self.schedule) if named else self.schedule,
+            "schedule": settings.describe_function(self.schedule) if is_function else self.schedule,
             "weights": settings.describe_plug(self.weights),
             "clipping": settings.describe_plug(self.clipping) or {"kind": "Standard"},
             "evaluate_every": self.evaluate_every,
@@ -317,12 +294,12 @@ class Trainer:
             config["averaging"] = self.averaging
         if self.constraints is not None:
             config["constraints"] = self.constraints.describe()
-        return json.loads(json.dumps(config, default=str))  # tuples become lists, as when read
+        return json.loads(json.dumps(config, default=str))  # tuples become lists, as in the file
 
     def _groups(
         self, validating: Evaluation | None, testing: Evaluation | None, groups_are: str | None
     ) -> dict[str, Any]:
-        """Return what the groups of validation and test data are, and their budgets."""
+        """Return the kind of groups in validation and test data, and their budgets."""
         names = {
             name
             for evaluation in (validating, testing)

@@ -157,7 +157,9 @@ def test_everything_wrong_is_listed_before_training():
     with pytest.raises(ow.OwnerwiseError, match=r"pays for no release: .*constraints=\)"):
         make_trainer(plan=unpaid).fit(data())
     torch.manual_seed(0)
-    with pytest.raises(ow.OwnerwiseError, match=r"pays for a release: give .* constraints=\)"):
+    with pytest.raises(
+        ow.OwnerwiseError, match=r"pays for a release, but none was given: pass .* constraints=\)"
+    ):
         Trainer(nn.Linear(4, 2), make_plan(), lr=1.0).fit((inputs, torch.from_numpy(labels)))
     with pytest.raises(ow.OwnerwiseError, match="the data: some targets are none of the classes"):
         make_trainer().fit((inputs, data()[1] + torch.tensor([1, 0])))

@@ -56,36 +56,36 @@ def histograms(dtype: torch.dtype, bad: float = 0.0):
         yield outputs, PART.targets(labels, {"sex": SEX[:9]})
 
 
-SHARES = torch.linspace(0.1, 1.0, 9, dtype=torch.float64)
+SCALES = torch.linspace(0.1, 1.0, 9, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shares", [None, SHARES], ids=["alike", "shares"])
+@pytest.mark.parametrize("scales", [None, SCALES], ids=["unscaled", "scaled"])
 @pytest.mark.parametrize("hard", [False, True])
-def test_a_record_moves_the_histogram_by_at_most_one_or_its_share(hard, shares, dtype):
+def test_a_record_moves_the_histogram_by_at_most_one_or_its_scale(hard, scales, dtype):
     """In sum, hence in length, with the record and without it, whatever the outputs are."""
     fair = made(hard=hard)
     for outputs, targets in histograms(dtype):
-        whole = fair.total(outputs, targets, shares)
+        whole = fair.total(outputs, targets, scales)
         for out in range(9):
             kept = [at for at in range(9) if at != out]
-            own = None if shares is None else shares[kept]
+            own = None if scales is None else scales[kept]
             moved = whole - fair.total(outputs[kept], targets[kept], own)
-            limit = 1.0 if shares is None else float(shares[out])
+            limit = 1.0 if scales is None else float(scales[out])
             assert float(moved.abs().sum()) <= limit * (1 + 1e-12)
             assert float(moved.norm()) <= limit * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("bad", [0.0, math.nan, math.inf], ids=str)
-@pytest.mark.parametrize("shares", [None, SHARES], ids=["alike", "shares"])
+@pytest.mark.parametrize("scales", [None, SCALES], ids=["unscaled", "scaled"])
 @pytest.mark.parametrize("hard", [False, True])
-def test_the_histogram_is_the_sum_of_the_contributions(hard, shares, bad):
+def test_the_histogram_is_the_sum_of_the_contributions(hard, scales, bad):
     fair = made(hard=hard)
-    own = None if shares is None else shares.numpy()
+    own = None if scales is None else scales.numpy()
     for outputs, targets in histograms(torch.float64, bad):
         rows = fair.contributions(outputs, targets)
         slow = sum_of_unit_rows([rows], [slice(0, 9)], fair.shape, own)
-        assert torch.allclose(fair.total(outputs, targets, shares), slow, rtol=0, atol=1e-12)
+        assert torch.allclose(fair.total(outputs, targets, scales), slow, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("weights", [None, ow.INO(tail=0.5)], ids=["plain", "INO"])
@@ -111,7 +111,7 @@ def test_a_record_moves_the_sum_by_at_most_its_clip_norm_given_the_histogram(wei
 
 
 def test_prices_are_the_gradient_of_the_priced_constraints():
-    """Sum of priced shares has the gradient of sum_j multiplier_j rate_j: quotients and all."""
+    """The sum of priced probabilities has the gradient of sum_j multiplier_j rate_j."""
     fair = made(smoothing=0.0, ascent=3.0, cap=50.0).bind(
         SimpleNamespace(
             sampling_rates=np.ones(1), records=np.array([40]), release_shares=None, release_std=0.0
@@ -143,7 +143,7 @@ def test_prices_are_the_gradient_of_the_priced_constraints():
 @pytest.mark.parametrize(
     "loss", [functional.cross_entropy, torch.nn.CrossEntropyLoss()], ids=["function", "module"]
 )
-def test_the_loss_of_a_record_is_its_own_plus_the_price_of_its_shares(loss, temperature):
+def test_the_loss_of_a_record_is_its_own_plus_the_price_of_its_prediction(loss, temperature):
     prices = torch.randn(PART.shape, generator=torch.Generator().manual_seed(5)).double()
     fair = made(temperature=temperature)
     priced = fair.penalised(loss)
@@ -281,8 +281,8 @@ def test_micro_batches_change_nothing(size):
     np.testing.assert_allclose(pair[0].release.multipliers, pair[1].release.multipliers)
 
 
-def test_owners_shares_scale_what_their_records_add():
-    shares = np.array([1.0, 0.5, 0.25])
+def test_release_shares_scale_what_their_records_add():
+    scales = np.array([1.0, 0.5, 0.25])
     model, inputs, targets = records(3)
     seen = []
 
@@ -291,13 +291,13 @@ def test_owners_shares_scale_what_their_records_add():
             seen.append(noised)
             return super().process(noised)
 
-    paid = dataclasses.replace(plan(), release_shares=shares)
+    paid = dataclasses.replace(plan(), release_shares=scales)
     step = constrained_step(model, Watching(made().constraints), paid)
     step.clipped_sum(tools.batch_of(inputs, targets))
     for record in range(3):
         cell = targets[record, 1]
         assert float(seen[0][cell].sum()) == pytest.approx(
-            shares[targets[:, 1].eq(cell).numpy()].sum()
+            scales[targets[:, 1].eq(cell).numpy()].sum()
         )
 
 
@@ -305,14 +305,14 @@ def test_wrong_targets_outputs_and_options_are_named():
     fair = made()
     with pytest.raises(ow.OwnerwiseError, match=r"expected int64 \[records, 2\], class and cell"):
         fair.contributions(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
-    with pytest.raises(ow.OwnerwiseError, match=r"expected \[records, 3\], one per class"):
+    with pytest.raises(ow.OwnerwiseError, match=r"expected \[records, 3\], one for each class"):
         fair.contributions(torch.zeros(4, 2), torch.zeros(4, 2, dtype=torch.int64))
     with pytest.raises(ow.OwnerwiseError) as error:
         made(ascent=0, damping=-1, cap=-1, temperature=math.inf, smoothing=1.0, floor=0)
     assert len(error.value.problems) == 6
     with pytest.raises(ow.OwnerwiseError, match="no constraints were given"):
         ow.RateConstraints([])
-    with pytest.raises(ow.OwnerwiseError, match="is no constraint"):
+    with pytest.raises(ow.OwnerwiseError, match="is not a constraint"):
         ow.RateConstraints(["parity"])
     twice = rates.error_rate(PART, max_rate=0.1)
     with pytest.raises(ow.OwnerwiseError, match="two constraints are named"):
@@ -321,6 +321,6 @@ def test_wrong_targets_outputs_and_options_are_named():
     with pytest.raises(ow.OwnerwiseError, match="several partitions"):
         ow.RateConstraints([twice, rates.demographic_parity(other, "sex", max_gap=0.1)])
     (problem,) = loss_problems(fair.penalised(nn.Linear(2, 2)), nn.Linear(2, 2))
-    assert "parameters of its own (weight, bias)" in problem
-    with pytest.raises(ow.OwnerwiseError, match="of other constraints"):
+    assert "trainable parameters (weight, bias)" in problem
+    with pytest.raises(ow.OwnerwiseError, match="belongs to other constraints"):
         fair.load_state(ow.RateConstraints(twice).state())

@@ -1,7 +1,8 @@
-"""Rate constraints: what the predictions of a private model must keep to, group by group.
+"""Rate constraints: bounds on a private model's predictions, overall and per group.
 
-`Partition` sorts records into cells, `rate` makes rates that add, subtract and compare, the
-functions of `ready` are the usual constraints, and `RateConstraints` trains under them.
+`Partition` sorts records into cells, `rate` builds rates that can be added, subtracted and
+compared, `common` has the usual constraints, and `RateConstraints` trains under them. Imports what
+`mechanisms` may import, and its `losses` and `plugs`.
 """
 
 from ownerwise.mechanisms.constraints.common import (

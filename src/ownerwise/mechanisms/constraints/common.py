@@ -1,7 +1,7 @@
-"""Ready-made constraints: fairness between groups, and floors and caps of usual rates.
+"""Common constraints: fairness between groups, and lower and upper bounds on the usual rates.
 
-Each returns a list of one-sided constraints. A gap between a group and all others is held from both
-sides; two groups need that once, as each is the other's rest.
+Each function returns a list of one-sided constraints. The gap between a group and all others is
+bounded on both sides; for two groups, one gap is enough.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ownerwise.mechanisms.constraints.rates import Constraint, Expression, rate
 def demographic_parity(
     part: Partition, column: str, *, max_gap: float, pred: Any = None
 ) -> list[Constraint]:
-    """Hold the share of predictions of a class in each group close to that of all others.
+    """Keep the rate at which a class is predicted similar in each group and all others.
 
     Args:
         part: the partition.
-        column: whose values are the groups.
-        max_gap: the largest difference, as a share.
-        pred: the class; the second of two, or every one of more, if not given.
+        column: the column whose values are the groups.
+        max_gap: the largest allowed difference, from 0 to 1.
+        pred: the class; by default the second of two, or every class if there are more.
     """
     return _gaps("parity", part, column, max_gap, _counted(part, pred), [None])
 
@@ -32,14 +32,14 @@ def demographic_parity(
 def equalized_odds(
     part: Partition, column: str, *, max_gap: float, pred: Any = None
 ) -> list[Constraint]:
-    """Hold the same among the records of each true class."""
+    """Keep the same rates similar among the records of each true class."""
     return _gaps("odds", part, column, max_gap, _counted(part, pred), _classes(part))
 
 
 def equal_opportunity(
     part: Partition, column: str, *, max_gap: float, positive: Any = None
 ) -> list[Constraint]:
-    """Hold each group's recall of a class (the last one if not given) close to all others'."""
+    """Keep each group's recall of a class (by default the last) similar to that of all others."""
     positive = _positive(part, positive)
     return _gaps("opportunity", part, column, max_gap, [positive], [positive])
 
@@ -47,7 +47,7 @@ def equal_opportunity(
 def false_negative_rate(
     part: Partition, *, max_rate: float, positive: Any = None, by: str | None = None
 ) -> list[Constraint]:
-    """Cap the share of a class's records that are predicted otherwise, overall or by group."""
+    """Cap the fraction of a class's records predicted as another class, overall or by group."""
     positive = _positive(part, positive)
     given = part[LABEL] == positive
     event = part.predicted != positive
@@ -57,7 +57,7 @@ def false_negative_rate(
 def false_positive_rate(
     part: Partition, *, max_rate: float, positive: Any = None, by: str | None = None
 ) -> list[Constraint]:
-    """Cap the share of other classes' records that are predicted as this one."""
+    """Cap the fraction of other classes' records that are predicted as this class."""
     positive = _positive(part, positive)
     event = part.predicted == positive
     given = part[LABEL] != positive
@@ -67,7 +67,7 @@ def false_positive_rate(
 def recall(
     part: Partition, *, min_rate: float, positive: Any = None, by: str | None = None
 ) -> list[Constraint]:
-    """Ask for a least share of a class's records to be predicted right."""
+    """Require a minimum fraction of a class's records to be predicted correctly."""
     positive = _positive(part, positive)
     event = part.predicted == positive
     return _bounded("recall", part, by, event, part[LABEL] == positive, min_rate=min_rate)
@@ -76,7 +76,7 @@ def recall(
 def precision(
     part: Partition, *, min_rate: float, positive: Any = None, by: str | None = None
 ) -> list[Constraint]:
-    """Ask for a least share of a class's predictions to be right."""
+    """Require a minimum fraction of the predictions of a class to be correct."""
     positive = _positive(part, positive)
     event = part[LABEL] == positive
     given = part.predicted == positive
@@ -91,14 +91,14 @@ def selection_rate(
     pred: Any = None,
     by: str | None = None,
 ) -> list[Constraint]:
-    """Bound the share of records that are predicted as a class."""
+    """Bound the fraction of records that are predicted as a class."""
     event = part.predicted == _positive(part, pred)
     rates = {"max_rate": max_rate, "min_rate": min_rate}
     return _bounded("selection", part, by, event, part.everyone, **rates)
 
 
 def error_rate(part: Partition, *, max_rate: float, by: str | None = None) -> list[Constraint]:
-    """Cap the share of records that are predicted wrong."""
+    """Cap the fraction of records that are predicted incorrectly."""
     return _bounded("error", part, by, part.wrong, part.everyone, max_rate=max_rate)
 
 
@@ -110,14 +110,14 @@ def _gaps(
     counted: Iterable[Any],
     labels: Iterable[Any],
 ) -> list[Constraint]:
-    """Return, for every class counted and every label, each group against the rest."""
+    """Return the gap of each group to the rest, for every counted class and label."""
     groups = part[column]
-    _check_share("max_gap", max_gap)
+    _check_fraction("max_gap", max_gap)
     if len(groups.values) < 2:
         raise OwnerwiseError(
-            f"column {column!r} has the values {groups.values}; a gap needs two groups"
+            f"column {column!r} has the values {groups.values}; a gap needs at least two groups"
         )
-    found = []
+    constraints = []
     for label in labels:
         given = part.everyone if label is None else part[LABEL] == label
         for pred in counted:
@@ -126,8 +126,8 @@ def _gaps(
                 rest = rate(pred=pred, where=groups != value, given=given)
                 words = f"{kind} of {pred}: {column} {value} - {_rest(groups, value)}"
                 words += "" if label is None else f", {given.name}"
-                found += _two_sided(words, here - rest, max_gap)
-    return found
+                constraints += _two_sided(words, here - rest, max_gap)
+    return constraints
 
 
 def _two_sided(words: str, gap: Expression, most: float) -> Iterator[Constraint]:
@@ -150,26 +150,26 @@ def _bounded(
     max_rate: float | None = None,
     min_rate: float | None = None,
 ) -> list[Constraint]:
-    """Return the bounds of one rate, overall or for every value of the column `by`."""
+    """Return the bounds on one rate, overall or for each value of the column `by`."""
     if max_rate is None and min_rate is None:
         raise OwnerwiseError(f"{kind}: give max_rate, min_rate, or both")
     groups = [part.everyone] if by is None else [part[by] == value for value in part[by].values]
-    found = []
+    constraints = []
     for group in groups:
         value = rate(event, where=group, given=given)
         name = " of ".join(filter(None, (kind, group.name)))
         if max_rate is not None:
-            _check_share("max_rate", max_rate)
-            found.append((value <= max_rate).named(f"{name} ≤ {max_rate:g}"))
+            _check_fraction("max_rate", max_rate)
+            constraints.append((value <= max_rate).named(f"{name} ≤ {max_rate:g}"))
         if min_rate is not None:
-            _check_share("min_rate", min_rate)
-            found.append((value >= min_rate).named(f"{name} ≥ {min_rate:g}"))
-    return found
+            _check_fraction("min_rate", min_rate)
+            constraints.append((value >= min_rate).named(f"{name} ≥ {min_rate:g}"))
+    return constraints
 
 
-def _check_share(name: str, value: float) -> None:
+def _check_fraction(name: str, value: float) -> None:
     if not (math.isfinite(value) and 0 <= value <= 1):
-        raise OwnerwiseError(f"{name}={value}: expected a share from 0 to 1")
+        raise OwnerwiseError(f"{name}={value}: expected a number from 0 to 1")
 
 
 def _positive(part: Partition, given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Partitions: a public rule that sorts every record into one cell, by group, label, any columns."""
+"""Partitions: a public rule that assigns every record to one cell, by group, label or others."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch import Tensor
 from ownerwise.errors import OwnerwiseError, name_some
 
 LABEL = "label"
-"""The column that holds the record's class."""
+"""The column with the record's class."""
 
 
 class Partition:
-    """Cells by the values of columns. The rule is public; the cell of a record is private.
+    """Cells defined by the values of columns. The rule is public; a record's cell is private.
 
-    A column named "label" is the record's class. Leave it out where no constraint looks at the true
-    class: fewer cells hold more records each, and the noise weighs less.
+    A column named "label" is the record's class. Leave it out if no constraint refers to the true
+    class: with fewer cells, each holds more records and the noise matters less.
 
     Args:
-        columns: name of each column, and the public list of its values.
-        classes: the classes, or their number; those of the column "label" if not given.
+        columns: each column's name and the public list of its values.
+        classes: the classes, or their number; by default the values of the column "label".
 
     Example:
         >>> part = Partition({"sex": ("F", "M"), "label": (0, 1)})
@@ -43,18 +43,18 @@ class Partition:
             classes = self.columns.get(LABEL, ())
         self.classes = tuple(range(classes) if isinstance(classes, int) else classes)
         problems = [
-            f"column {name!r} has the values {values}; expected at least one, none of them twice"
+            f"column {name!r} has the values {values}; expected at least one, without duplicates"
             for name, values in self.columns.items()
             if not values or len(set(values)) < len(values)
         ]
         if len(set(self.classes)) < max(2, len(self.classes)):
             problems.append(
-                f"classes {self.classes}: expected at least two different ones: give classes=, or "
-                f"a column {LABEL!r} with its values"
+                f"classes {self.classes}: expected at least two distinct ones: give classes=, or a "
+                f"column {LABEL!r} with its values"
             )
         elif LABEL in self.columns and self.columns[LABEL] != self.classes:
             problems.append(
-                f"column {LABEL!r} has the values {self.columns[LABEL]}, the classes are "
+                f"column {LABEL!r} has the values {self.columns[LABEL]}, but the classes are "
                 f"{self.classes}; expected the same, in the same order"
             )
         if problems:
@@ -66,29 +66,29 @@ class Partition:
         return math.prod(map(len, self.columns.values())), len(self.classes)
 
     def cells(self, columns: Mapping[str, Any]) -> np.ndarray:
-        """Return the cell of every record from one value per record and column, int64."""
+        """Return each record's cell, int64, given one value per record and column."""
         problems = self._column_problems(set(columns))
-        found = np.int64(0)
+        cells = np.int64(0)
         for name, values in self.columns.items():
             if name in columns:
                 at = _positions(columns[name], values, f"column {name!r}", problems)
-                if np.shape(found) not in ((), at.shape):
+                if np.shape(cells) not in ((), at.shape):
                     problems.append(
-                        f"column {name!r} has {len(at)} records, the columns before it "
-                        f"{np.size(found)}; expected the same number"
+                        f"column {name!r} has {len(at)} records, but the columns before it have "
+                        f"{np.size(cells)}; expected the same number"
                     )
                     continue
-                found = found * len(values) + at
+                cells = cells * len(values) + at
         if problems:
             raise OwnerwiseError(problems)
-        return np.atleast_1d(found)
+        return np.atleast_1d(cells)
 
     def targets(self, labels: Any, columns: Mapping[str, Any] | None = None) -> Tensor:
-        """Return what constrained training takes as targets: class and cell, int64 [records, 2].
+        """Return the targets of constrained training: class and cell, int64 [records, 2].
 
         Args:
             labels: the class of each record, one of `classes`.
-            columns: the other columns, one value per record each: a mapping, or a DataFrame.
+            columns: the other columns, a mapping or DataFrame with one value per record each.
         """
         problems: list[str] = []
         classes = _positions(labels, self.classes, "labels", problems)
@@ -100,7 +100,7 @@ class Partition:
         cells = self.cells(columns) if self.columns else np.zeros_like(classes)
         if len(cells) != len(classes):
             raise OwnerwiseError(
-                f"{len(classes)} labels and columns of {len(cells)} records; expected the same"
+                f"got {len(classes)} labels, but columns of {len(cells)} records; expected the same"
             )
         return torch.from_numpy(np.stack([classes, cells], axis=1))
 
@@ -124,18 +124,18 @@ class Partition:
 
     @property
     def wrong(self) -> Condition:
-        """The prediction is not the label."""
+        """The prediction differs from the label."""
         pairs = [(self[LABEL] == value) & (self.predicted != value) for value in self.classes]
         return Condition(self, "wrong", np.logical_or.reduce([pair.mask for pair in pairs]))
 
     @property
     def everyone(self) -> Condition:
-        """Every record, whatever is predicted."""
+        """Every record, whatever the prediction."""
         return Condition(self, "", np.ones(self.shape, dtype=bool))
 
     def _column_problems(self, given: set[str]) -> list[str]:
         return [
-            f"column {name!r} is {'missing' if name in self.columns else 'not of the partition'}; "
+            f"column {name!r} is {'missing' if name in self.columns else 'not in the partition'}; "
             f"expected {name_some(list(self.columns), shown=9)}"
             for name in sorted(given ^ set(self.columns))
         ]
@@ -162,7 +162,7 @@ class Condition:
         return Condition(self.partition, f"not ({self.name})", ~self.mask)
 
     def __bool__(self) -> NoReturn:
-        """Refuse `and`, `or` and `not`, which would drop a condition."""
+        """Refuse `and`, `or` and `not`, which would silently drop a condition."""
         raise OwnerwiseError(
             f"the condition {self.name!r} is neither true nor false by itself; combine conditions "
             "with & (and), | (or) and ~ (not), each in brackets: "
@@ -172,21 +172,20 @@ class Condition:
     def _with(self, other: Condition, word: str, mask: np.ndarray) -> Condition:
         if self.partition is not other.partition:
             raise OwnerwiseError(
-                f"{self.name!r} and {other.name!r} are of two partitions; make one with all columns"
+                f"{self.name!r} and {other.name!r} belong to different partitions; make one with "
+                "all columns"
             )
         return Condition(self.partition, word.join(filter(None, (self.name, other.name))), mask)
 
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """A column of a partition: compared with a value it becomes a `Condition`."""
+    """A column of a partition; comparing it with a value gives a `Condition`."""
 
     partition: Partition
     name: str
     values: tuple[Any, ...]
-    position: np.ndarray = field(
-        repr=False
-    )  # of each cell's or class's value, [cells, 1] or [1, k]
+    position: np.ndarray = field(repr=False)  # index of each value, [cells, 1] or [1, classes]
 
     def __eq__(self, value: object) -> Condition:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.isin([value])
@@ -197,7 +196,7 @@ class Column:
         return Condition(self.partition, f"{self.name} ≠ {value}", self.isin(kept).mask)
 
     def isin(self, values: Sequence[Any]) -> Condition:
-        """Return the condition that the column has one of these values."""
+        """Return the condition that the column takes one of these values."""
         if unknown := [value for value in values if value not in self.values]:
             raise OwnerwiseError(
                 f"{self.name} = {name_some(unknown, repr)}: expected one of "
@@ -209,7 +208,7 @@ class Column:
 
 
 def _positions(given: Any, values: tuple[Any, ...], what: str, problems: list[str]) -> np.ndarray:
-    """Return where each record's value stands in the public list, int64; add what is unknown."""
+    """Return the index of each record's value in the public list, int64; report unknown values."""
     array = given.numpy() if isinstance(given, Tensor) else np.asarray(given)
     place = {value: at for at, value in enumerate(values)}
     if array.dtype == object:  # None and NaN cannot be sorted among words
@@ -220,8 +219,8 @@ def _positions(given: Any, values: tuple[Any, ...], what: str, problems: list[st
     if unknown := list(dict.fromkeys(repr(value) for value in known if value not in place)):
         problems.append(
             f"{what} has {name_some(unknown)} (not private); expected one of "
-            f"{name_some(values, repr, shown=9)}: correct it, or list it; a missing value needs a "
-            "name, such as 'unknown'"
+            f"{name_some(values, repr, shown=9)}: correct it, or add it to the list; give missing "
+            "values a name, such as 'unknown'"
         )
     if array.ndim != 1:
         problems.append(f"{what} has shape {list(array.shape)}; expected one value per record")

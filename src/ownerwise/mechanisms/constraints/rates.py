@@ -1,4 +1,4 @@
-"""Rates of predictions, sums and differences of them, and constraints: a small algebra."""
+"""A small algebra of prediction rates, their sums and differences, and constraints on them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def rate(
     where: Condition | None = None,
     given: Condition | None = None,
 ) -> Expression:
-    """Return the share of records with an event, among those in `where` and `given`.
+    """Return the fraction of records with an event among those that satisfy `where` and `given`.
 
     Args:
-        event: what is counted, such as `part.wrong`.
-        pred: counts predictions of this class, or of these classes (a list), instead of an event.
-        where: among whom, such as `part["sex"] == "F"`.
-        given: on what condition, such as `part["label"] == 1`, or `part.predicted == 1`.
+        event: the event to count, such as `part.wrong`.
+        pred: count predictions of this class, or of a list of classes, instead of an event.
+        where: the group, such as `part["sex"] == "F"`.
+        given: a further condition, such as `part["label"] == 1` or `part.predicted == 1`.
 
     Example:
         >>> part = Partition({"sex": ("F", "M"), "label": (0, 1)})
@@ -36,10 +36,10 @@ def rate(
     conditions = [condition for condition in (where, given) if condition is not None]
     known = [condition for condition in (event, *conditions) if condition is not None]
     if (event is None) == (pred is None):
-        raise OwnerwiseError("give rate an event, or pred=, a class; it got both or neither")
+        raise OwnerwiseError("rate needs either an event or pred=, a class; got both or neither")
     if not known:
         raise OwnerwiseError(
-            "rate(pred=...) cannot tell its partition: give where=part.everyone for all records"
+            "rate(pred=...) does not know its partition: give where=part.everyone for all records"
         )
     partition = known[0].partition
     if event is None:
@@ -48,13 +48,13 @@ def rate(
     for condition in conditions:
         base = base & condition
     among = f" | {base.name}" if base.name else ""
-    made = Rate(f"rate({event.name}{among})", partition, (event & base).mask, base.mask)
-    return Expression(((1.0, made),))
+    term = Rate(f"rate({event.name}{among})", partition, (event & base).mask, base.mask)
+    return Expression(((1.0, term),))
 
 
 @dataclass(frozen=True, eq=False)
 class Rate:
-    """A count over another one: sums of the histogram over two sets of (cell, class) pairs."""
+    """A ratio of two counts, each a sum of the histogram over a set of (cell, class) pairs."""
 
     name: str
     partition: Partition
@@ -64,19 +64,19 @@ class Rate:
     def __post_init__(self):
         if not self.denominator.any():
             raise OwnerwiseError(
-                f"{self.name}: no cell of the partition meets its condition, so it is a rate among "
-                "nobody; expected at least one"
+                f"{self.name}: no cell of the partition satisfies its condition; expected at least "
+                "one"
             )
 
     @property
     def fixed_base(self) -> bool:
-        """Whether the denominator does not depend on the model: it counts whole cells."""
+        """Whether the denominator counts whole cells and so does not depend on the model."""
         return bool((self.denominator.all(axis=1) | ~self.denominator.any(axis=1)).all())
 
 
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """A constant plus multiples of rates. Compare with a number to get a `Constraint`."""
+    """A constant plus multiples of rates. Comparing it with a number gives a `Constraint`."""
 
     terms: tuple[tuple[float, Rate], ...] = ()
     constant: float = 0.0
@@ -108,7 +108,7 @@ class Expression:
         return _constraint(self, "≥", bound)
 
     def __bool__(self) -> NoReturn:
-        """Refuse `and` and `or`, which would drop a rate."""
+        """Refuse `and` and `or`, which would silently drop a rate."""
         raise OwnerwiseError(
             f"{self} is neither true nor false: compare it with a bound, such as {self} <= 0.1"
         )
@@ -121,11 +121,11 @@ class Expression:
 
 
 def _constraint(left: Expression, sense: str, right: Expression | float) -> Constraint:
-    """Return left ≤ right or left ≥ right, with all rates on the left and the bound right."""
+    """Return left ≤ right or left ≥ right, with all rates moved to the left."""
     moved = left - right if isinstance(right, Expression) else left
     bound = 0.0 if isinstance(right, Expression) else float(right)
     if not moved.terms:
-        raise OwnerwiseError(f"{moved} {sense} {bound:g} has no rate; expected at least one")
+        raise OwnerwiseError(f"{moved} {sense} {bound:g} contains no rate; expected at least one")
     if not math.isfinite(bound):
         raise OwnerwiseError(f"{moved} {sense} {bound}: expected a finite bound")
     return Constraint(f"{moved} {sense} {bound:g}", moved, sense, bound)
@@ -133,7 +133,7 @@ def _constraint(left: Expression, sense: str, right: Expression | float) -> Cons
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Constraint:
-    """An expression of rates that must not exceed, or not fall below, a bound."""
+    """An upper or lower bound on an expression of rates."""
 
     name: str
     expression: Expression
@@ -142,7 +142,7 @@ class Constraint:
 
     @property
     def partition(self) -> Partition:
-        """The partition that its rates are about."""
+        """The partition of its rates."""
         return self.expression.terms[0][1].partition
 
     def named(self, name: str) -> Constraint:
@@ -150,11 +150,11 @@ class Constraint:
         return Constraint(name, self.expression, self.sense, self.bound)
 
     def excess(self, value: float) -> float:
-        """Return by how much a value of the expression breaks the constraint; negative if not."""
+        """Return how far a value violates the constraint; negative if it does not."""
         return value - self.bound if self.sense == "≤" else self.bound - value
 
     def value(self, histogram: np.ndarray) -> float | None:
-        """Return the expression on a histogram [cells, classes]; None where a group is empty."""
+        """Return the value on a histogram [cells, classes]; None if a group is empty."""
         total = self.expression.constant
         for weight, term in self.expression.terms:
             among = histogram[term.denominator].sum()
@@ -164,10 +164,10 @@ class Constraint:
         return float(total)
 
     def __bool__(self) -> NoReturn:
-        """Refuse `low <= rate <= high`, and `and`, which would drop a constraint."""
+        """Refuse `low <= rate <= high` and `and`, which would silently drop a constraint."""
         raise OwnerwiseError(
             f"{self.name} is neither true nor false by itself, and low <= rate <= high would keep "
-            "one bound only; write two constraints, [rate >= low, rate <= high]"
+            "only one bound; write two constraints, [rate >= low, rate <= high]"
         )
 
     def __repr__(self) -> str:
@@ -175,22 +175,22 @@ class Constraint:
 
 
 def flattened(constraints: Constraint | Sequence[Any]) -> list[Constraint]:
-    """Return constraints, lists of them, and lists of lists as one list of different names."""
+    """Return nested lists of constraints as one list with distinct names."""
     if isinstance(constraints, Constraint):
         return [constraints]
     if not isinstance(constraints, Sequence) or isinstance(constraints, str):
         raise OwnerwiseError(
-            f"{constraints!r} is no constraint; expected a rate compared with a bound, such as "
-            "rate(pred=1, where=...) <= 0.1, or a list of such"
+            f"{constraints!r} is not a constraint; expected a rate compared with a bound, such as "
+            "rate(pred=1, where=...) <= 0.1, or a list of them"
         )
-    found = [one for part in constraints for one in flattened(part)]
+    flat = [constraint for nested in constraints for constraint in flattened(nested)]
     problems = []
-    if not found:
+    if not flat:
         problems.append("no constraints were given; expected at least one")
-    if len({id(one.partition) for one in found}) > 1:
-        problems.append("the constraints are about several partitions; make one with all columns")
-    names = [one.name for one in found]
+    if len({id(constraint.partition) for constraint in flat}) > 1:
+        problems.append("the constraints use several partitions; make one with all columns")
+    names = [constraint.name for constraint in flat]
     problems += [f"two constraints are named {n!r}" for n in set(names) if names.count(n) > 1]
     if problems:
         raise OwnerwiseError(problems)
-    return found
+    return flat

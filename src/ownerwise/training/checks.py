@@ -1,56 +1,61 @@
-"""Everything a training needs, checked before it starts: all problems are listed at once."""
+"""Checks before a training starts: everything it needs is built, and all problems are listed."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
-from ownerwise.batches import (
-    data_problems,
-    ownerless_problems,
-)
+from ownerwise.batches import COLLATE_NEEDS_DATASET, data_problems, ownerless_problems
 from ownerwise.errors import OwnerwiseError
-from ownerwise.evaluation import (
-    Collate,
-    Evaluation,
-    trial_problems,
-)
+from ownerwise.evaluation import Collate, Evaluation, trial_problems
 from ownerwise.gradients import check
-from ownerwise.mechanisms import (
-    loss_problems,
-)
-from ownerwise.planning import (
-    Plan,
-)
-from ownerwise.randomness import (
-    SecretStream,
-)
-from ownerwise.runs import (
-    HISTORY,
-    describe_function,
-    folder_problems,
-)
-from ownerwise.step import (
-    PrivateStep,
-)
+from ownerwise.mechanisms import ClippingRule, Loss, Weights, loss_problems
+from ownerwise.mechanisms.constraints import RateConstraints
+from ownerwise.planning import Plan
+from ownerwise.randomness import SecretStream
+from ownerwise.runs import HISTORY, describe_function, folder_problems
+from ownerwise.step import PrivateStep
 from ownerwise.training.averaging import averaging_problems
-from ownerwise.training.learning_rates import schedule_problems
+from ownerwise.training.learning_rates import LearningRateSchedule, schedule_problems
 from ownerwise.training.loggers import JsonLines, Logger, make_loggers
 
-if TYPE_CHECKING:
-    from ownerwise.training.trainer import Trainer
+
+class TrainerSettings(Protocol):
+    """The settings of a Trainer that are checked here; see `Trainer` for their meaning."""
+
+    model: nn.Module
+    plan: Plan
+    lr: float
+    optimizer: Callable[..., Optimizer]
+    optimizer_options: dict[str, Any]
+    schedule: LearningRateSchedule
+    averaging: float | None
+    loss: Loss
+    weights: Weights | None
+    clipping: ClippingRule | None
+    constraints: RateConstraints | None
+    micro_batch_size: int | None
+    lean: bool
+    seed: int | None
+    folder: Path | None
+    evaluate_every: int
+    checkpoint_every: int
+    group_budgets: Mapping[Any, float] | None
+    loggers: Sequence[str | Logger]
+    begun: bool
 
 
 def prepare(
-    trainer: Trainer,
+    trainer: TrainerSettings,
     data: Any,
     collate: Collate | None,
     validation: Evaluation | None,
@@ -58,22 +63,23 @@ def prepare(
     config: dict[str, Any],
     resume: bool,
 ) -> tuple[PrivateStep, SecretStream, list[Logger]]:
-    """Return step, stream and loggers of a run, or raise all problems of everything at once."""
+    """Return the step, stream and loggers of a run, or raise with all problems at once."""
     problems = list(_setting_problems(trainer, resume))
     problems += schedule_problems(trainer.schedule, trainer.plan.steps)
     problems += averaging_problems(trainer.averaging)
     stream = SecretStream() if trainer.seed is None else _seeded(trainer.seed, problems)
     step = _make_step(trainer, stream, problems)
-    found = ownerless_problems(trainer.plan) or _training_data_problems(data, collate, trainer.plan)
-    if step is not None and not found:
-        found = trial_problems(trainer.model, trainer.loss, data, collate, "the data")
-    problems += found
+    of_data = ownerless_problems(trainer.plan)
+    of_data = of_data or _training_data_problems(data, collate, trainer.plan)
+    if step is not None and not of_data:
+        of_data = trial_problems(trainer.model, trainer.loss, data, collate, "the data")
+    problems += of_data
     for name, evaluation in (("validation", validation), ("test", test)):
         if evaluation is not None:
-            found = evaluation.problems(name)
-            if step is not None and not found:
-                found = evaluation.trial_problems(trainer.model, trainer.loss, name)
-            problems += found
+            of_data = evaluation.problems(name)
+            if step is not None and not of_data:
+                of_data = evaluation.trial_problems(trainer.model, trainer.loss, name)
+            problems += of_data
     loggers = make_loggers(trainer.loggers, problems)
     if trainer.folder is not None:
         loggers.insert(0, JsonLines(trainer.folder / HISTORY))
@@ -83,8 +89,10 @@ def prepare(
     return step, stream, loggers
 
 
-def _make_step(trainer: Trainer, stream: SecretStream, problems: list[str]) -> PrivateStep | None:
-    """Return the private step; or None, and add what is wrong."""
+def _make_step(
+    trainer: TrainerSettings, stream: SecretStream, problems: list[str]
+) -> PrivateStep | None:
+    """Return the private step, or None after adding problems to the list."""
     model, loss = trainer.model, trainer.loss
     if wrong := list(_plug_problems(trainer)):
         problems += [*wrong, *map(str, check(model)), *loss_problems(loss, model)]
@@ -115,14 +123,14 @@ def _make_step(trainer: Trainer, stream: SecretStream, problems: list[str]) -> P
         return None
 
 
-def _plug_problems(trainer: Trainer) -> Iterator[str]:
-    """Yield which of optimizer, loss, weights and clipping is something else."""
+def _plug_problems(trainer: TrainerSettings) -> Iterator[str]:
+    """Yield which of optimizer, loss, weights and clipping has the wrong kind."""
     optimizer, loss = trainer.optimizer, getattr(trainer.loss, "plain", trainer.loss)
     if not callable(optimizer):
         kind = type(optimizer).__name__ if isinstance(optimizer, Optimizer) else "Adam"
         yield (
-            f"optimizer={_short(optimizer)}: expected the class, such as torch.optim.{kind}, which "
-            "the Trainer calls with the parameters, lr= and optimizer_options="
+            f"optimizer={_short(optimizer)}: expected a class, such as torch.optim.{kind}; the "
+            "Trainer calls it with the parameters, lr= and optimizer_options="
         )
     if not callable(loss) or inspect.isclass(loss):
         yield (
@@ -156,14 +164,14 @@ def _seeded(seed: Any, problems: list[str]) -> SecretStream:
         return SecretStream()
 
 
-def _setting_problems(trainer: Trainer, resume: bool) -> Iterator[str]:
+def _setting_problems(trainer: TrainerSettings, resume: bool) -> Iterator[str]:
     if trainer.begun and not (resume and trainer.folder):
         yield (
-            "this Trainer has trained its model already, and another run would spend the budgets "
-            "again: make a new model, and a Trainer for it"
+            "this Trainer has already trained its model, and another run would spend the budgets "
+            "again: create a new model and a Trainer for it"
         )
     if resume and trainer.folder is None:
-        yield "resume=True needs the folder of the run: Trainer(..., folder=)"
+        yield "resume=True needs the run's folder: Trainer(..., folder=)"
     if not (isinstance(trainer.lr, int | float) and 0 < trainer.lr < math.inf):
         yield f"lr={trainer.lr!r}: expected a positive finite number"
     for name in ("evaluate_every", "checkpoint_every"):
@@ -179,23 +187,23 @@ def _training_data_problems(data: Any, collate: Collate | None, plan: Plan) -> l
     assert plan.owners is not None
     index = plan.owners.record_owner_index
     assert index is not None
-    found = data_problems(data, len(index))
+    problems = data_problems(data, len(index))
     arrays = data.tensors if type(data) is TensorDataset else data
-    if not isinstance(arrays, tuple) or found:
-        return found
+    if not isinstance(arrays, tuple) or problems:
+        return problems
     if len(arrays) != 2:
         return [f"the data has {len(arrays)} arrays; expected two, (X, y)"]
     if collate is not None and arrays is data:
-        return ["collate is for a Dataset: rows of arrays are taken at once"]
+        return [COLLATE_NEEDS_DATASET]
     return [
-        f"array {number} of the data has entries that are NaN or infinite: remove or replace them"
+        f"array {number} of the data contains NaN or infinite values: remove or replace them"
         for number, array in enumerate(arrays)
         if not _all_finite(array)
     ]
 
 
 def _all_finite(array: Tensor | np.ndarray) -> bool:
-    """Return whether no entry is NaN or infinite; the sum needs no memory to find most out."""
+    """Return whether all values are finite; the sum usually tells, without extra memory."""
     if isinstance(array, np.ndarray):
         with np.errstate(over="ignore", invalid="ignore"):
             total = float(array.sum(dtype=np.float64))
