@@ -1,4 +1,4 @@
-# Each target makes its own virtual environment and installs what it needs.
+# Each target creates the virtual environment and installs what it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,21 +15,21 @@ $(VENV)/for-demo: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report,sklearn]'
 	touch $@
 
-demo: $(VENV)/for-demo  ## compare the methods on embedded data: a table and a report
+demo: $(VENV)/for-demo  ## compare the methods on embedded data; print a table and write a report
 	$(BIN)/ownerwise demo
 
 test: $(VENV)/installed check  ## linters, types and the test suite
 	$(BIN)/pytest --numprocesses auto
 
 test-long: $(VENV)/installed  ## the same properties with many more random cases
-	$(BIN)/pytest -m 'long or not long'
+	$(BIN)/pytest --numprocesses auto -m 'long or not long'
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-docs: $(VENV)/installed  ## the documentation site, into build/docs
+docs: $(VENV)/installed  ## build the documentation site in build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench-plan: $(VENV)/installed

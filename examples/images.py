@@ -15,7 +15,7 @@ import ownerwise as ow
 data = ow.data.load("digits")  # comes with scikit-learn; float32 images [1, 8, 8]
 print(data)
 
-# Who holds which image is yours to say: one id per training record, in their order.
+# Specify the owner of each image: one id per training record, in the same order.
 sites = np.resize(["cautious", "middling", "open", "open"], len(data.train))
 owners = ow.Owners(sites, {"cautious": 2.0, "middling": 4.0, "open": 8.0}, delta=1e-5)
 plan = ow.plan(owners, method="sample", steps=120, batch_size=200)
@@ -29,7 +29,7 @@ model = nn.Sequential(
     nn.Flatten(),
     nn.Linear(16 * 4 * 4, len(data.classes)),
 )
-problems = ow.check(model, torch.randn(4, 1, 8, 8))  # made-up images do
+problems = ow.check(model, torch.randn(4, 1, 8, 8))  # random images are sufficient
 print(problems or "The model can be trained privately.")
 
 run = ow.Trainer(model, plan, lr=1.0, optimizer_options={"momentum": 0.5}, weights=ow.INO()).fit(
@@ -37,7 +37,7 @@ run = ow.Trainer(model, plan, lr=1.0, optimizer_options={"momentum": 0.5}, weigh
 )
 
 last = run.history[-1]["validation"]
-print(f"\nright on test images (no guarantee covers them): {last['accuracy']:.0%}")
+print(f"\naccuracy on test images (no guarantee covers them): {last['accuracy']:.0%}")
 print(f"worst digit: {last['worst_group']['name']}, {last['worst_group']['recall']:.0%}")
 spent = zip(owners.ids.tolist(), run.epsilon().round(3).tolist(), strict=True)
 print(f"spent by each record of: {dict(spent)}")

@@ -1,4 +1,4 @@
-"""A private training loop of one's own: three owners, three budgets, fifteen lines.
+"""Your own private training loop: three owners, three budgets, fifteen lines.
 
 python examples/own_loop.py
 
@@ -11,7 +11,7 @@ import torch
 
 import ownerwise as ow
 
-torch.manual_seed(0)  # for the made-up data and the first weights; noise never depends on it
+torch.manual_seed(0)  # for the made-up data and the initial weights; noise never depends on it
 inputs = torch.randn(5000, 20)
 labels = (inputs @ torch.randn(20) > 0).long()
 training, validation = (inputs[:4000], labels[:4000]), (inputs[4000:], labels[4000:])
@@ -30,7 +30,7 @@ for batch in ow.PoissonBatches(training, plan):
     step(batch)
 
 spent = dict(zip(owners.ids.tolist(), step.epsilon().round(3).tolist(), strict=True))
-right = (model(validation[0]).argmax(1) == validation[1]).float().mean()
+accuracy = (model(validation[0]).argmax(1) == validation[1]).float().mean()
 print(f"\n{step!r}")
 print(f"spent by each record of: {spent}")
-print(f"right on validation records (no guarantee covers them): {right:.0%}")
+print(f"accuracy on validation records (no guarantee covers them): {accuracy:.0%}")

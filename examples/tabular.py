@@ -1,9 +1,9 @@
-"""A table of one's own: visits to four clinics, each with a privacy budget of its own.
+"""Your own table: visits to four clinics, each with its own privacy budget.
 
 python examples/tabular.py
 
 PRIVATE: the contents of each single visit used for training, with its clinic's epsilon.
-NOT PRIVATE: the test visits (every fifth) on which the model is judged, the budgets, and how many
+NOT PRIVATE: the test visits (every fifth) that the model is evaluated on, the budgets, and how many
 visits each clinic has.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import ownerwise as ow
 
-# The ranges and lists are public knowledge, not read off the table: that would cost privacy.
+# Ranges and lists come from public knowledge; reading them off the table would cost privacy.
 data = ow.data.load_table(
     Path(__file__).with_name("visits.csv"),
     target="outcome",
@@ -39,7 +39,7 @@ run = ow.Trainer(model, plan, lr=1.0, weights=ow.INO(), notes=notes).fit(
     validation_groups=data.test.columns["owner"],
 )
 
-print("\nclinic       budget   spent   right before   right after (test visits: no guarantee)")
+print("\nclinic       budget   spent  recall before  recall after (test visits: no guarantee)")
 before, after = (line["validation"]["groups"] for line in (run.history[0], run.history[-1]))
 for clinic, spent in zip(owners.ids.tolist(), run.epsilon(), strict=True):
     recalls = f"{before[clinic]['recall']:12.0%} {after[clinic]['recall']:13.0%}"

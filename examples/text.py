@@ -1,10 +1,10 @@
-"""Text, letter by letter: made-up surnames of three registries, embedding and LSTM.
+"""Text, letter by letter: made-up surnames from three registries, with an embedding and an LSTM.
 
 python examples/text.py
 
 PRIVATE: each single training name and its label, with the epsilon of its registry.
-NOT PRIVATE: the held-out names, the budgets, how many names each registry has, and the alphabet: it
-is a fixed list. An alphabet or vocabulary counted from private text would itself be a release.
+NOT PRIVATE: the held-out names, the budgets, how many names each registry has, and the alphabet,
+which is a fixed list. An alphabet or vocabulary counted from private text would be a release.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 import ownerwise as ow
 
-ALPHABET = "abcdefghijklmnopqrstuvwxyz"  # letter k is 1 + its place; 0 fills up behind the end
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"  # a letter is 1 + its position; 0 is padding at the end
 LENGTH = 12
 ENDINGS = {"northern": ("sen", "dottir", "gard"), "southern": ("ini", "ello", "aro")}
 
@@ -41,7 +41,7 @@ trainer = ow.Trainer(model, plan, lr=0.02, optimizer=torch.optim.Adam, weights=o
 run = trainer.fit((names, classes), validation=held_out)
 
 before, after = (line["validation"]["accuracy"] for line in (run.history[0], run.history[-1]))
-print(f"\nright on held-out names: {before:.0%} before training, {after:.0%} after")
+print(f"\naccuracy on held-out names: {before:.0%} before training, {after:.0%} after")
 spent = zip(owners.ids.tolist(), run.epsilon().round(3).tolist(), strict=True)
 print(f"spent by each record of: {dict(spent)}")
 print("No guarantee covers the held-out names.")
