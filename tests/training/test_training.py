@@ -265,7 +265,7 @@ def test_all_problems_at_once_before_anything_is_written(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": nn.Linear(5, 3)}, r"the data: the model fails .* float32 \[records, 4\], the"),
+        ({"model": nn.Linear(5, 3)}, r"the data: the model fails .* float32 \[records, 4\]; error"),
         ({"optimizer_options": {"momentun": 0.9}}, "optimizer SGD: .*momentun"),
         ({"optimizer_options": {"momentum": -1}}, "optimizer SGD: Invalid momentum"),
         ({"plan": "unowned"}, "has no owners"),

@@ -1,6 +1,6 @@
-"""Evaluation: metrics of validation and test records, per class and group, without a guarantee.
+"""Evaluation: metrics on validation and test records, per class and group, without a guarantee.
 
-May import mechanisms (for losses and constraints) and batches.
+Imports batches and mechanisms (losses and constraints); knows nothing of the private step.
 """
 
 from ownerwise.evaluation.metrics import (

@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class GroupRecalls:
-    """Recall of every group and what it comes to."""
+    """Recall of every group, and summaries over groups."""
 
     recalls: dict[Any, float]
     overall: float
@@ -32,8 +32,8 @@ class GroupRecalls:
 
 
 def group_recalls(predicted: np.ndarray, actual: np.ndarray, groups: np.ndarray) -> GroupRecalls:
-    """Return the share of right predictions within every group, and overall."""
-    right = np.asarray(predicted) == np.asarray(actual)
+    """Return the fraction of correct predictions in each group and overall."""
+    correct = np.asarray(predicted) == np.asarray(actual)
     names = np.asarray(groups)
-    recalls = {name.item(): float(right[names == name].mean()) for name in np.unique(names)}
-    return GroupRecalls(recalls, float(right.mean()))
+    recalls = {name.item(): float(correct[names == name].mean()) for name in np.unique(names)}
+    return GroupRecalls(recalls, float(correct.mean()))

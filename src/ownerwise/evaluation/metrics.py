@@ -1,7 +1,7 @@
 """Evaluation: how well a model serves each group of validation or test records.
 
-No noise is added, so NO guarantee covers the records that are evaluated: give validation and test
-data whose owners agreed to that, never training records.
+No noise is added, so NO guarantee covers the evaluated records: use validation and test data whose
+owners agreed to this, never training records.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ownerwise.mechanisms.constraints import RateConstraints
 
 _RECORDS_AT_ONCE = 512
 FEW_GROUPS = 4
-"""Over fewer groups no correlation is told: it has no interval, and is nearly always large."""
+"""With fewer groups no correlation is reported: it has no interval and is nearly always large."""
 
 Collate = Callable[[list[Any]], Any]
-"""collate(samples): one batch of a Dataset's samples."""
+"""collate(samples): combines a Dataset's samples into one batch."""
 
 Predict = Callable[[Any], Tensor]
 """predict(outputs): the predicted class of each record."""
@@ -41,14 +41,14 @@ def predicted_classes(outputs: Tensor) -> Tensor:
 
 
 class Evaluation:
-    """Evaluates a model on one set of data, always in the same order and the same parts.
+    """Evaluates a model on one data set, always in the same order and in the same parts.
 
     Args:
         data: (X, y), or a map-style Dataset that yields (x, y).
-        groups: group of each record; its class if not given.
-        collate: makes a batch of a Dataset's samples; torch's default if not given.
-        predict: how outputs become classes.
-        constraints: whose values to measure too; targets then hold class and cell.
+        groups: group of each record; by default its class.
+        collate: combines a Dataset's samples into a batch; by default torch's function.
+        predict: function from outputs to classes.
+        constraints: constraints to measure as well; targets then hold class and cell.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class Evaluation:
 
     @property
     def records(self) -> int:
-        """Number of records; 0 for what is no data."""
+        """Number of records; 0 if the data has no length."""
         rows = self._data[:1] if isinstance(self._data, tuple) else (self._data,)
         return sum(len(array) for array in rows if hasattr(array, "__len__"))
 
     def __call__(self, model: nn.Module, loss: Loss) -> dict[str, Any]:
-        """Return loss, accuracy, balanced accuracy (over classes), and recall and loss by group.
+        """Return loss, accuracy, balanced accuracy over classes, and recall and loss by group.
 
-        The model is run in evaluation mode and put back. A loss that is not finite becomes None.
-        With constraints, their values on the predicted classes too; None where a group is empty.
+        The model runs in evaluation mode and is restored. A non-finite loss becomes None. With
+        constraints, their values on the predicted classes are included, None if a group is empty.
         """
         unreduced = per_record(loss)
         losses, predicted, actual, cells = [], [], [], []
@@ -90,23 +90,23 @@ class Evaluation:
                 predicted.append(self._classes(outputs, targets))
                 actual.append(targets.flatten().cpu().numpy())
         classes = np.concatenate(predicted)
-        found = _summary(np.concatenate(losses), classes, np.concatenate(actual), self.groups)
+        metrics = _summary(np.concatenate(losses), classes, np.concatenate(actual), self.groups)
         if self._constraints is not None:
-            found["constraints"] = self._constraints.measure(classes, np.concatenate(cells))
-        return found
+            metrics["constraints"] = self._constraints.measure(classes, np.concatenate(cells))
+        return metrics
 
     def problems(self, name: str) -> list[str]:
-        """Return everything wrong with data and groups, as they are."""
-        found = _data_problems(self._data, name)
-        if self.groups is not None and not found and self.groups.shape != (self.records,):
-            found.append(
+        """Return all problems of the data and the groups."""
+        problems = _data_problems(self._data, name)
+        if self.groups is not None and not problems and self.groups.shape != (self.records,):
+            problems.append(
                 f"{name}_groups has shape {list(self.groups.shape)} for {self.records} records; "
-                "expected one group for each record"
+                "expected one group per record"
             )
-        return found
+        return problems
 
     def trial_problems(self, model: nn.Module, loss: Loss, name: str) -> list[str]:
-        """Return what goes wrong when the first records are evaluated."""
+        """Return the problems that occur when the first records are evaluated."""
 
         def predict(outputs: Any, targets: Any) -> np.ndarray:
             return self._classes(outputs, targets if self._constraints is None else targets[:, 0])
@@ -119,25 +119,25 @@ class Evaluation:
             raise OwnerwiseError(
                 f"predictions of shape {list(predicted.shape)} for targets of shape "
                 f"{list(targets.shape)}; expected one class per record in both: give predict=, a "
-                "function from outputs to classes, or leave this data out"
+                "function from outputs to classes, or omit this data"
             )
         return predicted.cpu().numpy()
 
 
 def parts_of(data: Any, size: int, collate: Collate | None) -> Iterator[tuple[Any, Any]]:
-    """Yield (inputs, targets) of `size` records after another, in the data's order."""
+    """Yield (inputs, targets) for `size` records at a time, in the data's order."""
     arrays = _arrays(data, collate)
     if arrays is not None:
         for start in range(0, len(arrays[0]), size):
             inputs, targets = (_tensor(array[start : start + size]) for array in arrays)
             yield inputs, targets
         return
-    generator = torch.Generator()  # else the global one would advance
+    generator = torch.Generator()  # do not advance the global one
     yield from DataLoader(data, size, collate_fn=collate, generator=generator)
 
 
 def _arrays(data: Any, collate: Collate | None) -> tuple[Any, ...] | None:
-    """Return the arrays of data that is in memory, else None."""
+    """Return the arrays of data in memory, else None."""
     if type(data) is TensorDataset and collate is None:  # a subclass may transform its rows
         data = data.tensors
     return data if isinstance(data, tuple) else None
@@ -155,30 +155,30 @@ def trial_problems(
     name: str,
     then: Callable[[Any, Any], Any] = lambda outputs, targets: None,
 ) -> list[str]:
-    """Return what goes wrong when model and loss, and then `then`, meet the first two records.
+    """Return the problems when model, loss and `then` are applied to the first two records.
 
-    Classes are looked at in all targets that are in memory.
+    Target values are checked for all records if they are in memory.
     """
     arrays = _arrays(data, collate)
     try:
         with evaluation_mode(model):
             inputs, targets = next(parts_of(data, 2, collate))
             outputs = run_on_first(model, inputs)
-            found = target_problems(loss, outputs, targets)
-            found = found or value_problems(loss, outputs, arrays[1] if arrays else targets)
-            if not found:
+            problems = target_problems(loss, outputs, targets)
+            problems = problems or value_problems(loss, outputs, arrays[1] if arrays else targets)
+            if not problems:
                 per_record(loss)(outputs, targets)
                 then(outputs, targets)
     except OwnerwiseError as error:
-        found = error.problems
+        problems = error.problems
     except Exception as error:
-        found = [f"model and loss fail on its first records, the error (not private): {error}"]
-    return [f"{name}: {problem}" for problem in found]
+        problems = [f"model and loss fail on the first records; error (not private): {error}"]
+    return [f"{name}: {problem}" for problem in problems]
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode without gradients, then every part back as it was."""
+    """Run a model in evaluation mode without gradients, and restore every module's mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -197,7 +197,7 @@ def _data_problems(data: Any, name: str) -> list[str]:
             return [f"{name} is a tuple of {kinds or 'nothing'}; expected two arrays, (X, y)"]
         rows = [len(array) for array in arrays]
         if rows[0] != rows[1] or not rows[0]:
-            return [f"{name} has {rows[0]} inputs and {rows[1]} targets; expected one for each"]
+            return [f"{name} has {rows[0]} inputs and {rows[1]} targets; expected as many of each"]
         return []
     usable = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if not usable or isinstance(data, DataLoader | dict) or hasattr(data, "iloc"):
@@ -205,7 +205,7 @@ def _data_problems(data: Any, name: str) -> list[str]:
             f"{name} is a {type(data).__name__}; expected (X, y), or a map-style Dataset that "
             "yields (x, y)"
         ]
-    return [] if len(data) else [f"{name} has no records; leave it out, or give some"]
+    return [] if len(data) else [f"{name} has no records; omit it, or provide some"]
 
 
 def _summary(
@@ -233,7 +233,7 @@ def _summary(
 
 
 def group_name(group: Any) -> str:
-    """Return a group as history and reports name it; classes 0.0 and 1.0 are "0" and "1"."""
+    """Return a group's name in history and reports; classes 0.0 and 1.0 are "0" and "1"."""
     whole = isinstance(group, float) and group.is_integer()
     return str(int(group) if whole else group)
 

@@ -1,6 +1,6 @@
-"""What model and loss are given: dtype and shape of the first records, values of all targets.
+"""Checks of inputs and targets: dtype and shape of the first records, values of all targets.
 
-No message shows a record's value, nor how many records a batch has: both are private.
+No message shows a record's value or the number of records in a batch: both are private.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ownerwise.errors import OwnerwiseError
 from ownerwise.mechanisms import Loss, ignored_target
 
 _OF_CLASSES = (functional.cross_entropy, functional.nll_loss, nn.CrossEntropyLoss, nn.NLLLoss)
-_OF_SHARES = (
+_OF_PROBABILITIES = (
     functional.binary_cross_entropy_with_logits,
     functional.binary_cross_entropy,
     nn.BCEWithLogitsLoss,
@@ -34,36 +34,36 @@ _OF_NUMBERS = (
     nn.SmoothL1Loss,
     nn.HuberLoss,
 )
-_IGNORED_BY_TORCH = -100  # without being asked to
+_IGNORED_BY_TORCH = -100  # by default
 _IGNORED = (
-    f"some records have the class {_IGNORED_BY_TORCH}, which torch ignores in silence; leave them "
-    "out, or, if they are meant to count as zero, give "
+    f"some records have the class {_IGNORED_BY_TORCH}, which torch silently ignores; remove them, "
+    "or, if they are meant to count as zero, give "
     f"loss=functools.partial(cross_entropy, ignore_index={_IGNORED_BY_TORCH})"
 )
-_OF_DTYPES = ("dtype", "datatype", "scalar type", "should be the same")  # words of torch's errors
-_AS_CLASSES = ".long() (of an array, .astype('int64'))"
-_AS_NUMBERS = ".float() (of an array, .astype('float32'))"
+_DTYPE_ERRORS = ("dtype", "datatype", "scalar type", "should be the same")  # in torch's messages
+_AS_CLASSES = ".long() (for an array, .astype('int64'))"
+_AS_NUMBERS = ".float() (for an array, .astype('float32'))"
 
 
 def run_on_first(model: nn.Module, inputs: Any) -> Any:
-    """Return the outputs, or refuse the inputs and name the call that mends them."""
+    """Return the outputs, or refuse the inputs and name the call that fixes them."""
     try:
         return model(inputs)
     except Exception as error:
-        given = f"the model fails on its first records: inputs are {described(inputs)}"
-        call = _mended(model, inputs, str(error))
-        ending = f"; give {call}" if call else f", the error (not private): {error}"
-        raise OwnerwiseError(given + ending) from error
+        message = f"the model fails on the first records: inputs are {described(inputs)}"
+        call = _dtype_fix(model, inputs, str(error))
+        ending = f"; give {call}" if call else f"; error (not private): {error}"
+        raise OwnerwiseError(message + ending) from error
 
 
-def _mended(model: nn.Module, inputs: Any, error: str) -> str:
-    """Return what makes the dtype of inputs the model's, if the error is about that."""
+def _dtype_fix(model: nn.Module, inputs: Any, error: str) -> str:
+    """Return the call that gives the inputs the model's dtype, if the error is about dtypes."""
     if not isinstance(inputs, Tensor):
         return ""
     if inputs.is_floating_point() and "'indices'" in error:
         return f"an embedding int64, X{_AS_CLASSES}"
     kinds = [parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()]
-    if not kinds or inputs.dtype == kinds[0] or not any(words in error for words in _OF_DTYPES):
+    if not kinds or inputs.dtype == kinds[0] or not any(words in error for words in _DTYPE_ERRORS):
         return ""
     own = dtype_name(kinds[0])
     call = _AS_NUMBERS if kinds[0] == torch.float32 else f".to(torch.{own})"
@@ -71,34 +71,35 @@ def _mended(model: nn.Module, inputs: Any, error: str) -> str:
 
 
 def target_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
-    """Return where dtype or shape of the first targets is not what one of torch's losses takes."""
+    """Return where dtype or shape of the first targets does not fit one of torch's losses."""
     loss, targets = _plain(loss, targets)
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.dim()):
         return []
     kind = _kind(loss)
     if kind in _OF_CLASSES:
         return _class_problems(outputs, targets)
-    if kind in _OF_SHARES or (kind in _OF_NUMBERS and targets.dim() != outputs.dim()):
-        return _number_problems(outputs, targets, as_shares=kind in _OF_SHARES)
+    probabilities = kind in _OF_PROBABILITIES
+    if probabilities or (kind in _OF_NUMBERS and targets.dim() != outputs.dim()):
+        return _number_problems(outputs, targets, probabilities=probabilities)
     return []
 
 
 def value_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
-    """Return where targets, all that there are, lie outside of what one of torch's losses takes."""
-    cells: int = getattr(loss, "cells", 0)  # of a loss with constraints
+    """Return where any target lies outside the range of one of torch's losses."""
+    cells: int = getattr(loss, "cells", 0)  # of a `PenalisedLoss`
     if cells and getattr(targets, "ndim", 0) == 2 and not _lie_within(targets[:, 1], cells - 1):
         return [
-            f"some records have a cell that is none of the partition's 0 to {cells - 1}: make the "
-            "targets with partition.targets(labels, columns)"
+            f"some records have a cell that is none of the partition's 0 to {cells - 1}: create "
+            "the targets with partition.targets(labels, columns)"
         ]
     loss, targets = _plain(loss, targets)
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor | np.ndarray)):
         return []
     kind = _kind(loss)
-    if kind in _OF_SHARES and not _lie_within(targets, 1):
+    if kind in _OF_PROBABILITIES and not _lie_within(targets, 1):
         return [
-            "some targets lie outside of 0 to 1, which a binary cross-entropy takes: give the two "
-            "classes as 0 and 1 (y.unique() shows what there is)"
+            "some targets lie outside 0 to 1, the range of binary cross-entropy: give the two "
+            "classes as 0 and 1 (y.unique() shows the values)"
         ]
     if kind not in _OF_CLASSES or _is_float(targets) or outputs.dim() < 2:
         return []
@@ -106,28 +107,28 @@ def value_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
     if ignored is not None and (ignored >= 0 or targets.min() < 0):  # unsigned ones would wrap
         counted = targets != ignored
         chosen = isinstance(loss, functools.partial) and "ignore_index" in loss.keywords
-        asked_for = chosen or ignored != _IGNORED_BY_TORCH or targets.ndim > 1  # tokens, padded
-        if not asked_for and not bool(counted.all()):
+        intended = chosen or ignored != _IGNORED_BY_TORCH or targets.ndim > 1  # padded tokens
+        if not intended and not bool(counted.all()):
             return [_IGNORED]
         targets = targets[counted]
     last = outputs.shape[1] - 1
     if _lie_within(targets, last):
         return []
     return [
-        f"some targets are none of the classes 0 to {last}, as many as the model has outputs: "
-        "number the classes from 0 (y.unique() shows what there is), or give the model more outputs"
+        f"some targets are none of the classes 0 to {last}, one per model output: number the "
+        "classes from 0 (y.unique() shows the values), or give the model more outputs"
     ]
 
 
 def _class_problems(outputs: Tensor, targets: Tensor) -> list[str]:
     if outputs.dim() < 2 or outputs.shape[1:] == (1,):
         return [
-            f"the outputs are {described(outputs)}, one class; this loss compares one output per "
-            "class: give the model as many as there are classes, or one, and "
+            f"the outputs are {described(outputs)}, one class; this loss needs one output per "
+            "class: give the model as many outputs as classes, or use "
             "loss=binary_cross_entropy_with_logits with y[:, None].float()"
         ]
     if targets.is_floating_point() and targets.shape == outputs.shape:
-        return []  # a share for each class
+        return []  # a probability for each class
     shape = outputs.shape[:1] + outputs.shape[2:]
     call = ""
     if targets.shape == (*shape, 1):
@@ -139,32 +140,30 @@ def _class_problems(outputs: Tensor, targets: Tensor) -> list[str]:
         call += _AS_CLASSES
     if known and not call:
         return []
-    mend = f"give y{call}" if known else "give one class for each"
-    return [
-        f"targets are {described(targets)}; expected int64 {shape_name(shape)}, classes: {mend}"
-    ]
+    fix = f"give y{call}" if known else "give one class for each"
+    return [f"targets are {described(targets)}; expected int64 {shape_name(shape)}, classes: {fix}"]
 
 
-def _number_problems(outputs: Tensor, targets: Tensor, *, as_shares: bool) -> list[str]:
+def _number_problems(outputs: Tensor, targets: Tensor, *, probabilities: bool) -> list[str]:
     call, known = "", targets.shape == outputs.shape
     if outputs.shape == (*targets.shape, 1):
         call, known = "[:, None]" if targets.dim() == 1 else "[..., None]", True
     elif targets.shape == (*outputs.shape, 1):
         call, known = f".squeeze({outputs.dim()})", True
-    if as_shares and not targets.is_floating_point():
+    if probabilities and not targets.is_floating_point():
         call += _AS_NUMBERS
     if known and not call:
         return []
-    mend = f"give y{call}" if known else "give the model as many outputs as a record has targets"
-    kind = f"{dtype_name(outputs.dtype)} " if as_shares else ""
+    fix = f"give y{call}" if known else "give the model as many outputs as a record has targets"
+    kind = f"{dtype_name(outputs.dtype)} " if probabilities else ""
     return [
-        f"targets are {described(targets)}; expected {kind}{shape_name(outputs.shape)}, as the "
-        f"outputs: {mend}"
+        f"targets are {described(targets)}; expected {kind}{shape_name(outputs.shape)}, like the "
+        f"outputs: {fix}"
     ]
 
 
 def _plain(loss: Loss, targets: Any) -> tuple[Loss, Any]:
-    """Return the loss inside of a constrained one, and the classes that it is given."""
+    """Return the loss inside a `PenalisedLoss`, and the classes it receives."""
     plain = getattr(loss, "plain", None)
     if plain is None or getattr(targets, "ndim", 0) != 2:
         return loss, targets
