@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ownerwise.cli.main import make_parser
+from ownerwise.config.sections import SECTIONS
 
 ROOT = Path(__file__).parents[1]
 _SOURCE = ROOT / "src" / "ownerwise"
@@ -88,4 +89,17 @@ def examples() -> str:
     return "\n\n".join(parts)
 
 
-MAKERS = {"commands": commands, "modules": modules, "examples": examples}
+def keys(section: str) -> str:
+    """Return the table of a configuration section's keys."""
+    rows = (
+        f"| `{key}` | {rule.expected} | {rule.meaning} |" for key, rule in SECTIONS[section].items()
+    )
+    return "\n".join(["| key | value | meaning |", "|---|---|---|", *rows])
+
+
+MAKERS = {
+    "commands": commands,
+    "modules": modules,
+    "examples": examples,
+    **{f"keys_{section}": functools.partial(keys, section) for section in SECTIONS},
+}

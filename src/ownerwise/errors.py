@@ -1,4 +1,4 @@
-"""Errors that say what was given, what was expected and what to do."""
+"""Errors that say what was given, what was expected, and what to do about it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ IS_A_FOLDER = "--out {} is a folder; expected the name of a file"
 
 
 class OwnerwiseError(ValueError):
-    """One or several problems with what the caller gave; `problems` lists all of them."""
+    """One or several problems with the input; `problems` lists all of them."""
 
     def __init__(self, problems: str | Sequence[str]):
         self.problems = [problems] if isinstance(problems, str) else list(problems)
@@ -24,37 +24,37 @@ class OwnerwiseError(ValueError):
 
 
 class BudgetError(OwnerwiseError):
-    """The table of budgets, or who owns which record, is not usable."""
+    """The budgets, or the owners of the records, cannot be used."""
 
 
 class PlanError(OwnerwiseError):
-    """No plan meets the request, or a stored plan is not what it claims to be."""
+    """No plan satisfies the request, or a stored plan is not valid."""
 
 
 class AccountingError(OwnerwiseError, ArithmeticError):
-    """An accountant cannot give a trustworthy figure; it never returns a made-up one."""
+    """An accountant cannot compute a reliable figure; it never returns an unreliable one."""
 
 
 class PrivacyWarning(UserWarning):
-    """What was asked for is possible, yet weakens what the guarantee means."""
+    """The request is possible, but it weakens what the guarantee means."""
 
 
 def name_some(items: Any, label: Callable[[Any], str] = str, *, shown: int = 3) -> str:
-    """Return the first of a list or array in words: "a, b, c and 4 more"."""
+    """Return the first items of a list or array in words: "a, b, c and 4 more"."""
     named = ", ".join(label(item) for item in items[:shown])
     return f"{named} and {len(items) - shown} more" if len(items) > shown else named
 
 
 def known_names(given: object, known: Iterable[str]) -> str:
-    """Return what was probably meant, and what there is."""
+    """Return the name that was probably meant, and all known names."""
     spelled = {name.lower(): name for name in known}
     near = difflib.get_close_matches(str(given).lower(), spelled, 1, cutoff=0.5)
     hint = f"did you mean {spelled[near[0]]!r}? " if near else ""
-    return f"{hint}Known are {', '.join(spelled.values())}"
+    return f"{hint}Known names: {', '.join(spelled.values())}"
 
 
 def require(module: str, package: str, what: str) -> Any:
-    """Return an optional module, or say what to install for it, such as `ownerwise[report]`."""
+    """Return an optional module, or raise an error that says what to install for it."""
     try:
         return importlib.import_module(module)
     except ImportError:

@@ -87,7 +87,7 @@ def test_all_problems_at_once():
         "training.lr is 'much'; expected a number above 0",
         "training.momentum goes with sgd or rmsprop, not with adam",
         "weights.kind is missing",
-        "weights has tail (a share) and tail_length (absolute)",
+        "weights has both tail (a fraction) and tail_length (absolute)",
         "weights.alpha and weights.beta belong to the shape beta",
         "weights.kappa belongs to the order loss",
         "run.evaluate_every is True; expected a whole number of at least 1",

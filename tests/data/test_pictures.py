@@ -98,7 +98,7 @@ def test_files_that_do_not_fit(folder, spoil, message):
 def test_a_list_of_attributes_cut_short(folder):
     path = folder / "list_attr.txt"
     path.write_text(path.read_text().replace("10\n", "11\n", 1))
-    with pytest.raises(OwnerwiseError, match="11 rows are announced, 10 there"):
+    with pytest.raises(OwnerwiseError, match="11 rows announced, 10 found"):
         load_table(path, target="Smiling", features={"file": Pictures("faces")})
 
 

@@ -312,7 +312,7 @@ def test_declared_counts_decide_and_real_ones_change_nothing():
         ({"steps": 10, "batch_size": 5, "clip_norm": -1}, "clip_norm -1: expected 1e-10 to 1e"),
         ({"steps": 10, "noise_multiplier": float("inf")}, "noise_multiplier inf"),
         ({"steps": 10, "batch_size": 5, "method": "smaple"}, "did you mean 'sample'"),
-        ({"steps": 10, "batch_size": 5, "accountant": "prv"}, "Known are pld, rdp"),
+        ({"steps": 10, "batch_size": 5, "accountant": "prv"}, "Known names: pld, rdp"),
         ({"steps": 10, "batch_size": 5, "mixture": 0.5}, "only method='both'"),
         ({"steps": 10, "batch_size": 5, "method": "both", "mixture": 2}, "0 .sample. to 1"),
         (

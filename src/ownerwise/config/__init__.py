@@ -1,4 +1,4 @@
-"""Configuration files: sections, reading, and building a run from them.
+"""Configuration files: their sections, how they are read, and how a run is prepared from them.
 
 May import every room but the command line.
 """

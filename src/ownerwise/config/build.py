@@ -1,4 +1,4 @@
-"""From a configuration to a Trainer with its data: what `ownerwise train` runs."""
+"""From a configuration to a run that is ready to start, as `ownerwise train` does it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _CLIPPING = {
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A Trainer, its data, and how its validation and test records are grouped."""
+    """A run that is ready to start: the Trainer, its data, and the groups of its records."""
 
     trainer: Trainer
     data: DataSet
@@ -85,7 +85,7 @@ class PreparedRun:
         return self.trainer.folder
 
     def fit(self, resume: bool = False) -> Run:
-        """Train, or go on."""
+        """Train the model, or resume training, and return the run."""
         options: dict[str, Any] = {}
         for name, records in (("validation", self.validation), ("test", self.test)):
             if records is not None:
@@ -102,13 +102,13 @@ def prepare_run(
     resume: bool = False,
     progress: bool | None = None,
 ) -> PreparedRun:
-    """Load data, make owners, plan and model, and return the Trainer with them.
+    """Load the data, make owners, plan and model, and return the prepared run.
 
     Args:
         config: what to train.
-        folder: run folder; that of the configuration if not given, else runs/NAME.
-        data_dir: where data sets lie (see `ownerwise.data.load`).
-        resume: take the plan of the run in the folder, if there is one.
+        folder: run folder; by default the one in the configuration, else runs/NAME.
+        data_dir: folder that holds the data sets (see `ownerwise.data.load`).
+        resume: use the plan of the run in the folder, if there is one.
         progress: as for `Trainer`.
     """
     run = config["run"]
@@ -119,15 +119,15 @@ def prepare_run(
     model = make_model(config, data, problems)
     try:
         assignment, owners = make_owners(config, data)
-        made = stored_plan(place, owners) if resume else None
-        made = plan(owners, **config["plan"]) if made is None else made
+        run_plan = stored_plan(place, owners) if resume else None
+        run_plan = plan(owners, **config["plan"]) if run_plan is None else run_plan
     except OwnerwiseError as error:
         raise OwnerwiseError(problems + error.problems) from None
     if model is None:
         raise OwnerwiseError(problems)
     trainer = Trainer(
         model,
-        made,
+        run_plan,
         **training_options(config),
         **{key: value for key, value in run.items() if key not in ("name", "folder")},
         folder=place,
@@ -141,41 +141,41 @@ def prepare_run(
 
 def load_data(config: Config, data_dir: str | PathLike | None) -> DataSet:
     """Return the data set that the configuration names, or its table."""
-    asked = dict(config["data"])
-    only = asked.pop("only", None)
+    settings = dict(config["data"])
+    only = settings.pop("only", None)
     for key in ("validation_share", "validation_seed"):
-        asked.pop(key, None)
-    if "name" in asked:
-        found = data_sets.load(asked["name"], data_dir, **asked.get("options", {}))
+        settings.pop(key, None)
+    if "name" in settings:
+        data = data_sets.load(settings["name"], data_dir, **settings.get("options", {}))
     else:
-        found = data_sets.load_table(config.base / asked.pop("file"), **asked)
-    return found if only is None else found.only(only)
+        data = data_sets.load_table(config.base / settings.pop("file"), **settings)
+    return data if only is None else data.only(only)
 
 
 def split_records(
-    data: DataSet, asked: Mapping[str, Any]
+    data: DataSet, settings: Mapping[str, Any]
 ) -> tuple[DataSet, Records | None, Records | None]:
-    """Return the data with the training records, the validation records and the test records.
+    """Return the data with its training records, the validation records and the test records.
 
-    With a share, so much of every class is held out of the training records, drawn by a public
-    seed: these records get no guarantee. Else the source's own validation part is taken, else its
-    test part, which is then not evaluated apart.
+    With `validation_share`, that fraction of every class is held out of the training records, drawn
+    with a public seed; no guarantee covers the held-out records. Otherwise the validation part of
+    the data set is used, or its test part, which is then not evaluated separately.
     """
-    share = asked.get("validation_share")
-    if share is None:
+    held_out_fraction = settings.get("validation_share")
+    if held_out_fraction is None:
         return (
             (data, data.test, None)
             if data.validation is None
             else (data, data.validation, data.test)
         )
-    generator = np.random.default_rng(asked.get("validation_seed", 0))
+    generator = np.random.default_rng(settings.get("validation_seed", 0))
     held_out = np.zeros(len(data.train), dtype=bool)
     for label in range(len(data.classes)):
         members = generator.permutation(np.flatnonzero(data.train.targets == label))
-        held_out[members[: round(share * len(members))]] = True
+        held_out[members[: round(held_out_fraction * len(members))]] = True
     if not held_out.any() or held_out.all():
         raise OwnerwiseError(
-            f"data.validation_share {share:g} holds out {int(held_out.sum())} of "
+            f"data.validation_share {held_out_fraction:g} holds out {int(held_out.sum())} of "
             f"{len(held_out)} training records; expected some, not all"
         )
     return (
@@ -187,28 +187,28 @@ def split_records(
 
 def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
     """Return who owns which record, and the owners with their budgets."""
-    asked = config["owners"]
-    delta = asked.get("delta")
-    if "assignment" in asked:
-        options = dict(asked["assignment"])
+    settings = config["owners"]
+    delta = settings.get("delta")
+    if "assignment" in settings:
+        options = dict(settings["assignment"])
         kind = options.pop("kind")
         try:
-            made = ASSIGNMENTS[kind](data, **options)
+            assignment = ASSIGNMENTS[kind](data, **options)
         except TypeError as error:
             raise OwnerwiseError(f"owners.assignment {kind}: {error}") from None
-        return made, Owners(made.record_owner, made.epsilon, delta)
-    column = asked.get("column", "owner")
+        return assignment, Owners(assignment.record_owner, assignment.epsilon, delta)
+    column = settings.get("column", "owner")
     ids = data.train.columns.get(column)
     if ids is None:
         known = ", ".join(data.train.columns) or "none"
         raise OwnerwiseError(f"owners.column {column!r}: {data.name} has the columns {known}")
-    table: Any = asked.get("epsilon")
+    table: Any = settings.get("epsilon")
     if table is None:
-        table = config.base / asked["budgets"]
+        table = config.base / settings["budgets"]
     elif ids.dtype.kind == "i":  # keys of TOML are text
         table = dict(zip(text_ids(list(table)).tolist(), table.values(), strict=True))
     try:
-        owners = Owners(ids, table, delta, levels=asked.get("levels"))
+        owners = Owners(ids, table, delta, levels=settings.get("levels"))
     except BudgetError as error:
         records = "give owners.budgets, a file with a column records"
         problems = reworded(error.problems, "owners.levels = { high = 0.5, ... }", records)
@@ -219,35 +219,35 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
 
 
 def _warn_of_other_counts(owners: Owners) -> None:
-    """Say where the training records are not as many as declared, for rates rest on the latter."""
+    """Warn if numbers of training records differ from the declared ones, which set the rates."""
     assert owners.record_owner_index is not None
-    there = np.bincount(owners.record_owner_index, minlength=len(owners))
-    other = np.flatnonzero(there != owners.records)
+    counts = np.bincount(owners.record_owner_index, minlength=len(owners))
+    other = np.flatnonzero(counts != owners.records)
     if len(other):
         named = name_some(
-            other, lambda at: f"{owners.ids[at]} declares {owners.records[at]}, has {there[at]}"
+            other, lambda at: f"{owners.ids[at]} declares {owners.records[at]}, has {counts[at]}"
         )
-        share = there.sum() / owners.total_records
+        ratio = counts.sum() / owners.total_records
         warnings.warn(
             f"training records are not as many as declared (not private): {named}. Rates are "
-            f"planned for what is declared, so batches are about {share:.0%} of the plan's. "
+            f"planned for the declared records, so batches are about {ratio:.0%} of the plan's. "
             "Declare the records that are trained on, without those held out",
             stacklevel=2,
         )
 
 
 def stored_plan(folder: Path, owners: Owners) -> Plan | None:
-    """Return the plan of the run in a folder, if it is one for these owners."""
+    """Return the plan of the run in a folder, if it was made for these owners."""
     if not holds_a_run(folder):
         return None
     try:
         return Plan.load(folder / PLAN, owners=owners)
     except PlanError:
-        return None  # a new plan then shows all the differences
+        return None  # comparing with a new plan shows all differences
 
 
 def make_model(config: Config, data: DataSet, problems: list[str]) -> torch.nn.Module | None:
-    """Return the model; its numbers of inputs and classes are the data's, if it asks for them."""
+    """Return the model; the data sets its numbers of inputs and classes, unless they are given."""
     options = dict(config["model"])
     name = options.pop("name")
     known = model_options(name)
@@ -267,7 +267,7 @@ def make_model(config: Config, data: DataSet, problems: list[str]) -> torch.nn.M
 
 
 def training_options(config: Config) -> dict[str, Any]:
-    """Return the Trainer's options that a configuration's training and weights come to."""
+    """Return the Trainer's options given by the sections training and weights."""
     training = config["training"]
     momentum = {"momentum": training["momentum"]} if "momentum" in training else {}
     plain = ("lr", "schedule", "averaging", "micro_batch_size", "lean")
@@ -281,37 +281,38 @@ def training_options(config: Config) -> dict[str, Any]:
     }
 
 
-def make_weights(asked: Mapping[str, Any], seed: int | None) -> INO | None:
-    """Return the weights inside a batch, or None; a random order follows the run's seed."""
-    if not asked:
+def make_weights(settings: Mapping[str, Any], seed: int | None) -> INO | None:
+    """Return the weights within a batch, or None; a random order uses the run's seed."""
+    if not settings:
         return None
-    options = {key: asked[key] for key in ("tail", "tail_length", "alpha", "beta") if key in asked}
-    shape = asked.get("shape", "beta")
+    given = ("tail", "tail_length", "alpha", "beta")
+    options = {key: settings[key] for key in given if key in settings}
+    shape = settings.get("shape", "beta")
     if shape != "beta":
         options["shape"] = Steps() if shape == "steps" else Steps(shape)
-    order = asked.get("order", "loss")
-    if asked.get("kappa"):
-        options["score_by"] = BudgetAware(asked["kappa"])
+    order = settings.get("order", "loss")
+    if settings.get("kappa"):
+        options["score_by"] = BudgetAware(settings["kappa"])
     elif order != "loss":
         stream = None if seed is None else SecretStream.from_seed(seed)
         options["score_by"] = ORDERS[order](stream)
     return INO(**options)
 
 
-def make_clipping(asked: str | Mapping[str, Any]) -> ClippingRule:
-    """Return the clipping rule."""
-    options = {"kind": asked} if isinstance(asked, str) else dict(asked)
+def make_clipping(settings: str | Mapping[str, Any]) -> ClippingRule:
+    """Return the clipping rule, given by its name or by a table with kind and options."""
+    options = {"kind": settings} if isinstance(settings, str) else dict(settings)
     return _CLIPPING[options.pop("kind")](**options)
 
 
 def _pair(records: Records, loss: Loss) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (X, y); a single logit is compared with targets of its own shape."""
+    """Return (X, y); targets for a single logit have its shape."""
     inputs, targets = records.tensors()
     return inputs, targets.float()[:, None] if loss is _SINGLE_LOGIT else targets
 
 
 def _notes(config: Config, data: DataSet, assignment: Assignment) -> dict[str, Any]:
-    """Return what the run's config says besides."""
+    """Return what the run's config records besides the Trainer's settings."""
     notes: dict[str, Any] = {
         "data": f"{data.name}, {assignment.description}",
         "model": config["model"]["name"],

@@ -1,4 +1,4 @@
-"""Configuration files of `ownerwise train`: TOML, every key checked, all problems at once."""
+"""Configuration files of `ownerwise train`: every key is checked, and all problems are listed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ownerwise.config.sections import ASSIGNMENT_KEYS, CLIPPING, SECTIONS, Key
+from ownerwise.config.sections import ASSIGNMENT_KEYS, CLIPPING, SECTIONS
+from ownerwise.config.values import ValueRule
 from ownerwise.data import (
     ASSIGNMENTS,
     LOADERS,
@@ -29,18 +30,18 @@ from ownerwise.training import (
     schedule_problems,
 )
 
-_ANYTHING = Key("a value", lambda value: True)
+_ANYTHING = ValueRule("a value", lambda value: True)
 _OF_TABLES = ("target", "owner", "features", "classes", "columns", "scale", "test_every")
 
 
 @dataclass(frozen=True)
 class Config:
-    """A configuration that was checked: the sections by name, and where its files lie.
+    """A valid configuration: the sections by name, and the folder of its files.
 
     Attributes:
-        sections: {section: {key: value}}; every section is there, if empty.
+        sections: {section: {key: value}}; every section is present, possibly empty.
         base: folder that paths in the configuration are relative to.
-        name: name of the file, without its ending.
+        name: name of the file, without its suffix.
     """
 
     sections: Mapping[str, Mapping[str, Any]]
@@ -56,23 +57,23 @@ def read_config(path: str | PathLike, changes: Sequence[str] = ()) -> Config:
 
     Args:
         path: the file.
-        changes: "section.key=value" each, with values as in TOML (a text may go without quotes).
+        changes: "section.key=value" each, with values as in TOML (strings need no quotes).
 
     Raises:
         OwnerwiseError: lists everything that is wrong with it.
     """
     path = Path(path)
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise OwnerwiseError(f"no configuration at {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OwnerwiseError(f"{path} is not TOML: {error}") from None
-    return make_config(found, path.parent, path.stem, changes)
+    return make_config(content, path.parent, path.stem, changes)
 
 
 def make_config(
-    found: Mapping[str, Any],
+    content: Mapping[str, Any],
     base: str | PathLike = ".",
     name: str = "run",
     changes: Sequence[str] = (),
@@ -80,13 +81,13 @@ def make_config(
     """Return a configuration from its sections, with changes as in `read_config`."""
     problems: list[str] = []
     sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    for section, content in found.items():
+    for section, values in content.items():
         if section not in SECTIONS:
             problems.append(f"section [{section}] is not known; {known_names(section, SECTIONS)}")
-        elif not isinstance(content, Mapping):
-            problems.append(f"{section} is {content!r}; expected a section [{section}] with keys")
+        elif not isinstance(values, Mapping):
+            problems.append(f"{section} is {values!r}; expected a section [{section}] with keys")
         else:
-            sections[section] = dict(content)
+            sections[section] = dict(values)
     for change in changes:
         _apply(change, sections, problems)
     for section, keys in SECTIONS.items():
@@ -107,7 +108,7 @@ def make_config(
 
 
 def _apply(change: str, sections: dict[str, dict[str, Any]], problems: list[str]) -> None:
-    """Set one "section.key=value"; longer paths reach into tables."""
+    """Apply one "section.key=value"; longer paths reach into tables."""
     path, equals, text = change.partition("=")
     section, *keys = path.strip().split(".")
     if not equals or not keys or not all(keys):
@@ -127,7 +128,9 @@ def _apply(change: str, sections: dict[str, dict[str, Any]], problems: list[str]
         place[keys[-1]] = text.strip()
 
 
-def _key_problems(where: str, content: Mapping[str, Any], keys: Mapping[str, Key]) -> Iterator[str]:
+def _key_problems(
+    where: str, content: Mapping[str, Any], keys: Mapping[str, ValueRule]
+) -> Iterator[str]:
     for key, value in content.items():
         if key not in keys:
             yield f"{where}.{key} is not known; {known_names(key, keys)}"
@@ -142,13 +145,13 @@ def _fits(section: str, key: str, value: Any) -> bool:
 def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     content = sections["data"]
     if ("name" in content) == ("file" in content):
-        yield "data needs either a name (a known data set) or a file (a table of one's own)"
+        yield "data needs either a name (a known data set) or a file (your own table)"
         return
     if "file" in content:
         if "target" not in content:
             yield "data.target is missing; expected the column with the class of each record"
         if "options" in content:
-            yield "data.options belong to a named data set; a file has keys of its own"
+            yield "data.options belongs to a named data set; a file has its own keys"
         return
     for key in _OF_TABLES:
         if key in content:
@@ -210,7 +213,7 @@ def _plan_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     if len(given) != 2:
         yield (
             f"plan has {' and '.join(given) or 'none'} of steps, batch_size and noise_multiplier; "
-            "expected two (the budgets decide the third)"
+            "expected two (the third follows from the budgets)"
         )
     if "mixture" in content and content.get("method") != "both":
         yield 'plan.mixture goes with plan.method = "both"'
@@ -264,7 +267,7 @@ def _weight_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     if content and "kind" not in content:
         yield f"weights.kind is missing; expected {SECTIONS['weights']['kind'].expected}"
     if "tail" in content and "tail_length" in content:
-        yield "weights has tail (a share) and tail_length (absolute); expected one of them"
+        yield "weights has both tail (a fraction) and tail_length (absolute); expected one of them"
     order = str(content.get("order", "loss"))
     if order not in ORDERS:
         yield f"weights.order is {order!r}; {known_names(order, ORDERS)}"

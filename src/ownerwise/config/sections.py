@@ -1,101 +1,34 @@
-"""What a configuration file may hold: every key with what is expected of its value."""
+"""The sections of a configuration file: every key with its rule and its meaning.
+
+The tables of docs/configuration.md are generated from here, so meanings are Markdown, and their
+links are relative to that page.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 
 from ownerwise.accounting import ACCOUNTANTS
-from ownerwise.planning import (
-    METHODS,
+from ownerwise.config.values import (
+    POSITIVE,
+    ValueRule,
+    between,
+    choice,
+    either,
+    flag,
+    is_number,
+    is_segment,
+    list_of,
+    table,
+    text,
+    texts,
+    whole,
+    within,
 )
-from ownerwise.training import (
-    LOGGERS,
-)
-
-
-@dataclass(frozen=True)
-class Key:
-    """A key: what its value must be, in words and as a test."""
-
-    expected: str
-    fits: Callable[[Any], bool]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_segment(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and _is_whole(value[0])
-        and value[0] > 0
-        and _POSITIVE.fits(value[1])
-    )
-
-
-def _text() -> Key:
-    return Key("a text", lambda value: isinstance(value, str) and bool(value))
-
-
-def _flag() -> Key:
-    return Key("true or false", lambda value: isinstance(value, bool))
-
-
-def _whole(least: int | None = None) -> Key:
-    words = "a whole number" if least is None else f"a whole number of at least {least}"
-    return Key(words, lambda v: _is_whole(v) and (least is None or v >= least))
-
-
-def _above(low: float) -> Key:
-    return Key(f"a number above {low:g}", lambda value: _is_number(value) and value > low)
-
-
-def _within(low: float, high: float) -> Key:
-    return Key(
-        f"a number from {low:g} to {high:g}",
-        lambda value: _is_number(value) and low <= value <= high,
-    )
-
-
-def _between(low: float, high: float) -> Key:
-    return Key(
-        f"a number between {low:g} and {high:g}",
-        lambda value: _is_number(value) and low < value < high,
-    )
-
-
-def _choice(names: Collection[str]) -> Key:
-    return Key(
-        f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names
-    )
-
-
-def _list_of(words: str, fits: Callable[[Any], bool]) -> Key:
-    return Key(words, lambda value: isinstance(value, list) and all(map(fits, value)))
-
-
-def _texts() -> Key:
-    return _list_of("a list of texts", lambda value: isinstance(value, str))
-
-
-def _table(words: str, fits: Callable[[Any], bool] = lambda value: True) -> Key:
-    return Key(words, lambda value: isinstance(value, Mapping) and all(map(fits, value.values())))
-
-
-def _either(words: str, *keys: Key) -> Key:
-    return Key(words, lambda value: any(key.fits(value) for key in keys))
-
+from ownerwise.planning import METHODS
+from ownerwise.training import LOGGERS
 
 OPTIMIZERS = {
     "sgd": torch.optim.SGD,
@@ -106,115 +39,175 @@ OPTIMIZERS = {
 }
 LOSSES = ("cross_entropy", "binary_cross_entropy_with_logits")
 
-_POSITIVE = _above(0)
-CLIPPING: Mapping[str, Mapping[str, Key]] = {
+CLIPPING: Mapping[str, Mapping[str, ValueRule]] = {
     "standard": {},
-    "auto_s": {"stability": _POSITIVE},
-    "psac": {"r": _POSITIVE},
+    "auto_s": {"stability": POSITIVE},
+    "psac": {"r": POSITIVE},
     "importance": {
-        "accepted_batch": _POSITIVE,
-        "acceptance": _between(0, 1),
-        "gain": _between(0, 1),
+        "accepted_batch": POSITIVE,
+        "acceptance": between(0, 1),
+        "gain": between(0, 1),
     },
 }
 """Clipping rules and their options."""
-_BUDGETS = _either(
-    "a list of positive numbers, or a table {name = number}",
-    _list_of("", _POSITIVE.fits),
-    _table("", _POSITIVE.fits),
-)
 
-ASSIGNMENT_KEYS: Mapping[str, Key] = {
-    "kind": _text(),
-    "budgets": _BUDGETS,
-    "classes": _table("a table {owner = [classes]}", _texts().fits),
-    "seed": _whole(0),
+ASSIGNMENT_KEYS: Mapping[str, ValueRule] = {
+    "kind": text(),
+    "budgets": either(
+        "a list of positive numbers, or a table {name = number}",
+        list_of("", POSITIVE.fits),
+        table("", POSITIVE.fits),
+    ),
+    "classes": table("a table {owner = [classes]}", texts().fits),
+    "seed": whole(0),
 }
-"""Keys of an assignment; it may have others, and checks them itself."""
+"""Keys of an assignment; it may have others, which it checks itself."""
 
-SECTIONS: Mapping[str, Mapping[str, Key]] = {
+SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
     "run": {
-        "name": _text(),
-        "folder": _text(),
-        "label": _text(),
-        "seed": _whole(),
-        "evaluate_every": _whole(1),
-        "checkpoint_every": _whole(1),
-        "loggers": _list_of(
+        "name": text().means("name of the run; by default the name of the file"),
+        "folder": text().means("run folder; by default `runs/NAME`"),
+        "label": text().means(
+            "name of the method in reports; by default derived from plan and weights"
+        ),
+        "seed": whole().means(
+            "makes the run repeatable and NOT PRIVATE; leave it out for private data"
+        ),
+        "evaluate_every": whole(1).means(
+            "steps between two lines of history; by default there are about 20 lines"
+        ),
+        "checkpoint_every": whole(1).means(
+            "steps between two checkpoints; by default the same as `evaluate_every`"
+        ),
+        "loggers": list_of(
             f"a list of {' or '.join(LOGGERS)}",
             lambda value: isinstance(value, str) and value in LOGGERS,
-        ),
+        ).means("where lines of history are sent besides the run folder"),
     },
     "data": {
-        "name": _text(),
-        "options": _table("a table of options of the data set"),
-        "only": _texts(),
-        "file": _text(),
-        "target": _text(),
-        "owner": _text(),
-        "features": _either("a list of columns, or a table {column = range}", _texts(), _table("")),
-        "classes": _list_of("a list", lambda value: isinstance(value, str | int)),
-        "columns": _texts(),
-        "scale": _choice(("ranges", "statistics", "none")),
-        "test_every": _whole(2),
-        "validation_share": _between(0, 1),
-        "validation_seed": _whole(0),
+        "name": text().means("name of a [data set](api/data.md#data-sets-by-name)"),
+        "options": table("a table of options of the data set").means(
+            "arguments of its loader, such as `scale`"
+        ),
+        "only": texts().means("keep only these classes"),
+        "file": text().means("CSV, Parquet or .npz file with one row per record"),
+        "target": text().means("column with the class of each record"),
+        "owner": text().means("column with the owner of each record"),
+        "features": either(
+            "a list of columns, or a table {column = range}", texts(), table("")
+        ).means(
+            "inputs; ranges and categories from public knowledge; for a column that names "
+            "[pictures](how-to/tables.md#pictures), a table of their options"
+        ),
+        "classes": list_of("a list", lambda value: isinstance(value, str | int)).means(
+            "all classes; by default taken from the records, which is NOT private"
+        ),
+        "columns": texts().means("further columns to keep"),
+        "scale": choice(("ranges", "statistics", "none")).means(
+            "by declared ranges (default); statistics of the records are NOT private"
+        ),
+        "test_every": whole(2).means(
+            "one in so many records of each class is a test record; 5 by default"
+        ),
+        "validation_share": between(0, 1).means(
+            "fraction of the training records held out for validation; by default the validation "
+            "or test part of the data set is used"
+        ),
+        "validation_seed": whole(0).means("public seed of that draw; 0 by default"),
     },
     "owners": {
-        "budgets": _text(),
-        "epsilon": _table("a table {owner = positive number, or level}"),
-        "column": _text(),
-        "levels": _table("a table {level = positive number}", _POSITIVE.fits),
-        "assignment": _table("a table with kind and budgets"),
-        "delta": _between(0, 1),
+        "budgets": text().means("CSV or Parquet file of [budgets](how-to/budgets.md)"),
+        "epsilon": table("a table {owner = positive number, or level}").means(
+            "budgets written in the configuration"
+        ),
+        "column": text().means(
+            "column of the data that names the owner; by default that of `data.owner`"
+        ),
+        "levels": table("a table {level = positive number}", POSITIVE.fits).means(
+            "epsilon of each categorical budget"
+        ),
+        "assignment": table("a table with kind and budgets").means(
+            "assigns records of a public data set to fictitious owners, for experiments"
+        ),
+        "delta": between(0, 1).means(
+            "for owners whose table row has none (no column, or a blank cell); 1e-5 by default"
+        ),
     },
     "plan": {
-        "method": _choice(METHODS),
-        "steps": _whole(1),
-        "batch_size": _POSITIVE,
-        "noise_multiplier": _POSITIVE,
-        "clip_norm": _POSITIVE,
-        "accountant": _choice(ACCOUNTANTS),
-        "mixture": _within(0, 1),
-        "noise_schedule": _either(
+        "method": choice(METHODS).means(
+            "how budgets become sampling rates and clip norms; `sample` by default"
+        ),
+        "steps": whole(1).means("number of steps"),
+        "batch_size": POSITIVE.means("expected number of records per step"),
+        "noise_multiplier": POSITIVE.means("noise std over clip norm"),
+        "clip_norm": POSITIVE.means("bound on a record's gradient; 1 by default"),
+        "accountant": choice(ACCOUNTANTS).means("`pld` by default, the tight one"),
+        "mixture": within(0, 1).means("for `both`: from 0 (sample) to 1 (scale); 0.5 by default"),
+        "noise_schedule": either(
             "a name, a table with name and options, or a list of [steps, factor]",
-            _text(),
-            _table(""),
-            _list_of("", _is_segment),
+            text(),
+            table(""),
+            list_of("", is_segment),
+        ).means(
+            "`constant` (default), `exponential`, `time`, `step`, `polynomial` "
+            "([planning](planning.md#noise-schedules))"
         ),
-        "release_std": _POSITIVE,
-        "strict": _flag(),
+        "release_std": POSITIVE.means(
+            "noise of a further release of sensitivity 1, such as the count that steers "
+            "importance sampling"
+        ),
+        "strict": flag().means("refuse plans in which some owner cannot use up their budget"),
     },
-    "model": {"name": _text()},  # and the options of the model
+    "model": {"name": text().means("the network")},  # and the options of the model
     "training": {
-        "optimizer": _choice(OPTIMIZERS),
-        "lr": _POSITIVE,
-        "momentum": _within(0, 1),
-        "options": _table("a table of further options of the optimizer"),
-        "schedule": _either("a name, or a table with name and options", _text(), _table("")),
-        "averaging": _between(0, 1),
-        "loss": _choice(LOSSES),
-        "clipping": _either(
-            f"one of {', '.join(CLIPPING)}, or a table with kind and options",
-            _choice(CLIPPING),
-            _table(""),
+        "optimizer": choice(OPTIMIZERS).means("`sgd` by default"),
+        "lr": POSITIVE.means("learning rate; required"),
+        "momentum": within(0, 1).means("for sgd and rmsprop"),
+        "options": table("a table of further options of the optimizer").means(
+            "such as `{ weight_decay = 1e-4 }`"
         ),
-        "micro_batch_size": _whole(1),
-        "lean": _flag(),
+        "schedule": either("a name, or a table with name and options", text(), table("")).means(
+            "`constant` (default), `linear`, `cosine`, `step`; options `warmup`, `floor`, `every`, "
+            "`factor`"
+        ),
+        "averaging": between(0, 1).means(
+            "decay of a running average of the model, which then becomes the result; it costs no "
+            "privacy; off by default"
+        ),
+        "loss": choice(LOSSES).means("`cross_entropy` by default"),
+        "clipping": either(
+            f"one of {', '.join(CLIPPING)}, or a table with kind and options",
+            choice(CLIPPING),
+            table(""),
+        ).means(
+            "clipping rule; `standard` by default; options `stability` (auto_s), `r` (psac), "
+            "`accepted_batch`, `acceptance`, `gain` "
+            "([importance](how-to/importance-sampling.md))"
+        ),
+        "micro_batch_size": whole(1).means(
+            "records that are processed at once; by default chosen to fit the memory"
+        ),
+        "lean": flag().means("use less memory and more time"),
     },
     "weights": {
-        "kind": _choice(("ino",)),
-        "tail": _within(0, 1),
-        "tail_length": _POSITIVE,
-        "alpha": _POSITIVE,
-        "beta": _POSITIVE,
-        "kappa": Key("a number of at least 0", lambda value: _is_number(value) and value >= 0),
-        "order": _text(),
-        "shape": _either(
-            '"beta", "steps", or a list of falling values from 0 to 1',
-            _choice(("beta", "steps")),
-            _list_of("", _within(0, 1).fits),
+        "kind": choice(("ino",)).means("ordered importance weights"),
+        "tail": within(0, 1).means(
+            "length of the tail as a fraction of the expected batch; 0.4 by default"
         ),
+        "tail_length": POSITIVE.means("the same in units of the clip norm"),
+        "alpha": POSITIVE.means("shape of the tail; 1 by default"),
+        "beta": POSITIVE.means("shape of the tail; 1 by default"),
+        "kappa": ValueRule(
+            "a number of at least 0", lambda value: is_number(value) and value >= 0
+        ).means("how much budgets influence the order; 0 by default"),
+        "order": text().means(
+            "what orders the records; `loss` by default, other packages may add others"
+        ),
+        "shape": either(
+            '"beta", "steps", or a list of falling values from 0 to 1',
+            choice(("beta", "steps")),
+            list_of("", within(0, 1).fits),
+        ).means("another tail function"),
     },
 }
-"""Sections and keys of a configuration; those of a model are its own."""
+"""Sections and keys of a configuration; a model's options are further keys of its section."""

@@ -1,9 +1,10 @@
-"""Tables as numbers for a model, by a schema that is public.
+"""Tables encoded as numbers for a model, by a public schema.
 
-Guarantee. With scaling by declared ranges nothing is learnt from the records: ranges and lists of
-categories are constants that the caller (or this package, for its data sets) declares, and each
-record is encoded on its own. Scaling by statistics of the training records is offered too. Means
-and deviations are then released without noise: it warns, and `not_private` says so.
+Guarantee: with scaling by declared ranges, nothing is learnt from the records. Ranges and lists of
+categories are constants that the caller (or a data set's loader) declares, and each record is
+encoded on its own. Scaling by statistics of the training records is possible too; means and
+standard deviations are then released without noise; a warning says so, and `not_private` lists
+them.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ MISSING = ("", "?", None)
 
 @dataclass(frozen=True)
 class Number:
-    """A column of numbers with the range that is declared for it.
+    """A column of numbers with its declared range.
 
-    Scaling by ranges maps low to -1 and high to 1; what lies beyond is clipped, what is missing
-    becomes 0, the middle. Without a range the numbers stay as they are.
+    Scaling by ranges maps low to -1 and high to 1; values outside the range are clipped, and
+    missing values become 0, the middle. Without a range the numbers are used as they are.
 
     Attributes:
         name: of the column.
         low, high: the declared range, or None.
-        logarithmic: scale sign(x) log(1 + |x|) instead of x, for amounts of money and counts.
+        logarithmic: scale sign(x) log(1 + |x|) instead of x, for amounts of money and for counts.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """A column of categories with their public list: one 0/1 input each, all 0 if missing."""
+    """A column of categories with their public list: a 0/1 input for each, all 0 if missing."""
 
     name: str
     values: tuple[str, ...]
@@ -55,7 +56,7 @@ Schema = Sequence[Number | Category]
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Inputs [records, features] in float32, the features' names, and what is not private."""
+    """Inputs [records, features] in float32, names of the features, and what is not private."""
 
     inputs: np.ndarray
     names: tuple[str, ...]
@@ -68,13 +69,13 @@ def encode(
     scale: str = "ranges",
     train: np.ndarray | None = None,
 ) -> Encoded:
-    """Return the inputs that a schema makes of columns of cells (text or numbers).
+    """Return the inputs that a schema makes from columns of cells (text or numbers).
 
     Args:
         cells: the columns by name; "", "?" and None are missing values.
         schema: which columns become inputs, and how.
         scale: "ranges" (public), "statistics" (of the training records: NOT private) or "none".
-        train: where scale is "statistics", which records are training records (mask).
+        train: if scale is "statistics", the mask of the training records.
     """
     if scale not in SCALES:
         raise OwnerwiseError(f"scale {scale!r}; expected one of {', '.join(map(repr, SCALES))}")
@@ -91,7 +92,7 @@ def encode(
             if len(problems) == before and np.isnan(values).any():
                 problems.append(
                     f"column {feature.name}: {int(np.isnan(values).sum())} values are missing; "
-                    "expected none where no range is declared: declare one, or fill them in"
+                    "expected none unless a range is declared: declare one, or fill them in"
                 )
             blocks.append(values[:, None])
             names.append(feature.name)
@@ -119,14 +120,14 @@ def make_table(
     columns: Mapping[str, np.ndarray],
     scale: str = "ranges",
 ) -> DataSet:
-    """Return the data set that encoded cells make.
+    """Return the data set made from encoded cells.
 
     Args:
         name: of the data set.
         cells, schema, scale: as for `encode`.
         labels: the targets, and the names of the classes.
-        test: which records are test records (mask).
-        columns: what else is known of each record.
+        test: mask of the test records.
+        columns: further columns to keep for each record.
     """
     encoded = encode(cells, schema, scale, ~test)
     targets, classes = labels
@@ -148,7 +149,7 @@ def make_table(
 
 
 def class_of(cells: Sequence[Any], values: Sequence[Any], what: str) -> np.ndarray:
-    """Return the position of each cell in the public list of values, as targets."""
+    """Return targets: the position of each cell in the public list of values."""
     place = {value: at for at, value in enumerate(values)}
     unknown = [f"{cell!r} in record {at}" for at, cell in enumerate(cells) if cell not in place]
     if unknown:
@@ -159,7 +160,7 @@ def class_of(cells: Sequence[Any], values: Sequence[Any], what: str) -> np.ndarr
 
 
 def _numbers(column: Sequence[Any], name: str, problems: list[str]) -> np.ndarray:
-    """Return a column as float64, with NaN for what is missing."""
+    """Return a column as float64, with NaN for missing values."""
     if isinstance(column, np.ndarray) and column.dtype.kind in "iufb":
         values = column.astype(np.float64)
         wrong = [f"{values[at]} in record {at}" for at in np.flatnonzero(np.isinf(values))]
@@ -203,8 +204,8 @@ def _scaled(
     low, high = np.array([feature.low, feature.high], dtype=np.float64)
     if feature.logarithmic:
         low, high = _signed_log(low), _signed_log(high)
-    shares = (np.clip(values, low, high) - low) / (high - low)
-    return np.nan_to_num(2 * shares - 1, nan=0.0)
+    position = (np.clip(values, low, high) - low) / (high - low)  # from 0 to 1
+    return np.nan_to_num(2 * position - 1, nan=0.0)
 
 
 def _signed_log(values: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Reading files of other people's making: what is damaged is named, never half read."""
+"""Reading files from elsewhere: a damaged file is named in the error, never half read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPEN = {".gz": gzip.open, ".xz": lzma.open}
 
 @contextmanager
 def reading(path: Path, expected: str) -> Iterator[None]:
-    """Turn whatever goes wrong while a file is read into an error that names the file."""
+    """Turn any error while a file is read into one that names the file."""
     try:
         yield
     except (OwnerwiseError, MemoryError):
@@ -34,7 +34,7 @@ def reading(path: Path, expected: str) -> Iterator[None]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file, unpacked if its name ends in .gz or .xz."""
+    """Return the content of a file, decompressed if its name ends in .gz or .xz."""
     with _OPEN.get(path.suffix, open)(path, "rb") as file:
         return file.read()  # type: ignore[return-value]
 
@@ -50,9 +50,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_rows(path: Path, columns: int | None = None) -> list[list[str]]:
-    """Return the rows of a CSV file, stripped; empty lines and `|` comments are left out.
+    """Return the stripped rows of a CSV file, without blank lines and `|` comments.
 
-    Each must have so many cells; without a number, as many as the first.
+    Every row must have `columns` cells; by default as many as the first row.
     """
     with reading(path, "CSV"):
         file = io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")

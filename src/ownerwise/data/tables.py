@@ -1,4 +1,4 @@
-"""A table of one's own, with a column that says whose record each row is."""
+"""Data sets from your own tables, with a column that names the owner of each record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ownerwise.errors import OwnerwiseError, PrivacyWarning, name_some
 from ownerwise.owners import HEADER_ALONE, PARQUET, as_array, as_ids, parquet_columns, text_ids
 
 Declared = tuple[float, float] | Sequence[str] | Number | Category | Pictures | None
-"""What is said of a feature: its range, its categories, that it names pictures, or nothing."""
+"""What is declared of a feature: its range, its categories, that it names pictures, or nothing."""
 
 
 def load_table(
@@ -38,7 +38,7 @@ def load_table(
     Args:
         path: a file with one row per record and named columns. In a .npz file each array is a
             column; one array of two or more dimensions may be the inputs as they are (floats become
-            float32, whole numbers int64). A .txt file is a list of attributes as CelebA has it:
+            float32, integers int64). A .txt file is a list of attributes in the format of CelebA:
             the number of rows, the names, then the rows; its first column is called `file`.
         target: the column with the class of each record.
         owner: the column with the id of each record's owner; it becomes the column `owner`, for
@@ -48,12 +48,12 @@ def load_table(
             are scaled to -1 to 1, categories become 0/1 inputs. None: numbers as they are.
             `Pictures(...)`, or its options as a mapping: the column names picture files, which are
             then the only inputs.
-        classes: the classes, in the order of their targets. By default the distinct values found:
-            then the list itself is NOT private.
+        classes: the classes, in the order of their targets. By default the distinct values in the
+            records; the list itself is then NOT private.
         columns: further columns to keep beside the inputs.
         scale: "ranges", "statistics" (of the training records: NOT private) or "none".
-        test_every: every fifth record of each class, in the order of the file, is a test record;
-            None: no test set.
+        test_every: one in so many records of each class, in the order of the file, is a test
+            record; None: no test set.
 
     Example:
         >>> ranges = {"age": (0, 110), "ward": ["day", "night", "emergency"]}
@@ -103,7 +103,7 @@ def load_table(
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """Return the columns of a file by name: arrays, or tuples of text."""
+    """Return the columns of a file by name: arrays, or tuples of strings."""
     if not path.is_file():
         raise OwnerwiseError(f"no file {path}; expected a table: .csv, .parquet, .npz or .txt")
     kind = path.suffix.lower()
@@ -115,7 +115,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     elif kind == ".csv":
         header, *rows = read_rows(path)
         if len(set(header)) < len(header):
-            raise OwnerwiseError(f"{path}: a column name stands twice in the header: rename it")
+            raise OwnerwiseError(f"{path}: a column name appears twice in the header: rename it")
         if not rows:
             raise OwnerwiseError(HEADER_ALONE.format(path, "record"))
         columns = by_column(path, rows, header)
@@ -136,17 +136,17 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _spelled_otherwise(name: str, known: Iterable[str]) -> str:
-    """Return a question if a name is known in other letters, capital or small."""
+    """Return a hint if a name is known in another case, upper or lower."""
     same = next((other for other in known if other.lower() == name.lower()), None)
     return "" if same is None else f"did you mean {same!r}? "
 
 
 def _attributes(path: Path) -> dict[str, tuple]:
-    """Return the columns of a list of attributes: a count, their names, and a row per picture."""
+    """Return the columns of a list of attributes: a count, the names, and a row per picture."""
     with reading(path, "a list of attributes"):
         count, names, *rows = path.read_text(encoding="utf-8").splitlines()
         if int(count) != len(rows):
-            raise ValueError(f"{count.strip()} rows are announced, {len(rows)} there")
+            raise ValueError(f"{count.strip()} rows announced, {len(rows)} found")
         return by_column(path, [row.split() for row in rows], ["file", *names.split()])
 
 
@@ -207,24 +207,24 @@ def _schema(cells: Mapping[str, Any], declared: Mapping[str, Declared]) -> Schem
 def _labels(
     cells: Any, classes: Sequence[Any] | None, target: str
 ) -> tuple[tuple[np.ndarray, tuple[str, ...]], tuple[str, ...]]:
-    """Return (targets, names of the classes), and what is not private about them."""
+    """Return (targets, class names), and what about them is not private."""
     written = [_written(cell) for cell in (cells.tolist() if hasattr(cells, "tolist") else cells)]
     missing = [at for at, cell in enumerate(written) if cell in (*MISSING, "nan", "None")]
     if missing:
         raise OwnerwiseError(
-            f"column {target}: no class in record {name_some(missing)}; fill it in, or leave the "
-            "record out"
+            f"column {target}: no class in record {name_some(missing)}; fill it in, or leave out "
+            "the record"
         )
     not_private = ()
     if classes is None:
-        found = sorted(set(written))
-        if all(name.lstrip("-").isdigit() for name in found):
-            found.sort(key=int)
-        names = tuple(found)
+        distinct = sorted(set(written))
+        if all(name.lstrip("-").isdigit() for name in distinct):
+            distinct.sort(key=int)
+        names = tuple(distinct)
         not_private = ("the list of classes, found in the records",)
         warnings.warn(
-            f"the classes of {target} were found in the records: the list is NOT private; give it "
-            "as classes=[...], from public knowledge",
+            f"the classes of {target} were taken from the records: the list is NOT private; give "
+            "it as classes=[...], from public knowledge",
             PrivacyWarning,
             stacklevel=3,
         )
@@ -234,7 +234,7 @@ def _labels(
 
 
 def _written(cell: Any) -> str:
-    """Return a label in words: 1, 1.0 and "1" are the same class."""
+    """Return a label as text: 1, 1.0 and "1" are the same class."""
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
 
 

@@ -1,7 +1,7 @@
 """Planning: from a request and the owners' budgets to one frozen, verified `Plan`.
 
-May import owners and accounting. Whatever a later room needs the plan to pay for states its cost
-here through a small protocol.
+May import owners and accounting. A mechanism of a later room whose release the plan pays for
+states its cost through a protocol defined here.
 """
 
 from ownerwise.planning.budget_classes import BudgetClass

@@ -1,8 +1,9 @@
-"""Noise schedules by name: how the noise falls over the steps of a plan.
+"""Noise schedules by name: how the noise decays over the steps of a plan.
 
-A schedule is piecewise constant. It gives every piece of the run (an epoch, say) a factor on the
-noise, 1 in the first piece, and becomes the segments of an `accounting.Schedule`: each is accounted
-with its own noise, never with the mean. Planning then finds the noise of the first piece.
+A schedule is piecewise constant. It multiplies the noise of every piece of the run (an epoch, for
+example) by a factor, which is 1 in the first piece. The pieces become the segments of an
+`accounting.Schedule`; each is accounted for with its own noise, never with the mean. Planning then
+finds the noise of the first piece.
 
 References: Yu, Liu, Pu, Gursoy, Truex (2019), "Differentially Private Model Publishing for Deep
 Learning", for time, exponential, step and polynomial decay.
@@ -16,34 +17,34 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Segments = tuple[tuple[int, float], ...]
-"""(number of steps, noise factor), one after another."""
+"""Consecutive segments: (number of steps, noise factor) each."""
 
 PieceFactor = Callable[[int], float]
-"""factor(piece): multiplies the noise in piece number `piece`, counted from 0."""
+"""Noise factor of the piece with the given number, counted from 0."""
 
 
 def constant(pieces: int) -> PieceFactor:
-    """Return 1 throughout."""
+    """Return the factor 1 for every piece."""
     return lambda piece: 1.0
 
 
 def exponential(pieces: int, *, rate: float = 0.05) -> PieceFactor:
-    """Return exp(-rate * piece)."""
+    """Return the factor exp(-rate * piece)."""
     return lambda piece: math.exp(-rate * piece)
 
 
 def time(pieces: int, *, rate: float = 0.1) -> PieceFactor:
-    """Return 1 / (1 + rate * piece)."""
+    """Return the factor 1 / (1 + rate * piece)."""
     return lambda piece: 1.0 / (1.0 + rate * piece)
 
 
 def step(pieces: int, *, factor: float = 0.7) -> PieceFactor:
-    """Return `factor` to the power of the piece; three pieces by default."""
+    """Return `factor` to the power of the piece number; by default there are three pieces."""
     return lambda piece: factor**piece
 
 
 def polynomial(pieces: int, *, floor: float = 0.5, power: float = 1.0) -> PieceFactor:
-    """Return a fall from 1 towards `floor` along a power of the pieces that are left."""
+    """Return a factor that falls from 1 towards `floor` with a power of the remaining pieces."""
     return lambda piece: floor + (1.0 - floor) * (1.0 - piece / pieces) ** power
 
 
@@ -56,19 +57,19 @@ SCHEDULES: Mapping[str, Callable[..., PieceFactor]] = {
 }
 
 NoiseSchedule = str | Mapping[str, Any] | Iterable[tuple[int, float]]
-"""A name; a name with options such as {"name": "exponential", "rate": 0.02, "every": 117}; or the
-segments themselves. `every`: steps of a piece."""
+"""A name; a name with options such as {"name": "exponential", "rate": 0.02, "every": 117}, where
+`every` is the number of steps in a piece; or the segments themselves."""
 
 PIECES = 10
-"""Pieces of a run, if `every` is not given. Each costs the accountant as much as a whole run."""
+"""Number of pieces if `every` is not given. Each takes the accountant as long as a whole run."""
 _STEP_PIECES = 3
 _AT_MOST_ONE = ("factor", "floor")
 
 
 def segments(schedule: NoiseSchedule, steps: int | None) -> Segments:
-    """Return the segments of a schedule for `steps` steps; pairs stay as they are.
+    """Return the segments of a schedule for `steps` steps; segments are returned unchanged.
 
-    A schedule with problems (`schedule_problems`) must not come here.
+    The schedule must have no `schedule_problems`.
     """
     if not isinstance(schedule, str | Mapping):
         return tuple((count, factor) for count, factor in schedule)
@@ -82,7 +83,7 @@ def segments(schedule: NoiseSchedule, steps: int | None) -> Segments:
 
 
 def schedule_problems(schedule: NoiseSchedule, steps: int | None) -> list[str]:
-    """Return everything wrong with a schedule for `steps` steps (not known: None)."""
+    """Return everything wrong with a schedule; `steps` is None if not known."""
     if not isinstance(schedule, str | Mapping):
         return []
     name, options = _split(schedule)
@@ -90,7 +91,7 @@ def schedule_problems(schedule: NoiseSchedule, steps: int | None) -> list[str]:
         return [f"noise_schedule {name!r}: expected one of {', '.join(SCHEDULES)}, or segments"]
     problems = []
     if steps is None:
-        problems.append(f"noise_schedule {name!r} needs steps=: its pieces are parts of them")
+        problems.append(f"noise_schedule {name!r} needs steps=: its pieces divide them")
     known = [*inspect.signature(SCHEDULES[name]).parameters][1:]
     for option, value in options.items():
         where = f"noise_schedule {name}: {option} is {value!r}"
@@ -106,10 +107,12 @@ def schedule_problems(schedule: NoiseSchedule, steps: int | None) -> list[str]:
             most = " and at most 1" if option in _AT_MOST_ONE else ""
             problems.append(f"{where}; expected a number above 0{most}")
     if problems or steps is None or steps < 1 or steps != int(steps):
-        return problems  # bad steps are the plan's to explain
+        return problems  # the plan reports bad steps
     least = min(factor for _, factor in segments(schedule, steps))
     if least < 1e-3:
-        return [f"noise_schedule {name} falls to {least:g} of its start; expected 0.001 or more"]
+        return [
+            f"noise_schedule {name} falls to {least:g} of its initial noise; expected 0.001 or more"
+        ]
     return []
 
 

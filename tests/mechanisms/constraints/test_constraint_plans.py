@@ -125,7 +125,7 @@ def test_all_that_is_wrong_with_a_release_is_listed():
         ow.plan(owners(), steps=5, batch_size=50, constraints=FAIR.constraints)
     with pytest.raises(ow.OwnerwiseError, match=r"expected RateConstraints\(...\) of them"):
         ow.Trainer(torch.nn.Linear(2, 2), make(), lr=1.0, constraints=FAIR.constraints)
-    with pytest.raises(ow.PlanError, match=r"'gauss'; .*Known are gaussian, laplace"):
+    with pytest.raises(ow.PlanError, match=r"'gauss'; .*Known names: gaussian, laplace"):
         make(release_noise="gauss")
 
 

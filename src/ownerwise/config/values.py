@@ -1,0 +1,111 @@
+"""What the value of a key must be: rules with a test and the words that describe it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ValueRule:
+    """A rule for the value of a key: in words, as a test, and what the key means."""
+
+    expected: str
+    fits: Callable[[Any], bool]
+    meaning: str = ""
+
+    def means(self, meaning: str) -> ValueRule:
+        """Return the rule for a key with this meaning."""
+        return replace(self, meaning=meaning)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether a value is an int, and not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_segment(value: Any) -> bool:
+    """Return whether a value is a pair [number of steps, noise factor]."""
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and is_whole(value[0])
+        and value[0] > 0
+        and POSITIVE.fits(value[1])
+    )
+
+
+def text() -> ValueRule:
+    """Return the rule for a string that is not empty."""
+    return ValueRule("a string", lambda value: isinstance(value, str) and bool(value))
+
+
+def flag() -> ValueRule:
+    """Return the rule for true or false."""
+    return ValueRule("true or false", lambda value: isinstance(value, bool))
+
+
+def whole(least: int | None = None) -> ValueRule:
+    """Return the rule for an int of at least `least`."""
+    words = "a whole number" if least is None else f"a whole number of at least {least}"
+    return ValueRule(words, lambda v: is_whole(v) and (least is None or v >= least))
+
+
+def above(low: float) -> ValueRule:
+    """Return the rule for a number above `low`."""
+    return ValueRule(f"a number above {low:g}", lambda value: is_number(value) and value > low)
+
+
+def within(low: float, high: float) -> ValueRule:
+    """Return the rule for a number from `low` to `high`."""
+    return ValueRule(
+        f"a number from {low:g} to {high:g}",
+        lambda value: is_number(value) and low <= value <= high,
+    )
+
+
+def between(low: float, high: float) -> ValueRule:
+    """Return the rule for a number strictly between `low` and `high`."""
+    return ValueRule(
+        f"a number between {low:g} and {high:g}",
+        lambda value: is_number(value) and low < value < high,
+    )
+
+
+def choice(names: Collection[str]) -> ValueRule:
+    """Return the rule for one of several names."""
+    return ValueRule(
+        f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names
+    )
+
+
+def list_of(words: str, fits: Callable[[Any], bool]) -> ValueRule:
+    """Return the rule for a list whose items all pass a test."""
+    return ValueRule(words, lambda value: isinstance(value, list) and all(map(fits, value)))
+
+
+def texts() -> ValueRule:
+    """Return the rule for a list of strings."""
+    return list_of("a list of strings", lambda value: isinstance(value, str))
+
+
+def table(words: str, fits: Callable[[Any], bool] = lambda value: True) -> ValueRule:
+    """Return the rule for a table whose values all pass a test."""
+    return ValueRule(
+        words, lambda value: isinstance(value, Mapping) and all(map(fits, value.values()))
+    )
+
+
+def either(words: str, *rules: ValueRule) -> ValueRule:
+    """Return the rule for a value that fits one of several rules."""
+    return ValueRule(words, lambda value: any(rule.fits(value) for rule in rules))
+
+
+POSITIVE = above(0)
