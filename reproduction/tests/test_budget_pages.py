@@ -36,8 +36,8 @@ def test_studies_at_several_budgets_stand_side_by_side(tmp_path):
     assert budget_pages.write_page(studies, tmp_path) == {budget_pages.TITLE: budget_pages.PAGE}
     text = (tmp_path / budget_pages.PAGE).read_text()
     found = rows(text)
-    names = ("DPIS-IMDB", "DPIS-IMDB-owners.assignment.budgets=-4")
-    assert found["method"] == [f"[ε 1]({names[0]}.md)", f"[ε 4]({names[1]}.md)", "gradients"]
+    links = [f"../DPIS-IMDB/{variant}/index.md" for variant in ("paper", "budgets-4")]
+    assert found["method"] == [f"[ε 1]({links[0]})", f"[ε 4]({links[1]})", "gradients"]
     assert found["uniform"] == ["61.00 ± 1.41", "70.00", "50 (50)"]
     assert found["dpis"] == ["50.00", "", "50 (20)"]
     assert found["DPIS, slides: DPIS"] == ["62.1", "70.2", ""]

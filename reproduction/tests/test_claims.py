@@ -54,7 +54,7 @@ def test_a_number_with_its_command():
     assert found.distance == pytest.approx(0.0)
     assert found.verdict == "reached"
     assert found.seeds == 2
-    assert found.study == "digits"
+    assert found.study == "digits/paper"
     assert found.command == "ownerwise experiments run digits --method ino --seeds 2"
 
 
@@ -82,7 +82,7 @@ def test_claims_without_results_say_so():
     assert "| not run | theirs | command |" in shown
     assert "| it helps (INO-SGD, Table 9) | 60.00 ± 1.00 points | `run digits --method" in shown
     assert "](" not in shown
-    assert "Not among the claims:\n\n- IDP-SGD, Table 3" in shown
+    assert "Not among the claims above:\n\n- IDP-SGD, Table 3" in shown
 
 
 def test_every_profile_that_was_run_has_its_row():
@@ -162,9 +162,9 @@ def test_the_table_and_its_notes():
     rows = [line for line in shown.splitlines() if line.startswith("| reached")]
     assert rows[0] == (
         "| reached | it helps (INO-SGD, Table 9) | 50.00 ± 1.00 % | **60.00 ± 0.00 %** (+10.00), "
-        "2 seeds, [digits](digits.md) | `run digits --method ino --seeds 2` |"
+        "2 seeds, [digits](digits/paper/index.md) | `run digits --method ino --seeds 2` |"
     )
-    assert "Of 2 claims that were tried: 2 reached. 0 more were not run." in shown
+    assert "2 claims were tested: 2 reached. Another 0 were not run." in shown
     assert shown.count("- INO-SGD, Table 9, digits: other data") == 1
     assert "| not run" not in shown
 

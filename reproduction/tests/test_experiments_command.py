@@ -17,7 +17,7 @@ def test_list(capsys):
     assert "ino-budget" in out
 
 
-def test_run_table_and_tune(tmp_path, capsys):
+def test_runs_and_searches_become_pages(tmp_path, capsys):
     run = ["experiments", "run", "digits", "--method", "idp,ino", *FAST, "--clipping", "auto-s"]
     assert main([*run, "--seeds", "1"]) == 0
     assert "NOT PRIVATE" in capsys.readouterr().out
@@ -27,8 +27,8 @@ def test_run_table_and_tune(tmp_path, capsys):
     assert config["plan"]["accountant"] == "rdp"
     assert config["training"]["clipping"] == "auto_s"
 
-    assert main(["experiments", "table", "--out", "docs/results", "--no-figures"]) == 0
-    assert "IDP-SGD" in Path("docs/results/README.md").read_text()
+    assert main(["experiments", "table", "--out", "reproduction/results", "--no-figures"]) == 0
+    assert "IDP-SGD" in Path("reproduction/results/README.md").read_text()
     capsys.readouterr()
     stale = json.loads(stored.read_text()) | {"changes": []}
     stored.write_text(json.dumps(stale))
@@ -44,16 +44,16 @@ def test_run_table_and_tune(tmp_path, capsys):
     assert len(found["methods"]["ino"]["points"]) == 2
     assert Path("results/tuning/digits.svg").exists()
     assert found["command"].startswith("ownerwise experiments tune digits --method ino --seeds 1 ")
-    assert main(["experiments", "table", "--out", "docs/results", "--no-figures"]) == 0
-    assert "(tuning-digits.md)" in Path("docs/results/README.md").read_text()
-    assert not list(Path("docs/results").glob("*.svg"))
+    assert main(["experiments", "table", "--out", "reproduction/results", "--no-figures"]) == 0
+    assert "(digits/tuning/index.md)" in Path("reproduction/results/README.md").read_text()
+    assert not list(Path("reproduction/results").rglob("*.svg"))
 
 
-def test_plans(capsys):
-    plans = ["experiments", "plans", "digits", "--out", "docs/results"]
+def test_plans_are_written_without_training(capsys):
+    plans = ["experiments", "plans", "digits", "--out", "reproduction/results"]
     assert main(plans) == 0
-    assert "docs/results/plans.md" in capsys.readouterr().out
-    page = Path("docs/results/plans.md").read_text()
+    assert "reproduction/results/plans/index.md" in capsys.readouterr().out
+    page = Path("reproduction/results/plans/index.md").read_text()
     assert page.count("| digits, ε 0.5 |") == 3
     assert f"    ownerwise {' '.join(plans)}" in page
     assert main(["experiments", "plans", "digitz", "MN", "--out", "x"]) == EXIT_BAD_INPUT

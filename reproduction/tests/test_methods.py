@@ -31,7 +31,7 @@ def phases(spec, **plan):
     "spec",
     ["idp", "ino", "ino:0.2", "ino-budget:2", "ino-shape:2/5", "ino-order:random", "uniform",
      "exclude", "sequential:lax-first",
-     "dpis", "dpis:0.4", "accepted", "ts", "decay",
+     "dpis", "dpis:0.4", "smaller-batch", "tempered-sigmoid", "falling-noise",
      "undersample:0.5", "lowered:0.4", "class-budget:0=3", "top", "nonprivate"],
 )  # fmt: skip
 def test_a_method_runs(spec, tmp_path):
@@ -193,7 +193,9 @@ def test_gradients_are_counted_and_a_run_that_goes_on_counts_on(tmp_path):
     assert found["evaluated"] == pytest.approx(4 * whole["config"]["plan"]["batch_size"], rel=0.4)
     again = run_trial(Trial(DIGITS, one("dpis"), 0, "paper", changes), tmp_path / "whole")
     assert again["gradients"] == found
-    plain = run_trial(Trial(DIGITS, one("accepted:0.25"), 0, "paper", changes), tmp_path / "plain")
+    plain = run_trial(
+        Trial(DIGITS, one("smaller-batch:0.25"), 0, "paper", changes), tmp_path / "plain"
+    )
     batch = whole["config"]["plan"]["batch_size"]
     assert plain["gradients"] == {"evaluated": batch, "summed": batch}
 
@@ -204,14 +206,14 @@ def test_rivals_of_importance_sampling():
     assert steered["training"]["clipping"] == {"kind": "importance", "acceptance": 0.3}
     assert steered["plan"]["release_std"] == 0.1 * sections["plan"]["batch_size"]
     assert one("dpis").sections(sections)["training"]["clipping"] == {"kind": "importance"}
-    assert one("accepted:0.5").sections(sections)["plan"]["batch_size"] == (
+    assert one("smaller-batch:0.5").sections(sections)["plan"]["batch_size"] == (
         0.5 * sections["plan"]["batch_size"]
     )
-    assert one("ts").sections(sections)["model"]["activation"] == "tempered-sigmoid"
-    assert one("decay:time").sections(sections)["plan"]["noise_schedule"] == "time"
+    assert one("tempered-sigmoid").sections(sections)["model"]["activation"] == "tempered-sigmoid"
+    assert one("falling-noise:time").sections(sections)["plan"]["noise_schedule"] == "time"
     assert "release_std" not in sections["plan"]
-    for spec in ("dpis", "accepted:0.5", "ts", "decay:step"):
+    for spec in ("dpis", "smaller-batch:0.5", "tempered-sigmoid", "falling-noise:step"):
         assert one(spec).sections(sections)["plan"]["method"] == "uniform"
     with pytest.raises(OwnerwiseError) as error:
-        methods.parse("dpis:2,accepted:1,ts:1,decay:fast")
+        methods.parse("dpis:2,smaller-batch:1,tempered-sigmoid:1,falling-noise:fast")
     assert len(error.value.problems) == 4

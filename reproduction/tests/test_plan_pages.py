@@ -54,9 +54,8 @@ def test_budgets_are_used_up_together(planned):
 
 def test_page(planned, tmp_path):
     written = plan_pages.write_page([planned], tmp_path, "ownerwise experiments plans --out x")
-    assert [path.name for path in written] == [
-        "plans.md", "plans.json", f"plans-{plan_pages.SHOWN}.svg",
-    ]  # fmt: skip
+    places = [path.relative_to(tmp_path).as_posix() for path in written]
+    assert places == ["plans/index.md", "plans/plans.json", "plans/spending.svg"]
     page = written[0].read_text()
     rows = [line for line in page.splitlines() if line.startswith(f"| {plan_pages.SHOWN}")]
     assert [row.split(" | ")[1] for row in rows] == ["uniform", "sample *", "scale"]

@@ -106,12 +106,32 @@ def test_runs_are_sorted_into_studies():
     ]
     assert list(found[0].methods) == ["idp", "ino", "lowered-0.1"]
     assert [study.name for study in found] == [
-        "digits",
-        "digits-short",
-        "digits-training.clipping=-auto_s",
+        "digits/paper",
+        "digits/short",
+        "digits/clipping-auto_s",
     ]
     with pytest.raises(OwnerwiseError, match="two results for seed 0"):
         summary.studies([result(), result()])
+
+
+@pytest.mark.parametrize(
+    ("profile", "changes", "expected"),
+    [
+        ("paper", [], "paper"),
+        ("short", [], "short"),
+        ("paper", ["training.lr=2.0"], "lr-2.0"),
+        ("short", ["owners.assignment.budgets=[0.5, 3]"], "short-budgets-0.5-3"),
+        ("paper", ["training.lr=1.0", 'plan.method="scale"'], "method-scale-lr-1.0"),
+    ],
+)
+def test_a_variant_is_a_plain_folder_name(profile, changes, expected):
+    assert summary.variant(profile, changes) == expected
+
+
+def test_studies_that_would_share_a_folder_are_refused():
+    runs = [result(changes=["plan.schedule=1"]), result(changes=["training.schedule=1"])]
+    with pytest.raises(OwnerwiseError, match="would share the folder digits/schedule-1"):
+        summary.studies(runs)
 
 
 def test_notes_follow_a_method_wherever_it_is_named():

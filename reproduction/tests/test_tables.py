@@ -38,24 +38,25 @@ def test_table_of_all_methods(study):
     assert rows[3][-2:] == ["2", "4.00"]
 
 
-def test_pages_and_json(study, tmp_path):
+def test_a_study_gets_a_page_and_a_json_file(study, tmp_path):
     picture = figures.Picture(tmp_path / "picture.svg", "What is seen.")
-    written = tables.write_tables([study], tmp_path, {"digits": [picture]})
-    assert [path.name for path in written] == ["README.md", "digits.md", "digits.json"]
-    page = (tmp_path / "digits.md").read_text()
+    written = tables.write_tables([study], tmp_path, {"digits/paper": [picture]})
+    places = [path.relative_to(tmp_path).as_posix() for path in written]
+    assert places == ["README.md", "digits/paper/index.md", "digits/paper/runs.json"]
+    page = (tmp_path / "digits/paper/index.md").read_text()
     assert "NOT PRIVATE" in page
     assert "- learning rate: between values of a scan" in page  # choices of ours are shown
     assert "| IDP-SGD | 30.00 ± 14.14 |" in page  # group a
     assert "10 to 10 (0.50)" in page  # its drop
     assert "What is seen.\n\n![picture](picture.svg)" in page
     assert "    ownerwise experiments run digits --method idp,ino --seeds 2\n" in page
-    assert "    ownerwise experiments table --out docs/results\n" in page
+    assert "    ownerwise experiments table --out reproduction/results\n" in page
     assert "| IDP-SGD | `0123456789ab` | yes | 0, 1 | 8.0 s | 9.0 s |" in page
-    assert "Methods have different seeds" in page
+    assert "Methods were run with different seeds" in page
     assert "Strict owners are those" in page
-    for other in ("With changes", "validation records", "Plain SGD", "are not owners"):
+    for other in ("Changes to the setting", "validation records", "Plain SGD", "are not owners"):
         assert other not in page
-    stored = json.loads((tmp_path / "digits.json").read_text())
+    stored = json.loads((tmp_path / "digits/paper/runs.json").read_text())
     assert stored["methods"]["idp"]["metrics"]["accuracy"]["mean"] == pytest.approx(0.525)
     gain = stored["methods"]["ino"]["gain"]
     assert gain["by_group"]["a"] == pytest.approx(0.2)
@@ -64,22 +65,22 @@ def test_pages_and_json(study, tmp_path):
     assert stored["methods"]["idp"]["plans"] == ["0123456789abcdef"]
     assert stored["methods"]["idp"]["wall_seconds"] == [9.0, 9.0]
     assert stored["commands"][0].endswith("--method uniform --seeds 1")
-    assert "[digits](digits.md)" in (tmp_path / "README.md").read_text()
+    assert "[digits](digits/paper/index.md)" in (tmp_path / "README.md").read_text()
 
 
-def test_page_over_all(study, tmp_path):
+def test_the_overview_lists_claims_other_pages_and_studies(study, tmp_path):
     claimed = claims.Claim("IDP-SGD", "Table 2", "it works", 50.0, "digits", "idp", "accuracy")
     written = tables.write_tables(
         [study],
         tmp_path,
         findings=claims.find([claimed], [study]),
-        further={"Tuned": "tuning-digits.md"},
+        further={"Tuned": "digits/tuning/index.md"},
     )
     page = written[0].read_text()
-    ours = "**52.50 ± 3.54 %** (+2.50), 2 seeds, [digits](digits.md)"
+    ours = "**52.50 ± 3.54 %** (+2.50), 2 seeds, [digits](digits/paper/index.md)"
     assert f"| reached | it works (IDP-SGD, Table 2) | 50.00 % | {ours} |" in page
-    assert "- [Tuned](tuning-digits.md)" in page
-    assert page.index("Table 2") < page.index("tuning-digits.md") < page.index("## [digits]")
+    assert "- [Tuned](digits/tuning/index.md)" in page
+    assert page.index("Table 2") < page.index("digits/tuning/index.md") < page.index("## [digits]")
     assert written[1].name == "claims.json"
     (stored,) = json.loads(written[1].read_text())
     assert stored["claim"]["theirs"] == 50.0
@@ -98,9 +99,9 @@ def test_ablations_have_their_own_tables():
     assert "ino:0.8" in page  # in the command
 
 
-def test_page_of_a_changed_setting():
+def test_a_page_names_the_changes_to_its_setting():
     (study,) = summary.studies([result(changes=["plan.steps=20"])])
-    text = "With changes: `plan.steps=20`."
+    text = "Changes to the setting: `plan.steps=20`."
     page = tables.page(study, tables.describe(study))
     title = settings.setting("digits").title
     assert f"{title}. 4 owners; 20 steps.\n\n{text}\n" in page
@@ -111,7 +112,7 @@ def test_page_of_a_changed_setting():
 def test_page_names_the_records_of_its_figures():
     (study,) = summary.studies([result(evaluated_on="validation")])
     page = tables.page(study, tables.describe(study))
-    assert "initial drop and figures over training are of the former" in page
+    assert "initial drop and figures over training show the former" in page
 
 
 def test_page_with_methods_that_do_not_keep_budgets():
@@ -123,7 +124,7 @@ def test_page_with_methods_that_do_not_keep_budgets():
         ]
     )
     page = tables.page(study, tables.describe(study))
-    assert "Plain SGD has momentum 0.9 and its own learning rate, 0.1." in page
+    assert "Plain SGD uses momentum 0.9 and its own learning rate, 0.1." in page
     assert "| top | `0123456789ab` | no | 0 |" in page
     assert "| plain SGD |  | not private | 0 |" in page
 
@@ -164,10 +165,10 @@ def test_bands_are_deviations_of_a_sample(study):
     assert not figures.overall_curves(alone).get_axes()[1].collections
 
 
-def test_figures(study, tmp_path):
+def test_figures_are_the_same_bytes_each_time(study, tmp_path):
     written = figures.write_figures(study, tmp_path)
-    assert [one.path.name for one in written] == [
-        f"digits-{name}.svg" for name in ("owners", "overall", "gain", "trade-off")
+    assert [one.path.relative_to(tmp_path).as_posix() for one in written] == [
+        f"digits/paper/{name}.svg" for name in ("owners", "overall", "gain", "trade-off")
     ]  # no classes within owners here
     contents = [one.path.read_bytes() for one in written]
     for content in contents:

@@ -85,8 +85,9 @@ def test_frontier_and_best():
 
 def test_points_and_files(tmp_path):
     drawn = tuning.draw(DIGITS, "paper", (), 2)
-    other = result(validation=result(recalls=(0.1, 0.1, 0.1, 0.1))["final"])
-    found = tuning.points(drawn, {("idp", 0): [result()], ("ino", 1): [other]})
+    idp, ino = (Trial(DIGITS, method, 0).config.sections for method in methods.parse("idp,ino"))
+    other = result(validation=result(recalls=(0.1, 0.1, 0.1, 0.1))["final"], config=ino)
+    found = tuning.points(drawn, {("idp", 0): [result(config=idp)], ("ino", 1): [other]})
     assert found[0].validation["accuracy"].mean == pytest.approx(0.5)
     assert found[1].validation["accuracy"].mean == pytest.approx(0.1)
     assert found[1].test["accuracy"].mean == pytest.approx(0.5)

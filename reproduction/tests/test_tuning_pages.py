@@ -52,13 +52,13 @@ def test_what_stays_of_a_gain(search):
     assert tuning_pages.Kept(1.0, -2.0).share is None
 
 
-def test_page(search, tmp_path):
+def test_the_page_says_what_remains_of_a_gain(search, tmp_path):
     written = tuning_pages.write_pages([search], tmp_path / "out")
-    assert written == {"digits, tuned against tuned": "tuning-digits.md"}
-    page = (tmp_path / "out" / "tuning-digits.md").read_text()
+    assert written == {"digits, tuned against tuned": "digits/tuning/index.md"}
+    page = (tmp_path / "out" / "digits/tuning/index.md").read_text()
     assert (
-        "At the first draw (lr 0.5) INO-SGD has +40.00 points of recall (strict owners) against "
-        "IDP-SGD; with the values of both chosen by accuracy, +10.00 points: 25% of the gain stays."
+        "At the first draw (lr 0.5) INO-SGD differs from IDP-SGD by +40.00 points of recall "
+        "(strict owners); with both tuned for accuracy, by +10.00 points: 25% of the gain remains."
     ) in page
     assert "The first draw is the setting as it stands." in page
     assert "mean and standard deviation over seeds 0, 1, 2" in page
@@ -69,11 +69,11 @@ def test_page(search, tmp_path):
     first = "the first draw, accuracy, balanced accuracy"
     assert f"| INO-SGD | {first} | lr 0.5 | 79.00 ± 1.00 |" in page
     assert "NOT PRIVATE" in page
-    assert f"    {COMMAND}\n    ownerwise experiments table --out docs/results\n" in page
+    assert f"    {COMMAND}\n    ownerwise experiments table --out reproduction/results\n" in page
     assert "2 min" in page  # four times 30 seconds
-    assert "](tuning-digits.svg)" in page
-    assert (tmp_path / "out" / "tuning-digits.svg").exists()
-    stored = json.loads((tmp_path / "out" / "tuning-digits.json").read_text())
+    assert "](frontier.svg)" in page
+    assert (tmp_path / "out" / "digits/tuning/frontier.svg").exists()
+    stored = json.loads((tmp_path / "out" / "digits/tuning/search.json").read_text())
     assert stored["methods"]["idp"]["points"][0]["plans"] == ["abc"]
 
 
@@ -85,8 +85,8 @@ def test_page_of_a_setting_with_changes_and_one_seed(search, tmp_path):
     assert page.startswith("# digits (short profile, plan.steps=400), tuned against tuned\n")
     assert "The first draw is the setting as in the heading." in page
     assert "measured on test records, one seed (7), in per cent" in page
-    assert "with the values of both chosen by accuracy, +10.00 points.\n" in page
-    assert "stays" not in page
+    assert "with both tuned for accuracy, by +10.00 points.\n" in page
+    assert "remains" not in page
 
 
 def test_nothing_is_said_of_gains_without_a_baseline(tmp_path):

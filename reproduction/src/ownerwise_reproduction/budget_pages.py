@@ -16,7 +16,7 @@ from ownerwise_reproduction import summary
 from ownerwise_reproduction.amounts import percent
 from ownerwise_reproduction.summary import Study
 
-PAGE = "importance.md"
+PAGE = "importance/index.md"
 TITLE = "Importance sampling, tempered sigmoids and falling noise, by epsilon"
 
 _BUDGETS = "owners.assignment.budgets="
@@ -66,14 +66,15 @@ def page(found: Mapping[str, Mapping[float, Study]]) -> str:
     """Return the Markdown page."""
     parts = [
         f"# {TITLE}",
-        "Test accuracy in per cent by epsilon, delta 1e-5: mean and, of several seeds, standard "
-        "deviation; links lead to seeds, commands and plan hashes. Networks and numbers of steps "
-        "are the same for all methods of a table; the tempered sigmoid changes the activation. "
-        "DP-SGD takes all candidates of importance sampling; the row of fewer takes about as many "
-        "as that accepts. Gradients are counted per run, in thousands: evaluated (norms), and in "
-        "the sums in brackets. What others report has other numbers of steps, and in the second "
-        "and third table probably other inputs. What it comes to is said "
-        "[here](../how-to/importance-sampling.md).",
+        "Test accuracy in per cent by epsilon at delta 1e-5: the mean and, with several seeds, the "
+        "standard deviation. Links lead to seeds, commands and plan hashes. All methods of a table "
+        "share the network and the number of steps; only the tempered sigmoid changes the "
+        "activation. DP-SGD uses all candidates of importance sampling; the rows at a share of the "
+        "batch use about as many records as importance sampling accepts. Gradients per run are "
+        "counted in thousands: norms evaluated and, in brackets, gradients summed. Published "
+        "numbers come from other numbers of steps and, in the second and third table, probably "
+        "from other inputs. See [how to sample by "
+        "importance](../../../docs/how-to/importance-sampling.md) for the conclusions.",
     ]
     for heading, by_budget in found.items():
         parts += [f"## {heading}", _table(by_budget)]
@@ -98,5 +99,5 @@ def _table(by_budget: Mapping[float, Study]) -> str:
     for whose, numbers in PUBLISHED[setting].items():
         cells = [f"{numbers[e]:g}" if e in numbers else "" for e in by_budget]
         rows.append([whose, *cells, ""])
-    heads = [f"[ε {e:g}]({study.name}.md)" for e, study in by_budget.items()]
+    heads = [f"[ε {e:g}](../{study.name}/index.md)" for e, study in by_budget.items()]
     return table(["method", *heads, "gradients"], rows)

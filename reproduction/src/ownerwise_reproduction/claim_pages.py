@@ -18,14 +18,15 @@ def page_part(findings: Sequence[Finding]) -> str:
         found = [finding.verdict for finding in run]
         counts = [f"{found.count(word)} {word}" for word in VERDICTS if word in found]
         if "" in found:
-            counts.append(f"{found.count('')} without a verdict, for the paper has no number")
+            counts.append(f"{found.count('')} without a verdict, as the paper gives no number")
         rules = "; ".join(f"*{word}*: {rule}" for word, rule in VERDICTS.items() if word in found)
         parts += [
-            f"Of {len(run)} claims that were tried: {', '.join(counts)}. {len(missing)} more were "
-            "not run. Runs with the short profile are shorter than the papers'.",
-            f"{rules[:1].upper()}{rules[1:]}. Means and standard deviations over seeds, ours "
-            "minus theirs in brackets; differences with their 95 % interval, over the seeds that "
-            f"both methods have. Commands follow `{provenance.PROGRAM}`.",
+            f"{len(run)} claims were tested: {', '.join(counts)}. Another {len(missing)} were not "
+            "run. The short profile takes fewer steps than the papers.",
+            f"{rules[:1].upper()}{rules[1:]}. Numbers are means and standard deviations over "
+            "seeds, with ours minus theirs in brackets; differences have their 95 % interval over "
+            "the seeds that both methods share. Put "
+            f"`{provenance.PROGRAM}` in front of each command.",
             table(["verdict", "claim", "theirs", "ours", "command"], list(map(_row, run)), texts=5),
         ]
     claims = [finding.claim for finding in run if finding.claim.note]
@@ -36,7 +37,7 @@ def page_part(findings: Sequence[Finding]) -> str:
         parts.append(
             table(["not run", "theirs", "command"], list(map(_missing_row, missing)), texts=3)
         )
-    parts += ["Not among the claims:", "\n".join(f"- {words}" for words in left_out())]
+    parts += ["Not among the claims above:", "\n".join(f"- {words}" for words in left_out())]
     return "\n\n".join(parts)
 
 
@@ -44,7 +45,7 @@ def _row(finding: Finding) -> list[str]:
     seeds = f"{finding.seeds} seed" + ("s" if finding.seeds > 1 else "")
     distance = "" if finding.distance is None else f" ({finding.distance:+.2f})"
     claim, theirs, command = _missing_row(finding)
-    ours = f"**{finding.ours}**{distance}, {seeds}, [{finding.heading}]({finding.study}.md)"
+    ours = f"**{finding.ours}**{distance}, {seeds}, [{finding.heading}]({finding.study}/index.md)"
     return [finding.verdict, claim, theirs, ours, command]
 
 

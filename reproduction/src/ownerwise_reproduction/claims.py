@@ -331,10 +331,10 @@ KEPT = 1.0
 
 VERDICTS = {
     "reached": "our mean is at least the paper's number (at most, for gaps)",
-    "not reached": "it is not",
-    "agrees": "the 95 % interval lies on the side that the paper names (for what is kept: above "
-    "-1 point)",
-    "undecided": "it does not, nor on the other side, or there are fewer than three seeds",
+    "not reached": "our mean falls short of it",
+    "agrees": "the 95 % interval lies on the side that the paper states (above -1 point where the "
+    "paper says that accuracy is kept)",
+    "undecided": "the interval extends to both sides, or there are fewer than three seeds",
     "disagrees": "the interval lies on the other side",
 }
 """What a finding may come to; accuracy is kept if its interval lies above -1 point."""

@@ -30,7 +30,11 @@ from ownerwise_reproduction.trials import Trial
 
 EXIT_FAILED = 2
 RESULTS = Path("results")
-_OTHER_PAGES = {plan_pages.TITLE: plan_pages.PAGE, "Rate constraints": "constraints.md"}
+_OTHER_PAGES = {
+    plan_pages.TITLE: plan_pages.PAGE,
+    "Rate constraints": "constraints/index.md",
+    "Tail and kappa of INO-SGD": "tail-and-kappa/index.md",
+}
 """Pages that other commands write beside those of the settings."""
 _SCIENCE = "NOT PRIVATE (science): seeds are fixed."
 

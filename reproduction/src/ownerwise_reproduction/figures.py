@@ -46,12 +46,12 @@ class Picture:
 
 
 def write_figures(study: Study, folder: str | PathLike) -> list[Picture]:
-    """Draw every figure that a study has the runs for, and return them."""
+    """Draw every figure that the runs of a study allow, and return them."""
     written = []
     for name, (draw, caption) in _FIGURES.items():
         figure = draw(study)
         if figure is not None:
-            path = Path(folder) / f"{study.name}-{name}.svg"
+            path = Path(folder) / study.name / f"{name}.svg"
             save(figure, path)
             mixed = provenance.is_mixed(study)
             written.append(Picture(path, _OF_GROUPS.get(name, caption) if mixed else caption))

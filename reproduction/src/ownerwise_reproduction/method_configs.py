@@ -77,13 +77,13 @@ def smaller_batch(sections: Sections, argument: str) -> Sections:
     return changed
 
 
-def tempered(sections: Sections, argument: str) -> Sections:
+def tempered_sigmoid(sections: Sections, argument: str) -> Sections:
     """DP-SGD with tempered sigmoids as activations."""
     changed = uniform(sections, "")
     return changed | {"model": changed["model"] | {"activation": "tempered-sigmoid"}}
 
 
-def decaying(sections: Sections, argument: str) -> Sections:
+def falling_noise(sections: Sections, argument: str) -> Sections:
     """DP-SGD with noise that falls by a schedule."""
     changed = uniform(sections, "")
     return changed | {"plan": changed["plan"] | {"noise_schedule": argument}}

@@ -173,7 +173,7 @@ KINDS: Mapping[str, _Kind] = {
         check=lambda text: text == "" or _is_share(text),
         expected="a share of records to accept, or the setting's clip norm",
     ),
-    "accepted": _Kind(
+    "smaller-batch": _Kind(
         "DP-SGD at {} of the batch",
         configs.smaller_batch,
         phases.all_at_once,
@@ -181,10 +181,12 @@ KINDS: Mapping[str, _Kind] = {
         check=_is_share,
         expected="a share between 0 and 1",
     ),
-    "ts": _Kind("DP-SGD, tempered sigmoid", configs.tempered, phases.all_at_once),
-    "decay": _Kind(
+    "tempered-sigmoid": _Kind(
+        "DP-SGD, tempered sigmoid", configs.tempered_sigmoid, phases.all_at_once
+    ),
+    "falling-noise": _Kind(
         "DP-SGD, {} noise",
-        configs.decaying,
+        configs.falling_noise,
         phases.all_at_once,
         levels=("exponential",),
         check=lambda text: text in SCHEDULES,

@@ -37,7 +37,7 @@ METHODS = ("uniform", "sample", "scale")
 ACCOUNTANTS = ("pld", "rdp")
 _POINTS = 16
 _MOST_BUDGETS = 4
-PAGE = "plans.md"
+PAGE = "plans/index.md"
 TITLE = "Plans by PLD and by RDP accounting"
 
 
@@ -115,13 +115,13 @@ def write_page(
     planned: Sequence[Planned], folder: str | PathLike, command: str, *, figures: bool = True
 ) -> list[Path]:
     """Write the page, its JSON file and its figure, and return them, the page first."""
-    folder = Path(folder)
+    place = Path(folder) / PAGE
     rows = [row for one in planned for row in one.rows()]
     content = {"command": command, "plans": [asdict(row) for row in rows]}
-    files = [folder / PAGE, (folder / PAGE).with_suffix(".json")]
+    files = [place, place.with_name("plans.json")]
     shown = [one for one in planned if figures and one.setting.name == SHOWN]
     for one in shown:
-        files.append(folder / f"plans-{SHOWN}.svg")
+        files.append(place.with_name("spending.svg"))
         save(spending_figure(one), files[-1])
     write_json(files[1], content)
     write_text(files[0], page(rows, files[2:], command))
@@ -132,24 +132,25 @@ def page(rows: Sequence[Row], pictures: Sequence[Path], command: str) -> str:
     """Return the Markdown page of plans."""
     parts = [
         f"# {TITLE}",
-        "Noise on the sum of a step, and sampling rate and clip norm of the strictest owner, by "
-        "accountant: privacy loss distributions (PLD) against Rényi divergence (RDP), for the same "
-        "budgets, steps and expected batch. `uniform` is DP-SGD at the strictest budget. The last "
-        "column is the smallest share of a budget that an owner has spent after all steps: nearly "
-        "all of it with individual rates or clip norms. A star marks the method of the setting.",
+        "Noise on the sum of each step, and sampling rate and clip norm of the strictest owner, by "
+        "accountant: privacy loss distributions (PLD) and Rényi divergence (RDP), for the same "
+        "budgets, steps and expected batch size. `uniform` is DP-SGD at the strictest budget. The "
+        "last column is the smallest share of a budget that any owner has spent after all steps; "
+        "with individual rates or clip norms it is nearly 100 %. A star marks the setting's own "
+        "method.",
         _table(rows),
     ]
     for picture in pictures:
         parts += [
-            "## All budgets are used up together",
+            "## All budgets are spent at the same pace",
             f"Epsilon spent by owners of each budget over the steps of {SHOWN}; dotted: DP-SGD at "
             "the strictest budget.",
             f"![{picture.stem}]({picture.name})",
         ]
     parts += [
-        "## How it was made",
+        "## How to reproduce it",
         f"    {command}",
-        "Nothing is trained. The JSON file beside this page has the plan hashes.",
+        "Nothing is trained. `plans.json` beside this page lists the plan hashes.",
     ]
     return "\n\n".join(parts) + "\n"
 

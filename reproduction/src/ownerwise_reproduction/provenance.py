@@ -10,7 +10,7 @@ from typing import Any
 from ownerwise_reproduction.summary import Result, Study
 
 PROGRAM = "ownerwise experiments"
-TABLE = f"{PROGRAM} table --out docs/results"
+TABLE = f"{PROGRAM} table --out reproduction/results"
 """What writes the pages, once runs or searches are made."""
 
 _MIXED = ("random_shares", "overlapping", "one_each")  # kinds of assignments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,7 +44,7 @@ class Study:
     """Runs that may be compared: one setting, one profile, the same changes.
 
     Attributes:
-        name: as files are named.
+        name: SETTING/VARIANT, the folder of its pages.
         heading: in words.
         methods: {method: its runs, by seed}.
     """
@@ -112,12 +113,15 @@ class Drop:
 
 
 def studies(results: Sequence[Result]) -> list[Study]:
-    """Return the results sorted into studies, or say which runs stand twice."""
+    """Return the results sorted into studies, or report duplicate runs."""
     found: dict[str, Study] = {}
     problems = []
     for result in results:
         name, heading = _name(result)
-        runs = found.setdefault(name, Study(name, heading)).methods.setdefault(result["method"], [])
+        study = found.setdefault(name, Study(name, heading))
+        if study.heading != heading:
+            problems.append(f"{study.heading} and {heading} would share the folder {name}")
+        runs = study.methods.setdefault(result["method"], [])
         if any(run["seed"] == result["seed"] for run in runs):
             problems.append(
                 f"{heading}: {result['method']} has two results for seed {result['seed']}, made "
@@ -274,9 +278,21 @@ def _number(value: float | None) -> float:
 
 def _name(result: Result) -> tuple[str, str]:
     """Return the name and the heading of the study that a result belongs to."""
-    parts = _parts(result["profile"], result["changes"])
-    name = "-".join([result["setting"], *(_plain(part) for part in parts)])
-    return name, heading(result["setting"], result["profile"], result["changes"])
+    described = result["setting"], result["profile"], result["changes"]
+    return f"{result['setting']}/{variant(*described[1:])}", heading(*described)
+
+
+def variant(profile: str, changes: Sequence[str]) -> str:
+    """Return a profile with changes as a folder name: "paper", or "short-lr-2.0".
+
+    A change "section.key=value" appears as the key and the value.
+    """
+    words = [] if profile == "paper" and changes else [profile]
+    for change in sorted(changes):
+        path, _, value = change.partition("=")
+        key = path.strip().rpartition(".")[2].replace("_", "-")
+        words += [key, "-".join(re.findall(r"[\w.]+", value))]
+    return "-".join(words)
 
 
 def heading(setting: str, profile: str, changes: Sequence[str]) -> str:
@@ -287,11 +303,6 @@ def heading(setting: str, profile: str, changes: Sequence[str]) -> str:
 
 def _parts(profile: str, changes: Sequence[str]) -> list[str]:
     return [*([] if profile == "paper" else [f"{profile} profile"]), *sorted(changes)]
-
-
-def _plain(text: str) -> str:
-    kept = "".join(letter if letter.isalnum() or letter in ".=_" else "-" for letter in text)
-    return kept.replace("-profile", "").strip("-")
 
 
 def _rank(method: str) -> tuple[int, str]:

@@ -23,7 +23,7 @@ _MOST_GROUPS = 10
 _MOST_HASHES = 3
 _WITHIN = {True: "yes", False: "no", None: "not private"}
 CAUTION = (
-    "Fixed seeds: these runs are science on public data and NOT PRIVATE. Accuracies are measured "
+    "Seeds are fixed: these runs are science on public data, NOT PRIVATE. Accuracies are measured "
     "on test records, which no guarantee covers."
 )
 
@@ -55,9 +55,10 @@ def write_tables(
     for study in studies:
         content = describe(study)
         shown = (pictures or {}).get(study.name, ())
-        write_json(folder / f"{study.name}.json", content)
-        write_text(folder / f"{study.name}.md", page(study, content, shown))
-        written += [folder / f"{study.name}.md", folder / f"{study.name}.json"]
+        place = folder / study.name
+        write_json(place / "runs.json", content)
+        write_text(place / "index.md", page(study, content, shown))
+        written += [place / "index.md", place / "runs.json"]
     return written
 
 
@@ -117,17 +118,17 @@ def page(study: Study, content: dict[str, Any], pictures: Sequence[Picture] = ()
     if any(found.correlation is not None for found in known.values()):
         parts += [
             "## Who gains",
-            "Gain in recall over IDP-SGD against the budget: Pearson's r over the groups' means, "
-            "its 95 % confidence interval, and p of no correlation. Negative r: strict owners "
-            "gain more.",
+            "Correlation between the gain in recall over IDP-SGD and the budget: Pearson's r over "
+            "the groups' means, its 95 % confidence interval and its p-value. Negative r: strict "
+            "owners gain more.",
             _gain_table(main, known),
         ]
     if len(study.budgets) > 1:
         parts += [
             "## Minority initial drop",
-            "The first evaluations in a row (one between may be better) at which a group's loss is "
-            "above its start while the overall loss is below its own: from which step to which, "
-            "and by how much at most; means over the seeds that have such a drop.",
+            "The first run of evaluations, with gaps of at most one, at which a group's loss is "
+            "above its initial value while the overall loss is below its own: first and last step, "
+            "and in brackets the largest rise. Means over the seeds that show such a drop.",
             _drop_table(main),
         ]
     for kind, heading in ablations.KINDS.items():
@@ -139,11 +140,11 @@ def page(study: Study, content: dict[str, Any], pictures: Sequence[Picture] = ()
     for picture in pictures:
         parts += [picture.caption, f"![{picture.path.stem}]({picture.path.name})"]
     parts += [
-        "## How it was made",
+        "## How to reproduce it",
         "\n".join(f"    {command}" for command in (*content["commands"], provenance.TABLE)),
-        "Within budgets: whether plans spend at most what the setting declares for owners. Time "
-        "of a run: training alone, over all parts of a run that was stopped, and wall time of its "
-        "last part. The JSON file beside this page has all plan hashes and times by run.",
+        "Within budgets: whether every plan spends at most the budgets that the setting declares. "
+        "Training time covers all sessions of an interrupted run, wall time only its last session. "
+        "`runs.json` beside this page lists all plan hashes and the times of each run.",
         _origin_table(content),
     ]
     return "\n\n".join(parts) + "\n"
@@ -152,32 +153,32 @@ def page(study: Study, content: dict[str, Any], pictures: Sequence[Picture] = ()
 def _changes(study: Study) -> list[str]:
     """Return what differs from the setting's title, if anything."""
     changes = ", ".join(f"`{change}`" for change in study.first["changes"])
-    return [f"With changes: {changes}."] if changes else []
+    return [f"Changes to the setting: {changes}."] if changes else []
 
 
 def _notes(study: Study, columns: Sequence[str]) -> str:
     """Return how to read the tables and figures of a study."""
     said = [
         "Mean and standard deviation over seeds, in per cent. Spread is the standard deviation "
-        "over groups. An epoch counts training time alone, on a machine that did other work, too."
+        "over groups. Epoch times count training alone, on a machine with other load."
     ]
     if "strict" in columns:
         said.append("Strict owners are those with less than the mean budget.")
     if study.first["evaluated_on"] == "validation":
         said.append(
-            "Models were evaluated on validation records along the way and on test records at the "
-            "end: the initial drop and figures over training are of the former, tables and other "
-            "figures of the latter."
+            "Models were evaluated on validation records during training, and on test records at "
+            "the end. The initial drop and figures over training show the former, tables and other "
+            "figures the latter."
         )
     if "nonprivate" in study.methods:
         rate = study.methods["nonprivate"][0]["history"][-1]["learning_rate"]
         said.append(
-            f"Plain SGD has momentum {PLAIN_MOMENTUM:g} and its own learning rate, {rate:g}."
+            f"Plain SGD uses momentum {PLAIN_MOMENTUM:g} and its own learning rate, {rate:g}."
         )
     if len({tuple(run["seed"] for run in runs) for runs in study.methods.values()}) > 1:
         said.append(
-            "Methods have different seeds: compare them by the differences in "
-            "[README](README.md), over seeds that both have."
+            "Methods were run with different seeds: compare them by the differences in the "
+            "[overview](../../README.md), which use the seeds that both methods share."
         )
     return " ".join(said)
 
@@ -185,7 +186,7 @@ def _notes(study: Study, columns: Sequence[str]) -> str:
 def _mixture(study: Study) -> list[str]:
     if not provenance.is_mixed(study):
         return []
-    return ["Records of a group have different budgets here, so groups are not owners."]
+    return ["Records of one group have different budgets here, so groups are not owners."]
 
 
 def _origin_table(content: dict[str, Any]) -> str:
@@ -212,7 +213,7 @@ def _origin(name: str) -> str:
     setting = settings.setting(name)
     lines = [f"Source: {setting.source}."]
     if setting.choices:
-        lines += ["Choices of ours:", "", *(f"- {choice}" for choice in setting.choices)]
+        lines += ["Our choices:", "", *(f"- {choice}" for choice in setting.choices)]
     return "\n".join(lines)
 
 
@@ -230,7 +231,7 @@ def overview(
         parts += ["## Beyond the papers' tables", links]
     for study in studies:
         parts += [
-            f"## [{study.heading}]({study.name}.md)",
+            f"## [{study.heading}]({study.name}/index.md)",
             f"{_title(study)}.",
             *_changes(study),
             overall_table(study.only(ablations.main_methods(study)), _columns(study), times=False),

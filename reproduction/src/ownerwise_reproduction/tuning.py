@@ -123,7 +123,7 @@ def points(
         Point(
             method,
             number,
-            _relevant(method, drawn[number]),
+            _relevant(runs[0], drawn[number]),
             summary.over_seeds(runs, "validation"),
             summary.over_seeds(runs, "final"),
             sum(run["wall_seconds"] for run in runs),
@@ -227,14 +227,10 @@ def frontier_figure(found: Sequence[Point]) -> Any:
     return figure
 
 
-def _relevant(method: str, values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values that a method looks at."""
-    unused = set()
-    if not method.startswith("ino"):
-        unused = {"weights.tail", "weights.kappa"}
-    elif not method.startswith("ino-budget"):
-        unused = {"weights.kappa"}
-    return {key: value for key, value in values.items() if key not in unused}
+def _relevant(run: Result, values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values that a run depends on: those that its configuration holds."""
+    held = {f"{name}.{key}" for name, section in run["config"].items() for key in section}
+    return {key: value for key, value in values.items() if key in held}
 
 
 def _round(value: float) -> float:

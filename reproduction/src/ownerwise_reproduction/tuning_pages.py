@@ -116,17 +116,17 @@ def _point(stored: Mapping[str, Any]) -> Point:
 def write_pages(
     searches: Sequence[Search], folder: str | PathLike, *, figures: bool = True
 ) -> dict[str, str]:
-    """Write tuning-NAME.md, .json and .svg of every search; return {title: page}."""
+    """Write index.md, search.json and frontier.svg into SETTING/tuning; return {title: page}."""
     written = {}
     for search in searches:
-        stem = Path(folder) / f"tuning-{search.name}"
+        place = Path(folder) / search.name / "tuning"
         picture = None
         if figures:
-            picture = stem.with_suffix(".svg")
+            picture = place / "frontier.svg"
             save(tuning.frontier_figure(search.points), picture)
-        write_json(stem.with_suffix(".json"), search.content)
-        write_text(stem.with_suffix(".md"), page(search, picture))
-        written[_title(search)] = f"{stem.name}.md"
+        write_json(place / "search.json", search.content)
+        write_text(place / "index.md", page(search, picture))
+        written[_title(search)] = f"{search.name}/tuning/index.md"
     return written
 
 
@@ -136,12 +136,12 @@ def page(search: Search, picture: Path | None = None) -> str:
     as_it_is = "as it stands" if search.heading == search.name else "as in the heading"
     parts = [
         f"# {_title(search)}",
-        f"{content['trials']} draws of clip norm, learning rate and steps for every method, the "
-        "same for all; INO-SGD's own values are drawn besides, within the same number. The first "
-        f"draw is the setting {as_it_is}. A share of {content['validation_share']:g} of the "
-        "training records was held out, and values were chosen on it; the numbers here are "
-        f"measured on test records, {_over(content['seeds'])}, in per cent.",
-        f"{content['not_private']}. No guarantee covers held-out and test records.",
+        f"Every method gets the same {content['trials']} draws of clip norm, learning rate and "
+        "steps; INO-SGD's own values are drawn along with them. The first draw is the setting "
+        f"{as_it_is}. Values were chosen on a held-out share of {content['validation_share']:g} of "
+        "the training records; the numbers here are measured on test records, "
+        f"{_over(content['seeds'])}, in per cent.",
+        f"{content['not_private']}. No guarantee covers held-out or test records.",
     ]
     if _compared(search):
         parts += ["## Before and after tuning", *_sentences(search), _kept_table(search)]
@@ -149,16 +149,16 @@ def page(search: Search, picture: Path | None = None) -> str:
     if picture is not None:
         parts += [
             "## Frontiers",
-            "Test results of the draws that no other of the same method beats on held-out records, "
-            "and of all draws faintly.",
+            "Test results of the draws that no other draw of the same method beats on held-out "
+            "records; all other draws are faint.",
             f"![{picture.stem}]({picture.name})",
         ]
     wall = duration(sum(point.wall_seconds for point in search.points))
     parts += [
-        "## How it was made",
+        "## How to reproduce it",
         f"    {content['command']}\n    {provenance.TABLE}",
-        f"Wall time of all runs: {wall}. The JSON file beside this page has every draw with its "
-        "plan hashes.",
+        f"Total wall time: {wall}. `search.json` beside this page lists every draw with its plan "
+        "hashes.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -192,11 +192,11 @@ def _sentences(search: Search) -> list[str]:
     said = []
     for method in _compared(search):
         found = kept(search, method, "accuracy", metric)
-        stays = f": {found.share:.0%} of the gain stays" if enough and found.share else ""
+        stays = f": {found.share:.0%} of the gain remains" if enough and found.share else ""
         said.append(
-            f"At the first draw ({values}) {_label(method)} has {found.fixed:+.2f} points of "
-            f"recall ({METRICS[metric]}) against IDP-SGD; with the values of both chosen by "
-            f"accuracy, {found.tuned:+.2f} points{stays}."
+            f"At the first draw ({values}) {_label(method)} differs from IDP-SGD by "
+            f"{found.fixed:+.2f} points of recall ({METRICS[metric]}); with both tuned for "
+            f"accuracy, by {found.tuned:+.2f} points{stays}."
         )
     return said
 
@@ -211,7 +211,7 @@ def _kept_table(search: Search) -> str:
             gains = [kept(search, method, criterion, metric).tuned for metric in metrics]
             chosen = f"{METRICS[criterion]}, held out"
             rows.append([_label(method), chosen, *(f"{gain:+.2f}" for gain in gains)])
-    header = ["points above IDP-SGD", "values by", *(METRICS[metric] for metric in metrics)]
+    header = ["points above IDP-SGD", "chosen by", *(METRICS[metric] for metric in metrics)]
     return table(header, rows, texts=2)
 
 
@@ -227,7 +227,7 @@ def _chosen_table(search: Search) -> str:
             point = search.point(method, number)
             row = [_label(method), ", ".join(reasons), _values(point)]
             rows.append(row + [percent(point.test[metric]) for metric in metrics])
-    header = ["method", "values by", "values", *(METRICS[metric] for metric in metrics)]
+    header = ["method", "chosen by", "values", *(METRICS[metric] for metric in metrics)]
     return table(header, rows, texts=3)
 
 

@@ -1,0 +1,112 @@
+"""The records that constraints.py trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ownerwise.data import DataSet, Records
+from ownerwise_reproduction.data import (
+    load_adult,
+    load_credit_default,
+    load_heart,
+    load_parkinsons_telemonitoring,
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Records with their columns, split once: training, and test or validation."""
+
+    inputs: Tensor
+    labels: np.ndarray
+    columns: dict[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, which: np.ndarray) -> Task:
+        columns = {name: values[which] for name, values in self.columns.items()}
+        return Task(self.inputs[torch.from_numpy(which)], self.labels[which], columns)
+
+    def split(self, share: float, seed: int) -> tuple[Task, Task]:
+        order = np.random.default_rng(seed).permutation(len(self))
+        cut = int(share * len(self))
+        return self.take(np.sort(order[:cut])), self.take(np.sort(order[cut:]))
+
+
+def _all(parts: list[Records | None]) -> tuple[Tensor, np.ndarray, dict[str, np.ndarray]]:
+    known = [part for part in parts if part is not None]
+    inputs = torch.from_numpy(np.concatenate([part.inputs for part in known]))
+    labels = np.concatenate([part.targets for part in known])
+    sex = np.concatenate([part.columns["sex"] for part in known])
+    return inputs, labels, {"sex": np.where(np.char.lower(sex) == "female", "female", "male")}
+
+
+def _features(data: DataSet, column: str) -> list[int]:
+    return [at for at, name in enumerate(data.features) if name.partition("=")[0] == column]
+
+
+def _buckets(values: Tensor, number: int) -> Tensor:
+    """Which of so many equal parts of the declared range, -1 to 1, each value lies in: one-hot."""
+    at = ((values + 1) / 2 * number).long().clamp(0, number - 1)
+    return functional.one_hot(at, number).flatten(1).float()
+
+
+def adult() -> Task:
+    """The 45,222 complete rows; numbers also one-hot, by 20 parts of their public ranges."""
+    data = load_adult(download=False)
+    inputs, labels, columns = _all([data.train, data.test])
+    numbers = [at for at, name in enumerate(data.features) if "=" not in name]
+    inputs = torch.cat([inputs, _buckets(inputs[:, numbers], 20)], dim=1)
+    known = torch.ones(len(labels), dtype=torch.bool)
+    for column in ("workclass", "occupation", "native-country"):
+        known &= inputs[:, _features(data, column)].sum(dim=1) == 1
+    return Task(inputs, labels, columns).take(np.flatnonzero(known.numpy()))
+
+
+def credit() -> Task:
+    """Education, marriage and the six payment states one-hot, the rest scaled by public ranges."""
+    data = load_credit_default(download=False)
+    inputs, labels, columns = _all([data.train, data.test])
+    states = [at for at, name in enumerate(data.features) if name.startswith("PAY_")
+              and not name.startswith("PAY_AMT")]  # fmt: skip
+    months = torch.round((inputs[:, states] + 1) / 2 * 11).long()  # -2 to 9, from 0 on
+    rest = [at for at in range(inputs.shape[1]) if at not in states]
+    parts = [inputs[:, rest], functional.one_hot(months, 12).flatten(1).float()]
+    return Task(torch.cat(parts, dim=1), labels, columns)
+
+
+def parkinsons() -> Task:
+    """Recordings, split as records: both sides hear the same 42 people."""
+    data = load_parkinsons_telemonitoring(download=False, motor_score=True, split="records")
+    return Task(*_all([data.train, data.test]))
+
+
+def heart() -> Task:
+    data = load_heart(download=False)
+    return Task(*_all([data.train, data.test]))
+
+
+def nine() -> Task:
+    """A made population: nine groups, one in three people each of three regions and three ages."""
+    random = np.random.default_rng(9)
+    records = 60_000
+    group = random.choice(9, records, p=np.array([20, 16, 14, 12, 10, 9, 8, 6, 5]) / 100)
+    lean = np.linspace(-1.2, 1.2, 9)[random.permutation(9)]
+    features = random.normal(size=(records, 12)) + 0.5 * lean[group][:, None] * np.eye(12)[0]
+    weights = random.normal(size=12) / np.sqrt(12)
+    score = features @ weights * 2 + lean[group] - 0.4
+    labels = (score + random.logistic(size=records) > 0).astype(np.int64)
+    inputs = np.concatenate([features / 3, np.eye(9)[group]], axis=1).astype(np.float32)
+    return Task(torch.from_numpy(inputs), labels, {"group": group})
+
+
+TASKS: dict[str, Callable[[], Task]] = {
+    "adult": adult, "credit": credit, "parkinsons": parkinsons, "heart": heart, "nine": nine,
+}  # fmt: skip

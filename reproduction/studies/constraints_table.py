@@ -1,0 +1,162 @@
+"""The results of constraints.py as a page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ownerwise.files import write_text
+
+PUBLISHED = {  # error @ gap at epsilon 1; they protect the sensitive attribute alone
+    "adult": "DP-FERMI .1585@.202, .1604@.142, .1663@.098, .1763@.046, .1869@.010",
+    "credit": "DP-FERMI .1892@.0214, .1908@.0153, .1997@.0049",
+    "parkinsons": "DP-FERMI .0473@.073, .0588@.047, .0865@.018",
+}
+TITLES = {
+    "adult": "Adult, sex",
+    "credit": "Credit default, sex",
+    "parkinsons": "Parkinsons telemonitoring, sex",
+}
+Results = dict[str, dict[str, Any]]
+
+
+def write_table(results: Results, path: Path) -> None:
+    """Write the page."""
+    write_text(path, "\n".join(_page(results)) + "\n")
+
+
+def _page(results: Results) -> list[str]:
+    lines = [
+        "# Rate constraints: results",
+        "",
+        "Logistic regression, ε 1 unless said otherwise, δ 1e-5, the whole record protected; 75 % "
+        "for training; mean ± standard deviation over five seeds, each with its own split and "
+        "noise, on test records. Adult: 45,222 complete rows, its five numbers also one-hot by 20 "
+        "equal parts of their public ranges. Steps, batch, learning rate and clip norm of Adult, "
+        "credit and Parkinsons were chosen on a validation part of the training records, which no "
+        "accounting covers (of the first two to four splits, so a test record of one split can "
+        "have been there in another); the other settings were not tuned. The damping of "
+        "multipliers was added after five runs on Adult (gap 0.05) had been seen on test records; "
+        "its one size was checked on validation records. Without noise: unclipped, all records in "
+        "every step, on the same splits. Runs had fixed seeds: NOT PRIVATE, they tell what private "
+        "ones do. `python reproduction/studies/constraints.py` computes all of it; what is missing "
+        "below was not run.",
+        "",
+    ]
+    for name, title in TITLES.items():
+        rows = [
+            [
+                bound,
+                *_cells(results, f"{name} parity {bound} private"),
+                *_without(results, name, bound),
+            ]
+            for bound in ("0.005", "0.01", "0.02", "0.05", "0.1", "0.15", "0.2")
+            if _of(results, f"{name} parity {bound} private")
+        ]
+        if not rows:
+            continue
+        plain = _cells(results, f"{name} unconstrained")
+        rows.append(["none (DP-SGD)", *plain, "–", "–"])
+        lines += [f"## {title}: demographic parity", ""]
+        if name == "parkinsons":
+            lines += [
+                "5,875 recordings of 42 people: the guarantee is that of one recording, and "
+                "protects no patient. The gap on 1,469 test records has a sampling error of about "
+                "0.026, as large as the smaller bounds: training without noise meets them no "
+                "better.",
+                "",
+            ]
+        heads = ["largest gap asked", "error", "gap", "error without noise", "gap without noise"]
+        lines += _table(heads, rows)
+        lines += [
+            "",
+            f"Published at the same ε, protecting only the attribute: {PUBLISHED[name]}.",
+            "",
+        ]
+    lines += _section(results, "Adult: equalized odds", "largest gap asked", {
+        bound: f"adult odds {bound} private" for bound in ("0.02", "0.05", "0.1", "0.15")
+    })  # fmt: skip
+    lines += ["Published at the same ε, protecting only the attribute: .1701@.139, .1821@.034.", ""]
+    lines += _section(results, "Heart: cap on false negatives (227 records)", "cap asked, ε", {
+        f"{bound}, ε {epsilon}": f"heart misses {bound} epsilon {epsilon}"
+        for epsilon in ("1", "4") for bound in ("0.05", "0.1", "0.2")
+    })  # fmt: skip
+    lines += _section(results, "Nine groups of a made population: 18 constraints at once", "gap", {
+        "0.05": "nine parity 0.05 private", "0.05 without noise": "nine parity 0.05 without noise",
+    })  # fmt: skip
+    lines += _section(results, "Adult at 0.05: what the histogram counts, and its noise", "", {
+        "classes (hard)": "adult parity 0.05 private",
+        "shares (soft), temperature 1": "adult parity 0.05 soft,",
+        "shares, temperature 2": "adult parity 0.05 soft, temperature 2",
+        "shares, temperature 5": "adult parity 0.05 soft, temperature 5",
+        "classes, Laplace noise": "adult parity 0.05 Laplace",
+    })  # fmt: skip
+    lines += [
+        "Temperature 1 suffices: sharper shares cost accuracy. Classes and shares, Gaussian and "
+        "Laplace noise meet the bound alike.",
+        "",
+    ]
+    clips = ("0.05", "0.3", "1", "3", "12.5", "100")
+    rows = [
+        [clip, *(_amount([entry[kind] for entry in entries]) for kind in ("error", "value", "met"))]
+        for clip in clips
+        if (entries := _of(results, f"heart misses 0 without noise, clip {clip}"))
+    ]
+    lines += ["## Heart, no false negatives asked, without noise", ""]
+    lines += [*_table(["clip norm", "error", "false negatives", "of training records"], rows), ""]
+    lines += ["A small clip norm keeps the constraint from being met, with no noise at all.", ""]
+    if "images" in results:
+        lines += _section(results["images"], "A residual network on made images, ε 8", "gap", {
+            "0.1": "constrained", "none": "unconstrained",
+        })  # fmt: skip
+    if "step time" in results:
+        lines += ["## Time of a step", ""]
+        lines += _table(
+            ["model, batch 4096", "plain", "constrained", "ratio"],
+            [
+                [name, f"{1e3 * t['plain']:.2f} ms", f"{1e3 * t['constrained']:.2f} ms",
+                 f"{t['ratio']:.2f}"]
+                for name, t in results["step time"].items()
+            ],
+        )  # fmt: skip
+    return lines
+
+
+def _of(results: Results, start: str) -> list[dict[str, Any]]:
+    """The entries of a name, whatever their seed."""
+    return [
+        entry
+        for name, entry in sorted(results.items())
+        if re.fullmatch(re.escape(start.rstrip(",")) + r"(, seed \d+)?", name)
+    ]
+
+
+def _cells(results: Results, start: str) -> list[str]:
+    entries = _of(results, start)
+    return [_amount([entry[kind] for entry in entries]) for kind in ("error", "value")]
+
+
+def _without(results: Results, name: str, bound: str) -> list[str]:
+    return _cells(results, f"{name} parity {bound} without noise")
+
+
+def _amount(values: list[float]) -> str:
+    if not values:
+        return "–"
+    spread = f" ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.4f}{spread}"
+
+
+def _section(results: Results, title: str, first: str, names: dict[str, str]) -> list[str]:
+    rows = [[label, *_cells(results, name)] for label, name in names.items() if _of(results, name)]
+    if not rows:
+        return []
+    return [f"## {title}", "", *_table([first, "error", "largest value"], rows), ""]
+
+
+def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
+    head = "| " + " | ".join(headings) + " |"
+    return [head, "|---" * len(headings) + "|", *("| " + " | ".join(row) + " |" for row in rows)]
