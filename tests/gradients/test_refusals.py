@@ -242,7 +242,7 @@ def test_five_faults_five_remedies():
 def test_what_replaces_batch_norm_does_not_erase_its_input(channels):
     """On [records, channels], a group of one channel would become zero."""
     (problem,) = check(nn.Sequential(nn.BatchNorm1d(channels)))
-    assert f"replace it by nn.LayerNorm({channels})" in problem.remedy
+    assert f"replace it with nn.LayerNorm({channels})" in problem.remedy
     (problem,) = check(nn.Sequential(nn.BatchNorm2d(channels)))
     groups, given = map(int, re.search(r"nn.GroupNorm\((\d+), (\d+)\)", problem.remedy).groups())
     assert given == channels

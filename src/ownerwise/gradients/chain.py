@@ -1,13 +1,13 @@
-"""Chains of vector layers, worked by hand: networks where calls cost more than arithmetic.
+"""Chains of vector layers, for networks where calls cost more than arithmetic.
 
 A tabular network is a chain of ``Linear`` layers and activations on one vector per record. The tape
-would give its gradients too, but in such a small network the watching costs more than the work.
-Here the chain is run and sent back layer by layer, with the few calls that this needs; the loss
-alone is left to autograd. With input a_i and output gradient d_i of a layer, record i has the
-gradients d_i a_i' (weight) and d_i (bias), so its squared norm is |d_i|^2 (|a_i|^2 + 1).
+could handle it, but in such a small network the watching costs more than the work. Here the chain
+runs forward and backward layer by layer, with as few calls as possible; only the loss is left to
+autograd. With input a_i and output gradient d_i of a layer, record i has the gradients d_i a_i'
+(weight) and d_i (bias), so its squared norm is |d_i|^2 (|a_i|^2 + 1).
 
-Only chains whose every module is of exactly a known type, without hooks, shared weights or replaced
-``forward``, are taken; everything else goes to the tape.
+A model qualifies only if each of its modules is of exactly a known type, without hooks, shared
+weights or a replaced ``forward``; every other model goes to the tape.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ownerwise.gradients.contributions import masked
-from ownerwise.gradients.precision import without_huge
+from ownerwise.gradients.backward import send_back
+from ownerwise.gradients.precision import masked, without_huge
 from ownerwise.gradients.problems import Refused
-from ownerwise.gradients.tape import send_back
 
-__all__ = ["Chain", "ChainRecords"]
+__all__ = ["Chain", "ChainGradients"]
 
 _aten = torch.ops.aten
-# the function, and its input's gradient from gradient and value of its output
+# each function, and the gradient of its input from the gradient and the value of its output
 _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[..., Tensor]]] = {
     nn.ReLU: (torch.relu, lambda gradient, output: _relu_backward(gradient, output, 0)),
     nn.Tanh: (torch.tanh, _aten.tanh_backward.default),
@@ -39,7 +38,7 @@ Use = tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]
 
 
 class Chain:
-    """One pass forward and back through a chain; made by :meth:`of`, which tells if it is one."""
+    """One pass forward and backward through a chain, made by :meth:`of`."""
 
     def __init__(
         self, model: nn.Module, layers: list[nn.Module], parameters: list[nn.Parameter]
@@ -52,7 +51,7 @@ class Chain:
 
     @staticmethod
     def of(model: nn.Module, inputs: object) -> Chain | None:
-        """The chain that ``model`` is for these inputs, or None."""
+        """Return ``model`` as a chain for these inputs, or None if it is not one."""
         if type(inputs) is not Tensor or inputs.dim() < 2 or inputs.requires_grad:
             return None
         if inputs.dtype not in (torch.float32, torch.float64):
@@ -66,7 +65,9 @@ class Chain:
             return None
         if inputs.dim() > 2 and not (layers and type(layers[0]) is nn.Flatten):
             return None
-        layers = [layer for layer in layers if type(layer) is not nn.Flatten]  # on vectors: nothing
+        layers = [
+            layer for layer in layers if type(layer) is not nn.Flatten
+        ]  # no effect on vectors
         parameters = [p for layer in layers for p in layer._parameters.values() if p is not None]
         dtype, device = inputs.dtype, inputs.device
         for parameter in parameters:
@@ -80,7 +81,7 @@ class Chain:
         return Chain(model, layers, trainable)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The outputs of the model; the loss may send its gradient back to them."""
+        """Return the outputs of the model, as a leaf that receives the gradient of the loss."""
         values, kept = inputs.flatten(1), []
         with torch.no_grad():
             for layer in self._layers:
@@ -95,13 +96,13 @@ class Chain:
             self._outputs = values = values.detach().requires_grad_()
         return values
 
-    def backward(self, losses: Tensor, *, separate: bool = True) -> ChainRecords:
-        """Send the losses ``[B]`` back once; see :meth:`Tape.backward`.
+    def backward(self, losses: Tensor, *, separate: bool = True) -> ChainGradients:
+        """Run the backward pass from the losses ``[B]``; see :meth:`Tape.backward`.
 
         Args:
             losses: one loss per record.
-            separate: whether it is known that no loss depends on another record's outputs; if
-                not, that is tried by one more pass through the loss.
+            separate: whether each loss is known to depend on its own record's outputs alone; if
+                not, another pass through the loss checks it.
         """
         outputs = self._outputs
         if outputs is None:
@@ -137,11 +138,11 @@ class Chain:
             else:
                 gradient = _ACTIVATIONS[type(layer)][1](gradient, kept)
         self._kept, self._outputs = [], None
-        return ChainRecords(self._parameters, uses)
+        return ChainGradients(self._parameters, uses)
 
 
-class ChainRecords:
-    """The per-record gradients of a chain; what :class:`Records` offers."""
+class ChainGradients:
+    """The per-record gradients of a chain, with the methods of :class:`PerRecordGradients`."""
 
     def __init__(self, parameters: list[nn.Parameter], uses: list[Use]) -> None:
         self._parameters = parameters
@@ -158,7 +159,7 @@ class ChainRecords:
             sizes[[not trains for trains in weights]] = 0
             sizes += sizes.new_tensor(biases)[:, None]
         self.norms = without_huge(squares.mul_(sizes).sum(dim=0).sqrt_(), lengths)
-        if not math.isfinite(float(self.norms.sum())):  # one call in the common case
+        if not math.isfinite(float(self.norms.sum())):  # a single call in the common case
             bad = ~torch.isfinite(self.norms)
             self._uses = [(w, b, masked(g, bad), masked(a, bad)) for w, b, g, a in uses]
 
@@ -166,7 +167,7 @@ class ChainRecords:
         return len(self.norms)
 
     def weighted_sum(self, factors: Tensor) -> dict[nn.Parameter, Tensor]:
-        """``{parameter: sum_i factors[i] * g_i}`` for all trainable parameters."""
+        """Return ``{parameter: sum_i factors[i] * g_i}`` for all trainable parameters."""
         column = factors.detach().to(self.norms.dtype)[:, None]
         sums: dict[nn.Parameter, Tensor] = {}
         for weight, bias, gradient, inputs in reversed(self._uses):
@@ -178,7 +179,7 @@ class ChainRecords:
         return sums
 
     def per_record(self, start: int = 0, stop: int | None = None) -> dict[nn.Parameter, Tensor]:
-        """``{parameter: [records, *shape]}``: the gradients themselves. For tests and research."""
+        """Return the gradients themselves, ``{parameter: [records, *shape]}``, for research."""
         rows = slice(start, len(self) if stop is None else stop)
         formed: dict[nn.Parameter, Tensor] = {}
         for weight, bias, gradient, inputs in reversed(self._uses):
@@ -189,7 +190,7 @@ class ChainRecords:
 
 
 def _unroll(model: nn.Module, layers: list[nn.Module]) -> bool:
-    """Append the layers of nested ``Sequential``s in order; False if they are no chain."""
+    """Append the layers of nested ``Sequential``s in order; return False if not a chain."""
     kind, state = type(model), model.__dict__
     if (
         "forward" in state
@@ -215,10 +216,10 @@ def _trains(parameter: nn.Parameter | None) -> bool:
 
 
 def _check_rows(weighted: Tensor, plain: Tensor, weights: Tensor) -> None:
-    """Weights on the losses must come out as the same weights on the rows of the gradient.
+    """Check that weights on the losses appear as the same weights on the rows of the gradient.
 
-    A difference counts beside the largest gradients of the batch, not beside the record's own: what
-    nearly cancels within a record, as prices of saturated predictions do, is all rounding.
+    A difference is compared with the largest gradients of the batch, not with the record's own:
+    where terms of a record nearly cancel, only rounding errors are left.
     """
     finite = torch.isfinite(plain).all(dim=1) & torch.isfinite(weighted).all(dim=1)
     expected = plain * weights[:, None]

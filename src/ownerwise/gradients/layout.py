@@ -1,11 +1,11 @@
 """Where the records are in a tensor.
 
-A tensor inside a model may carry its records at dimension 0, at another one (``[time, record,
-feature]``), or folded with something else (``[record * time, feature]``, either order). The shape
-alone does not tell: with as many time steps as records two readings fit. The tape therefore
+A tensor inside a model may hold its records along dimension 0, along another one (``[time, record,
+feature]``), or folded with something else (``[record * time, feature]``, in either order). The
+shape alone does not tell: with as many time steps as records, two readings fit. The tape therefore
 *observes* the layout. It sends back the losses of a random subset of the records, and keeps a
-reading only if the gradient is zero for every record outside of the subset. A model that mixes
-records has no reading that passes, and is refused.
+reading only if the gradient is zero for every record outside the subset. If a model mixes records,
+no reading passes, and the model is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Fold = Literal["none", "major", "minor", "whole"]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Records lie along ``dim``: alone, folded as the slow or the fast part, or there is just one.
+    """Records lie along ``dim``: alone, folded as the slow or fast part, or there is just one.
 
     ``major``: index = record * inner + other; ``minor``: index = other * records + record;
     ``whole``: the entire tensor belongs to the only record of the batch.
@@ -36,8 +36,7 @@ class Layout:
     def records(self, tensor: Tensor, count: int) -> Tensor:
         """View ``tensor`` as ``[count, ...]``; the other dimensions keep their order.
 
-        A folded dimension leaves its other part in place, so that every layout but "none" keeps
-        the rank of what follows the record dimension.
+        The other part of a folded dimension stays in place.
         """
         dim = self.dim
         if self.fold == "none":
@@ -49,7 +48,7 @@ class Layout:
         return tensor.unflatten(dim, (tensor.shape[dim] // count, count)).movedim(dim + 1, 0)
 
     def inner_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The given shape (with 1 at the record dimension) as ``records`` would leave it."""
+        """Return a shape (with 1 at the record dimension) as ``records`` would leave it."""
         if self.fold == "none":
             return shape[: self.dim] + shape[self.dim + 1 :]
         return shape
@@ -59,7 +58,7 @@ WHOLE = Layout(0, "whole")
 
 
 def candidates(shape: tuple[int, ...], count: int, dims: Iterable[int]) -> list[Layout]:
-    """All readings of ``shape`` for ``count`` records along one of ``dims``, likeliest first."""
+    """Return all readings of ``shape`` with records along one of ``dims``, likeliest first."""
     if count == 1:
         return [WHOLE]
     dims = sorted(d for d in dims if d < len(shape))
@@ -69,8 +68,8 @@ def candidates(shape: tuple[int, ...], count: int, dims: Iterable[int]) -> list[
 
 
 def fits(layout: Layout, shape: tuple[int, ...], count: int) -> bool:
-    """Whether a layout observed on another batch can be that of a tensor of this shape."""
-    if layout.fold == "none" and layout.dim < len(shape):  # by far the most frequent
+    """Return whether a layout observed on another batch is possible for this shape."""
+    if layout.fold == "none" and layout.dim < len(shape):  # by far the most common
         return shape[layout.dim] == count
     if layout.fold == "whole":
         return count == 1
@@ -80,9 +79,9 @@ def fits(layout: Layout, shape: tuple[int, ...], count: int) -> bool:
 
 
 def keeps_apart(layout: Layout, gradient: Tensor, kept: Tensor) -> tuple[bool, bool]:
-    """Whether records outside of ``kept`` got no gradient, and whether any inside got some.
+    """Return whether records outside ``kept`` got no gradient, and whether any inside got one.
 
-    Non-finite entries say nothing (0 * inf), so they are left out.
+    Non-finite entries are ignored, as 0 * inf says nothing.
     """
     count = len(kept)
     moved = (gradient != 0) & torch.isfinite(gradient)

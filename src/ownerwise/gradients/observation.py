@@ -1,4 +1,4 @@
-"""Finding where the records are, by sending back the losses of some of them."""
+"""Find where the records are, by sending back the losses of some of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ownerwise.gradients.taps import Tap
 
 __all__ = ["find_layouts"]
 
-_DIVISIONS = 2  # ways to divide the batch that are tried at most
+_DIVISIONS = 2  # how many ways to halve the batch are tried at most
 
 
 def find_layouts(
@@ -25,13 +25,13 @@ def find_layouts(
     """Set the layout of every tap, from earlier batches or by observation.
 
     Args:
-        taps: the uses of parameters in the order of the forward pass.
-        known_layouts: what was observed before, by the sequence of calls; added to.
+        taps: the uses of parameters, in the order of the forward pass.
+        known_layouts: earlier observations by sequence of calls; this one is added.
         losses: ``[B]``.
-        observe: sends the losses back with the given weights, and calls back with every gradient.
+        observe: sends the losses back with the given weights, and passes on every gradient.
 
     Returns:
-        Problems of taps whose records cannot be told apart; their layout stays None.
+        The problems of taps whose records cannot be told apart; their layout stays None.
     """
     count = len(losses)
     if count == 1:
@@ -58,9 +58,9 @@ def _observe_layouts(
     losses: Tensor,
     observe: Callable[[Tensor, Callable[[Tap, Tensor], None]], None],
 ) -> tuple[bool, list[Problem]]:
-    """Find every tap's layout; whether all were really seen (none had a zero gradient)."""
+    """Find every tap's layout; return whether all had a gradient, and the problems."""
     count = len(losses)
-    generator = torch.Generator().manual_seed(count)  # a private one: the user's must not shift
+    generator = torch.Generator().manual_seed(count)  # the user's generator must not advance
     seen: set[int] = set()
     for tap in taps:
         tap.trials = candidates(tap.shape, count, tap.dims)
@@ -75,7 +75,7 @@ def _observe_layouts(
 
         observe(kept.to(losses.dtype), arrived)
         decided = all(len(tap.trials) < 2 for tap in taps)
-        if decided and (number or len(seen) == len(taps)):  # after both halves nothing is unseen
+        if decided and (number or len(seen) == len(taps)):  # both halves have been sent by then
             break
     problems = []
     for tap in taps:
@@ -86,17 +86,17 @@ def _observe_layouts(
             Problem(
                 tap.name,
                 f"records cannot be told apart in its output of shape {list(tap.shape)} for "
-                f"{count} records: something after it mixes records, or no dimension is theirs",
-                "let every operation work on each record alone, with the records as a dimension",
+                f"{count} records: a later call mixes records, or no dimension holds them",
+                "let every operation work on each record alone, with a dimension for the records",
             )
         )
     return len(seen) == len(taps), problems
 
 
 def _halves(count: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield halves of the records, one and the other: many records may have no gradient at all.
+    """Yield a half of the records and then the other, as many records may have no gradient.
 
-    Never all or none, and no periodic pattern that a folded layout could imitate.
+    A half is never all or none, nor a periodic pattern that a folded layout could imitate.
     """
     for _ in range(_DIVISIONS):
         half = torch.zeros(count, dtype=torch.bool)

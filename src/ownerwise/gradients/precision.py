@@ -1,4 +1,4 @@
-"""What float32 must not take from norms and sums: they decide how far a record moves the model."""
+"""Numerical precision of norms and sums, which decide how far a record moves the model."""
 
 from __future__ import annotations
 
@@ -8,33 +8,49 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-__all__ = ["HUGE", "full_precision", "without_huge"]
+__all__ = ["HUGE", "accumulation_dtype", "full_precision", "lengths", "masked", "without_huge"]
 
 HUGE = 1e12
-"""Factors of a gradient that are longer than this count as not finite.
+"""A gradient with a factor longer than this counts as not finite.
 
-A norm is a product of two lengths. Beside such a factor the other one may be so short that its
-square vanishes in float32 while the product does not: the norm would be too small. Below, what
-vanishes has a norm of 1e-7 at most.
+A norm is a product of two lengths. Next to such a long factor, the other may be so short that its
+square underflows in float32 although the product does not, and the norm would come out too small.
+Below this limit, whatever underflows has a norm of at most 1e-7.
 """
 
 
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of norms and sums: float32 for half-precision models (pitfall 22)."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def masked(tensor: Tensor, bad: Tensor) -> Tensor:
+    """Return a copy with the records in `bad` set to exactly zero, even if they were inf or nan."""
+    return tensor.masked_fill(bad.reshape(-1, *[1] * (tensor.dim() - 1)), 0)
+
+
+def lengths(tensor: Tensor, count: int) -> Tensor:
+    """Return the L2 norm of each record's part of a tensor, `[count]`."""
+    flat = tensor.reshape(count, -1)
+    return torch.linalg.vector_norm(flat, dim=1, dtype=accumulation_dtype(tensor.dtype))
+
+
 def full_precision(device: torch.device) -> AbstractContextManager:
-    """Norms and sums inside are of the type that their tensors have, under autocast too."""
+    """Switch autocast off, so that norms and sums keep the type of their tensors."""
     if not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
 
 def without_huge(norms: Tensor, *lengths: Tensor) -> Tensor:
-    """``norms``, not finite where one of a record's factors is huge.
+    """Set the norm of every record with a huge factor to infinity.
 
     Args:
-        norms: ``[count]``, or their squares; overwritten.
-        lengths: of the factors, each ``[..., count]``.
+        norms: `[count]`, or their squares; overwritten and returned.
+        lengths: the lengths of the factors, each `[..., count]`.
     """
-    for some in lengths:
-        if some.numel() and not float(some.max()) <= HUGE:  # one call, mostly
-            huge = (some > HUGE).reshape(-1, some.shape[-1]).any(dim=0)
+    for factor in lengths:
+        if factor.numel() and not float(factor.max()) <= HUGE:  # usually a single call
+            huge = (factor > HUGE).reshape(-1, factor.shape[-1]).any(dim=0)
             norms.masked_fill_(huge, math.inf)
     return norms

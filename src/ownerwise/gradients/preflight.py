@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,25 +10,35 @@ from torch import Tensor, nn
 from torch.nn.modules import batchnorm, instancenorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from ownerwise.gradients.problems import Problem, Refused
-from ownerwise.gradients.sources import changed_by_data, tensors_in
+from ownerwise.gradients.calls import map_tensors, tensors_in
+from ownerwise.gradients.problems import (
+    BATCH_STATISTICS,
+    COMPILED,
+    DEPENDS_ON_BATCH,
+    PROJECTED_LSTM,
+    RUNNING_STATISTICS,
+    Problem,
+    Refused,
+)
 from ownerwise.gradients.state import State, differing
 from ownerwise.gradients.tape import Tape
+from ownerwise.gradients.tracked_parameters import changed_by_data
 
 __all__ = ["check"]
 
 
 def check(model: nn.Module, *inputs: Any) -> list[Problem]:
-    """All problems that stand in the way of per-record gradients of ``model``.
+    """Return all problems that stand in the way of per-record gradients of ``model``.
 
     Args:
-        model: the model as it will be trained (mode and frozen parameters matter).
-        inputs: optionally a small sample batch (public or synthetic data), two records or more.
-            The model is then run on it, which also finds problems in its code: calls without a
-            rule, records that mix, parameters that are used out of sight. State is restored.
+        model: the model as it will be trained (its mode and frozen parameters matter).
+        inputs: optionally a small sample batch (public or synthetic data) of two records or more.
+            Running the model on it also finds problems in its code: calls without a rule,
+            records that mix, parameters used where the tape does not see them. The state of
+            the model is restored.
 
     Returns:
-        An empty list if nothing was found.
+        An empty list if there are none.
     """
     problems = [p for name, module in model.named_modules() for p in _of_module(name, module)]
     problems += _of_parameters(model)
@@ -43,42 +53,34 @@ def _of_module(name: str, module: nn.Module) -> Iterator[Problem]:
         if module.training or module.running_mean is None:
             yield Problem(
                 where,
-                "batch statistics mix the records, and running statistics leave un-noised",
-                f"replace it by {_instead_of(module)}",
+                f"{BATCH_STATISTICS}, and running statistics leave without noise",
+                f"replace it with {_instead_of(module)}",
             )
     elif isinstance(module, instancenorm._InstanceNorm):
         if module.track_running_stats and module.training:
-            yield Problem(
-                where,
-                "running statistics of the batch are kept in buffers, un-noised",
-                "build it with track_running_stats=False",
-            )
+            yield Problem(where, *RUNNING_STATISTICS)
     elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
         if module.max_norm is not None:
             yield Problem(
                 where,
-                "max_norm rescales rows in place according to the batch",
+                "max_norm rescales the rows that occur in the batch in place",
                 "build it without max_norm",
             )
         if module.scale_grad_by_freq:
             yield Problem(
                 where,
-                "scale_grad_by_freq makes a record's gradient depend on the other records",
+                f"scale_grad_by_freq {DEPENDS_ON_BATCH}",
                 "build it with scale_grad_by_freq=False",
             )
     elif isinstance(module, nn.LSTM) and module.proj_size:
-        yield Problem(where, "proj_size has no rule", "use a Linear layer after the LSTM")
+        yield Problem(where, *PROJECTED_LSTM)
     elif isinstance(module, torch.jit.ScriptModule):
-        yield Problem(
-            where, "compiled code hides the use of parameters", "pass the module before scripting"
-        )
+        yield Problem(where, COMPILED, "pass the module before scripting")
     elif type(module).__name__ == "OptimizedModule":
-        yield Problem(
-            where, "compiled code hides the use of parameters", "pass the module before compiling"
-        )
+        yield Problem(where, COMPILED, "pass the module before compiling")
     elif isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         yield Problem(
-            where, "it gathers gradients by itself, before they are clipped", "pass `.module`"
+            where, "it reduces gradients itself, before they are clipped", "pass `.module`"
         )
     if isinstance(module, LazyModuleMixin):
         yield Problem(
@@ -96,42 +98,46 @@ def _of_parameters(model: nn.Module) -> Iterator[Problem]:
             continue
         if parameter.is_complex():
             yield Problem(
-                name, "complex parameters have no rule", "hold real and imaginary part apart"
+                name, "complex parameters are not supported", "use real and imaginary parts"
             )
         elif parameter.layout != torch.strided:
-            yield Problem(name, f"layout {parameter.layout} has no rule", "use a dense parameter")
+            yield Problem(
+                name, f"layout {parameter.layout} is not supported", "use a dense parameter"
+            )
     if not trainable:
-        yield Problem("model", "no parameter requires a gradient", "unfreeze what shall be trained")
+        yield Problem(
+            "model", "no parameter requires a gradient", "unfreeze what should be trained"
+        )
 
 
 def _of_run(model: nn.Module, inputs: tuple[Any, ...], known: set[str]) -> list[Problem]:
-    """Run the sample, forward and backward, and change one record to see who notices."""
+    """Run the sample forward and backward, and change one record to see whether others change."""
     count = next((len(t) for t in tensors_in(inputs) if t.dim()), 0)
     if count < 2:
-        raise ValueError(f"the sample batch needs two records or more; got {count}")
+        raise ValueError(f"the sample batch must have two records or more; got {count}")
     state = State(model)
     tape = Tape(model)
     tape.problems = collected = []
     mixing_is_known = any("BatchNorm" in where or "InstanceNorm" in where for where in known)
-    found: list[Problem] = []
+    problems: list[Problem] = []
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(0)
             with tape:
                 outputs = model(*inputs)
             if not mixing_is_known:
-                found += _mixing(model, inputs, outputs, count, state)
-                found += _unseparated(tape, outputs, count)
+                problems += _mixing(model, inputs, outputs, count, state)
+                problems += _unseparated(tape, outputs, count)
     except Refused as refusal:
-        found.append(refusal.problem)
+        problems.append(refusal.problem)
     finally:
         tape.reset()
         state.restore()
-    return found + _new(collected, known)
+    return problems + _new(collected, known)
 
 
 def _unseparated(tape: Tape, outputs: Any, count: int) -> list[Problem]:
-    """Send random per-record losses back; the tape lists what it cannot tell apart."""
+    """Send random losses back; the tape lists the calls whose records it cannot tell apart."""
     flat = [t for t in tensors_in(outputs) if t.requires_grad and _has(t, count)]
     if not flat:
         what = f"no differentiable output has the {count} records as its first dimension"
@@ -139,13 +145,13 @@ def _unseparated(tape: Tape, outputs: Any, count: int) -> list[Problem]:
     losses = torch.zeros(count, dtype=flat[0].dtype, device=flat[0].device)
     for tensor in flat:
         losses = losses + (tensor * torch.randn_like(tensor)).reshape(count, -1).sum(dim=1)
-    if not tape.problems:  # calls that were let through for the list have no contributions
+    if not tape.problems:  # calls that were let through have no contributions
         tape.backward(losses)
     return []
 
 
 def _new(problems: list[Problem], known: set[str]) -> list[Problem]:
-    """Problems of the run that the modules did not already show."""
+    """Return those problems of the run that the modules did not already show."""
     names = [where.split(" ")[0] for where in known]
     return [p for p in problems if not any(f"({name}." in p.where for name in names)]
 
@@ -153,7 +159,7 @@ def _new(problems: list[Problem], known: set[str]) -> list[Problem]:
 def _mixing(
     model: nn.Module, inputs: tuple[Any, ...], outputs: Any, count: int, state: State
 ) -> Iterator[Problem]:
-    """A change of the last record must not show in the outputs of the others, nor be kept."""
+    """Yield problems if changing the last record changes other outputs or the model's state."""
 
     def swap(tensor: Tensor) -> Tensor:
         if not _has(tensor, count):
@@ -167,7 +173,7 @@ def _mixing(
     state.restore()
     torch.manual_seed(0)
     with torch.no_grad():
-        again = model(*_mapped(inputs, swap))
+        again = model(*map_tensors(swap, inputs))
     for name in differing(kept, state.changed()):
         yield changed_by_data(name).problem
     for before, after in zip(tensors_in(outputs), tensors_in(again), strict=False):
@@ -183,28 +189,18 @@ def _mixing(
             return
 
 
-def _mapped(values: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(values, Tensor):
-        return change(values)
-    if isinstance(values, dict):
-        return {key: _mapped(value, change) for key, value in values.items()}
-    if isinstance(values, list | tuple):
-        return type(values)(_mapped(value, change) for value in values)
-    return values
-
-
 def _has(tensor: Tensor, count: int) -> bool:
     return tensor.dim() > 0 and tensor.shape[0] == count
 
 
 def _instead_of(module: batchnorm._BatchNorm) -> str:
-    """A layer that normalises each record alone.
+    """Return a layer that normalises each record alone.
 
-    Groups have four channels or more: without further dimensions, a group of one becomes zero.
+    Groups have four channels or more: without spatial dimensions, a group of one is always zero.
     """
     channels = module.num_features
     groups = next((g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels >= 4 * g), 1)
     grouped = f"nn.GroupNorm({groups}, {channels})"
     if isinstance(module, nn.BatchNorm1d):
-        return f"nn.LayerNorm({channels}); on [records, {channels}, length] by {grouped}"
+        return f"nn.LayerNorm({channels}); on [records, {channels}, length] with {grouped}"
     return grouped

@@ -1,4 +1,4 @@
-"""What a model keeps (parameters and buffers) before and after it has run."""
+"""The parameters and buffers of a model, before and after it has run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["State", "differing"]
 
 
 class State:
-    """Parameters and buffers of a model as they are now, to be compared and put back."""
+    """A copy of the parameters and buffers of a model, to compare with and to restore."""
 
     def __init__(self, model: nn.Module) -> None:
         self._kept: list[tuple[str, dict[str, Any], str, Tensor, Tensor]] = [
@@ -24,7 +24,7 @@ class State:
         ]
 
     def changed(self) -> dict[str, Tensor]:
-        """Copies of those that have other values by now, by name."""
+        """Return copies of those whose values have changed, by name."""
         now = ((name, slots.get(key), kept) for name, slots, key, _, kept in self._kept)
         return {
             name: torch.empty(0) if tensor is None else tensor.detach().clone()
@@ -33,7 +33,7 @@ class State:
         }
 
     def restore(self) -> None:
-        """Put tensors and values back; what has not changed is not written to."""
+        """Restore tensors and values; write only to those that have changed."""
         with torch.no_grad():
             for _, slots, key, tensor, kept in self._kept:
                 slots[key] = tensor
@@ -42,7 +42,7 @@ class State:
 
 
 def differing(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> list[str]:
-    """Names of tensors that are in one alone, or differ."""
+    """Return the names of tensors that differ or are in only one of the two."""
     both = first.keys() & second.keys()
     return sorted(
         (first.keys() ^ second.keys()) | {n for n in both if not _same(first[n], second[n])}
@@ -50,7 +50,7 @@ def differing(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> list
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
-    """Whether all entries are equal; what is not a number equals itself."""
+    """Return whether all entries are equal; nan equals nan."""
     if first.shape != second.shape:
         return False
     if torch.equal(first, second):

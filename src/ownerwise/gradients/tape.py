@@ -1,27 +1,31 @@
-"""The tape: watches a model run, and turns one backward pass into per-record gradients."""
+"""The tape watches a model run, and turns one backward pass into per-record gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ownerwise.gradients.contributions import Policy
+from ownerwise.gradients.backward import send_back
+from ownerwise.gradients.calls import tensors_in, writes_in_place
 from ownerwise.gradients.layout import Layout
+from ownerwise.gradients.memory_budget import MemoryBudget
 from ownerwise.gradients.observation import find_layouts
+from ownerwise.gradients.per_record_gradients import Collector, PerRecordGradients
 from ownerwise.gradients.precision import full_precision
 from ownerwise.gradients.problems import Problem, Refused
-from ownerwise.gradients.records import Collector, Records
-from ownerwise.gradients.sources import FACTORIES, Source, Sources, name_of, tensors_in
+from ownerwise.gradients.rules import BROADCASTS, GUARDS, RULES, fallback
 from ownerwise.gradients.taps import Anchor, Build, Tap
+from ownerwise.gradients.tracked_parameters import FACTORIES, ParameterTracker, TrackedParameter
 from ownerwise.gradients.workspace import Workspace
 
-__all__ = ["BROADCASTS", "FALLBACK", "GUARDS", "RULES", "Tape", "send_back", "writes"]
+__all__ = ["Tape"]
 
-SOURCE, CONSTANT, DATA = 1, 2, 4  # kinds of tensors among the arguments of a call
+PARAMETRIC, CONSTANT, DATA = 1, 2, 4  # kinds of tensors among the arguments of a call
 NESTED = (list, tuple, dict)
 
 
@@ -30,42 +34,30 @@ class Tape(TorchFunctionMode):
 
     Args:
         model: any module; it is not changed, wrapped or hooked.
-        lean: spend less memory and somewhat more time.
-        channels_last: run 2-D convolutions in channels-last memory format inside (faster; the
-            values are the same).
-        spare_bytes: how much memory formed per-record gradients may take beyond what they replace
-            (ignored when lean).
+        lean: use less memory and somewhat more time.
 
-    See the package docstring for the way it is used.
+    The package docstring shows how to use it. To its rules, the tape is a
+    :class:`~ownerwise.gradients.rules.Context`.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        lean: bool = False,
-        channels_last: bool = True,
-        spare_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, *, lean: bool = False) -> None:
         super().__init__()
         self.model = model
         self.lean = lean
-        self.channels_last = channels_last
-        self.spare_bytes = spare_bytes
-        self.batch_hint: int | None = None  # size of the first data tensor; a hint, never a proof
+        self.batch_hint: int | None = None
         self._workspace = Workspace(lean)
-        self.policy = Policy()
+        self.budget = MemoryBudget()
         self.problems: list[Problem] | None = None  # a list while a trial run collects problems
-        self.checked: dict[object, bool] = {}  # calls of the fallback: whether they are per-record
+        self.checked: dict[object, bool] = {}
         self._layouts: dict[object, list[Layout]] = {}
         self._taps: list[Tap] = []
-        self._uses: dict[int, list[Source]] = {}
+        self._uses: dict[int, list[TrackedParameter]] = {}
         self._last_pass = False
-        self._parametric: dict[int, Source] = {}
+        self._parametric: dict[int, TrackedParameter] = {}
         self._constant: dict[int, Tensor] = {}
-        self._known: Sources | None = None  # kept between passes
-        self._sources: Sources | None = None  # during a pass
-        self.arrive: Callable[[Tap, Tensor], None] | None = None
+        self._known: ParameterTracker | None = None  # kept between passes
+        self._tracker: ParameterTracker | None = None  # during a pass
+        self._arrive: Callable[[Tap, Tensor], None] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
 
     # ---- forward: watching the calls ----
@@ -73,26 +65,24 @@ class Tape(TorchFunctionMode):
     def __enter__(self) -> Tape:
         self.reset()
         if self._known is None:
-            self._known = Sources(self.model)
+            self._known = ParameterTracker(self.model)
         else:
             self._known.restart(self.model)
-        self._sources = self._known
+        self._tracker = self._known
         self._parametric, self._constant = self._known.parametric, self._known.constant
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        if error[0] is None and self._sources is not None:
-            self._sources.refuse_replaced()
+        if error[0] is None and self._tracker is not None:
+            self._tracker.refuse_replaced()
 
     def reset(self) -> None:
         """Forget the last forward pass."""
-        self._taps, self._uses, self._sources, self.arrive = [], {}, None, None
+        self._taps, self._uses, self._tracker, self._arrive = [], {}, None, None
         self.batch_hint = None
-        self.policy = Policy(lean=self.lean, workspace=self._workspace)
-        if self.spare_bytes is not None:
-            self.policy.spare_bytes = self.spare_bytes
+        self.budget = MemoryBudget(lean=self.lean, workspace=self._workspace)
 
     def __torch_function__(
         self,
@@ -106,30 +96,28 @@ class Tape(TorchFunctionMode):
             kinds |= self._kinds(kwargs.values())
         else:
             kwargs = {}
-        if kinds == DATA:  # by far the most frequent
+        if kinds == DATA:  # by far the most common
             guard = GUARDS.get(func)
             if guard is None:
                 return func(*args, **kwargs)
             return guard(self, func, *args, **kwargs)
         try:
-            if kinds & SOURCE and torch.is_grad_enabled():
-                return self._call_with_sources(func, args, kwargs, bool(kinds & DATA))
+            if kinds & PARAMETRIC and torch.is_grad_enabled():
+                return self._call_with_parameters(func, args, kwargs, bool(kinds & DATA))
             return self._call_without_gradient(func, args, kwargs, kinds)
         except Refused as refusal:
-            if self.problems is None:
-                raise
-            self.problems.append(refusal.problem)
+            self.refuse(refusal)
             return func(*args, **kwargs)
 
     def _kinds(self, values: Iterable[Any]) -> int:
-        """Which of source, constant and data are among the values."""
+        """Return which of parametric, constant and data tensors are among the values."""
         parametric, constant = self._parametric, self._constant
         kinds = 0
         for value in values:
             if isinstance(value, Tensor):
                 key = id(value)
                 if key in parametric:
-                    kinds |= SOURCE
+                    kinds |= PARAMETRIC
                 elif key in constant:
                     kinds |= CONSTANT
                 else:
@@ -137,15 +125,15 @@ class Tape(TorchFunctionMode):
                     if self.batch_hint is None and value.dim():
                         self.batch_hint = value.shape[0]
             elif isinstance(value, NESTED):
-                kinds |= self._kinds(value.values() if isinstance(value, dict) else value)
+                kinds |= self._kinds(tensors_in(value))
         return kinds
 
     def _call_without_gradient(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], kinds: int
     ) -> Any:
-        """A call that no gradient of a parameter goes through.
+        """Run a call that no gradient of a parameter passes through.
 
-        What it makes of parameters and constants alone is constant.
+        Whatever it computes from parameters and constants alone is constant.
         """
         if kinds & DATA:
             self._note_write(func, args, kwargs)
@@ -166,21 +154,21 @@ class Tape(TorchFunctionMode):
     def _note_write(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Refuse a write of data into the model; any other tensor written to is data from now."""
-        assert self._sources is not None
-        written = args[0] if args and writes(func) else kwargs.get("out")
+        """Refuse a write of data into the model; any other tensor written to becomes data."""
+        assert self._tracker is not None
+        written = args[0] if args and writes_in_place(func) else kwargs.get("out")
         for tensor in tensors_in(written):
-            self._sources.refuse_write(func, tensor)
+            self._tracker.refuse_write(func, tensor)
             self._constant.pop(id(tensor), None)
 
-    def _call_with_sources(
+    def _call_with_parameters(
         self,
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         has_data: bool,
     ) -> Any:
-        assert self._sources is not None
+        assert self._tracker is not None
         rule = BROADCASTS.get(func)
         if rule is None and has_data:
             rule = RULES.get(func)
@@ -189,84 +177,97 @@ class Tape(TorchFunctionMode):
             if output is not NotImplemented:
                 return output
         if has_data:
-            return FALLBACK[0](self, func, args, kwargs)
+            return fallback(self, func, args, kwargs)
         output = func(*args, **kwargs)
-        self._sources.derive(func, list(tensors_in((args, kwargs))), output)
+        self._tracker.derive(func, tensors_in((args, kwargs)), output)
         return output
 
-    # ---- what rules use ----
+    # ---- what rules may ask; see Context ----
 
-    def source(self, tensor: Any) -> Source | None:
-        """The source behind a tensor, if it is parametric."""
+    def tracked(self, tensor: Any) -> TrackedParameter | None:
+        """Return the tracked parameter behind a tensor, if it is parametric."""
         return self._parametric.get(id(tensor))
 
     def is_constant(self, tensor: Any) -> bool:
-        """Whether a tensor is a buffer, frozen, or made from nothing."""
+        """Return whether a tensor is a buffer, a frozen parameter, or made from nothing."""
         return id(tensor) in self._constant
 
     def value(self, tensor: Any) -> Any:
-        """The argument as the call shall see it: parametric tensors without their graph."""
-        source = self._parametric.get(id(tensor))
-        return tensor if source is None else source.value
+        """Return an argument as the call should see it: parametric tensors without their graph."""
+        tracked = self._parametric.get(id(tensor))
+        return tensor if tracked is None else tracked.value
 
     def in_last_pass(self) -> bool:
-        """Whether the pass back that runs now is the last: saved tensors may be overwritten."""
+        """Return whether the current backward pass is the last one."""
         return self._last_pass
+
+    @contextmanager
+    def watch(self, batch_hint: int) -> Iterator[None]:
+        """Watch the calls inside a rule, too, with another guess at the number of records."""
+        before, self.batch_hint = self.batch_hint, batch_hint
+        super().__enter__()
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)
+            self.batch_hint = before
+
+    def refuse(self, refusal: Refused) -> None:
+        """Raise the refusal, or add it to the list of a trial run."""
+        if self.problems is None:
+            raise refusal
+        self.problems.append(refusal.problem)
 
     def tap(
         self,
         func: Callable[..., Any],
         output: Tensor,
-        sources: Sequence[Source],
+        used: Sequence[TrackedParameter],
         dims: Iterable[int],
         build: Build,
     ) -> Tensor:
-        """Have ``build`` called with the gradient of ``output`` as it is now.
-
-        Args:
-            func: the torch function, for names.
-            output: what the call returned; the same tensor comes back, with a place in the graph.
-            sources: the parameters used.
-            dims: dimensions of ``output`` along which records may lie.
-            build: makes contributions of the gradient.
-        """
+        """Arrange for `build` to receive the gradient of `output` as it is now."""
         if output.grad_fn is None:
             output = Anchor.apply(output, self._anchor)  # type: ignore[assignment]
-        tap = Tap(self, func, sources, tuple(dims), output, build)
+        tap = Tap(self._deliver, func, used, tuple(dims), output, build)
         assert output.grad_fn is not None
         output.grad_fn.register_prehook(tap)
         self._taps.append(tap)
-        for source in sources:
-            for root in source.key:
-                self._uses.setdefault(root, []).append(source)
+        for tracked in used:
+            for root in tracked.key:
+                self._uses.setdefault(root, []).append(tracked)
         return output
+
+    def _deliver(self, tap: Tap, gradient: Tensor) -> None:
+        if self._arrive is not None:
+            self._arrive(tap, gradient)
 
     # ---- backward ----
 
-    def backward(self, losses: Tensor) -> Records:
-        """Send the losses back once; activations only, no parameter gradient is formed.
+    def backward(self, losses: Tensor) -> PerRecordGradients:
+        """Run one backward pass through the activations; no parameter gradient is formed.
 
         Args:
             losses: ``[B]``, one loss per record (``reduction="none"``).
 
         Raises:
-            Refused: if records cannot be told apart, or a parameter was used out of sight.
+            Refused: if records cannot be told apart, or the tape did not see a parameter's use.
         """
-        if self._sources is None:
+        if self._tracker is None:
             raise RuntimeError("the tape is empty: run the model inside `with tape:` first")
         if losses.dim() != 1:
             raise ValueError(
                 "losses must have one entry per record, shape [B]; "
                 f"got {tuple(losses.shape)}. Use reduction='none'"
             )
-        parameters = [source.roots[0] for source in self._sources.roots]
+        parameters = [root.roots[0] for root in self._tracker.roots]
         count = len(losses)
-        collector = Collector(parameters, self._uses, count, self.policy, losses.device)
+        collector = Collector(parameters, self._uses, count, self.budget, losses.device)
         try:
             with full_precision(losses.device):
                 if count and losses.requires_grad:
                     self._find_layouts(losses, parameters)
-                    self.arrive = collector.arrive
+                    self._arrive = collector.arrive
                     self._run(losses, torch.ones_like(losses), parameters, keep=False)
                 return collector.finish()
         finally:
@@ -274,7 +275,7 @@ class Tape(TorchFunctionMode):
 
     def _find_layouts(self, losses: Tensor, parameters: list[nn.Parameter]) -> None:
         def observe(weights: Tensor, arrive: Callable[[Tap, Tensor], None]) -> None:
-            self.arrive = arrive
+            self._arrive = arrive
             self._run(losses, weights, parameters, keep=True)
 
         problems = find_layouts(self._taps, self._layouts, losses, observe)
@@ -291,51 +292,3 @@ class Tape(TorchFunctionMode):
             send_back(self.model, losses, weights, parameters, keep=keep)
         finally:
             self._last_pass = False
-
-
-def send_back(
-    model: nn.Module,
-    losses: Tensor,
-    weights: Tensor,
-    parameters: list[nn.Parameter],
-    *,
-    keep: bool,
-) -> None:
-    """One backward pass; a parameter that gets a gradient was used out of sight."""
-    before = [(p, p.grad) for p in parameters if p.grad is not None]
-    for parameter, _ in before:
-        parameter.grad = None
-    missed = []
-    try:
-        torch.autograd.backward(losses, weights, retain_graph=keep)
-        missed = [p for p in parameters if p.grad is not None]
-    finally:
-        for parameter in missed:
-            parameter.grad = None
-        for parameter, gradient in before:
-            parameter.grad = gradient
-    if missed:
-        names = {id(p): name for name, p in model.named_parameters()}
-        raise Refused(
-            ", ".join(names[id(p)] for p in missed),
-            "used where the tape does not see it (outside of the `with` block, in a custom "
-            "autograd function, or in compiled code), so it would train without clipping",
-            "use it inside the `with` block by torch functions, or freeze it",
-        )
-
-
-def writes(func: Callable[..., Any]) -> bool:
-    """Whether a torch function changes its first argument in place."""
-    name = name_of(func)
-    return (
-        name == "__setitem__"
-        or name.startswith("__i")
-        or (name.endswith("_") and not name.endswith("__"))
-    )
-
-
-# Filled by the rule files; see rules.py.
-RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
-BROADCASTS: dict[Callable[..., Any], Callable[..., Any]] = {}
-GUARDS: dict[Callable[..., Any], Callable[..., Any]] = {}
-FALLBACK: list[Callable[..., Any]] = []

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ownerwise.gradients.calls import name_of
 from ownerwise.gradients.contributions import Contribution
 from ownerwise.gradients.layout import Layout
-from ownerwise.gradients.sources import Source, name_of
-
-if TYPE_CHECKING:
-    from ownerwise.gradients.tape import Tape
+from ownerwise.gradients.tracked_parameters import TrackedParameter
 
 __all__ = ["Anchor", "Build", "Tap"]
 
-# (gradient of the tapped output, its layout, number of records) -> what it means to each source
-Build = Callable[[Tensor, Layout, int], Iterable[tuple[Source, Contribution]]]
+Build = Callable[[Tensor, Layout, int], Iterable[tuple[TrackedParameter, Contribution]]]
+"""Turns a tapped output's gradient, its layout and the number of records into contributions."""
 
 
 class Anchor(torch.autograd.Function):
@@ -26,51 +24,60 @@ class Anchor(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:
-        """The output itself."""
+        """Return the output itself."""
         ctx.mark_dirty(output)
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
-        """Nothing: the gradient is taken on arrival, by the tap."""
+        """Return nothing: the tap takes the gradient when it arrives."""
         return None, None
 
 
 class Tap:
-    """One use of parameters in the forward pass."""
+    """One use of parameters in the forward pass.
+
+    Args:
+        deliver: called with this tap and the gradient of its output.
+        func: the torch function.
+        used: the parameters that the call uses.
+        dims: dimensions of the output along which records may lie.
+        output: the tapped tensor.
+        build: turns the gradient into contributions.
+    """
 
     __slots__ = (
-        *("build", "dims", "func", "key", "layout", "number", "shape", "sources"),
-        *("tape", "trials"),
+        *("build", "deliver", "dims", "func", "key", "layout", "number", "shape", "trials"),
+        "used",
     )
 
     def __init__(
         self,
-        tape: Tape,
+        deliver: Callable[[Tap, Tensor], None],
         func: Callable[..., Any],
-        sources: Sequence[Source],
+        used: Sequence[TrackedParameter],
         dims: tuple[int, ...],
         output: Tensor,
         build: Build,
     ) -> None:
-        self.tape = tape
+        self.deliver = deliver
         self.func = func
-        self.sources = sources
+        self.used = used
         self.dims = dims
         self.shape = output.shape
         self.number = output.output_nr
         self.build = build
-        self.key = (func, *[source.key for source in sources], len(self.shape))
+        self.key = (func, *[tracked.key for tracked in used], len(self.shape))
         self.layout: Layout | None = None
         self.trials: list[Layout] = []
 
     @property
     def name(self) -> str:
         """The call and its parameters, for messages."""
-        return f"{name_of(self.func)}({', '.join(source.name for source in self.sources)})"
+        return f"{name_of(self.func)}({', '.join(tracked.name for tracked in self.used)})"
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
-        """The gradient of the tapped output arrives, before the call's own backward pass."""
+        """Deliver the gradient of the tapped output, before the call's own backward pass."""
         gradient = gradients[self.number]
-        if gradient is not None and self.tape.arrive is not None:
-            self.tape.arrive(self, gradient)
+        if gradient is not None:
+            self.deliver(self, gradient)

@@ -1,8 +1,8 @@
-"""Memory that is used again, step after step.
+"""Memory that is reused from step to step.
 
-Fresh memory is paid for page by page when it is first written; on the CPU that costs more than
-many of the computations it is for. *Scratch* is only valid within one call. *Lent* blocks belong to
-a contribution until it gives them back, which it does when it is dropped.
+The system provides fresh memory page by page when it is first written, which on the CPU costs more
+than many of the computations that use it. *Scratch* is valid only within one call. *Lent* blocks
+belong to a contribution until it returns them, which happens when it is deleted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Loan", "Workspace"]
 
 
 class Loan:
-    """A lent block; who uses the block holds the loan."""
+    """A lent block, which is returned when nobody holds the loan any more."""
 
     __slots__ = ("_workspace", "block")
 
@@ -29,15 +29,15 @@ class Loan:
 
 
 class Workspace:
-    """Scratch and lent blocks of one tape."""
+    """The scratch and lent blocks of one tape."""
 
     def __init__(self, lean: bool = False) -> None:
-        self.lean = lean  # then lent blocks are not kept for the next step
+        self.lean = lean  # if so, lent blocks are not kept for the next step
         self._scratch: dict[object, Tensor] = {}
         self._free: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}  # flat, by size
 
     def scratch(self, key: object, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """A block of any content; the next call with the same key may overwrite it."""
+        """Return an uninitialised block; the next call with the same key may overwrite it."""
         size = math.prod(shape)
         full_key = (key, like.dtype, like.device)
         block = self._scratch.get(full_key)
@@ -47,7 +47,7 @@ class Workspace:
         return block[:size].view(shape)
 
     def zeros(self, key: object, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """A block that was zero when made; who writes to it must always write the same places."""
+        """Return a block that was zero at first; callers must always write to the same places."""
         full_key = (key, shape, like.dtype, like.device)
         block = self._scratch.get(full_key)
         if block is None:
@@ -56,10 +56,10 @@ class Workspace:
         return block
 
     def lend(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """A block that stays the caller's until it is given back.
+        """Return a block that belongs to the caller until it is given back.
 
-        Sizes of batches vary: a block serves every request from half of its size on, and a larger
-        one takes its place rather than lying beside it. So memory does not grow with the steps.
+        Batch sizes vary: a block serves every request of at least half its size, and a larger
+        block replaces it instead of joining it, so memory does not grow from step to step.
         """
         size = math.prod(shape)
         free = self._free.get((like.dtype, like.device), [])
@@ -72,11 +72,11 @@ class Workspace:
         return torch.empty(room, dtype=like.dtype, device=like.device)[:size].view(shape)
 
     def loan(self, shape: tuple[int, ...], like: Tensor) -> Loan:
-        """A lent block that gives itself back when nobody holds the loan any more."""
+        """Lend a block that is returned when nobody holds the loan any more."""
         return Loan(self, self.lend(shape, like))
 
     def give_back(self, block: Tensor) -> None:
-        """Take back a lent block; nobody may hold a view of it any more."""
+        """Take back a lent block; no view of it may be in use."""
         if self.lean:
             return
         whole = block.new_empty(0).set_(block.untyped_storage())  # type: ignore[call-overload]

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from ownerwise.batches import Batch, take
 from ownerwise.errors import OwnerwiseError
-from ownerwise.gradients import Chain, ChainRecords, Records, Tape
+from ownerwise.gradients import Chain, ChainGradients, PerRecordGradients, Tape
 from ownerwise.mechanisms import (
     AdaptiveRelease,
     ClippingRule,
@@ -155,7 +155,7 @@ class ClippedSums:
         with self._tape:
             return self.model(rows)
 
-    def _backward(self, losses: Tensor, count: int) -> Records | ChainRecords:
+    def _backward(self, losses: Tensor, count: int) -> PerRecordGradients | ChainGradients:
         """Return the per-record gradients of the last micro-batch.
 
         The first `count` rows are records, the rest is padding.

@@ -1,32 +1,17 @@
-"""Look-ups: ``torch.nn.functional.embedding``."""
+"""Rows looked up in a matrix: an outer product whose left factor is a unit vector."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
-
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from ownerwise.gradients.contributions import (
-    Contribution,
-    Saved,
-    accumulation_dtype,
-    lengths,
-    masked,
-)
-from ownerwise.gradients.grams import gram, squares_from_grams
-from ownerwise.gradients.layout import Layout
-from ownerwise.gradients.problems import Refused
-from ownerwise.gradients.sources import Source
+from ownerwise.gradients.contributions.contribution import Contribution
+from ownerwise.gradients.contributions.grams import gram, squares_from_grams
+from ownerwise.gradients.precision import accumulation_dtype, lengths, masked
 
-if TYPE_CHECKING:
-    from ownerwise.gradients.tape import Tape
+__all__ = ["Lookup"]
 
-__all__ = ["Lookup", "embedding"]
-
-# Above this many look-ups per record, equal ids are found by sorting rather than pair by pair.
+# Above this many look-ups per record, equal ids are found by sorting instead of pairwise.
 PAIRWISE_LIMIT = 64
 
 
@@ -43,11 +28,11 @@ class Lookup(Contribution):
         self.dtype = accumulation_dtype(gradient.dtype)
 
     def gradients(self, start: int, stop: int) -> Tensor:
-        """Gradients of the looked-up rows of some records, in the dtype of accumulation."""
+        """Return gradients of the rows that a range of records looked up, ready to add."""
         return self.gradient[start:stop].to(self.dtype)
 
     def squared_norms(self) -> Tensor:
-        """See :class:`Contribution`: rows looked up twice by one record are added first."""
+        """See :class:`Contribution`; rows that one record looks up repeatedly are added first."""
         gradient = self.gradients(0, self.count)
         if self.ids.shape[1] <= PAIRWISE_LIMIT:
             same = (self.ids[:, :, None] == self.ids[:, None, :]).to(self.dtype)
@@ -82,43 +67,3 @@ class Lookup(Contribution):
     def most(self) -> Tensor:
         """See :class:`Contribution`."""
         return lengths(self.gradient, self.count) * self.ids.shape[1] ** 0.5
-
-
-def embedding(
-    tape: Tape,
-    func: Callable[..., Any],
-    input: Tensor,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Any:
-    """Rule of ``embedding``; padding rows get no gradient (pitfall 33)."""
-    source: Source | None = tape.source(weight)
-    if source is None:
-        return NotImplemented
-    if max_norm is not None or scale_grad_by_freq:
-        what = "max_norm" if max_norm is not None else "scale_grad_by_freq"
-        raise Refused(
-            f"embedding({source.name})",
-            f"{what} makes a record's gradient depend on the other records of the batch",
-            f"build the embedding without {what}",
-        )
-    rows = weight.shape[0]
-    if padding_idx is not None and padding_idx < 0:
-        padding_idx += rows
-    output = functional.embedding(input, source.value, padding_idx)
-    saved = Saved(input, f"embedding({source.name})")
-
-    def build(
-        gradient: Tensor, layout: Layout, count: int
-    ) -> Iterator[tuple[Source, Contribution]]:
-        ids = layout.records(saved.get(), count).reshape(count, -1).long()
-        parts = layout.records(gradient, count).reshape(count, ids.shape[1], -1)
-        if padding_idx is not None:
-            parts = parts.masked_fill((ids == padding_idx)[:, :, None], 0)
-        yield source, Lookup(ids, parts, rows)
-
-    return tape.tap(func, output, [source], range(input.dim()), build)

@@ -112,3 +112,17 @@ def test_recurrent_cells(kind, count, length, width, bias, learned):
             return torch.cat(state, dim=1) if isinstance(state, tuple) else state
 
     assert_matches_loop(Steps(), torch.randn(count, length, 3))
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_an_initial_state_changed_in_place_is_refused(kind):
+    model = kind(3, 4, batch_first=True)
+    state = torch.randn(1, 5, 4)
+    tape = Tape(model)
+    with tape:
+        outputs, _ = model(
+            torch.randn(5, 2, 3), (state, state.clone()) if kind is nn.LSTM else state
+        )
+    state.mul_(2)
+    with pytest.raises(RuntimeError, match="in place|inplace"):  # by autograd, or by the tape
+        tape.backward(outputs.square().sum(dim=(1, 2)))

@@ -1,10 +1,10 @@
 """Gradients that are sums of outer products: ``g_i = sum_t left[i, t] (x) right[i, t]``.
 
-That is every use of a matrix: linear layers (left = gradient of the output, right = input),
-recurrent weights, projections of attention. With T terms, O rows and I columns a record's norm
-costs ``T^2 (O + I)`` by the Gram matrices ("ghost norm": |g_i|^2 = sum_st <left_s, left_t>
-<right_s, right_t>) and ``T O I`` by forming the gradient. Formed gradients, where they may be held,
-make the weighted sum a matrix-vector product; else it is one more ``T O I`` over the batch.
+Every use of a matrix is of this form: linear layers (left = gradient of the output, right = input),
+recurrent weights, the projections of attention. With T terms, O rows and I columns, a record's norm
+costs ``T^2 (O + I)`` through Gram matrices ("ghost norm": |g_i|^2 = sum_st <left_s, left_t>
+<right_s, right_t>) and ``T O I`` by forming the gradient. If formed gradients may be held, the
+weighted sum is a matrix-vector product; otherwise it costs another ``T O I`` over the batch.
 
 References: Goodfellow 2015 (T = 1); Li et al. 2022, "Large language models can be strong
 differentially private learners" (ghost norm); Bu et al. 2023, "Differentially private optimization
@@ -18,50 +18,46 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ownerwise.gradients.contributions import (
-    Contribution,
-    Policy,
-    accumulation_dtype,
-    few_rows,
-    lengths,
-    masked,
-)
-from ownerwise.gradients.grams import gram, squares_from_grams
-from ownerwise.gradients.precision import without_huge
+from ownerwise.gradients.contributions.contribution import Contribution, few_rows
+from ownerwise.gradients.contributions.grams import gram, squares_from_grams
+from ownerwise.gradients.memory_budget import MemoryBudget
+from ownerwise.gradients.precision import accumulation_dtype, lengths, masked, without_huge
 from ownerwise.gradients.workspace import Loan
 
 __all__ = ["Outer", "SharedLeft", "Way", "choose"]
 
-# What one float of a held gradient costs (written, read for the norm, read for the sum), in
+# The cost of one float of a held gradient (written, read for the norm, read for the sum) in
 # multiply-adds of a large matrix product: estimates for two cores with AVX-512 and 48 MB of cache.
 TRAFFIC_IN_CACHE, TRAFFIC, CACHE_BYTES = 20, 110, 32 << 20
-# Gram matrices are small and computed twice over; their multiply-adds are slower; a rough factor.
+# Gram matrices are small and symmetric, so their multiply-adds are slower: a rough factor.
 GRAM = 1.5
 
-Way = str  # "ghost", "form" (and throw away) or "hold"
+Way = str  # "ghost", "form" (and discard) or "hold"
 
 
-def choose(policy: Policy, count: int, terms: int, rows: int, columns: int, saved: int) -> Way:
-    """The cheapest way to norms and sum that the memory allows; ``saved`` bytes are held anyway."""
+def choose(
+    budget: MemoryBudget, count: int, terms: int, rows: int, columns: int, saved: int
+) -> Way:
+    """Return the cheapest way within the budget; ``saved`` bytes are held in any case."""
     form = terms * rows * columns
     ghost = GRAM * terms * terms * (rows + columns)
     size = 4 * count * rows * columns
     traffic = (TRAFFIC_IN_CACHE if size < CACHE_BYTES else TRAFFIC) * rows * columns
-    if traffic <= min(ghost, form) and policy.may_hold(size, saved):
+    if traffic <= min(ghost, form) and budget.may_hold(size, saved):
         return "hold"
     return "ghost" if ghost <= form else "form"
 
 
 class SharedLeft:
-    """The Gram matrices of a left factor that several matrices have in common."""
+    """The Gram matrices of a left factor that several matrices share."""
 
     def __init__(self, left: Tensor, loan: Loan | None = None) -> None:
         self.left = left
-        self.loan = loan  # held as long as the factor, whose memory it is
+        self.loan = loan  # the memory of the factor, held as long as the factor is
         self.gram: Tensor | None = None
 
     def get(self) -> Tensor:
-        """``[count, terms, terms]``, in the dtype of accumulation."""
+        """Return the Gram matrices ``[count, terms, terms]`` in the accumulation type."""
         if self.gram is None:
             left = self.left.to(accumulation_dtype(self.left.dtype))
             self.gram = gram(left)
@@ -71,29 +67,29 @@ class SharedLeft:
 class Outer(Contribution):
     """``left``: ``[count, terms, rows]``, ``right``: ``[count, terms, columns]``."""
 
-    __slots__ = ("count", "dtype", "held", "left", "policy", "right", "shape", "shared")
+    __slots__ = ("budget", "count", "dtype", "held", "left", "right", "shape", "shared")
 
     def __init__(
-        self, left: Tensor, right: Tensor, policy: Policy, shared: SharedLeft | None = None
+        self, left: Tensor, right: Tensor, budget: MemoryBudget, shared: SharedLeft | None = None
     ) -> None:
         self.shared = shared
         self.left: Tensor | None = left
         self.right: Tensor | None = right
         self.held: Tensor | None = None  # [count, rows * columns]
-        self.policy = policy
+        self.budget = budget
         self.count = left.shape[0]
         self.shape = (left.shape[2], right.shape[2])
         self.dtype = accumulation_dtype(left.dtype)
 
     def factors(self, start: int = 0, stop: int | None = None) -> tuple[Tensor, Tensor]:
-        """Left and right factors of a range of records, in the dtype of accumulation."""
+        """Return left and right factors of a range of records in the accumulation type."""
         assert self.left is not None
         assert self.right is not None
         left, right = self.left[start:stop], self.right[start:stop]
         return left.to(self.dtype), right.to(self.dtype)
 
     def squared_norms(self) -> Tensor:
-        """See :class:`Contribution`; may trade the factors for the formed gradients."""
+        """See :class:`Contribution`; may replace the factors by the formed gradients."""
         assert self.left is not None
         assert self.right is not None
         terms, (rows, columns) = self.left.shape[1], self.shape
@@ -102,34 +98,34 @@ class Outer(Contribution):
             left, right = (norm(factor, dim=(1, 2)) for factor in self.factors())
             return without_huge((left * right).square_(), left, right)
         saved = self.left.nbytes + self.right.nbytes
-        way = choose(self.policy, self.count, terms, rows, columns, saved)
+        way = choose(self.budget, self.count, terms, rows, columns, saved)
         if way == "ghost":
             return self._ghost(terms)
         return self._formed(rows, columns, hold=way == "hold")
 
     def _ghost(self, terms: int) -> Tensor:
-        # the factors are there already; only the Gram matrices are new
-        step = max(4, self.policy.chunk_bytes // (8 * terms * terms))
+        # the factors are in memory already; only the Gram matrices are new
+        step = max(4, self.budget.chunk_bytes // (8 * terms * terms))
         if step >= self.count and self.shared is not None:
             _, right = self.factors()
-            return squares_from_grams(self.shared.get(), gram(right), self._one)
+            return squares_from_grams(self.shared.get(), gram(right), self._form_record)
         parts = []
         for start in range(0, self.count, step):
             left, right = self.factors(start, start + step)
-            form = partial(self._one, start=start)
+            form = partial(self._form_record, start=start)
             parts.append(squares_from_grams(gram(left), gram(right), form))
         return torch.cat(parts)
 
-    def _one(self, number: int, start: int = 0) -> Tensor:
+    def _form_record(self, number: int, start: int = 0) -> Tensor:
         return self.per_record(start + number, start + number + 1)
 
     def _formed(self, rows: int, columns: int, hold: bool) -> Tensor:
         assert self.left is not None
-        step = max(1, self.policy.chunk_bytes // (4 * rows * columns))
+        step = max(1, self.budget.chunk_bytes // (4 * rows * columns))
         held = None
         if hold:
             like = self.left[:0].to(self.dtype)
-            held = self.policy.workspace.lend((self.count, rows, columns), like)
+            held = self.budget.workspace.lend((self.count, rows, columns), like)
         norms = self.left.new_empty(self.count, dtype=self.dtype)
         for start in range(0, self.count, step):
             stop = min(start + step, self.count)
@@ -163,13 +159,13 @@ class Outer(Contribution):
             left = left * scale
         else:
             right = right * scale
-        if left.stride(0) < left.stride(1):  # time first in memory: spare the copy
+        if left.stride(0) < left.stride(1):  # time first in memory: avoid a copy
             left, right = left.transpose(0, 1), right.transpose(0, 1)
         return left.flatten(0, 1).mT @ right.flatten(0, 1)
 
     def __del__(self) -> None:
         if getattr(self, "held", None) is not None:
-            self.policy.workspace.give_back(self.held)  # type: ignore[arg-type]
+            self.budget.workspace.give_back(self.held)  # type: ignore[arg-type]
 
     def drop(self, bad: Tensor) -> None:
         """See :class:`Contribution`."""
@@ -181,7 +177,7 @@ class Outer(Contribution):
             self.left, self.right = masked(self.left, bad), masked(self.right, bad)
 
     def most(self) -> Tensor | None:
-        """See :class:`Contribution`; by Cauchy and Schwarz."""
+        """See :class:`Contribution`; the bound is that of Cauchy and Schwarz."""
         if self.left is None or self.right is None or self.left.shape[1] == 1:
             return None
         return lengths(self.left, self.count) * lengths(self.right, self.count)

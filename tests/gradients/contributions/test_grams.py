@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ownerwise.gradients import Tape
-from ownerwise.gradients.grams import gram, squares_from_grams
+from ownerwise.gradients.contributions.grams import gram, squares_from_grams
 
 RECORDS = 4
 

@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from ownerwise.gradients.contributions import (
-    Contribution,
-    Policy,
-    accumulation_dtype,
-)
-from ownerwise.gradients.ghost import shared_ghost_norms
-from ownerwise.gradients.precision import full_precision
-from ownerwise.gradients.sources import Source
+from ownerwise.gradients.contributions import Contribution, shared_ghost_norms
+from ownerwise.gradients.memory_budget import MemoryBudget
+from ownerwise.gradients.precision import accumulation_dtype, full_precision
+from ownerwise.gradients.taps import Tap
+from ownerwise.gradients.tracked_parameters import TrackedParameter
 
-if TYPE_CHECKING:
-    from ownerwise.gradients.taps import Tap
+__all__ = ["Collector", "PerRecordGradients"]
 
-__all__ = ["Collector", "Records"]
-
-# Terms of a record that are longer than this many times their sum would, in the sum over the batch,
-# take digits from the other records: such a record is summed by itself.
+# If the terms of a record are this many times longer than their sum, adding them to the sum over
+# the batch would cost the other records digits, so the record is summed on its own.
 CANCELLING = 1e3
 
 
-class Records:
-    """The per-record gradients of one batch, as norms and sums.
+class PerRecordGradients:
+    """The per-record gradients of one batch, available as norms and sums.
 
     Attributes:
         norms: ``[B]`` L2 norm of each record's gradient over all trainable parameters, float32 or
@@ -40,7 +33,7 @@ class Records:
     def __init__(
         self,
         parameters: list[nn.Parameter],
-        contributions: list[tuple[Source, Contribution]],
+        contributions: list[tuple[TrackedParameter, Contribution]],
         norms: Tensor,
         most: Tensor | None = None,
     ) -> None:
@@ -54,7 +47,7 @@ class Records:
         for number in self._apart:
             formed = form(contributions, number, number + 1).values()
             norms[number] = torch.stack([torch.linalg.vector_norm(g) for g in formed]).norm()
-        if not math.isfinite(float(norms.sum())):  # one call in the common case
+        if not math.isfinite(float(norms.sum())):  # a single call in the common case
             bad = ~torch.isfinite(norms)
             for _, contribution in contributions:
                 contribution.drop(bad)
@@ -63,14 +56,14 @@ class Records:
         return len(self.norms)
 
     def weighted_sum(self, factors: Tensor) -> dict[nn.Parameter, Tensor]:
-        """``{parameter: sum_i factors[i] * g_i}`` for all trainable parameters.
+        """Return ``{parameter: sum_i factors[i] * g_i}`` for all trainable parameters.
 
         Args:
             factors: ``[B]``, finite.
         """
         if factors.shape != self.norms.shape:
             raise ValueError(
-                f"one factor per record expected, shape {list(self.norms.shape)}; "
+                f"expected one factor per record, shape {list(self.norms.shape)}; "
                 f"got {list(factors.shape)}"
             )
         with full_precision(self.norms.device):
@@ -83,8 +76,11 @@ class Records:
             factors = factors.clone()
             factors[self._apart] = 0
         parts = (
-            (source, contribution.weighted_sum(factors.to(accumulation_dtype(source.value.dtype))))
-            for source, contribution in self._contributions
+            (
+                tracked,
+                contribution.weighted_sum(factors.to(accumulation_dtype(tracked.value.dtype))),
+            )
+            for tracked, contribution in self._contributions
         )
         add_to_roots(sums, parts, per_record=False)
         for number, factor in alone:
@@ -100,7 +96,7 @@ class Records:
         return result
 
     def per_record(self, start: int = 0, stop: int | None = None) -> dict[nn.Parameter, Tensor]:
-        """``{parameter: [records, *shape]}``: the gradients themselves. For tests and research."""
+        """Return the gradients themselves, ``{parameter: [records, *shape]}``, for research."""
         stop = len(self) if stop is None else stop
         formed = form(self._contributions, start, stop)
         return {
@@ -115,47 +111,47 @@ class Records:
 
 
 class Collector:
-    """Takes contributions as the backward pass delivers them."""
+    """Collects contributions as the backward pass delivers them."""
 
     def __init__(
         self,
         parameters: list[nn.Parameter],
-        uses: dict[int, list[Source]],
+        uses: dict[int, list[TrackedParameter]],
         count: int,
-        policy: Policy,
+        budget: MemoryBudget,
         device: torch.device,
     ) -> None:
         self.parameters = parameters
         self.count = count
-        self.policy = policy
+        self.budget = budget
         self.device = device
-        # Norms of a parameter can be taken use by use only if no two uses touch the same entry.
+        # The norm of a parameter can be taken right away only if it has a single use.
         self.separate = {root for root, used in uses.items() if len(used) == 1}
-        self.done: list[tuple[Source, Contribution]] = []
-        self.later: list[tuple[Source, Contribution]] = []
+        self.done: list[tuple[TrackedParameter, Contribution]] = []
+        self.later: list[tuple[TrackedParameter, Contribution]] = []
         self.squares: list[Tensor] = []
         self.most: list[Tensor] = []
 
     def arrive(self, tap: Tap, gradient: Tensor) -> None:
         """Turn the gradient of a tapped output into contributions."""
-        if tap.layout is None:  # only in a trial run, where the problem is on the list
+        if tap.layout is None:  # in a trial run only, where the problem is on the list
             return
-        for source, contribution in tap.build(gradient, tap.layout, self.count):
-            if not source.isometric or id(source.roots[0]) not in self.separate:
-                self.later.append((source, contribution))
+        for tracked, contribution in tap.build(gradient, tap.layout, self.count):
+            if not tracked.isometric or id(tracked.roots[0]) not in self.separate:
+                self.later.append((tracked, contribution))
                 continue
-            self.done.append((source, contribution))
+            self.done.append((tracked, contribution))
             self.squares.append(contribution.squared_norms())
             most = contribution.most()
             if most is not None:
                 self.most.append(most)
 
-    def finish(self) -> Records:
-        """All norms."""
+    def finish(self) -> PerRecordGradients:
+        """Return the gradients with all their norms."""
         dtypes = {accumulation_dtype(p.dtype) for p in self.parameters}
         dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         if self.later:
-            self.squares.extend(shared_norms(self.later, self.count, self.policy))
+            self.squares.extend(shared_norms(self.later, self.count, self.budget))
             for _, contribution in self.later:  # uses may cancel each other
                 most = contribution.most()
                 self.most.append(contribution.squared_norms().sqrt() if most is None else most)
@@ -165,33 +161,33 @@ class Collector:
             total = torch.stack([square.to(dtype) for square in self.squares]).sum(dim=0)
         else:
             total = torch.zeros(self.count, dtype=dtype, device=self.device)
-        most = torch.stack([one.to(dtype) for one in self.most]).sum(dim=0) if self.most else None
-        return Records(self.parameters, self.done + self.later, total.sqrt_(), most)
+        most = torch.stack([m.to(dtype) for m in self.most]).sum(dim=0) if self.most else None
+        return PerRecordGradients(self.parameters, self.done + self.later, total.sqrt_(), most)
 
 
 def shared_norms(
-    contributions: list[tuple[Source, Contribution]], count: int, policy: Policy
+    contributions: list[tuple[TrackedParameter, Contribution]], count: int, budget: MemoryBudget
 ) -> Iterable[Tensor]:
-    """Squared norms of parameters with several uses: of the SUM of the uses."""
+    """Yield squared norms of parameters with several uses: norms of the SUM of the uses."""
     rest = []
-    by_root: dict[int, list[tuple[Source, Contribution]]] = {}
-    for source, contribution in contributions:
-        key = id(source.tensor) if source.is_root else 0
-        by_root.setdefault(key, []).append((source, contribution))
-    derived_roots = {id(r) for source, _ in by_root.get(0, []) for r in source.roots}
+    by_root: dict[int, list[tuple[TrackedParameter, Contribution]]] = {}
+    for tracked, contribution in contributions:
+        key = id(tracked.tensor) if tracked.is_root else 0
+        by_root.setdefault(key, []).append((tracked, contribution))
+    derived_roots = {id(r) for tracked, _ in by_root.get(0, []) for r in tracked.roots}
     for key, group in by_root.items():
         squares = None
         if key and key not in derived_roots:
-            squares = shared_ghost_norms([contribution for _, contribution in group], policy)
+            squares = shared_ghost_norms([contribution for _, contribution in group], budget)
         if squares is None:
             rest.extend(group)
         else:
             yield squares
     if not rest:
         return
-    roots = {id(root): root for source, _ in rest for root in source.roots}
+    roots = {id(root): root for tracked, _ in rest for root in tracked.roots}
     per_record = 4 * sum(root.numel() for root in roots.values())
-    step = max(1, (policy.chunk_bytes * 8) // max(1, per_record))
+    step = max(1, (budget.chunk_bytes * 8) // max(1, per_record))
     norm = torch.linalg.vector_norm
     parts = []
     for start in range(0, count, step):
@@ -202,35 +198,35 @@ def shared_norms(
 
 
 def form(
-    contributions: list[tuple[Source, Contribution]], start: int, stop: int
+    contributions: list[tuple[TrackedParameter, Contribution]], start: int, stop: int
 ) -> dict[int, Tensor]:
-    """Per-record gradients of the roots, ``{id(root): [stop - start, *shape]}``."""
+    """Return per-record gradients of the roots, ``{id(root): [stop - start, *shape]}``."""
     roots: dict[int, Tensor] = {}
     parts = (
-        (source, contribution.per_record(start, stop)) for source, contribution in contributions
+        (tracked, contribution.per_record(start, stop)) for tracked, contribution in contributions
     )
     add_to_roots(roots, parts, per_record=True)
     return roots
 
 
 def add_to_roots(
-    sums: dict[int, Tensor], parts: Iterable[tuple[Source, Tensor]], *, per_record: bool
+    sums: dict[int, Tensor], parts: Iterable[tuple[TrackedParameter, Tensor]], *, per_record: bool
 ) -> None:
-    """Add the parts of sources to their roots; a derived one goes back once, with all its parts."""
-    derived: dict[int, tuple[Source, Tensor]] = {}
-    for source, part in parts:
-        if source.is_root:
-            add_to(sums, id(source.tensor), part)
+    """Add parts to the roots of their parameters; a derived parameter goes back once, summed."""
+    derived: dict[int, tuple[TrackedParameter, Tensor]] = {}
+    for tracked, part in parts:
+        if tracked.is_root:
+            add_to(sums, id(tracked.tensor), part)
         else:
-            earlier = derived.get(id(source))
-            derived[id(source)] = (source, part if earlier is None else earlier[1] + part)
-    for source, part in derived.values():
-        for root, back in zip(source.roots, source.pull_back(part, per_record), strict=True):
+            earlier = derived.get(id(tracked))
+            derived[id(tracked)] = (tracked, part if earlier is None else earlier[1] + part)
+    for tracked, part in derived.values():
+        for root, back in zip(tracked.roots, tracked.pull_back(part, per_record), strict=True):
             if back is not None:
                 add_to(sums, id(root), back.to(accumulation_dtype(back.dtype)))
 
 
 def add_to(sums: dict[int, Tensor], key: int, part: Tensor) -> None:
-    """Add ``part`` to the entry, without changing tensors that others may hold."""
+    """Add ``part`` to the entry without changing tensors that others may hold."""
     earlier = sums.get(key)
     sums[key] = part if earlier is None else earlier + part

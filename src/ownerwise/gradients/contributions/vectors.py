@@ -1,4 +1,4 @@
-"""Layers that see one vector per record: one outer product each, and no sum.
+"""Layers that see one vector per record: a single outer product, without a sum.
 
 The norm is a product of two norms: |g_i| = |left_i| |right_i|; with the bias, whose gradient is
 ``left_i``, |g_i|^2 = |left_i|^2 (|right_i|^2 + 1).
@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ownerwise.gradients.contributions import Contribution, accumulation_dtype, masked
-from ownerwise.gradients.precision import without_huge
+from ownerwise.gradients.contributions.contribution import Contribution
+from ownerwise.gradients.precision import accumulation_dtype, masked, without_huge
 
 __all__ = ["RankOne"]
 

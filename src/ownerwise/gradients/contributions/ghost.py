@@ -1,10 +1,10 @@
 """Norms of parameters with several uses, from Gram matrices with the cross terms.
 
-If every use k of a matrix adds ``sum_t left_kt (x) right_kt``, the uses are one longer sum over
+If use k of a matrix adds ``sum_t left_kt (x) right_kt``, all uses together are one longer sum over
 (k, t), and the squared norm of the whole is ``sum <left_s, left_t> <right_s, right_t>`` over all
-pairs. A look-up (embedding) is such a sum whose left vectors are unit vectors: their products
-with each other are equality of the ids, with a dense vector one of its entries. That is the case of
-an embedding tied to the output projection.
+pairs. A look-up (embedding) is such a sum whose left vectors are unit vectors: the inner product of
+two of them is 1 if their ids are equal, and that with a dense vector is one of its entries. This
+covers an embedding tied to the output projection.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ownerwise.gradients.contributions import Contribution, Policy
-from ownerwise.gradients.embedding import Lookup
-from ownerwise.gradients.grams import gram, squares_from_grams
-from ownerwise.gradients.outer import Outer
-from ownerwise.gradients.vectors import RankOne
+from ownerwise.gradients.contributions.contribution import Contribution
+from ownerwise.gradients.contributions.grams import gram, squares_from_grams
+from ownerwise.gradients.contributions.lookup import Lookup
+from ownerwise.gradients.contributions.outer import Outer
+from ownerwise.gradients.contributions.vectors import RankOne
+from ownerwise.gradients.memory_budget import MemoryBudget
 
 __all__ = ["shared_ghost_norms"]
 
 
-def shared_ghost_norms(uses: Sequence[Contribution], policy: Policy) -> Tensor | None:
-    """``[count]`` squared norms of the sum of the uses, or None if forming it is cheaper."""
+def shared_ghost_norms(uses: Sequence[Contribution], budget: MemoryBudget) -> Tensor | None:
+    """Return squared norms of the summed uses, ``[count]``, or None if forming it is cheaper."""
     terms = 0
     for use in uses:
         if isinstance(use, Outer) and use.left is not None:
@@ -40,7 +41,7 @@ def shared_ghost_norms(uses: Sequence[Contribution], policy: Policy) -> Tensor |
     if terms * (rows + columns) > rows * columns:
         return None
     count = uses[0].count
-    step = max(1, 4 * policy.chunk_bytes // (4 * (2 * terms * terms + terms * (rows + columns))))
+    step = max(1, 4 * budget.chunk_bytes // (4 * (2 * terms * terms + terms * (rows + columns))))
     parts = []
     for start in range(0, count, step):
         stop = min(start + step, count)
@@ -52,7 +53,7 @@ def shared_ghost_norms(uses: Sequence[Contribution], policy: Policy) -> Tensor |
 
 
 def _formed(uses: Sequence[Contribution], start: int, number: int) -> Tensor:
-    """The gradient of one record over all uses."""
+    """Return the gradient of one record, summed over all uses."""
     first, *others = (use.per_record(start + number, start + number + 1) for use in uses)
     return sum(others, start=first)
 
@@ -71,7 +72,7 @@ def _right(use: Contribution, start: int, stop: int) -> Tensor:
 
 
 def _left_products(a: Contribution, b: Contribution, start: int, stop: int) -> Tensor:
-    """``[records, terms of a, terms of b]``: <left_s of a, left_t of b>."""
+    """Return <left_s of a, left_t of b>, ``[records, terms of a, terms of b]``."""
     if isinstance(a, Lookup):
         if not isinstance(b, Lookup):
             return _left_products(b, a, start, stop).mT

@@ -1,25 +1,26 @@
-"""Which tensors carry trainable parameters, and how gradients come back to them.
+"""Which tensors carry trainable parameters, and how gradients return to them.
 
-While a model runs, a tensor is one of three things: *parametric* (a trainable parameter, or
+While a model runs, each tensor is one of three things: *parametric* (a trainable parameter, or
 computed from parameters and constants alone: a transposed or normalised weight, a cast), *constant*
-(a buffer, or made from nothing), or *data*. A call that meets parametric and data arguments is a
-use of a parameter, and is tapped. A derived parametric tensor keeps its autograd graph, so that
-sums return to the parameters by one vector-Jacobian product.
+(a buffer, or made from nothing), or *data*. A call with parametric and data arguments is a use of a
+parameter, and is tapped. A derived parametric tensor keeps its autograd graph, so that sums return
+to the parameters through one vector-Jacobian product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ownerwise.gradients.calls import name_of, tensors_in
 from ownerwise.gradients.problems import Refused
 
-__all__ = ["FACTORIES", "Source", "Sources", "changed_by_data", "name_of", "tensors_in"]
+__all__ = ["FACTORIES", "ParameterTracker", "TrackedParameter", "changed_by_data"]
 
-# Calls that move entries without changing, losing or repeating any: norms pass through unchanged.
+# Calls that only move entries, so that norms pass through unchanged.
 ISOMETRIC = frozenset(
     (
         *("t", "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "adjoint"),
@@ -27,7 +28,7 @@ ISOMETRIC = frozenset(
         *("view_as", "reshape_as", "contiguous", "clone"),
     )
 )
-# Calls that make constants of nothing. Not torch.tensor or random calls: those may be the data.
+# Calls that make constants from nothing. torch.tensor and random calls are not: they may be data.
 FACTORIES = frozenset(
     (
         *(torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.arange),
@@ -38,28 +39,11 @@ FACTORIES = frozenset(
 ISOMETRIC_PROPERTIES = frozenset((Tensor.T.__get__, Tensor.mT.__get__))  # type: ignore[attr-defined]
 
 
-def name_of(func: Callable[..., Any]) -> str:
-    """The bare name of a torch function."""
-    return getattr(func, "__name__", None) or str(func)
-
-
-def tensors_in(values: Any) -> Iterator[Tensor]:
-    """All tensors in nested lists, tuples and dicts."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, dict):
-        for value in values.values():
-            yield from tensors_in(value)
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from tensors_in(value)
-
-
 def _walk(model: nn.Module) -> tuple[list[int], list[Any]]:
-    """Identities of all modules, parameters (and whether they are trained) and buffers."""
+    """Return the modules, and the ids of all modules, parameters (and if trained) and buffers."""
     marks: list[int] = []
-    found: list[Any] = [model]
-    for module in found:  # grows while it is walked
+    modules: list[Any] = [model]
+    for module in modules:  # grows during the loop
         marks.append(id(module))
         for parameter in module._parameters.values():
             if parameter is not None:
@@ -67,12 +51,12 @@ def _walk(model: nn.Module) -> tuple[list[int], list[Any]]:
         if module._buffers:
             marks += map(id, module._buffers.values())
         if module._modules:
-            found += [m for m in module._modules.values() if m is not None]
-    return marks, found
+            modules += [m for m in module._modules.values() if m is not None]
+    return marks, modules
 
 
-class Source:
-    """A parametric tensor: its value without graph, and the parameters it comes from."""
+class TrackedParameter:
+    """A parametric tensor: its value without its graph, and the parameters it comes from."""
 
     __slots__ = ("_value", "is_root", "isometric", "key", "name", "roots", "tensor")
 
@@ -82,24 +66,24 @@ class Source:
         self.tensor = tensor
         self.name = name
         self.roots = roots
-        self.isometric = isometric  # then there is one root, and norms are those of the root
+        self.isometric = isometric  # if so, there is one root, with the same norms
         self._value: Tensor | None = None
         self.is_root = len(roots) == 1 and roots[0] is tensor  # a parameter itself
         self.key = tuple([id(root) for root in roots])
 
     @property
     def value(self) -> Tensor:
-        """The tensor, cut from the graph: no gradient of the batch is ever formed for it."""
+        """The tensor without its graph, so that no gradient of the batch is formed for it."""
         if self._value is None:
             self._value = self.tensor.detach()
         return self._value
 
     def renew(self) -> None:
-        """Before another forward pass: the value may have moved to other memory."""
+        """Forget the value before another forward pass; it may have moved to other memory."""
         self._value = None
 
     def pull_back(self, gradients: Tensor, batched: bool) -> list[Tensor | None]:
-        """Gradients of this tensor as gradients of its roots; ``batched``: one per record."""
+        """Turn gradients of this tensor (one per record if ``batched``) into those of its roots."""
         gradients = gradients.to(self.tensor.dtype)
         with torch.enable_grad():
             back = torch.autograd.grad(
@@ -113,28 +97,30 @@ class Source:
         return list(back)
 
 
-class Sources:
-    """The parametric and the constant tensors met so far in one forward pass."""
+class ParameterTracker:
+    """The parametric and constant tensors seen so far in one forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         self._marks: list[int] = []  # what the maps below were made from
         self._modules: list[Any] = []
-        self._trained: dict[int, Source] = {}
+        self._trained: dict[int, TrackedParameter] = {}
         self._fixed: dict[int, Tensor] = {}
-        self.roots: list[Source] = []
-        self.parametric: dict[int, Source] = {}
+        self.roots: list[TrackedParameter] = []
+        self.parametric: dict[int, TrackedParameter] = {}
         self.constant: dict[int, Tensor] = {}
         self.restart(model)
 
     def restart(self, model: nn.Module) -> None:
-        """Begin a forward pass; parameters may have been replaced, frozen or added since."""
+        """Begin a forward pass; parameters may have been replaced, frozen or added before it."""
         marks, modules = _walk(model)
         if marks != self._marks:
             self._marks = marks
-            self._modules = modules  # held, so that identities stay theirs
+            self._modules = modules  # held, so that their ids stay valid
             names = {id(p): name for name, p in model.named_parameters()}
             self.roots = [
-                Source(p, names[id(p)], (p,), True) for p in model.parameters() if p.requires_grad
+                TrackedParameter(p, names[id(p)], (p,), True)
+                for p in model.parameters()
+                if p.requires_grad
             ]
             frozen = [p for p in model.parameters() if not p.requires_grad]
             self._fixed = {id(t): t for t in (*frozen, *model.buffers())}
@@ -145,7 +131,7 @@ class Sources:
         self.constant = self._fixed.copy()
 
     def derive(self, func: Callable[..., Any], inputs: Sequence[Tensor], output: Any) -> None:
-        """Register what ``func`` made of parametric and constant tensors."""
+        """Register what ``func`` computed from parametric and constant tensors."""
         parents = [self.parametric[id(t)] for t in inputs if id(t) in self.parametric]
         roots = {id(root): root for parent in parents for root in parent.roots}
         isometric = (
@@ -157,15 +143,17 @@ class Sources:
             if tensor.requires_grad:
                 name = f"{name_of(func)}({', '.join(p.name for p in parents)})"
                 same = isometric and tensor.numel() == parents[0].tensor.numel()
-                self.parametric[id(tensor)] = Source(tensor, name, tuple(roots.values()), same)
+                self.parametric[id(tensor)] = TrackedParameter(
+                    tensor, name, tuple(roots.values()), same
+                )
             else:
                 self.constant[id(tensor)] = tensor
 
     def refuse_write(self, func: Callable[..., Any], written: Tensor) -> None:
-        """Refuse a call that writes data into the model: that would leave the process un-noised.
+        """Refuse a call that writes data into the model, which would leave without noise.
 
-        A view or the ``.data`` of a buffer is the buffer, so memory is compared, as it is now:
-        ``model.to`` moves it.
+        A view or the ``.data`` of a buffer shares its memory, so memory is compared. It is looked
+        up on every call, as ``model.to`` moves it.
         """
         if not written.numel():
             return
@@ -176,7 +164,7 @@ class Sources:
                 raise changed_by_data(name, name_of(func))
 
     def refuse_replaced(self) -> None:
-        """After a pass: refuse buffers that were replaced by something made of data."""
+        """Refuse buffers that the forward pass replaced by something computed from data."""
         for module in self._modules:
             for name, buffer in module._buffers.items():
                 if buffer is None or id(buffer) in self._fixed or id(buffer) in self.constant:
@@ -185,9 +173,9 @@ class Sources:
 
 
 def changed_by_data(name: str, how: str = "a call") -> Refused:
-    """The refusal of a parameter or buffer that takes data in a forward pass."""
+    """Return the refusal of a parameter or buffer into which a forward pass writes data."""
     return Refused(
         name,
         f"it is changed by {how} from the records of the batch, and would leave without noise",
-        "keep no statistics of the batch in buffers (GroupNorm instead of BatchNorm)",
+        "keep no statistics of the batch in buffers (use GroupNorm instead of BatchNorm)",
     )

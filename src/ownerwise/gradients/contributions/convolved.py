@@ -1,46 +1,33 @@
-"""Convolutions in one, two and three dimensions.
+"""Kernels of convolutions in one, two and three dimensions.
 
 A record's weight gradient is ``sum_t gradient[:, t] (x) patch[t]`` over output positions t. Patches
-are cut channels-last (their inner run is then contiguous), for a few records at a time so that they
-stay in cache. Over the six layers of the CIFAR CNN at batch 256 this took 1.25 times as long as
-torch's batch weight gradient (97 against 78 ms, two threads, best of repeated runs).
+are cut channels-last, so that their inner run is contiguous, and for a few records at a time, so
+that they stay in cache. Over the six layers of the CIFAR CNN at batch 256 this took 1.25 times as
+long as torch's batch weight gradient (97 against 78 ms, two threads, best of repeated runs).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ownerwise.gradients.contributions import (
-    Contribution,
-    Dense,
-    Policy,
-    Saved,
-    accumulation_dtype,
-    few_rows,
-    lengths,
-    masked,
-)
-from ownerwise.gradients.grams import gram, squares_from_grams
-from ownerwise.gradients.layout import Layout
-from ownerwise.gradients.outer import choose
-from ownerwise.gradients.sources import Source
+from ownerwise.gradients.contributions.contribution import Contribution, few_rows
+from ownerwise.gradients.contributions.grams import gram, squares_from_grams
+from ownerwise.gradients.contributions.outer import choose
+from ownerwise.gradients.memory_budget import MemoryBudget
+from ownerwise.gradients.precision import accumulation_dtype, lengths, masked
 from ownerwise.gradients.workspace import Workspace
 
-if TYPE_CHECKING:
-    from ownerwise.gradients.tape import Tape
-
-__all__ = ["Convolved", "Geometry", "convolution"]
+__all__ = ["Convolved", "Geometry"]
 
 
 class Geometry:
-    """Sizes of one convolution: kernel, stride, padding on both sides, dilation, groups."""
+    """Kernel, stride, padding on both sides, dilation and groups of a convolution."""
 
     __slots__ = ("after", "before", "dilation", "groups", "kernel", "stride", "weight_shape")
 
@@ -61,7 +48,7 @@ class Geometry:
             self.before = self.after = _each(0 if padding == "valid" else padding, rank)
 
     def padded(self, last: Tensor, workspace: Workspace) -> Tensor:
-        """``[n, *space, channels]`` with its zeros around, contiguous; scratch memory."""
+        """Return ``[n, *space, channels]`` padded with zeros and contiguous, in scratch memory."""
         if not any(self.before) and not any(self.after):
             return last.contiguous()
         sides = list(zip(self.before, last.shape[1:-1], self.after, strict=True))
@@ -72,7 +59,7 @@ class Geometry:
         return block
 
     def patches(self, last: Tensor, out_space: tuple[int, ...], workspace: Workspace) -> Tensor:
-        """Channels-last ``[n, *space, channels]`` to ``[n, positions, kernel, channels]``."""
+        """Cut ``[n, *space, channels]`` into patches ``[n, positions, kernel, channels]``."""
         last = self.padded(last, workspace)
         steps = last.stride()
         walk = [s * t for s, t in zip(self.stride, steps[1:-1], strict=True)]
@@ -86,7 +73,7 @@ class Geometry:
         )
 
     def weight_gradient(self, inputs: Tensor, gradient: Tensor) -> Tensor:
-        """The batch weight gradient of channels-first tensors, by torch's own kernel."""
+        """Return the weight gradient of a channels-first batch, by torch's own kernel."""
         padding = self.before
         if self.before != self.after:
             sides = zip(reversed(self.before), reversed(self.after), strict=True)
@@ -111,16 +98,24 @@ class Geometry:
 class Convolved(Contribution):
     """One use of a kernel.
 
-    ``inputs``: ``[count * frames, channels, *space]``, ``gradient`` likewise for the output;
-    ``frames`` images belong to each record.
+    ``inputs`` is ``[count * frames, channels, *space]``, and ``gradient`` likewise for the output;
+    each record has ``frames`` images.
     """
 
     __slots__ = (
-        "count", "dtype", "frames", "geometry", "gradient", "held", "inputs", "policy", "shape",
+        "budget",
+        "count",
+        "dtype",
+        "frames",
+        "geometry",
+        "gradient",
+        "held",
+        "inputs",
+        "shape",
     )  # fmt: skip
 
     def __init__(
-        self, inputs: Tensor, gradient: Tensor, count: int, geometry: Geometry, policy: Policy
+        self, inputs: Tensor, gradient: Tensor, count: int, geometry: Geometry, budget: MemoryBudget
     ) -> None:
         self.inputs: Tensor | None = inputs
         self.gradient: Tensor | None = gradient
@@ -128,19 +123,19 @@ class Convolved(Contribution):
         self.count = count
         self.frames = len(inputs) // count
         self.geometry = geometry
-        self.policy = policy
+        self.budget = budget
         self.shape = geometry.weight_shape
         self.dtype = accumulation_dtype(gradient.dtype)
 
     def _factors(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Gradients ``[n * groups, terms, out]`` and patches ``[n * groups, terms, columns]``."""
+        """Return gradients and patches, ``[n * groups, terms, out or columns]``."""
         assert self.inputs is not None
         assert self.gradient is not None
         count, groups = stop - start, self.geometry.groups
         window = slice(start * self.frames, stop * self.frames)
         last = self.inputs[window].movedim(1, -1).to(self.dtype)
         gradient = self.gradient[window].movedim(1, -1).to(self.dtype)
-        patches = self.geometry.patches(last, tuple(gradient.shape[1:-1]), self.policy.workspace)
+        patches = self.geometry.patches(last, tuple(gradient.shape[1:-1]), self.budget.workspace)
         gradient = gradient.reshape(count, -1, gradient.shape[-1])
         if groups == 1:
             return gradient, patches.reshape(count, gradient.shape[1], -1)
@@ -153,34 +148,34 @@ class Convolved(Contribution):
         )
 
     def _sizes(self) -> tuple[int, int, int]:
-        """Terms, rows and columns of the outer products of one record."""
+        """Return terms, rows and columns of the outer products of one record."""
         assert self.gradient is not None
         terms = self.frames * math.prod(self.gradient.shape[2:])
         return terms, self.shape[0], math.prod(self.shape[1:])
 
     def squared_norms(self) -> Tensor:
-        """See :class:`Contribution`; may trade the factors for the formed gradients."""
+        """See :class:`Contribution`; may replace the factors by the formed gradients."""
         assert self.gradient is not None
         assert self.inputs is not None
         terms, rows, columns = self._sizes()
         saved = self.gradient.nbytes + self.inputs.nbytes
         groups = self.geometry.groups
         # ghost norms of a grouped convolution need one pair of Gram matrices per group
-        plan = choose(self.policy, self.count, terms, rows, columns * groups, saved)
+        plan = choose(self.budget, self.count, terms, rows, columns * groups, saved)
         if plan == "ghost" and groups > 1:
             plan = "form"
         held = None
         if plan == "hold":
             like = self.gradient[:0].to(self.dtype)
-            held = self.policy.workspace.lend((self.count, rows, columns), like)
+            held = self.budget.workspace.lend((self.count, rows, columns), like)
         width = columns + rows if plan != "ghost" else columns + rows + 2 * terms
-        step = max(4, self.policy.chunk_bytes // (4 * terms * width))
+        step = max(4, self.budget.chunk_bytes // (4 * terms * width))
         norms = self.gradient.new_empty(self.count, dtype=self.dtype)
         for start in range(0, self.count, step):
             stop = min(start + step, self.count)
             left, right = self._factors(start, stop)
             if plan == "ghost":
-                form = partial(self._one, start=start)
+                form = partial(self._form_record, start=start)
                 norms[start:stop] = squares_from_grams(gram(left), gram(right), form)
                 continue
             if held is None:
@@ -195,11 +190,11 @@ class Convolved(Contribution):
             self.held, self.inputs, self.gradient = held, None, None
         return norms if plan == "ghost" else norms.square_()
 
-    def _one(self, number: int, start: int) -> Tensor:
+    def _form_record(self, number: int, start: int) -> Tensor:
         return self.per_record(start + number, start + number + 1)
 
     def _as_weight(self, formed: Tensor) -> Tensor:
-        """``[..., out, kernel * channels]`` to ``[..., out, channels, *kernel]``."""
+        """Turn ``[..., out, kernel * channels]`` into ``[..., out, channels, *kernel]``."""
         parts = formed.unflatten(-1, (*self.geometry.kernel, self.shape[1]))
         return parts.movedim(-1, -1 - len(self.geometry.kernel))
 
@@ -231,7 +226,7 @@ class Convolved(Contribution):
 
     def __del__(self) -> None:
         if getattr(self, "held", None) is not None:
-            self.policy.workspace.give_back(self.held)  # type: ignore[arg-type]
+            self.budget.workspace.give_back(self.held)  # type: ignore[arg-type]
 
     def drop(self, bad: Tensor) -> None:
         """See :class:`Contribution`."""
@@ -244,7 +239,7 @@ class Convolved(Contribution):
         self.inputs, self.gradient = masked(self.inputs, bad), masked(self.gradient, bad)
 
     def most(self) -> Tensor | None:
-        """See :class:`Contribution`; a pixel is in so many patches as strides fit into a kernel."""
+        """See :class:`Contribution`; a pixel is in as many patches as strides fit into a kernel."""
         if self.inputs is None or self.gradient is None:
             return None
         sizes = zip(self.geometry.kernel, self.geometry.stride, strict=True)
@@ -253,54 +248,8 @@ class Convolved(Contribution):
         return both * math.sqrt(patches)
 
 
-def convolution(
-    tape: Tape,
-    func: Callable[..., Any],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Any:
-    """Rule of ``conv1d``, ``conv2d`` and ``conv3d``."""
-    weight_source: Source | None = tape.source(weight)
-    bias_source: Source | None = tape.source(bias)
-    if tape.source(input) is not None or input.dim() != weight.dim():
-        return NotImplemented
-    kernel = tape.value(weight)
-    if tape.channels_last and input.dim() == 4:
-        input = input.contiguous(memory_format=torch.channels_last)
-        if input.is_contiguous():  # one channel or one pixel: the kernel must tell the format
-            kernel = kernel.clone(memory_format=torch.channels_last)
-    output = func(input, kernel, tape.value(bias), stride, padding, dilation, groups)
-    name = f"convolution({(weight_source or bias_source).name})"  # type: ignore[union-attr]
-    saved = Saved(input, name) if weight_source is not None else None
-    geometry = Geometry(tuple(weight.shape), stride, padding, dilation, groups)
-    policy = tape.policy
-
-    def build(
-        gradient: Tensor, layout: Layout, count: int
-    ) -> Iterator[tuple[Source, Contribution]]:
-        if bias_source is not None:
-            parts = layout.records(gradient, count)
-            parts = parts.reshape(count, -1, *gradient.shape[1:])
-            dims = [1, *range(3, parts.dim())]
-            yield bias_source, Dense(parts.sum(dims, dtype=accumulation_dtype(parts.dtype)))
-        if weight_source is not None and saved is not None:
-            inputs = saved.get()
-            if layout.fold == "minor":
-                inputs = layout.records(inputs, count).flatten(0, 1)
-                gradient = layout.records(gradient, count).flatten(0, 1)
-            yield weight_source, Convolved(inputs, gradient, count, geometry, policy)
-
-    sources = [s for s in (weight_source, bias_source) if s is not None]
-    return tape.tap(func, output, sources, (0,), build)
-
-
 def _each(value: Any, rank: int) -> tuple[int, ...]:
-    """One number per spatial dimension."""
+    """Return one number per spatial dimension."""
     if isinstance(value, int):
         return (value,) * rank
     values = tuple(int(v) for v in value)

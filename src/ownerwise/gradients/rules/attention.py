@@ -1,7 +1,8 @@
-"""Multi-head attention: the body of torch's own function, run in sight of the tape.
+"""The rule for multi-head attention, which runs the body of torch's own function.
 
-``torch.nn.functional.multi_head_attention_forward`` is one torch function; its four projections are
-invisible from outside. It is plain Python, so the same code is run with its inner calls tapped.
+``torch.nn.functional.multi_head_attention_forward`` is a single torch function, so its projections
+are invisible from outside. It is plain Python, however: the same code object runs again here, and
+the tape watches the calls inside.
 """
 
 from __future__ import annotations
@@ -9,35 +10,31 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
-from ownerwise.gradients.linear import project
-from ownerwise.gradients.pointwise import as_single_record
 from ownerwise.gradients.problems import Refused
-
-if TYPE_CHECKING:
-    from ownerwise.gradients.tape import Tape
+from ownerwise.gradients.rules.context import Context
+from ownerwise.gradients.rules.linear import project
+from ownerwise.gradients.rules.pointwise import as_single_record
 
 __all__ = ["multi_head_attention"]
 
 _forward: Any = functional.multi_head_attention_forward
 _body = FunctionType(
     _forward.__code__,
-    {
-        **_forward.__globals__,
-        "has_torch_function": lambda tensors: False,
-    },
+    {**_forward.__globals__, "has_torch_function": lambda tensors: False},  # do not dispatch again
     argdefs=_forward.__defaults__,
 )
 _signature = inspect.signature(_forward)
 
 
-def multi_head_attention(tape: Tape, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Rule of ``multi_head_attention_forward``."""
+def multi_head_attention(
+    context: Context, func: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Cover ``multi_head_attention_forward``."""
     call = _signature.bind(*args, **kwargs)
     call.apply_defaults()
     given = call.arguments
@@ -45,25 +42,20 @@ def multi_head_attention(tape: Tape, func: Callable[..., Any], *args: Any, **kwa
     if query.dim() != 3:
         raise Refused(
             "multi_head_attention_forward",
-            f"input of {query.dim()} dimensions, without a batch dimension",
+            f"its input has {query.dim()} dimensions and no batch dimension",
             "pass [records, time, features] (batch_first) or [time, records, features]",
         )
-    if tape.source(query) is None and _is_plain(given):
-        return _self_attention(tape, given), None
+    if context.tracked(query) is None and _is_plain(given):
+        return _self_attention(context, given), None
     if query.shape[1] == 1:
         inputs = ("query", "key", "value")
-        given |= {name: as_single_record(tape, func, given[name]) for name in inputs}
-    hint, tape.batch_hint = tape.batch_hint, query.shape[1]  # [time, records, features] inside
-    TorchFunctionMode.__enter__(tape)
-    try:
+        given |= {name: as_single_record(context, func, given[name]) for name in inputs}
+    with context.watch(batch_hint=query.shape[1]):  # [time, records, features]
         return _body(*call.args, **call.kwargs)
-    finally:
-        TorchFunctionMode.__exit__(tape, None, None, None)
-        tape.batch_hint = hint
 
 
 def _is_plain(given: dict[str, Any]) -> bool:
-    """Whether this is self-attention without masks, extras or returned weights."""
+    """Return whether this is self-attention without masks, extras or returned weights."""
     absent = ("bias_k", "bias_v", "attn_mask", "key_padding_mask", "static_k", "static_v")
     return (
         given["query"] is given["key"] is given["value"]
@@ -73,11 +65,11 @@ def _is_plain(given: dict[str, Any]) -> bool:
     )
 
 
-def _self_attention(tape: Tape, given: dict[str, Any]) -> Tensor:
-    """The plain case, records first: torch's order of dimensions costs 5 % of a step."""
+def _self_attention(context: Context, given: dict[str, Any]) -> Tensor:
+    """Run the plain case with records first; time first would cost 5 % of a transformer's step."""
     query = given["query"].transpose(0, 1)
     together = project(
-        tape, functional.linear, query, given["in_proj_weight"], given["in_proj_bias"]
+        context, functional.linear, query, given["in_proj_weight"], given["in_proj_bias"]
     )
     heads = (
         part.unflatten(2, (given["num_heads"], -1)).transpose(1, 2)
@@ -87,6 +79,6 @@ def _self_attention(tape: Tape, given: dict[str, Any]) -> Tensor:
     mixed = functional.scaled_dot_product_attention(*heads, dropout_p=dropout)
     mixed = mixed.transpose(1, 2).flatten(2)
     output = project(
-        tape, functional.linear, mixed, given["out_proj_weight"], given["out_proj_bias"]
+        context, functional.linear, mixed, given["out_proj_weight"], given["out_proj_bias"]
     )
     return output.transpose(0, 1)

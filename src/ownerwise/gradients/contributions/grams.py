@@ -1,10 +1,10 @@
-"""Norms from Gram matrices, and what rounding must not take from them.
+"""Norms from Gram matrices, safe against rounding.
 
 If a record's gradient is ``sum_t left_t (x) right_t``, its squared norm is the sum of all products
 ``<left_s, left_t> <right_s, right_t>``. Where the terms nearly cancel, as with gradients that add
-up to zero over like tokens, that sum is small beside its summands, and rounding may leave 0 or
-less: the record would not be clipped at all. Such records are told by what their norm could be at
-most, ``sum_t |left_t| |right_t|``; their gradients are formed, and their norms rounded up.
+up to zero over equal tokens, that sum is much smaller than its terms. Rounding may then leave zero
+or less, and the record would not be clipped at all. Such records are recognised by comparison with
+the upper bound ``sum_t |left_t| |right_t|``; their gradients are formed, and the norms rounded up.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from ownerwise.gradients.precision import without_huge
 
 __all__ = ["gram", "squares_from_grams"]
 
-# A square below this many roundings of its largest possible value is not trusted: at the limit it
-# is off by some 1e-4, which is within the room that plans leave.
+# A square below this many roundings of its upper bound is not trusted: at the limit its error is
+# about 1e-4, which is within the margin of a plan.
 TRUSTED_ROUNDINGS = 1e4
-# What forming and summing a gradient may lose, in roundings of its norm's largest possible value.
+# What forming and summing a gradient may lose, in roundings of the upper bound of its norm.
 HIDDEN_ROUNDINGS = 4
 
 
 def gram(vectors: Tensor) -> Tensor:
-    """``[count, terms, width]`` to ``[count, terms, terms]``: all products within a record."""
+    """Return all inner products within each record, ``[count, terms, terms]``."""
     return torch.bmm(vectors, vectors.mT)
 
 
 def squares_from_grams(left: Tensor, right: Tensor, form: Callable[[int], Tensor]) -> Tensor:
-    """``[count]`` squared norms.
+    """Return squared norms, ``[count]``.
 
     Args:
-        left: products of the left factors, ``[count, terms, terms]``.
+        left: inner products of the left factors, ``[count, terms, terms]``.
         right: those of the right factors; overwritten.
-        form: the gradient of one of these records, by its number among them.
+        form: returns the gradient of one of these records, given its index among them.
     """
     lengths = [p.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt_() for p in (left, right)]
     most = (lengths[0] * lengths[1]).sum(dim=1)

@@ -1,0 +1,48 @@
+"""Torch calls: their names, the tensors among their arguments, and whether they write in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+__all__ = ["map_tensors", "name_of", "tensors_in", "writes_in_place"]
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """Return the bare name of a torch function."""
+    return getattr(func, "__name__", None) or str(func)
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """Return all tensors in nested containers."""
+    tensors: list[Tensor] = []
+    map_tensors(lambda tensor: tensors.append(tensor) or tensor, values)
+    return tensors
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], values: Any) -> Any:
+    """Return nested containers with `change` applied to every tensor."""
+
+    def change_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return change(leaf)
+        if isinstance(leaf, dict):  # a subclass that pytree does not know
+            return map_tensors(change, dict(leaf))
+        if isinstance(leaf, list | tuple):
+            return type(leaf)(map_tensors(change, list(leaf)))
+        return leaf
+
+    return pytree.tree_map(change_leaf, values)
+
+
+def writes_in_place(func: Callable[..., Any]) -> bool:
+    """Return whether a torch function changes its first argument in place."""
+    name = name_of(func)
+    return (
+        name == "__setitem__"
+        or name.startswith("__i")
+        or (name.endswith("_") and not name.endswith("__"))
+    )

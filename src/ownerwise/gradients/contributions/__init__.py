@@ -1,0 +1,29 @@
+"""What a use of a parameter contributes to the per-record gradients.
+
+Each class here holds one form of contribution (outer products, kernels, look-ups, repeated calls)
+and computes norms and weighted sums from it. This package may import the workspace, the memory
+budget, layouts, precision and saved tensors; it knows neither rules nor the tape.
+"""
+
+from ownerwise.gradients.contributions.contribution import Contribution, Dense, few_rows
+from ownerwise.gradients.contributions.convolved import Convolved, Geometry
+from ownerwise.gradients.contributions.ghost import shared_ghost_norms
+from ownerwise.gradients.contributions.lookup import Lookup
+from ownerwise.gradients.contributions.outer import Outer, SharedLeft
+from ownerwise.gradients.contributions.repeated import Call, Repeated
+from ownerwise.gradients.contributions.vectors import RankOne
+
+__all__ = [
+    "Call",
+    "Contribution",
+    "Convolved",
+    "Dense",
+    "Geometry",
+    "Lookup",
+    "Outer",
+    "RankOne",
+    "Repeated",
+    "SharedLeft",
+    "few_rows",
+    "shared_ghost_norms",
+]

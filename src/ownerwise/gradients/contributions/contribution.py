@@ -1,0 +1,88 @@
+"""What one use of a parameter adds to every record's gradient, without forming it.
+
+A :class:`Contribution` answers three questions about the per-record gradients ``g_i`` of one use of
+one parameter: their squared norms, their weighted sum, and the gradients themselves for a range of
+records. The last is for tests, and for parameters with several uses, whose contributions must be
+added before the norm is taken.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from ownerwise.gradients.precision import accumulation_dtype, masked
+
+__all__ = ["Contribution", "Dense", "few_rows"]
+
+
+def few_rows(factors: Tensor) -> Tensor | None:
+    """Return the rows with a nonzero factor if leaving out the others saves work, else None.
+
+    Importance sampling gives most records the factor 0. Copying the rows that count pays off if
+    they are fewer than half.
+    """
+    if 2 * int(factors.count_nonzero()) >= len(factors):
+        return None
+    return factors.nonzero().squeeze(1)
+
+
+class Contribution(ABC):
+    """One use of a parameter of shape ``shape``, for ``count`` records."""
+
+    count: int
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def squared_norms(self) -> Tensor:
+        """Return |g_i|^2, ``[count]``."""
+
+    @abstractmethod
+    def per_record(self, start: int, stop: int) -> Tensor:
+        """Return g_i for a range of records, ``[stop - start, *shape]``."""
+
+    @abstractmethod
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Return sum_i factors[i] * g_i, ``[*shape]``."""
+
+    @abstractmethod
+    def drop(self, bad: Tensor) -> None:
+        """Set g_i to exactly zero where ``bad`` is true."""
+
+    def most(self) -> Tensor | None:
+        """Return an upper bound on the summed lengths of each record's terms, ``[count]``.
+
+        Return None where sums are made of formed gradients, so that each record has one term.
+        Call this after :meth:`squared_norms`, which may form the gradients.
+        """
+        return None
+
+
+class Dense(Contribution):
+    """Per-record gradients small enough to be held as they are, ``[count, *shape]``."""
+
+    __slots__ = ("count", "shape", "values")
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values.to(accumulation_dtype(values.dtype))
+        self.count = values.shape[0]
+        self.shape = tuple(values.shape[1:])
+
+    def squared_norms(self) -> Tensor:
+        """See :class:`Contribution`."""
+        flat = self.values.reshape(self.count, -1)
+        return torch.linalg.vector_norm(flat, dim=1).square_()
+
+    def per_record(self, start: int, stop: int) -> Tensor:
+        """See :class:`Contribution`."""
+        return self.values[start:stop]
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """See :class:`Contribution`."""
+        return (factors @ self.values.reshape(self.count, -1)).reshape(self.shape)
+
+    def drop(self, bad: Tensor) -> None:
+        """See :class:`Contribution`."""
+        self.values = masked(self.values, bad)

@@ -1,0 +1,178 @@
+"""Any per-record call: the call itself is differentiated, record by record, with vmap.
+
+``output = func(..., parameter, data, ...)``. For record i the call is repeated on slices of those
+data arguments that have the batch dimension of the output; the vector-Jacobian product with the
+record's output gradient is its parameter gradient.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ownerwise.gradients.contributions.contribution import Contribution
+from ownerwise.gradients.layout import Layout
+from ownerwise.gradients.memory_budget import MemoryBudget
+from ownerwise.gradients.precision import accumulation_dtype, masked
+from ownerwise.gradients.saved import Saved
+
+__all__ = ["Call", "Repeated"]
+
+
+class Call:
+    """A call that can be repeated with other tensors as its arguments."""
+
+    def __init__(self, func: Callable[..., Any], leaves: list[Any], spec: Any, where: str) -> None:
+        self.func = func
+        self.spec = spec
+        self.where = where
+        self.leaves = [Saved(v, where) if isinstance(v, Tensor) else v for v in leaves]
+
+    def values(self, dtype: torch.dtype) -> list[Any]:
+        """Return all arguments, with floating-point tensors in the accumulation type."""
+        values = [v.get() if isinstance(v, Saved) else v for v in self.leaves]
+        return [
+            v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for v in values
+        ]
+
+    def __call__(self, values: list[Any]) -> Tensor:
+        """Run the call on other arguments."""
+        args, kwargs = pytree.tree_unflatten(values, self.spec)
+        return self.func(*args, **kwargs)
+
+
+class Repeated(Contribution):
+    """The use of argument ``place`` in a call; arguments at ``fixed`` places are never sliced."""
+
+    def __init__(
+        self,
+        call: Call,
+        place: int,
+        fixed: set[int],
+        gradient: Tensor,
+        layout: Layout,
+        count: int,
+        budget: MemoryBudget,
+    ) -> None:
+        self.call, self.place, self.gradient, self.layout = call, place, gradient, layout
+        self.count, self.budget = count, budget
+        self.dtype = accumulation_dtype(gradient.dtype)
+        self.bad: Tensor | None = None
+        self.conclusive = True  # whether `works` had gradients to compare
+        values = call.values(self.dtype)
+        self.shape = tuple(values[place].shape)
+        dim = layout.dim
+        self.sliced = [
+            i
+            for i, v in enumerate(values)
+            if isinstance(v, Tensor)
+            and i not in fixed
+            and (layout.fold == "whole" or (v.dim() > dim and v.shape[dim] == gradient.shape[dim]))
+        ]
+
+    def per_record(self, start: int, stop: int) -> Tensor:
+        """See :class:`Contribution`."""
+        values = self.call.values(self.dtype)
+        gradient = self.layout.records(self.gradient, self.count)[start:stop].to(self.dtype)
+        parts = [self.layout.records(values[i], self.count)[start:stop] for i in self.sliced]
+        if self.bad is not None:
+            gradient = masked(gradient, self.bad[start:stop])
+            parts = [masked(p, self.bad[start:stop]) if p.is_floating_point() else p for p in parts]
+        parameter = values[self.place]
+        in_dims = (0, *[0] * len(parts))
+        try:
+            with warnings.catch_warnings():  # torch warns where a batching rule is missing
+                warnings.filterwarnings("ignore", "There is a performance drop")
+                return torch.func.vmap(self._for_record(values, parameter), in_dims)(
+                    gradient, *parts
+                )
+        except RuntimeError:  # no batching rule for this call
+            gradient_of = self._for_record(values, parameter)
+            return torch.stack(
+                [gradient_of(gradient[i], *[p[i] for p in parts]) for i in range(stop - start)]
+            )
+
+    def _put_back(self, part: Tensor) -> Tensor:
+        """Return one record's slice as a batch of one."""
+        return part.unsqueeze(self.layout.dim) if self.layout.fold == "none" else part
+
+    def _for_record(self, values: list[Any], parameter: Tensor) -> Callable[..., Tensor]:
+        def gradient_of(gradient: Tensor, *parts: Tensor) -> Tensor:
+            def run(p: Tensor) -> Tensor:
+                arguments = list(values)
+                arguments[self.place] = p
+                for i, part in zip(self.sliced, parts, strict=True):
+                    arguments[i] = self._put_back(part)
+                return self.call(arguments)
+
+            back = torch.func.vjp(run, parameter)[1]
+            return back(self._put_back(gradient))[0]
+
+        return gradient_of
+
+    def works(self) -> bool:
+        """Return whether calls on single records, and their gradients, add up to the whole call."""
+        values = self.call.values(self.dtype)
+        whole = self.layout.records(self.call(values), self.count)
+        try:
+            for index in {0, self.count // 2, self.count - 1}:
+                arguments = list(values)
+                for i in self.sliced:
+                    arguments[i] = self._put_back(self.layout.records(values[i], self.count)[index])
+                if not _close(self.call(arguments), self._put_back(whole[index]), 1e-4, 1e-5):
+                    return False
+            # unit gradients with different weights: the sum is right only if each of them is
+            squares = self.squared_norms()
+            usable = torch.isfinite(squares) & (squares > 0)
+            weights = torch.linspace(0.5, 1.5, self.count).to(squares)
+            weights = torch.where(usable, weights * squares.rsqrt(), 0.0)
+            alone = self.weighted_sum(weights)
+        except (RuntimeError, ValueError, IndexError):
+            return False
+        self.conclusive = bool(usable.any()) and bool(torch.isfinite(squares).all())
+        return _close(alone, self._whole_sum(values, weights), 1e-3, 1e-3)
+
+    def _whole_sum(self, values: list[Any], factors: Tensor) -> Tensor:
+        """Return the weighted sum from one backward pass of the whole call, gradients scaled."""
+        moved = self.layout.records(self.gradient.to(self.dtype).clone(), self.count)
+        scaled = torch.empty_like(self.gradient, dtype=self.dtype)
+        target = self.layout.records(scaled, self.count)
+        rows = factors.reshape(-1, *[1] * (moved.dim() - 1))
+        target.copy_(torch.where(rows != 0, moved * rows, 0.0))
+        with torch.enable_grad():
+            parameter = values[self.place].detach().requires_grad_()
+            values = [*values[: self.place], parameter, *values[self.place + 1 :]]
+            return torch.autograd.grad(self.call(values), parameter, scaled)[0]
+
+    def _chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield chunks of records with their gradients ``[records, entries]``."""
+        size = 4 * max(1, self.gradient[0].numel(), torch.Size(self.shape).numel())
+        step = max(1, 8 * self.budget.chunk_bytes // size)
+        for start in range(0, self.count, step):
+            formed = self.per_record(start, min(start + step, self.count))
+            yield slice(start, start + len(formed)), formed.reshape(len(formed), -1)
+
+    def squared_norms(self) -> Tensor:
+        """See :class:`Contribution`."""
+        norm = torch.linalg.vector_norm
+        return torch.cat([norm(formed, dim=1).square_() for _, formed in self._chunks()])
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """See :class:`Contribution`."""
+        parts = [factors[rows].to(formed) @ formed for rows, formed in self._chunks()]
+        return torch.stack(parts).sum(dim=0).reshape(self.shape)
+
+    def drop(self, bad: Tensor) -> None:
+        """See :class:`Contribution`."""
+        self.bad = bad
+
+
+def _close(actual: Tensor, expected: Tensor, rtol: float, atol: float) -> bool:
+    return actual.shape == expected.shape and torch.allclose(
+        actual, expected, rtol=rtol, atol=atol, equal_nan=True
+    )

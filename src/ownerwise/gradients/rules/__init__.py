@@ -1,0 +1,12 @@
+"""What each torch function means for per-record gradients: one file per family of layers.
+
+A rule runs the call, taps its output, and says how the gradient of the output becomes
+contributions. Rules see the tape only through :class:`Context`. This package may import
+`contributions` and the modules that it needs, and never the tape.
+"""
+
+from ownerwise.gradients.rules.context import Context, Rule
+from ownerwise.gradients.rules.fallback import fallback
+from ownerwise.gradients.rules.table import BROADCASTS, GUARDS, RULES
+
+__all__ = ["BROADCASTS", "GUARDS", "RULES", "Context", "Rule", "fallback"]

@@ -1,0 +1,79 @@
+"""What a rule may ask of the tape that calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ownerwise.gradients.memory_budget import MemoryBudget
+from ownerwise.gradients.problems import Refused
+from ownerwise.gradients.taps import Build
+from ownerwise.gradients.tracked_parameters import TrackedParameter
+
+__all__ = ["Context", "Rule"]
+
+Rule = Callable[..., Any]
+"""``rule(context, func, *args, **kwargs)``: run the call, tap its output, and return it.
+
+A rule returns NotImplemented for arguments that it does not cover.
+"""
+
+
+class Context(Protocol):
+    """One forward pass, as a rule sees it.
+
+    Attributes:
+        budget: how much memory contributions may hold.
+        batch_hint: the size of the first data tensor; a guess at the number of records, no proof.
+        checked: for each call that the fallback has tried, whether it is per-record.
+    """
+
+    budget: MemoryBudget
+    batch_hint: int | None
+    checked: dict[object, bool]
+
+    def tracked(self, tensor: Any) -> TrackedParameter | None:
+        """Return the tracked parameter behind a tensor, if it is parametric."""
+        ...
+
+    def value(self, tensor: Any) -> Any:
+        """Return an argument as the call should see it: parametric tensors without their graph."""
+        ...
+
+    def is_constant(self, tensor: Any) -> bool:
+        """Return whether a tensor is a buffer, a frozen parameter, or made from nothing."""
+        ...
+
+    def tap(
+        self,
+        func: Callable[..., Any],
+        output: Tensor,
+        used: Sequence[TrackedParameter],
+        dims: Iterable[int],
+        build: Build,
+    ) -> Tensor:
+        """Arrange for `build` to receive the gradient of `output` as it is now.
+
+        Args:
+            func: the torch function, for names.
+            output: the result of the call; returned with a place in the graph.
+            used: the parameters that the call uses.
+            dims: dimensions of `output` along which records may lie.
+            build: turns the gradient into contributions.
+        """
+        ...
+
+    def in_last_pass(self) -> bool:
+        """Return whether this backward pass is the last, so that it may overwrite saved tensors."""
+        ...
+
+    def watch(self, batch_hint: int) -> AbstractContextManager[None]:
+        """Watch the calls inside a rule, too, with another guess at the number of records."""
+        ...
+
+    def refuse(self, refusal: Refused) -> None:
+        """Raise the refusal, or add it to the list of a trial run."""
+        ...

@@ -1,0 +1,104 @@
+"""The rule for calls without a rule of their own: the call is repeated for every record.
+
+Before the repeated calls are relied on, they and their gradients are compared with those of the
+whole call; a call that is not per-record is refused.
+
+An argument may by chance have as many entries as the batch has records, in some batches and not in
+others. Constants are therefore sliced only if the comparison fails without slicing, every choice of
+slices is compared anew, and the weighted sum is made of the very gradients whose norms were taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ownerwise.gradients.calls import name_of, writes_in_place
+from ownerwise.gradients.contributions import Call, Contribution, Repeated
+from ownerwise.gradients.layout import Layout
+from ownerwise.gradients.problems import Refused
+from ownerwise.gradients.rules.context import Context
+from ownerwise.gradients.tracked_parameters import TrackedParameter
+
+__all__ = ["fallback"]
+
+# Calls that look at a tensor without computing with it.
+UNDIFFERENTIATED = frozenset(
+    (
+        *(Tensor.size, Tensor.dim, Tensor.stride, Tensor.numel, Tensor.nelement, Tensor.type),
+        *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full),
+        *(Tensor.new_tensor, Tensor.is_contiguous, Tensor.is_floating_point, Tensor.type_as),
+        *(torch.zeros_like, torch.ones_like, torch.empty_like, torch.is_tensor, torch.numel),
+    )
+)
+
+
+def fallback(
+    context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Cover calls without a rule of their own."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    tensors = [(i, context.tracked(v)) for i, v in enumerate(leaves) if isinstance(v, Tensor)]
+    used = [(i, tracked) for i, tracked in tensors if tracked is not None]
+    where = f"{name_of(func)}({', '.join(tracked.name for _, tracked in used)})"
+    if writes_in_place(func) or kwargs.get("out") is not None:
+        raise Refused(
+            where,
+            "a parameter is written into a tensor of the batch in place",
+            "use an out-of-place call (torch.cat, torch.where, +)",
+        )
+    if func in UNDIFFERENTIATED or name_of(func) == "__get__":
+        return func(*args, **kwargs)
+    if (
+        func is Tensor.to and context.tracked(args[0]) is None
+    ):  # x.to(parameter) takes only its type
+        return func(*args, **kwargs)
+    values = [context.value(v) if isinstance(v, Tensor) else v for v in leaves]
+    inner_args, inner_kwargs = pytree.tree_unflatten(values, spec)
+    output = func(*inner_args, **inner_kwargs)
+    if not isinstance(output, Tensor):
+        raise Refused(
+            where,
+            "the call returns several results, and no rule covers it",
+            "use layers with a rule, or freeze the parameter",
+        )
+    if not (output.is_floating_point() or output.is_complex()):
+        return output  # comparisons and the like carry no gradient
+    if output._is_view() or any(output is value for value in values):
+        output = output.clone()  # the tapped tensor must belong to the call
+    call = Call(func, values, spec, where)
+    parametric = {i for i, _ in used}
+    constant = {i for i, v in enumerate(leaves) if context.is_constant(v)}
+    plain = tuple(repr(v) for v in leaves if not isinstance(v, Tensor))
+    budget = context.budget
+    checked = context.checked
+
+    def build(
+        gradient: Tensor, layout: Layout, count: int
+    ) -> Iterator[tuple[TrackedParameter, Contribution]]:
+        for place, tracked in used:
+            if not values[place].is_floating_point():
+                continue
+            contribution = None
+            for fixed in (parametric | constant, parametric):
+                use = Repeated(call, place, fixed, gradient, layout, count, budget)
+                key = (func, plain, place, tracked.key, layout, tuple(use.sliced))
+                works = checked[key] if key in checked else use.works()
+                if use.conclusive:
+                    checked[key] = works
+                if works:
+                    contribution = use
+                    break
+            if contribution is None:
+                raise Refused(
+                    where,
+                    "the call on one record alone differs from its part in the call on the batch",
+                    "use a layer with a rule, or a call that works on each record alone",
+                )
+            yield tracked, contribution
+
+    return context.tap(func, output, [tracked for _, tracked in used], range(output.dim()), build)

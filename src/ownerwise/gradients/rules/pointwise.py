@@ -1,0 +1,160 @@
+"""The rules for parameters used outside layers: added, multiplied, broadcast to the batch.
+
+Examples are a scale, a positional embedding, a class token. For a pointwise call with broadcasting,
+the gradient of the *broadcast* parameter has the shape of the output; each record's part of it,
+summed over the dimensions along which the parameter was repeated, is the record's gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ownerwise.gradients.calls import name_of
+from ownerwise.gradients.contributions import Contribution, Dense
+from ownerwise.gradients.layout import Layout
+from ownerwise.gradients.precision import accumulation_dtype
+from ownerwise.gradients.problems import Refused
+from ownerwise.gradients.rules.context import Context
+from ownerwise.gradients.saved import Saved
+from ownerwise.gradients.tracked_parameters import TrackedParameter
+
+__all__ = ["POINTWISE", "as_single_record", "pointwise", "repeating"]
+
+NAMES = (
+    *("add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide"),
+    *("pow", "float_power", "maximum", "minimum", "fmax", "fmin", "where", "lerp", "addcmul"),
+    *("addcdiv", "atan2", "arctan2", "hypot", "logaddexp", "logaddexp2", "xlogy"),
+    *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__"),
+    *("__rtruediv__", "__div__", "__rdiv__", "__pow__", "__rpow__"),
+    *("add_", "sub_", "__iadd__", "__isub__"),
+)
+POINTWISE: list[Callable[..., Any]] = [
+    getattr(place, name) for name in NAMES for place in (torch, Tensor) if hasattr(place, name)
+]
+
+
+def pointwise(context: Context, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Cover calls that work entry by entry, with broadcasting."""
+    if any(isinstance(value, Tensor) for value in kwargs.values()):
+        return NotImplemented  # includes out=
+    places = [(i, context.tracked(a)) for i, a in enumerate(args)]
+    uses = [(i, tracked) for i, tracked in places if tracked is not None]
+    in_place = name_of(func) in ("add_", "sub_", "__iadd__", "__isub__")
+    if in_place and (uses[0][0] == 0 or args[0]._is_view() or args[0].is_leaf):
+        return NotImplemented
+    values = [context.value(a) for a in args]
+    output = func(*values, **kwargs)
+    where = f"{name_of(func)}({uses[0][1].name})"
+    # the gradient of a sum does not need the operands, so they may change in place afterwards
+    additive = in_place or name_of(func) in ("add", "sub", "__add__", "__radd__", "__sub__")
+    saved = [Saved(v, where) if isinstance(v, Tensor) and not additive else v for v in values]
+
+    def build(
+        gradient: Tensor, layout: Layout, count: int
+    ) -> Iterator[tuple[TrackedParameter, Contribution]]:
+        for place, tracked in uses:
+            if additive:
+                broadcast = _additive(func, gradient, place, kwargs)
+            else:
+                broadcast = _broadcast_gradient(func, saved, kwargs, place, gradient)
+            yield tracked, reduced(broadcast, layout, count, tuple(tracked.value.shape), where)
+
+    used = [tracked for _, tracked in uses]
+    return context.tap(func, output, used, range(output.dim()), build)
+
+
+def _additive(
+    func: Callable[..., Any], gradient: Tensor, place: int, kwargs: dict[str, Any]
+) -> Tensor:
+    factor = kwargs.get("alpha", 1) if place == 1 else 1
+    if "sub" in name_of(func) and place == 1:
+        factor = -factor
+    return gradient if factor == 1 else gradient * factor
+
+
+def _broadcast_gradient(
+    func: Callable[..., Any],
+    saved: list[Any],
+    kwargs: dict[str, Any],
+    place: int,
+    gradient: Tensor,
+) -> Tensor:
+    """Return the gradient for argument ``place`` as if it had been broadcast beforehand."""
+    values = [v.get() if isinstance(v, Saved) else v for v in saved]
+    dtype = accumulation_dtype(gradient.dtype)
+    values = [v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for v in values]
+    with torch.enable_grad():
+        full = values[place].expand(gradient.shape).detach().requires_grad_()
+        values[place] = full
+        again = func(*values, **kwargs)
+        return torch.autograd.grad(again, full, gradient.to(again.dtype))[0]
+
+
+def reduced(
+    broadcast: Tensor, layout: Layout, count: int, shape: tuple[int, ...], where: str
+) -> Dense:
+    """Sum a broadcast gradient to ``[count, *shape]``."""
+    aligned = (1,) * (broadcast.dim() - len(shape)) + shape
+    if layout.fold != "whole" and aligned[layout.dim] != 1:
+        raise Refused(
+            where,
+            f"the parameter of shape {list(shape)} has an entry for each of the {count} records",
+            "give it the shape of one record and broadcast it, for example with expand",
+        )
+    parts = layout.records(broadcast, count)
+    inner = layout.inner_shape(aligned)
+    dims = [i + 1 for i, size in enumerate(inner) if size == 1 and parts.shape[i + 1] != 1]
+    if dims:
+        parts = parts.sum(dim=dims, dtype=accumulation_dtype(parts.dtype))
+    return Dense(parts.reshape(count, *shape))
+
+
+def repeating(context: Context, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Cover a parameter that is repeated for every record (class token, initial state).
+
+    This applies only if a new dimension has the size of the batch; repeated within a record, the
+    result stays a derived parameter. The backward pass observes whether it really was the batch.
+    """
+    tracked = context.tracked(args[0])
+    if tracked is None or kwargs:
+        return NotImplemented
+    output = func(tracked.value, *args[1:])
+    shape = tuple(tracked.value.shape)
+    aligned = (1,) * (output.dim() - len(shape)) + shape
+    new = [d for d in range(output.dim()) if aligned[d] == 1 and output.shape[d] != 1]
+    same = all(output.shape[d] == aligned[d] or d in new for d in range(output.dim()))
+    if not same or context.batch_hint not in [output.shape[d] for d in new]:
+        return NotImplemented
+    return _tap_broadcast(context, func, tracked, output, new)
+
+
+def as_single_record(context: Context, func: Callable[..., Any], tensor: Tensor) -> Tensor:
+    """Tap a parameter where a rule expects data, in a batch of one record.
+
+    Expanding a learned state or query to one record changes nothing, so it is still a parameter.
+    """
+    tracked = context.tracked(tensor)
+    return tensor if tracked is None else _tap_broadcast(context, func, tracked, tracked.value, [])
+
+
+def _tap_broadcast(
+    context: Context,
+    func: Callable[..., Any],
+    tracked: TrackedParameter,
+    output: Tensor,
+    new: list[int],
+) -> Tensor:
+    where = f"{name_of(func)}({tracked.name})"
+    shape = tuple(tracked.value.shape)
+
+    def build(
+        gradient: Tensor, layout: Layout, count: int
+    ) -> Iterator[tuple[TrackedParameter, Contribution]]:
+        yield tracked, reduced(gradient, layout, count, shape, where)
+
+    # expand shares memory between records; a copy lets the model write to one of them
+    return context.tap(func, output.clone(), [tracked], new, build)

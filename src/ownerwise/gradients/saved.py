@@ -1,0 +1,32 @@
+"""Activations that a rule needs again in the backward pass."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ownerwise.gradients.problems import Refused
+
+__all__ = ["Saved"]
+
+
+class Saved:
+    """A tensor that must not change between the call that reads it and the backward pass."""
+
+    __slots__ = ("tensor", "version", "where")
+
+    def __init__(self, tensor: Tensor, where: str) -> None:
+        self.tensor = tensor.detach()  # without its graph, which may lead back to the holder
+        self.version = tensor._version
+        self.where = where
+
+    def get(self) -> Tensor:
+        """Return the tensor, or refuse if it was changed in place in the meantime."""
+        tensor = self.tensor
+        if tensor._version != self.version:
+            raise Refused(
+                self.where,
+                f"its input was changed in place after the call (version {tensor._version}, "
+                f"was {self.version})",
+                "use the out-of-place operation on that tensor",
+            )
+        return tensor

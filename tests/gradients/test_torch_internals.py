@@ -1,0 +1,193 @@
+"""Internals of torch that the gradients rely on; each test says what to do when they change."""
+
+import inspect
+from collections import namedtuple
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from ownerwise.gradients.calls import map_tensors, tensors_in
+
+
+def test_attention_is_plain_python_that_dispatches_once():
+    forward = functional.multi_head_attention_forward
+    remedy = (
+        "torch changed multi_head_attention_forward: read its body, then adapt `_body` in "
+        "gradients/rules/attention.py so that its inner calls reach the tape"
+    )
+    assert inspect.isfunction(forward), remedy
+    assert "has_torch_function" in forward.__code__.co_names, remedy
+    assert "has_torch_function" in forward.__globals__, remedy
+    assert "linear" in forward.__code__.co_names, remedy
+    assert forward.__code__.co_freevars == (), remedy
+    assert not forward.__kwdefaults__, remedy
+    names = list(inspect.signature(forward).parameters)
+    assert names == [
+        *("query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight"),
+        *("in_proj_bias", "bias_k", "bias_v", "add_zero_attn", "dropout_p", "out_proj_weight"),
+        *("out_proj_bias", "training", "key_padding_mask", "need_weights", "attn_mask"),
+        *("use_separate_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"),
+        *("static_k", "static_v", "average_attn_weights", "is_causal"),
+    ], remedy + "; a new argument may also matter to `_is_plain`"
+    assert len(forward.__defaults__) == 12, remedy
+
+
+def test_a_function_mode_can_be_entered_again_inside_itself():
+    calls = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            calls.append(func)
+            if func is torch.relu:
+                TorchFunctionMode.__enter__(self)
+                try:
+                    return torch.exp(*args)
+                finally:
+                    TorchFunctionMode.__exit__(self, None, None, None)
+            return func(*args, **(kwargs or {}))
+
+    ones = torch.ones(1)
+    with Mode():
+        torch.relu(ones)
+    assert calls == [torch.relu, torch.exp], (
+        "a TorchFunctionMode no longer nests in itself: find another way for `Tape.watch` to see "
+        "the calls inside a rule"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "overloads"),
+    [
+        ("tanh_backward", ("default", "grad_input")),
+        ("sigmoid_backward", ("default", "grad_input")),
+        ("threshold_backward", ("default",)),
+        ("convolution_backward", ("default",)),
+    ],
+)
+def test_aten_operators(name, overloads):
+    operator = getattr(torch.ops.aten, name)
+    assert set(overloads) <= set(operator.overloads()), (
+        f"aten::{name} lost an overload: chain.py, rules/lstm.py and contributions/convolved.py "
+        "must form this derivative with another call"
+    )
+
+
+def test_the_values_of_aten_derivatives():
+    gradient, output = torch.tensor([2.0]), torch.tensor([0.25])
+    remedy = "an aten derivative changed its arguments: adapt chain.py and rules/lstm.py"
+    aten = torch.ops.aten
+    assert aten.tanh_backward(gradient, output).item() == 2 * (1 - 0.25**2), remedy
+    assert aten.sigmoid_backward(gradient, output).item() == 2 * 0.25 * 0.75, remedy
+    assert aten.threshold_backward(gradient, output, 0).item() == 2, remedy
+    assert aten.threshold_backward(gradient, -output, 0).item() == 0, remedy
+
+
+def test_global_hooks_are_seen():
+    remedy = (
+        "torch.nn.modules.module._has_any_global_hook changed: Chain.of must find global hooks in "
+        "another way, since a chain does not run them"
+    )
+    assert not nn.modules.module._has_any_global_hook(), remedy
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert nn.modules.module._has_any_global_hook(), remedy
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize(
+    ("register", "slot"),
+    [
+        ("register_forward_hook", "_forward_hooks"),
+        ("register_forward_pre_hook", "_forward_pre_hooks"),
+        ("register_full_backward_hook", "_backward_hooks"),
+        ("register_full_backward_pre_hook", "_backward_pre_hooks"),
+    ],
+)
+def test_hooks_of_a_module_are_in_its_dictionary(register, slot):
+    module = nn.Linear(1, 1)
+    assert not module.__dict__[slot]
+    getattr(module, register)(lambda *_: None)
+    assert module.__dict__[slot], f"{slot} no longer holds hooks: adapt `_unroll` in chain.py"
+
+
+def test_parameters_buffers_and_children_are_in_dictionaries():
+    module = nn.Sequential(nn.BatchNorm1d(2))
+    remedy = "torch stores the state of modules elsewhere: adapt tracked_parameters.py and state.py"
+    assert list(module._modules) == ["0"], remedy
+    assert list(module[0]._parameters) == ["weight", "bias"], remedy
+    assert list(module[0]._buffers) == ["running_mean", "running_var", "num_batches_tracked"], (
+        remedy
+    )
+
+
+def test_versions_count_in_place_changes_also_through_views_and_detached_copies():
+    tensor = torch.zeros(2)
+    detached, version = tensor.detach(), tensor._version
+    tensor[:1].add_(1)
+    assert detached._version == version + 1, (
+        "Tensor._version no longer counts changes of shared memory: `Saved` in saved.py must "
+        "notice them in another way"
+    )
+
+
+def test_views_are_recognised():
+    base = torch.zeros(2)
+    assert base[:1]._is_view(), "adapt rules/pointwise.py and rules/fallback.py"
+    assert not base._is_view(), "adapt rules/pointwise.py and rules/fallback.py"
+
+
+def test_classes_that_the_check_looks_for():
+    remedy = "a private class of torch.nn changed: adapt `_of_module` in preflight.py"
+    assert issubclass(nn.SyncBatchNorm, nn.modules.batchnorm._BatchNorm), remedy
+    assert issubclass(nn.InstanceNorm2d, nn.modules.instancenorm._InstanceNorm), remedy
+    assert issubclass(nn.LazyLinear, nn.modules.lazy.LazyModuleMixin), remedy
+    assert type(torch.compile(nn.Linear(1, 1), backend="eager")).__name__ == "OptimizedModule", (
+        remedy
+    )
+
+
+def test_properties_of_tensors_are_dispatched_as_getters():
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        assert torch.zeros(2, 3).mT.shape == (3, 2)
+    assert torch.Tensor.mT.__get__ in seen, (
+        "torch dispatches Tensor.mT differently: adapt ISOMETRIC_PROPERTIES in "
+        "tracked_parameters.py"
+    )
+
+
+def test_trees_are_walked_through_all_containers():
+    class Output(dict):
+        pass
+
+    class Stack(list):
+        pass
+
+    Pair = namedtuple("Pair", "a b")
+    tensors = [torch.full((1,), float(n)) for n in range(7)]
+    largest = torch.return_types.max((tensors[5], tensors[6]))
+    tree = [
+        Output(x=tensors[0]),
+        {"y": (tensors[1], "text")},
+        Pair(tensors[2], Stack([tensors[3]])),
+        tensors[4],
+        largest,
+        None,
+    ]
+    remedy = "torch.utils._pytree changed: adapt calls.py, or tensors are overlooked"
+    assert [t.item() for t in tensors_in(tree)] == list(range(7)), remedy
+    changed = map_tensors(lambda tensor: tensor + 1, tree)
+    assert [t.item() for t in tensors_in(changed)] == list(range(1, 8)), remedy
+    leaves, spec = pytree.tree_flatten(((tensors[0], 2), {"key": tensors[1]}))
+    assert pytree.tree_unflatten(leaves, spec) == ((tensors[0], 2), {"key": tensors[1]}), remedy
