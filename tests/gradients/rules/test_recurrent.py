@@ -124,5 +124,5 @@ def test_an_initial_state_changed_in_place_is_refused(kind):
             torch.randn(5, 2, 3), (state, state.clone()) if kind is nn.LSTM else state
         )
     state.mul_(2)
-    with pytest.raises(RuntimeError, match="in place|inplace"):  # by autograd, or by the tape
+    with pytest.raises(RuntimeError, match=r"in place|inplace"):  # by autograd, or by the tape
         tape.backward(outputs.square().sum(dim=(1, 2)))
