@@ -248,9 +248,9 @@ def test_a_search_takes_each_folds_owners_and_warns_that_it_is_not_accounted():
 def test_fitting_twice_warns_and_fitting_a_single_clone_does_not():
     estimator = quick()
     clone(estimator).fit(X, Y, owners=OWNERS)
-    with pytest.warns(ow.PrivacyWarning, match="spends every owner's budget anew"):
+    with pytest.warns(ow.PrivacyWarning, match="spends every owner's budget again"):
         estimator.fit(X, Y, owners=OWNERS)
-    with pytest.warns(ow.PrivacyWarning, match="spends every owner's budget anew"):
+    with pytest.warns(ow.PrivacyWarning, match="spends every owner's budget again"):
         cross_val_score(quick(3.0), X, Y, cv=2)
 
 

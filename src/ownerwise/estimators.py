@@ -1,4 +1,4 @@
-"""A scikit-learn classifier that trains within every owner's budget."""
+"""A scikit-learn classifier that trains within each owner's budget."""
 
 from __future__ import annotations
 
@@ -35,21 +35,22 @@ _LARGEST_DEFAULT_BATCH = 512
 
 
 class _Lineage:
-    """How often an estimator and its clones were copied and fitted: every fit spends anew."""
+    """Counts copies and fits of an estimator and its clones: each fit spends the budgets again."""
 
     def __init__(self) -> None:
         self.copies = self.fits = 0
         self.warned = False
 
     def note_fit(self) -> None:
-        """Count a fit; warn, once, where it is one of several."""
+        """Count a fit; warn once if it is one of several."""
         if (self.copies > 1 or self.fits) and not self.warned:
             self.warned = True
             warnings.warn(
                 "this estimator is fitted, or was cloned, several times (a search, "
-                "cross-validation, an ensemble). Each fit spends every owner's budget anew, and "
-                "choosing among fits by their scores on private records is not accounted: the "
-                "epsilon of a single fit does not cover it. Tune on public data, or add up",
+                "cross-validation, an ensemble). Each fit spends every owner's budget again, and "
+                "choosing among fits by their scores on private records is not accounted for: the "
+                "epsilon of a single fit does not cover it. Tune on public data, or add the "
+                "epsilons up",
                 PrivacyWarning,
                 stacklevel=3,
             )
@@ -57,40 +58,40 @@ class _Lineage:
 
 
 class PrivateClassifier(ClassifierMixin, BaseEstimator):
-    """A neural network, trained with a privacy budget for every data owner.
+    """A neural network trained with an individual privacy budget for each data owner.
 
     Formal guarantee: one `fit` with `random_state=None` is (epsilon_o, delta_o)-differentially
-    private for every single record of owner o (add or remove one record), where everything that
-    was fitted may be published: that of `PrivateStep` with the plan in `plan_`. Assumed public:
-    all parameters here, who the owners are and how many records each has, the number of features,
-    and the classes. Without `classes` these are read off `y`, which shows which labels occur: that
-    fit is NOT private (a `PrivacyWarning`, `private_` and the card say so). Nothing is standardised
-    by statistics of the data; give a public `input_range` instead (in a pipeline, a scaler before
-    this step would be fitted to private records without noise). Every further fit on the same
-    records spends the budgets again: a search over parameters, or cross-validation, is NOT
-    accounted (a `PrivacyWarning` says so), and records on which `score` is computed have no
+    private for each single record of owner o (add or remove one record), and everything that was
+    fitted may be published. This is the guarantee of `PrivateStep` with the plan in `plan_`.
+    Assumed public: all parameters here, who the owners are and how many records each has, the
+    number of features, and the classes. Without `classes`, they are read off `y`, which reveals
+    which labels occur: that fit is NOT private (a `PrivacyWarning`, `private_` and the card say
+    so). Inputs are not standardised by statistics of the data; give a public `input_range` instead
+    (a scaler before this step in a pipeline would be fitted to private records without noise). Each
+    further fit on the same records spends the budgets again: a parameter search or cross-validation
+    is NOT accounted for (a `PrivacyWarning` says so). Records on which `score` is computed have no
     guarantee.
 
     Args:
-        epsilon: a number for all; a mapping {owner: epsilon}, of which a fit takes the owners that
-            it sees; or one number per record.
-        delta: a number for all, or a mapping {owner: delta}.
+        epsilon: one number for all owners; a mapping {owner: epsilon}, of which a fit uses the
+            owners it sees; or one number per record.
+        delta: one number for all owners, or a mapping {owner: delta}.
         method: how budgets become plans: "uniform", "sample", "scale" or "both" (see `plan`).
-        weights: "ino" for `INO()`, an `INO` of your own, or None.
+        weights: "ino" for `INO()`, your own `INO`, or None.
         steps: number of steps.
-        batch_size: expected number of records per step; None takes a quarter of the records, at
+        batch_size: expected number of records per step; None uses a quarter of the records, at
             most 512.
         clip_norm: bound on a record's gradient (on average over records, if owners differ).
         lr: learning rate of plain stochastic gradient descent.
         hidden: sizes of hidden layers (tanh); () is logistic regression.
         model: function (n_features, n_classes) -> module, instead of `hidden`.
-        classes: all class labels, known beforehand; None takes those in `y`: NOT private.
+        classes: all class labels, known in advance; None uses those in `y`: NOT private.
         input_range: public (low, high), numbers or one per feature; inputs are clipped to it and
             scaled to [-1, 1]. None leaves them as they are.
         accountant: "pld" (tight) or "rdp".
         verbose: whether to show a progress bar.
-        random_state: None takes secret randomness. Anything else makes the result repeatable and
-            NOT private.
+        random_state: None uses secret randomness. Any other value makes the result repeatable
+            and NOT private.
 
     Attributes:
         classes_: class labels, sorted.
@@ -100,7 +101,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         epsilon_: what each owner's records have spent, in the order of `plan_.owners.ids`.
         private_: whether the guarantee holds: False after a fit with a fixed `random_state`, or
             without `classes`.
-        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+        n_features_in_, feature_names_in_: as usual in scikit-learn.
 
     Example:
         >>> from sklearn.datasets import make_classification
@@ -198,7 +199,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Return scores [records, classes]; for two classes that of the second over the first."""
+        """Return scores [records, classes]; for two classes, that of the second over the first."""
         scores = self._outputs(X)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
@@ -224,7 +225,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             return model(inputs).numpy()
 
     def _known_classes(self, y: np.ndarray, problems: list[str]) -> np.ndarray:
-        """Return the sorted class labels; labels of `y` beyond them are a problem."""
+        """Return the sorted class labels; other labels in `y` are a problem."""
         if self.classes is None:
             return np.unique(y)
         classes = np.unique(np.asarray(self.classes))
@@ -293,7 +294,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         return problems if self.model is not None else problems + hidden_problems(self.hidden)
 
     def _seed(self) -> int | None:
-        """Return the fixed seed that `random_state` asks for, or None for secret randomness."""
+        """Return the fixed seed given by `random_state`, or None for secret randomness."""
         if self.random_state is None:
             return None
         warnings.warn(
@@ -320,7 +321,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         return vars(self).setdefault("_lineage", _Lineage())
 
     def __sklearn_clone__(self) -> Self:
-        """Return an unfitted copy that counts as a relative."""
+        """Return an unfitted copy that is counted together with this estimator."""
         relatives = self._relatives
         relatives.copies += 1
         copied: Any = super().__sklearn_clone__()
@@ -329,7 +330,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _warn_of_found_classes() -> str:
-    """Warn of class labels that were read off the records; return what the run says of them."""
+    """Warn about class labels read off the records; return what the run states about them."""
     warnings.warn(
         "the classes were found in y: the list is NOT private; give it as classes=[...], from "
         "public knowledge",
@@ -350,7 +351,7 @@ def _missing_problems(X: np.ndarray) -> list[str]:
 
 
 def _by_owner(name: str, given: Any, ids: np.ndarray, problems: list[str]) -> Any:
-    """Return epsilon or delta as `Owners` takes it: a number, or a mapping of those present."""
+    """Return epsilon or delta for `Owners`: a number, or a mapping of the owners present."""
     if isinstance(given, Mapping):
         present = set(ids.tolist())
         # if there is nobody in common, Owners says why

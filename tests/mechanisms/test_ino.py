@@ -342,7 +342,8 @@ def test_a_seeded_random_score_goes_on_where_it_stood_and_a_private_one_never_ba
         return score(np.zeros(5), np.zeros(5, dtype=int), None)
 
     seeded, private = AtRandom(SecretStream.from_seed(1)), AtRandom()
-    draw(seeded), draw(private)
+    draw(seeded)
+    draw(private)
     states = seeded.state(), private.state()
     assert states == ({"draws": 1}, {}), "how many batches held records is not private"
     for score, state, again in zip((seeded, private), states, (True, False), strict=True):

@@ -143,7 +143,7 @@ def test_tanh_and_the_tempered_sigmoid_make_the_same_network(name):
     other.load_state_dict(plain.state_dict())
     assert not torch.allclose(other(images), plain(images), atol=1e-3)
     made = models.build(name, activation=nn.GELU)
-    assert any(isinstance(module, nn.GELU) for module in made)
+    assert any(isinstance(module, nn.GELU) for module in made.children())
 
 
 @pytest.mark.parametrize("name", ["mlp", "mnist-cnn", "imdb-lstm"])

@@ -42,7 +42,7 @@ def test_a_record_that_is_not_finite_counts_as_zero(bad, kind, size):
     assert float((total - without).norm()) <= limit + 1e-9
 
 
-def reachable_tensors(thing) -> list[Tensor]:
+def reachable_tensors(thing) -> list[Tensor | np.ndarray]:
     """Tensors and arrays in public attributes, the model's and the plan's own aside."""
     names = [name for name in dir(thing) if not name.startswith("_")]
     values = [getattr(thing, n) for n in names if n not in ("model", "plan", "optimizer")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,7 +103,7 @@ def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
-def class_names(package: Path) -> dict[str, Sequence[str]]:
+def class_names(package: Path) -> dict[str, list[str]]:
     """Return the modules in which a class of each name is defined, nested classes included."""
     found: dict[str, list[str]] = {}
     for module, path in modules(package).items():

@@ -26,7 +26,7 @@ class TemperedSigmoid(nn.Module):
         self.scale, self.temperature, self.offset = scale, temperature, offset
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the activation of every entry."""
+        """Return the activation of each entry."""
         return self.scale * torch.sigmoid(self.temperature * x) - self.offset
 
     def extra_repr(self) -> str:
@@ -42,7 +42,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 def activation_maker(activation: Activation) -> Callable[[], nn.Module]:
-    """Return the function that makes an activation module.
+    """Return a function that creates activation modules.
 
     Args:
         activation: `"relu"`, `"tanh"`, `"tempered-sigmoid"`; numbers of a tempered sigmoid such as

@@ -19,9 +19,9 @@ def mlp(
     hidden: Sequence[int] = (47, 47, 47),
     activation: Activation = "relu",
 ) -> nn.Sequential:
-    """Return a multi-layer perceptron; the default is that for the cardiotocography table.
+    """Return a multi-layer perceptron; the default suits the cardiotocography table.
 
-    Inputs [batch, inputs], or of any shape with so many numbers per record.
+    Inputs are [batch, inputs], or any shape with that many numbers per record.
     """
     if problems := hidden_problems(hidden):
         raise OwnerwiseError(problems)
@@ -31,7 +31,7 @@ def mlp(
 
 
 def hidden_problems(hidden: Any) -> list[str]:
-    """Return what is wrong with the sizes of hidden layers."""
+    """Return the problems with the sizes of hidden layers."""
     if isinstance(hidden, str) or not np.iterable(hidden):
         return [f"hidden={hidden!r}: expected a list of sizes, such as [{hidden}]"]
     if all(isinstance(size, int | np.integer) and size > 0 for size in hidden):
@@ -59,8 +59,8 @@ def scattering_head(
 ) -> nn.Sequential:
     """Return a linear classifier on scattering coefficients [batch, channels, size, size].
 
-    Each record is first normalised by itself, within groups of channels: no statistics of the data
-    are needed. The default is for 28x28 grey images; colour images of 32x32 have channels=243,
+    Each record is first normalised separately, within groups of channels, so no statistics of the
+    data are needed. The default is for 28x28 grey images; colour images of 32x32 have channels=243,
     size=8.
     """
     normalised = nn.GroupNorm(groups, channels, affine=False)

@@ -1,8 +1,8 @@
 """Features that cost no privacy: fixed transforms, and extractors made from public data alone.
 
-Whatever is fitted to private records (components, means, fine-tuned weights) would reveal them
-without noise. So an extractor is either a formula (`Scattering`) or a network whose weights come
-from public data (`Frozen`).
+Anything fitted to private records (components, means, fine-tuned weights) would be released without
+noise. An extractor is therefore either a fixed transform (`Scattering`) or a network whose weights
+come from public data (`Frozen`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def extract(extractor: nn.Module, inputs: Tensor, batch_size: int = 32) -> Tenso
 
 
 class Frozen(nn.Module):
-    """A module that stays as it is: no gradients, always in evaluation mode.
+    """A module that does not change: no gradients, always in evaluation mode.
 
-    As the first part of a model it leaves only the rest to be trained, and its batch statistics
-    stay those of its public training data.
+    As the first part of a model, it leaves only the rest to be trained. Its batch statistics remain
+    those of its public training data.
     """
 
     def __init__(self, module: nn.Module) -> None:

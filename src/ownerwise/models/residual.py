@@ -38,11 +38,12 @@ class ResNet18(nn.Module):
         classes: number of outputs; 0 for the features before the last layer.
         channels: of the images.
         width: channels of the first stage; 64 in the original.
-        groups: of the group normalisation, at most; each stage has as many as divide its width.
+        groups: largest number of groups in group normalisation; each stage uses as many as divide
+            its width.
         large_images: the original stem for 224x224 (7x7 convolution with stride 2, max pooling);
             otherwise a 3x3 convolution, for 32x32.
-        batch_statistics: batch normalisation, as public weights have it. Frozen use only: it mixes
-            records, and the private step refuses to train it.
+        batch_statistics: use batch normalisation, as public weights do. For frozen use only: it
+            mixes records, and the private step refuses to train it.
     """
 
     def __init__(

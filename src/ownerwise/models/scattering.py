@@ -1,14 +1,14 @@
-"""The scattering transform: image features without training, so without any cost in privacy.
+"""The scattering transform: image features without training, and therefore without privacy cost.
 
-An image is convolved with wavelets of several scales and angles, the modulus is taken, the same is
-done once more with the coarser wavelets, and what each path leaves is averaged by a Gaussian and
-kept at every 2^J-th pixel. The filters are fixed, hence the features of a record depend on it alone
-and on no other data. Small shifts and deformations hardly change them.
+An image is convolved with wavelets of several scales and angles, and the modulus is taken. This is
+repeated once with the coarser wavelets. Each result is smoothed by a Gaussian and sampled at every
+2^J-th pixel. The filters are fixed, so the features of a record depend only on that record. Small
+shifts and deformations hardly change them.
 
-The wavelets are Morlet wavelets, written down in the Fourier domain: a Gaussian around the centre
-frequency minus so much of a Gaussian around zero that the mean vanishes. They are scaled such that
-with the low pass the energy of no frequency grows: distances between images (with their reflected
-margins) are never enlarged.
+The wavelets are Morlet wavelets, defined in the Fourier domain: a Gaussian around the centre
+frequency, minus a Gaussian around zero that makes the mean vanish. They are scaled so that, with
+the low pass, they do not increase the energy at any frequency: distances between images (with their
+reflected margins) never grow.
 
 References:
     Bruna, Mallat (2013), "Invariant Scattering Convolution Networks"; Tramer, Boneh (2021),
@@ -31,7 +31,7 @@ _ALIASES = range(-3, 4)  # beyond, the narrowest Gaussian is below 1e-30
 class Scattering(nn.Module):
     """Scattering coefficients of orders 0, 1 and 2; a fixed function of each image.
 
-    With the defaults an image channel becomes 81 channels of a quarter of its height and width.
+    With the defaults, an image channel becomes 81 channels with a quarter of its height and width.
 
     Args:
         height, width: of the images; multiples of 2 ** scales.
@@ -81,7 +81,7 @@ class Scattering(nn.Module):
 
     @property
     def channels(self) -> int:
-        """Channels that each channel of an image becomes."""
+        """Number of channels that each image channel becomes."""
         pairs = self.scales * (self.scales - 1) // 2
         return 1 + self.scales * self.angles + pairs * self.angles**2
 
@@ -148,7 +148,7 @@ def _bell(along: Tensor, across: Tensor, std: float, slant: float) -> Tensor:
 
 
 def _averages(size: int, stride: int) -> Tensor:
-    """Return the Gaussian averages around every `stride`-th of `size` places on a circle."""
+    """Return the Gaussian averages around every `stride`-th of `size` points on a circle."""
     std = 0.4 * stride
     places = torch.arange(size, dtype=torch.float64)
     distance = places[None, :] - places[::stride, None]
@@ -158,7 +158,7 @@ def _averages(size: int, stride: int) -> Tensor:
 
 
 def _contraction(wavelets: Tensor, row_average: Tensor, column_average: Tensor) -> float:
-    """Return the factor, at most 1, with which wavelets and low pass enlarge no frequency."""
+    """Return the factor, at most 1, by which wavelets and low pass amplify no frequency."""
     low = torch.outer(torch.fft.fft(row_average).real, torch.fft.fft(column_average).real)
     energy = wavelets.square().sum(dim=(0, 1))
     mirrored = energy.flip(0, 1).roll((1, 1), (0, 1))  # real images: frequencies come in pairs

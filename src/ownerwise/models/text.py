@@ -1,8 +1,8 @@
 """A recurrent classifier on token ids, int64 [batch, length], padded with 0 at the end.
 
-Padding changes nothing: the output for a record does not depend on how far the longest record of
-its batch makes it be padded. Otherwise its gradient would depend on the other records, and clipping
-would no longer bound the effect of one record.
+Padding has no effect: the output for a record does not depend on the longest record in its batch.
+Otherwise its gradient would depend on the other records, and clipping would no longer bound the
+effect of one record.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def token_counts(tokens: Tensor) -> Tensor:
 
 
 def at_places(sequence: Tensor, places: Tensor) -> Tensor:
-    """Return the entries at some places of each record.
+    """Return the entries at the given positions of each record.
 
     Args:
         sequence: [batch, length, features].
-        places: [batch, places].
+        places: positions, [batch, places].
 
     Returns:
         [batch, places, features].

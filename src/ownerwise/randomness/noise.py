@@ -48,8 +48,9 @@ class Noise:
 
     Example:
         >>> sums = [torch.zeros(3), torch.zeros(2, 2)]
-        >>> [extra.shape for extra in Noise().gaussian(0, 1.5, sums)]
-        [torch.Size([3]), torch.Size([2, 2])]
+        >>> first, second = Noise().gaussian(0, 1.5, sums)
+        >>> second.shape
+        torch.Size([2, 2])
     """
 
     def __init__(

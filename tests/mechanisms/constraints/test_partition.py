@@ -81,7 +81,12 @@ def test_missing_values_need_a_name(missing):
 def test_conditions_are_combined_with_signs_not_words():
     """`and` would keep the second condition only."""
     women, positive = part()["sex"] == "F", part()["label"] == 1
-    for use in (lambda: women and positive, lambda: women or positive, lambda: not women):
+    uses = (
+        lambda: women and positive,
+        lambda: women or positive,
+        lambda: not women,  # pyright: ignore[reportGeneralTypeIssues]
+    )
+    for use in uses:
         with pytest.raises(ow.OwnerwiseError, match=r"'sex = F' .* with & \(and\), \| \(or\)"):
             use()
 

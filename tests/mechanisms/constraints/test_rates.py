@@ -61,7 +61,7 @@ def test_a_bound_on_both_sides_is_two_constraints():
     for use in (
         lambda: 0.1 <= women <= 0.5,
         lambda: women >= 0.1 and women <= 0.5,
-        lambda: not women <= 0.5,
+        lambda: not women <= 0.5,  # pyright: ignore[reportGeneralTypeIssues]
     ):
         with pytest.raises(ow.OwnerwiseError, match="write two constraints"):
             use()
