@@ -35,9 +35,21 @@ def test_runs_with_one_label_are_seeds_of_one_method():
     ],
 )
 def test_methods_are_compared_with_what_they_build_upon(labels, baseline):
-    comparison = Comparison.of([made_run(label) for label in labels])
+    plans = {"DP-SGD": small_plan("uniform")}
+    comparison = Comparison.of([made_run(label, plan=plans.get(label)) for label in labels])
     assert comparison.baseline.label == baseline
     assert {method.label for method in comparison.others} == set(labels) - {baseline}
+
+
+def test_the_baseline_follows_from_settings_whatever_the_labels():
+    uniform = small_plan("uniform")
+    runs = [
+        made_run("INO-SGD"),
+        made_run("IDP-SGD, my own", plan=uniform),
+        made_run("without weights"),
+    ]
+    assert Comparison.of(runs).baseline.label == "without weights"
+    assert Comparison.of(runs[1:]).baseline.label == "IDP-SGD, my own"
 
 
 def test_mean_and_standard_deviation_over_seeds():

@@ -197,12 +197,31 @@ def _strictest_recall(run: Run, evaluation: dict[str, Any]) -> float | None:
 
 
 def _baseline(by_label: dict[str, list[Run]]) -> str:
-    """Return the label of the baseline: the plain method that the others build on."""
-    weighted = any(runs[0].config.get("weights") for runs in by_label.values())
-    usual = ("IDP-SGD", "DP-SGD") if weighted else ("DP-SGD",)
-    plain = sorted(by_label, key=len)  # "IDP-SGD" before "IDP-SGD (scale)"
-    candidates = (label for name in usual for label in plain if label.startswith(name))
-    return next(candidates, next(iter(by_label)))
+    """Return the label of the baseline: the plain method that the others build on.
+
+    The settings decide, not the labels. A plain run has neither weights nor constraints. Beside
+    runs that have some, the baseline is the plain one with the same kind of plan, then any with
+    individual budgets. Among plain runs alone it is the one with uniform budgets.
+    """
+    first = {label: runs[0] for label, runs in by_label.items()}
+    plain = [label for label, run in first.items() if not _extended(run)]
+    kinds = {run.plan.method for run in first.values() if _extended(run)}
+    if not kinds:
+        plain = [label for label in plain if first[label].plan.method == "uniform"]
+    if not plain:
+        return next(iter(by_label))
+
+    def rank(label: str) -> tuple[bool, bool, bool]:
+        method = first[label].plan.method
+        standard = (first[label].config.get("clipping") or {}).get("kind") in (None, "Standard")
+        return method not in kinds, method == "uniform", not standard
+
+    return min(plain, key=rank)
+
+
+def _extended(run: Run) -> bool:
+    """Return whether a run has weights inside its batches, or constraints."""
+    return bool(run.config.get("weights") or run.config.get("constraints"))
 
 
 @dataclass(frozen=True)
