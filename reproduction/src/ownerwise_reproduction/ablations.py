@@ -1,4 +1,4 @@
-"""Ablations of INO-SGD: how long its tail is, which shape it has, and what orders the records."""
+"""Ablations of INO-SGD: length and shape of its tail, and the order of records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ownerwise_reproduction.drawing import finish, new_figure
 from ownerwise_reproduction.summary import BASELINE, METRICS, Result, Study
 
 KINDS = {"ino": "Tail length", "ino-shape": "Shape of the tail", "ino-order": "Order of records"}
-"""Methods that vary one part of INO-SGD, and how pages call that part."""
+"""Methods that vary one part of INO-SGD, and the name of that part on pages."""
 
 _REFERENCES = (BASELINE, "ino")
 _SHOWN = ("accuracy", "strict", "worst_group")
@@ -28,13 +28,13 @@ def is_ablation(run: Result) -> bool:
 
 
 def main_methods(study: Study) -> list[str]:
-    """Return the methods that are no ablations; all if there are no others."""
+    """Return the methods that are not ablations, or all methods if there are only ablations."""
     found = [name for name, runs in study.methods.items() if not is_ablation(runs[0])]
     return found or list(study.methods)
 
 
 def part(study: Study, kind: str) -> Study | None:
-    """Return an ablation with IDP-SGD and INO-SGD beside it, over seeds that all of them have.
+    """Return an ablation together with IDP-SGD and INO-SGD, over shared seeds.
 
     None if there is nothing to compare.
     """
@@ -54,7 +54,7 @@ def part(study: Study, kind: str) -> Study | None:
 
 
 def tails(study: Study) -> Any:
-    """Metrics against the tail, IDP-SGD being tail 0, after each quarter of the steps."""
+    """Draw metrics against the tail (0 for IDP-SGD) after each quarter of the steps."""
     found = part(study, "ino")
     if found is None:
         return None
@@ -94,7 +94,7 @@ def _measured_at(runs: Sequence[Result], share: float) -> dict[str, Amount]:
 
 
 def shapes(study: Study) -> Any:
-    """Maps of the metrics over alpha and beta, with IDP-SGD beside them."""
+    """Draw maps of the metrics over alpha and beta, with IDP-SGD in the titles."""
     compared = part(study, "ino-shape")
     if compared is None:
         return None
@@ -132,7 +132,7 @@ def _title(study: Study, metric: str) -> str:
 
 
 def orders(study: Study) -> Any:
-    """Bars of the metrics for every order, beside IDP-SGD and the falling loss of INO-SGD."""
+    """Draw bars of the metrics for every order, next to IDP-SGD and INO-SGD."""
     compared = part(study, "ino-order")
     if compared is None:
         return None

@@ -1,7 +1,7 @@
-"""A page of settings in which all owners have one budget: methods against epsilon.
+"""A page of settings in which all owners share one budget: methods by epsilon.
 
-A setting is run at several budgets by `--set owners.assignment.budgets=[EPSILON]`. Each is a study
-of its own; here they stand side by side, with what others have published.
+A setting is run at several budgets with `--set owners.assignment.budgets=[EPSILON]`. Each is a
+study of its own; this page shows them side by side, with published numbers.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ PUBLISHED: Mapping[str, Mapping[str, Mapping[float, float]]] = {
         f"{_ELSEWHERE}: tempered sigmoid": {1: 83.63, 3: 86.29},
     },
 }
-"""Accuracies in per cent that others report: {setting: {whose: {epsilon: accuracy}}}."""
+"""Published accuracies in per cent: {setting: {source: {epsilon: accuracy}}}."""
 
 
 def families(studies: Sequence[Study]) -> dict[str, dict[float, Study]]:
-    """Return {heading: {epsilon: study}} of studies that differ in the budget of all alone."""
+    """Return {heading: {epsilon: study}} of studies that differ only in the common budget."""
     found: dict[str, dict[float, Study]] = {}
     for study in studies:
         budgets = set(study.budgets.values())
@@ -54,7 +54,7 @@ def families(studies: Sequence[Study]) -> dict[str, dict[float, Study]]:
 
 
 def write_page(studies: Sequence[Study], folder: str | PathLike) -> dict[str, str]:
-    """Write the page if there is something to show; return {title: file} of what was written."""
+    """Write the page if there is something to show; return {title: file}, or {}."""
     found = families(studies)
     if not found:
         return {}

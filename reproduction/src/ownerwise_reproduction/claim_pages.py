@@ -1,4 +1,4 @@
-"""The table of the papers' claims, as the page over all results shows it."""
+"""The table of the papers' claims in the overview of results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ownerwise_reproduction.claims import VERDICTS, Claim, Finding, left_out
 
 
 def page_part(findings: Sequence[Finding]) -> str:
-    """Return the table of claims, those that were not run apart, and what must be said of them."""
+    """Return the table of claims with notes, and a separate table of those that were not run."""
     run = [finding for finding in findings if finding.study is not None]
     missing = [finding for finding in findings if finding.study is None]
     parts = []

@@ -1,8 +1,8 @@
-"""The papers' claims beside what was found: one table that can be taken in at a glance.
+"""The papers' claims next to our results.
 
-`claims.toml` has the claims as data. A claim names a setting, a method and a metric; with `minus`,
-the metric is the difference to another method over the seeds that both have. Every finding gets a
-verdict, by rules that are the same for all (`_verdict`).
+`claims.toml` holds the claims as data. A claim names a setting, a method and a metric; with
+`minus`, the metric is the difference from another method over shared seeds. The same rules
+(`_verdict`) give every finding its verdict.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from ownerwise_reproduction.methods import Method
 from ownerwise_reproduction.summary import FEWEST_SEEDS, METRICS, Result, Study
 
 SEEDS = 5
-"""Seeds in the command of a claim that was not run."""
+"""Seeds in the suggested command of a claim that was not run."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, and how it is measured here.
+    """A statement of a paper, and how it is measured here.
 
     Attributes:
         paper: its name.
         where: the table, figure or section.
-        claim: what is said, in our words.
-        theirs: its number in the metric's unit, or words where it names none.
-        deviation: over their trials, where it names one.
+        claim: the statement, in our words.
+        theirs: the paper's number in the metric's unit, or words if it gives none.
+        deviation: over the paper's trials, if given.
         setting: the setting here.
         method: the method here, with its argument.
         metric: one of `METRICS`, `MEASURES`, `COMPARISONS`, or "group:NAME" for a group's recall.
-        minus: the method that is compared with.
-        expect: which way a difference or correlation goes by the paper: one of `EXPECTATIONS`.
-        changes: "section.key=value" each, as runs were made with.
-        note: the likely reason of a difference.
+        minus: the method to compare with.
+        expect: the paper's direction of a difference or correlation: one of `EXPECTATIONS`.
+        changes: "section.key=value" each, as in the runs.
+        note: the likely reason for a difference.
     """
 
     paper: str
@@ -61,23 +61,23 @@ class Claim:
 
     @property
     def methods(self) -> list[Method]:
-        """The methods that must have run: that which is subtracted first."""
+        """The methods that must have run; the subtracted one comes first."""
         return methods.parse(self.method if self.minus is None else f"{self.minus},{self.method}")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim with what was found, as tables show it.
+    """A claim and our result, as tables show it.
 
     Attributes:
         claim: of the paper.
-        theirs: its number in words.
+        theirs: its number, formatted.
         ours: mean and deviation, or the interval of a difference, in words; "not run" without
             results.
         distance: ours minus theirs, where both are numbers.
-        verdict: one of `VERDICTS`, or none where there is nothing to decide.
+        verdict: one of `VERDICTS`, or "" if there is nothing to decide.
         seeds: number of seeds.
-        study: name of the study that it comes from; None if not run.
+        study: name of the study it comes from; None if not run.
         heading: of that study.
         command: that makes the runs.
     """
@@ -99,7 +99,7 @@ def read() -> list[Claim]:
 
 
 def left_out() -> list[str]:
-    """Return what the papers show that is not among the claims."""
+    """Return what the papers show beyond these claims."""
     return _file()["left_out"]
 
 
@@ -109,7 +109,7 @@ def _file() -> dict[str, Any]:
 
 
 def make_claims(entries: Sequence[Mapping[str, Any]]) -> list[Claim]:
-    """Return claims from the tables of a TOML file, or say everything that is wrong with them."""
+    """Return claims from the tables of a TOML file, or report all of their problems."""
     problems = [
         f"claim {number}: {problem}"
         for number, entry in enumerate(entries, 1)
@@ -142,7 +142,7 @@ def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
     if metric in COMPARISONS and "minus" not in entry:
         yield f"metric {metric} compares two methods: minus is missing"
     if metric in MEASURES and "minus" in entry:
-        yield f"metric {metric} is measured of one method: remove minus"
+        yield f"metric {metric} is measured for one method: remove minus"
     expect = entry.get("expect")
     if expect is not None and expect not in EXPECTATIONS:
         yield f"expect {expect!r}: expected one of {', '.join(EXPECTATIONS)}"
@@ -151,7 +151,7 @@ def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
 
 
 def find(claims: Sequence[Claim], studies: Sequence[Study]) -> list[Finding]:
-    """Return every claim with what was found: one finding for each profile that was run."""
+    """Return the findings for all claims: one for each profile that was run."""
     return [finding for claim in claims for finding in _findings(claim, studies)]
 
 
@@ -173,7 +173,7 @@ def _findings(claim: Claim, studies: Sequence[Study]) -> list[Finding]:
 
 
 def _finding(claim: Claim, study: Study) -> Finding | None:
-    """Return what a study says of a claim; None if its methods have no seed in common."""
+    """Return what a study shows about a claim; None if its methods share no seed."""
     *other, runs = (study.methods[method.slug] for method in claim.methods)
     if other:
         shared = {run["seed"] for run in runs} & {run["seed"] for run in other[0]}
@@ -274,13 +274,13 @@ def _gap(runs: Sequence[Result]) -> Amount:
 
 
 Compared = tuple[str, tuple[float, float] | None]
-"""What a comparison came to in words, and the interval that decides."""
+"""The result of a comparison in words, and the interval that decides."""
 
 
 def _correlation(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
     found = summary.gain(before, runs)
     if found is None or found.correlation is None or found.interval is None:
-        return "no correlation can be had", None
+        return "no correlation can be computed", None
     words = f"r = {found.correlation:.2f} {_span(found.interval)}, p = {found.p:.2g}"
     return words, found.interval if found.seeds >= FEWEST_SEEDS else None
 
@@ -321,13 +321,13 @@ COMPARISONS: Mapping[str, Callable[[Sequence[Result], Sequence[Result]], Compare
     "correlation": _correlation,
     "reach": _reach,
 }
-"""What a claim may say of two methods that is no difference."""
+"""Comparisons of two methods that are not differences."""
 
 EXPECTATIONS = ("above", "below", "kept")
-"""Which way a comparison goes by the paper: above 0, below 0, or kept to within `KEPT` points."""
+"""The paper's direction of a comparison: above 0, below 0, or kept to within `KEPT` points."""
 
 KEPT = 1.0
-"""Points that accuracy may fall and still count as kept."""
+"""Points that accuracy may lose and still count as kept."""
 
 VERDICTS = {
     "reached": "our mean is at least the paper's number (at most, for gaps)",
@@ -337,11 +337,11 @@ VERDICTS = {
     "undecided": "the interval extends to both sides, or there are fewer than three seeds",
     "disagrees": "the interval lies on the other side",
 }
-"""What a finding may come to; accuracy is kept if its interval lies above -1 point."""
+"""The possible verdicts and their rules."""
 
 
 def _unit(claim: Claim) -> tuple[float, str]:
-    """Return by what numbers are multiplied, and their unit after that."""
+    """Return the factor for display, and the unit after scaling."""
     points = claim.minus is not None or claim.metric == "gap"
     return 100.0, "points" if points else "%"
 

@@ -1,4 +1,4 @@
-"""`ownerwise experiments`: the papers' experiments: list | run | table | tune | plans."""
+"""`ownerwise experiments list | run | table | tune | plans`: the papers' experiments."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OTHER_PAGES = {
     "Rate constraints": "constraints/index.md",
     "Tail and kappa of INO-SGD": "tail-and-kappa/index.md",
 }
-"""Pages that other commands write beside those of the settings."""
+"""Pages that other commands write into the same folder."""
 _SCIENCE = "NOT PRIVATE (science): seeds are fixed."
 
 
@@ -44,8 +44,8 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "experiments",
         help="run the papers' experiments",
-        description="Run the experiments of the papers on individualized privacy. Runs have fixed "
-        "seeds: they are science on public data, NOT PRIVATE.",
+        description="Run the experiments of the papers on individualized privacy. Seeds are fixed: "
+        "the runs are science on public data, NOT PRIVATE.",
     )
     actions = command.add_subparsers(required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="list settings and methods")
@@ -60,8 +60,8 @@ def _add_run(actions: Any) -> None:
     run = actions.add_parser(
         "run",
         help="run methods in settings",
-        description="Run methods in settings, once for every seed. Finished runs are skipped; a "
-        "run that was stopped or killed goes on from its checkpoint.",
+        description="Run each method in each setting once per seed. Finished runs are skipped; an "
+        "interrupted run resumes from its checkpoint.",
     )
     run.set_defaults(command=_run)
     _add_trial_options(run, "idp,ino", seeds=5)
@@ -72,57 +72,57 @@ def _add_run(actions: Any) -> None:
 def _add_table(actions: Any) -> None:
     table = actions.add_parser(
         "table",
-        help="write tables and figures of all results",
+        help="write tables and figures from all results",
         description="Write a page, a JSON file and figures for every setting with results and for "
-        "every search of `tune`, and README.md over all of them: the papers' claims beside what "
-        "was found.",
+        "every search by `tune`, and README.md as an overview: the papers' claims next to our "
+        "results.",
     )
     table.set_defaults(command=_table)
     table.add_argument("names", nargs="*", metavar="NAME", help="settings [all]")
     table.add_argument("--results", type=Path, default=RESULTS, help=f"folder [{RESULTS}]")
-    table.add_argument("--out", type=Path, help="folder to write to; else the tables are printed")
+    table.add_argument("--out", type=Path, help="folder to write to [print the tables]")
     table.add_argument("--no-figures", action="store_true", help="write no figures")
 
 
 def _add_tune(actions: Any) -> None:
     tune = actions.add_parser(
         "tune",
-        help="search good values for every method, with the same effort",
-        description="Draw clip norm, learning rate, steps and, for INO-SGD, tail and kappa; the "
-        "same number of trials for every method. Values are chosen on records held out of "
-        "training, never on test records. Writes NAME.json and NAME.svg.",
+        help="tune every method with the same effort",
+        description="Draw clip norm, learning rate, steps and the tail and kappa of INO. Every "
+        "method gets the same number of draws. Values are chosen on training records that are held "
+        "out, never on test records. Writes NAME.json and NAME.svg.",
     )
     tune.set_defaults(command=_tune)
     _add_trial_options(tune, "idp,ino,ino-budget", seeds=3)
-    tune.add_argument("--trials", type=int, default=20, help="draws for every method [20]")
+    tune.add_argument("--trials", type=int, default=20, help="draws per method [20]")
     tune.add_argument("--out", type=Path, help="folder to write to [RESULTS/tuning]")
 
 
 def _add_plans(actions: Any) -> None:
     plans = actions.add_parser(
         "plans",
-        help="plan settings by both accountants, without training",
-        description="Plan settings with every method and accountant, and write plans.md: noise, "
-        "rates and clip norms of the strictest owners, and budgets over the steps. Nothing is "
-        "trained; the data are read for the numbers of records.",
+        help="plan settings with both accountants, without training",
+        description="Plan settings with every method and accountant, and write plans/index.md: "
+        "noise, rates and clip norms of the strictest owners, and budgets spent over the steps. "
+        "Nothing is trained; the data are read only to count records.",
     )
     plans.set_defaults(command=_plans)
     plans.add_argument(
         "names", nargs="*", metavar="NAME", help="settings [those of the papers' tables]"
     )
     plans.add_argument("--out", type=Path, required=True, help="folder to write to")
-    plans.add_argument("--data-dir", type=Path, help="where data sets lie")
+    plans.add_argument("--data-dir", type=Path, help="folder of the data sets")
     plans.add_argument("--no-figures", action="store_true", help="write no figures")
 
 
 def _add_trial_options(command: argparse.ArgumentParser, wanted: str, seeds: int) -> None:
     command.add_argument("names", nargs="+", metavar="NAME", help="setting, such as MN-PC")
     command.add_argument(
-        "--method", default=wanted, help=f"{', '.join(methods.KINDS)}, with commas [{wanted}]"
+        "--method", default=wanted, help=f"methods of `list`, with commas [{wanted}]"
     )
     command.add_argument("--seeds", type=int, default=seeds, help=f"seeds 0, 1, ... [{seeds}]")
     command.add_argument("--profile", default="paper", help=f"{' or '.join(PROFILES)} [paper]")
-    command.add_argument("--steps", type=int, help="number of steps, instead of the setting's")
+    command.add_argument("--steps", type=int, help="number of steps [the setting's]")
     command.add_argument("--clipping", help="clipping rule: standard, auto-s, psac or importance")
     command.add_argument("--accountant", help="pld or rdp")
     command.add_argument(
@@ -131,11 +131,11 @@ def _add_trial_options(command: argparse.ArgumentParser, wanted: str, seeds: int
         default=[],
         dest="changes",
         metavar="SECTION.KEY=VALUE",
-        help="change a value of the setting; may be repeated",
+        help="change a value of the setting; can be repeated",
     )
     command.add_argument("--results", type=Path, default=RESULTS, help=f"folder [{RESULTS}]")
-    command.add_argument("--data-dir", type=Path, help="where data sets lie")
-    command.add_argument("--jobs", type=int, default=1, help="processes at once [1]")
+    command.add_argument("--data-dir", type=Path, help="folder of the data sets")
+    command.add_argument("--jobs", type=int, default=1, help="parallel processes [1]")
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -156,7 +156,7 @@ def _run(options: argparse.Namespace) -> None:
     ]
     store = Store(options.results)
     _run_all(trials, store, options, keep_runs=options.keep_runs)
-    print(f"Results are in {store.folder}. {_SCIENCE}")
+    print(f"The results are in {store.folder}. {_SCIENCE}")
 
 
 def _table(options: argparse.Namespace) -> None:
@@ -164,7 +164,7 @@ def _table(options: argparse.Namespace) -> None:
     found = [result for result in stored if is_current(result)]
     if len(found) < len(stored):
         print(
-            f"{len(stored) - len(found)} results are left out: their settings have changed since",
+            f"{len(stored) - len(found)} results are left out: their settings have changed",
             file=sys.stderr,
         )
     names = [setting.name for setting in _known(options.names)]
@@ -232,7 +232,7 @@ def _tune(options: argparse.Namespace) -> None:
 def _run_all(
     trials: Sequence[Trial], store: Store, options: argparse.Namespace, keep_runs: bool = False
 ) -> list[Path]:
-    """Run trials; if some fail, say so after the others were made, and end."""
+    """Run trials; if some fail, exit with an error after the others have finished."""
     try:
         return run_trials(
             trials, store, data_dir=options.data_dir, jobs=options.jobs, keep_runs=keep_runs
@@ -245,7 +245,7 @@ def _run_all(
 
 
 def _asked(options: argparse.Namespace) -> tuple[list[Setting], list[methods.Method]]:
-    """Return the settings and methods that were asked for, or raise all problems."""
+    """Return the requested settings and methods, or raise all problems."""
     problems: list[str] = []
     chosen = _settings(options.names, problems)
     wanted: list[methods.Method] = []
@@ -287,7 +287,7 @@ def _settings(names: Sequence[str], problems: list[str]) -> list[Setting]:
 
 
 def changes(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return what the options change in a setting, as "section.key=value"."""
+    """Return the changes to a setting that the options request, as "section.key=value"."""
     found = list(options.changes)
     if options.steps is not None:
         found.append(f"plan.steps={options.steps}")

@@ -1,4 +1,4 @@
-"""How many gradients a run evaluates, and how many of them it sums: what its work comes to."""
+"""The work of a run: how many gradients it evaluates, and how many of them it sums."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ class CountedSampling(ImportanceSampling):
     counts: Counts = field(default_factory=Counts, repr=False, compare=False)
 
     def factors(self, norms: Tensor, clip_norms: Tensor, stream: StepStream | None) -> Tensor:
-        """Return the factors of the rule, and count."""
+        """Return the factors of the rule and count them."""
         found = super().factors(norms, clip_norms, stream)
         self.counts.evaluated += len(found)
         self.counts.summed += int(found.count_nonzero())
         return found
 
     def state(self) -> dict[str, Any]:
-        """Return the counts: a run that goes on counts on."""
+        """Return the counts, so that a resumed run keeps counting."""
         return asdict(self.counts)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from stored counts."""
+        """Continue from stored counts."""
         self.counts.evaluated, self.counts.summed = state["evaluated"], state["summed"]
 
 
 def counted(rule: ClippingRule) -> ClippingRule:
-    """Return the rule; importance sampling as one that counts."""
+    """Return the rule, replaced by one that counts if it is importance sampling."""
     if not isinstance(rule, ImportanceSampling):
         return rule
     return CountedSampling(rule.accepted_batch, rule.acceptance, rule.gain)
 
 
 def gradients(rule: ClippingRule, plans: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return gradients evaluated and summed: counted, or expected where all of them are summed.
+    """Return the gradients evaluated and summed: counted, or expected if all of them are summed.
 
-    `plans`: options of the plan of each phase.
+    `plans` has the plan options of each phase.
     """
     if isinstance(rule, CountedSampling):
         return asdict(rule.counts)

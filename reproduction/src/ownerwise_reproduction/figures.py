@@ -59,7 +59,7 @@ def write_figures(study: Study, folder: str | PathLike) -> list[Picture]:
 
 
 def owner_curves(study: Study) -> Any:
-    """Recall of owners with budgets from strict to lax over training, method against method."""
+    """Draw the recall of owners from strict to lax over training, by method."""
     methods = _compared(study)
     if not methods:
         return None
@@ -73,7 +73,7 @@ def owner_curves(study: Study) -> Any:
 
 
 def overall_curves(study: Study) -> Any:
-    """Overall accuracy, the worst group and, of many groups, the worse half over training."""
+    """Draw accuracy, the worst group and, with many groups, the worse half over training."""
     methods = _compared(study)
     if not methods:
         return None
@@ -92,7 +92,7 @@ def overall_curves(study: Study) -> Any:
 
 
 def gains(study: Study) -> Any:
-    """Gain in recall over IDP-SGD against the budget, with a straight line."""
+    """Draw the gain in recall over IDP-SGD against the budget, with a straight line."""
     if BASELINE not in study.methods:
         return None
     found = {
@@ -115,7 +115,7 @@ def gains(study: Study) -> Any:
 
 
 def class_curves(study: Study) -> Any:
-    """Recall of classes within each owner over training."""
+    """Draw the recall of classes within each owner over training."""
     methods = _compared(study)[:2]
     if not methods or "classes" not in study.methods[methods[0]][0]["history"][0]:
         return None
@@ -139,9 +139,9 @@ def class_curves(study: Study) -> Any:
 
 
 def trade_off(study: Study) -> Any:
-    """Spread over groups against overall accuracy: down and to the right is better.
+    """Draw the spread over groups against overall accuracy: down and right is better.
 
-    Methods of which IDP-SGD is the weakest form start at its point. Bars are deviations over seeds;
+    Methods whose weakest form is IDP-SGD start at its point. Bars are deviations over seeds;
     the star is INO-SGD as the setting has it.
     """
     members = {

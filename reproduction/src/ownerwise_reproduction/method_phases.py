@@ -24,7 +24,7 @@ MOST_TIERS = 10
 
 @dataclass(frozen=True, eq=False)
 class Phase:
-    """One training within a run: most methods have one."""
+    """One training phase of a run; most methods have one."""
 
     population: Population
     plan: Mapping[str, Any]

@@ -1,7 +1,7 @@
-"""The methods that are compared, by their names on the command line.
+"""The methods under comparison, by their names on the command line.
 
-`parse("idp,undersample:0.3")` reads what the command line was given. A method with several levels
-and no argument stands for all of them: `undersample` is `undersample:0.1` to `undersample:0.5`.
+`parse("idp,undersample:0.3")` reads a list of methods. A method with several levels and no argument
+stands for all of them: `undersample` means `undersample:0.1` to `undersample:0.5`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Method:
         name: as on the command line.
         argument: what follows the colon, or "".
         label: as tables and legends show it.
-        notes: what must be said wherever its results are shown; empty if it keeps all budgets.
+        notes: caveats shown with its results; empty if it keeps all budgets.
         private: False for plain SGD.
     """
 
@@ -51,17 +51,17 @@ class Method:
         return self.spec.replace(":", "-").replace("/", "-")
 
     def sections(self, sections: Mapping[str, Mapping[str, Any]]) -> Sections:
-        """Return the sections of the configuration as this method trains with them."""
+        """Return the sections of the configuration that this method trains with."""
         return KINDS[self.name].sections({k: dict(v) for k, v in sections.items()}, self.argument)
 
     def phases(self, population: Population, plan: Mapping[str, Any], seed: int) -> Sequence[Phase]:
-        """Return the trainings that a run consists of, with their plans' options."""
+        """Return the training phases of a run, with the options of their plans."""
         return KINDS[self.name].phases(population, plan, self.argument, seed)
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """A method before it has its argument."""
+class _MethodKind:
+    """A method without its argument."""
 
     label: str
     sections: Callable[[Sections, str], Sections]
@@ -76,7 +76,7 @@ class _Kind:
 
 
 def parse(text: str) -> list[Method]:
-    """Return the methods in a list with commas, or say what is wrong with each."""
+    """Return the methods in a comma-separated list, or report every problem."""
     problems: list[str] = []
     found: dict[str, Method] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -94,7 +94,7 @@ def parse(text: str) -> list[Method]:
             made = Method(name, level, label, kind.notes, kind.private)
             found[made.slug] = made
     if not found and not problems:
-        problems.append(f"no method was given; expected some of {', '.join(KINDS)}")
+        problems.append(f"no method given; expected some of {', '.join(KINDS)}")
     if problems:
         raise OwnerwiseError(problems)
     return list(found.values())
@@ -129,9 +129,9 @@ def _is_class_budget(text: str) -> bool:
     return (which == "all" or which.isdigit()) and _is_number(epsilon) and float(epsilon) > 0
 
 
-KINDS: Mapping[str, _Kind] = {
-    "idp": _Kind("IDP-SGD", configs.without_weights, phases.all_at_once),
-    "ino": _Kind(
+KINDS: Mapping[str, _MethodKind] = {
+    "idp": _MethodKind("IDP-SGD", configs.without_weights, phases.all_at_once),
+    "ino": _MethodKind(
         "INO-SGD",
         configs.ino,
         phases.all_at_once,
@@ -139,7 +139,7 @@ KINDS: Mapping[str, _Kind] = {
         check=lambda text: text == "" or (_is_number(text) and float(text) <= 1),
         expected="a tail from 0 to 1, or the setting's",
     ),
-    "ino-budget": _Kind(
+    "ino-budget": _MethodKind(
         "INO-SGD budget-aware",
         configs.ino_budget,
         phases.all_at_once,
@@ -148,7 +148,7 @@ KINDS: Mapping[str, _Kind] = {
         check=_is_kappa,
         expected="a kappa of at least 0, with /TAIL if it has its own, or the setting's",
     ),
-    "ino-shape": _Kind(
+    "ino-shape": _MethodKind(
         "INO-SGD, shape {}",
         configs.ino_shape,
         phases.all_at_once,
@@ -156,7 +156,7 @@ KINDS: Mapping[str, _Kind] = {
         check=_is_shape,
         expected="alpha/beta, such as 2/5, or steps",
     ),
-    "ino-order": _Kind(
+    "ino-order": _MethodKind(
         "INO-SGD, order {}",
         configs.ino_order,
         phases.all_at_once,
@@ -164,8 +164,8 @@ KINDS: Mapping[str, _Kind] = {
         check=lambda text: text in ("loss", *ABLATED_ORDERS),
         expected=f"one of loss, {', '.join(ABLATED_ORDERS)}",
     ),
-    "uniform": _Kind("DP-SGD", configs.uniform, phases.all_at_once),
-    "dpis": _Kind(
+    "uniform": _MethodKind("DP-SGD", configs.uniform, phases.all_at_once),
+    "dpis": _MethodKind(
         "DPIS",
         configs.dpis,
         phases.all_at_once,
@@ -173,7 +173,7 @@ KINDS: Mapping[str, _Kind] = {
         check=lambda text: text == "" or _is_share(text),
         expected="a share of records to accept, or the setting's clip norm",
     ),
-    "smaller-batch": _Kind(
+    "smaller-batch": _MethodKind(
         "DP-SGD at {} of the batch",
         configs.smaller_batch,
         phases.all_at_once,
@@ -181,10 +181,10 @@ KINDS: Mapping[str, _Kind] = {
         check=_is_share,
         expected="a share between 0 and 1",
     ),
-    "tempered-sigmoid": _Kind(
+    "tempered-sigmoid": _MethodKind(
         "DP-SGD, tempered sigmoid", configs.tempered_sigmoid, phases.all_at_once
     ),
-    "falling-noise": _Kind(
+    "falling-noise": _MethodKind(
         "DP-SGD, {} noise",
         configs.falling_noise,
         phases.all_at_once,
@@ -192,8 +192,8 @@ KINDS: Mapping[str, _Kind] = {
         check=lambda text: text in SCHEDULES,
         expected=f"one of {', '.join(SCHEDULES)}",
     ),
-    "exclude": _Kind("DP-SGD without strict owners", configs.uniform, phases.lax_alone),
-    "sequential": _Kind(
+    "exclude": _MethodKind("DP-SGD without strict owners", configs.uniform, phases.lax_alone),
+    "sequential": _MethodKind(
         "DP-SGD group by group, {}",
         configs.uniform,
         phases.one_after_another,
@@ -201,7 +201,7 @@ KINDS: Mapping[str, _Kind] = {
         check=lambda text: text in ("strict-first", "lax-first"),
         expected="strict-first or lax-first",
     ),
-    "undersample": _Kind(
+    "undersample": _MethodKind(
         "IDP-SGD, lax owners without {} of their records",
         configs.without_weights,
         phases.fewer_lax,
@@ -209,7 +209,7 @@ KINDS: Mapping[str, _Kind] = {
         check=_is_share,
         expected="a share between 0 and 1",
     ),
-    "lowered": _Kind(
+    "lowered": _MethodKind(
         "IDP-SGD, budgets {} of the way to the strictest",
         configs.without_weights,
         phases.lowered,
@@ -217,7 +217,7 @@ KINDS: Mapping[str, _Kind] = {
         check=_is_share,
         expected="a share between 0 and 1",
     ),
-    "class-budget": _Kind(
+    "class-budget": _MethodKind(
         "IDP-SGD, class budget {}",
         configs.class_budget,
         phases.all_at_once,
@@ -225,13 +225,13 @@ KINDS: Mapping[str, _Kind] = {
         check=_is_class_budget,
         expected="the number of a class and its epsilon, such as 0=3, or all=3",
     ),
-    "top": _Kind(
+    "top": _MethodKind(
         "DP-SGD at the laxest epsilon",
         configs.uniform,
         phases.at_the_laxest,
         notes=("upper bound, NOT within the budgets",),
     ),
-    "nonprivate": _Kind(
+    "nonprivate": _MethodKind(
         "plain SGD",
         configs.without_weights,
         phases.all_at_once,

@@ -1,4 +1,4 @@
-"""What a run measured: lines of history with recalls of groups, and of classes within groups.
+"""Measurements of a run: history lines with recalls of groups and of classes within groups.
 
 The Trainer evaluates cells, the classes within each group. Groups follow from their cells exactly:
 a group's recall and loss are the means over its cells, weighted by their records.

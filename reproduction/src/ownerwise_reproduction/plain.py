@@ -1,4 +1,4 @@
-"""Plain SGD: how far a setting gets without any privacy. NOT PRIVATE, for comparison only."""
+"""Plain SGD: the accuracy of a setting without privacy. NOT PRIVATE, for comparison only."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def train_plainly(
     evaluate_every: int,
     report: Callable[[int], None],
 ) -> list[dict[str, Any]]:
-    """Train on batches drawn at random with one size, and return history lines as a run has them.
+    """Train on random batches of a fixed size, and return history lines like those of a run.
 
-    Nothing is clipped and no noise is added. The run cannot be resumed: it begins anew.
+    Nothing is clipped and no noise is added. The run cannot be resumed.
     """
     generator = torch.Generator().manual_seed(seed)
     history: list[dict[str, Any]] = []

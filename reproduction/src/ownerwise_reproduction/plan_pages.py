@@ -1,7 +1,7 @@
-"""Plans of the settings, without training: PLD against RDP, and budgets used up over the steps.
+"""Plans of the settings, without training: PLD against RDP, and budgets spent over the steps.
 
-Both accountants plan for the same budgets. The tighter one (PLD) finds that less noise is enough;
-with `sample`, rates differ too, with `scale`, clip norms.
+Both accountants plan for the same budgets. The tighter one (PLD) needs less noise. With `sample`,
+the rates differ as well; with `scale`, the clip norms.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ownerwise_reproduction.population import populate
 from ownerwise_reproduction.settings import Setting
 
 SETTINGS = ("IDP-MNIST-A", "IDP-MNIST-B", "MN-PC", "CL-PC", "CA-MLP", "SU-LS", "PN")
-"""Settings that are planned if none are named."""
+"""Settings that are planned by default."""
 
 SHOWN = "IDP-MNIST-B"
-"""The setting whose budgets are shown over the steps, that of Figure 4 of IDP-SGD."""
+"""The setting whose spending is drawn, as in Figure 4 of IDP-SGD."""
 
 METHODS = ("uniform", "sample", "scale")
 ACCOUNTANTS = ("pld", "rdp")
@@ -42,8 +42,8 @@ TITLE = "Plans by PLD and by RDP accounting"
 
 
 @dataclass(frozen=True)
-class Row:
-    """What a plan gives the strictest owner.
+class PlanSummary:
+    """What a plan means for the strictest owner.
 
     Attributes:
         setting, method, accountant: of the plan.
@@ -74,11 +74,11 @@ class Planned:
     setting: Setting
     plans: dict[tuple[str, str], Plan]
 
-    def rows(self) -> Iterator[Row]:
-        """Yield what every plan comes to."""
+    def rows(self) -> Iterator[PlanSummary]:
+        """Yield a summary of every plan."""
         for (method, accountant), made in self.plans.items():
             strictest = int(np.argmin(made.targets))
-            yield Row(
+            yield PlanSummary(
                 self.setting.name,
                 method,
                 accountant,
@@ -93,7 +93,7 @@ class Planned:
 
 
 def make_plans(setting: Setting, data_dir: str | PathLike | None = None) -> Planned:
-    """Plan a setting with every method and accountant; its data are read, nothing is trained."""
+    """Plan a setting with every method and accountant. Its data are read; nothing is trained."""
     config = setting.configure(0)
     owners = populate(config, setting.label_noise, data_dir).owners()
     asked = {key: value for key, value in config["plan"].items() if key != "mixture"}
@@ -128,7 +128,7 @@ def write_page(
     return files
 
 
-def page(rows: Sequence[Row], pictures: Sequence[Path], command: str) -> str:
+def page(rows: Sequence[PlanSummary], pictures: Sequence[Path], command: str) -> str:
     """Return the Markdown page of plans."""
     parts = [
         f"# {TITLE}",
@@ -155,8 +155,8 @@ def page(rows: Sequence[Row], pictures: Sequence[Path], command: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table(rows: Sequence[Row]) -> str:
-    together: dict[tuple[str, str], dict[str, Row]] = {}
+def _table(rows: Sequence[PlanSummary]) -> str:
+    together: dict[tuple[str, str], dict[str, PlanSummary]] = {}
     for row in rows:
         together.setdefault((row.setting, row.method), {})[row.accountant] = row
     lines = []
@@ -195,7 +195,7 @@ def spending_figure(planned: Planned) -> Any:
 
 
 def _spending(made: Plan) -> tuple[list[int], np.ndarray]:
-    """Return some steps, and what each owner (column) has spent after them."""
+    """Return some steps and what each owner (a column) has spent after them."""
     steps = [round(made.steps * k / _POINTS) for k in range(1, _POINTS + 1)]
     spent = [np.zeros(len(made.targets)), *map(made.epsilon, steps)]
     return [0, *steps], np.array(spent)

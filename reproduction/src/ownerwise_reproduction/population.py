@@ -1,4 +1,4 @@
-"""The records of an experiment: who owns them, with which budgets, and what methods do to that."""
+"""The records of an experiment, their owners and budgets, and how methods change them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Population:
         epsilon: budget of each training record, which is its owner's.
         delta: of all.
         assignment: how validation and test records are grouped.
-        validation: evaluated along the way.
-        test: evaluated at the end, if apart from the former.
+        validation: evaluated during training.
+        test: evaluated at the end, if separate from validation.
     """
 
     data: DataSet
@@ -80,8 +80,8 @@ def populate(
 ) -> Population:
     """Return the population of a configuration.
 
-    Labels are flipped after records were given to owners, so every record stays with the owner of
-    its true label.
+    Labels are flipped after owners are assigned, so every record stays with the owner of its true
+    label.
     """
     data, validation, test = split_records(_loaded(config, data_dir), config["data"])
     assert validation is not None

@@ -1,4 +1,4 @@
-"""Progress of several runs: how many are done, and about how long the rest will take."""
+"""Progress of several runs: how many are done, and roughly how long the rest will take."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _QUIET_SECONDS = 30  # between two lines, where nothing was finished
 
 
 class Progress:
-    """Prints lines to standard error: it reads the same in a terminal and in a file.
+    """Print progress to standard error as plain lines, for terminals and files alike.
 
     Args:
-        names: of the runs that are to be made, by where their results will lie.
+        names: of the pending runs, by the paths of their results.
         steps: their numbers of steps.
-        total: number of runs, with those that are done.
+        total: number of runs, finished ones included.
         quiet: print nothing.
 
     Attributes:
-        failures: what went wrong with runs that could not be made.
+        failures: the problems of failed runs.
     """
 
     def __init__(
@@ -44,21 +44,21 @@ class Progress:
         self.failures: list[str] = []
         self._began = self._printed = time.monotonic()
         if self._done:
-            self._print(f"{self._done} of {total} runs are there already")
+            self._print(f"{self._done} of {total} runs are already done")
 
     def reporter(self, run: Path) -> Report:
-        """Return the function that is told of a run's steps."""
+        """Return the function that receives the number of steps of a run."""
         return lambda steps: self.advanced(run, steps)
 
     def advanced(self, run: Path, steps: int) -> None:
-        """Note that a run has taken so many steps."""
+        """Record the number of steps that a run has taken."""
         self._skipped.setdefault(run, steps)  # steps of an earlier process took no time now
         self._taken[run] = steps
         if steps and time.monotonic() - self._printed > _QUIET_SECONDS:
             self._print(f"{self._names[run]}: step {steps} of {self._steps[run]}; {self._left()}")
 
     def finished(self, run: Path, result: Mapping[str, Any]) -> None:
-        """Note that a run has ended."""
+        """Record that a run has finished."""
         self._taken[run] = self._steps[run]
         self._done += 1
         final = result["final"]
@@ -69,20 +69,20 @@ class Progress:
         )
 
     def failed(self, run: Path, problems: Sequence[str]) -> None:
-        """Note that a run could not be made."""
+        """Record that a run has failed."""
         self._taken[run] = self._steps[run]
         self._done += 1
         self.failures += [f"{self._names[run]}: {problem}" for problem in problems]
         self._print(f"{self._done} of {self._total}: {self._names[run]} FAILED; {self._left()}")
 
     def _left(self) -> str:
-        """Return about how long the rest takes, from the steps so far."""
+        """Return an estimate of the remaining time, from the steps so far."""
         left = sum(self._steps.values()) - sum(self._taken.values())
         if not left:
-            return "nothing is left"
+            return "nothing left"
         taken = sum(self._taken.values()) - sum(self._skipped.values())
         if taken <= 0:
-            return "time left is not known yet"
+            return "time left unknown"
         seconds = (time.monotonic() - self._began) * left / taken
         return f"about {duration(seconds)} left"
 

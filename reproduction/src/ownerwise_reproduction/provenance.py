@@ -1,4 +1,4 @@
-"""How results were made: commands that make them again, owners, seeds, times, and plans."""
+"""How results came about: commands to reproduce them, seeds, times and plans."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ownerwise_reproduction.summary import Result, Study
 
 PROGRAM = "ownerwise experiments"
 TABLE = f"{PROGRAM} table --out reproduction/results"
-"""What writes the pages, once runs or searches are made."""
+"""The command that writes the pages from runs and searches."""
 
 _MIXED = ("random_shares", "overlapping", "one_each")  # kinds of assignments
 
@@ -25,7 +25,7 @@ def command(
     changes: Sequence[str] = (),
     options: Sequence[str] = (),
 ) -> str:
-    """Return what to type for methods in a setting.
+    """Return the command for methods in a setting.
 
     Args:
         action: "run" or "tune".
@@ -34,7 +34,7 @@ def command(
         seeds: of the runs; they follow one another.
         profile: "paper" or "short".
         changes: "section.key=value" each.
-        options: further words.
+        options: further arguments.
     """
     words = [*PROGRAM.split(), action, setting, "--method", ",".join(specs)]
     words += ["--seeds", str(max(seeds) - min(seeds) + 1)]
@@ -60,7 +60,7 @@ def asked(text: str) -> tuple[str, list[str]]:
 
 
 def commands(study: Study) -> list[str]:
-    """Return the commands of a study: methods with the same seeds go together."""
+    """Return the commands of a study, one for all methods with the same seeds."""
     together: dict[tuple[int, ...], list[str]] = {}
     for runs in study.methods.values():
         together.setdefault(tuple(run["seed"] for run in runs), []).append(runs[0]["spec"])
@@ -72,7 +72,7 @@ def commands(study: Study) -> list[str]:
 
 
 def is_mixed(study: Study) -> bool:
-    """Return whether the records of a group have different budgets, so that it is no owner."""
+    """Return whether records of one group have different budgets, so that groups are not owners."""
     assignment = study.first["config"].get("owners", {}).get("assignment", {})
     return assignment.get("kind") in _MIXED
 

@@ -1,10 +1,10 @@
-"""Results on disk: one JSON file per run, found again by a hash of what it was made from.
+"""Results on disk: one JSON file per run, identified by a hash of its inputs.
 
 The hash covers the setting's values with all changes, the method, the seed and the files of the
-data set (names and sizes). A run whose result is there is not run again. Not in the hash: how the
-values were asked for (a profile, or changes that come to the same), what is in the data files, and
-the code, torch's included. When a change of the code gives results another meaning, `FORMAT` is
-raised; the versions that a result was made with stand in it.
+data set (names and sizes). A run that already has a result is not repeated. The hash does not cover
+how the values were requested (by a profile or by equivalent changes), the content of the data
+files, or the code, torch included. `FORMAT` is raised when a change of the code changes the meaning
+of results; each result records the versions that produced it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ FORMAT = 1
 
 
 def data_files(name: str, data_dir: str | PathLike | None = None) -> dict[str, Any]:
-    """Return the files of a data set with their sizes, or say what is missing.
+    """Return the files of a data set with their sizes, or report what is missing.
 
-    A data set that comes with a package is named by the package's version.
+    A data set that comes with a package is identified by the package's version.
     """
     if name == "digits":
         return {"scikit-learn": version("scikit-learn")}
@@ -44,7 +44,7 @@ def data_files(name: str, data_dir: str | PathLike | None = None) -> dict[str, A
 
 
 def made_from(trial: Trial) -> dict[str, Any]:
-    """Return what a trial is made from, besides the files of its data: its result holds it too."""
+    """Return the inputs of a trial except its data files; its result stores them as well."""
     config = trial.config
     return {
         "format": FORMAT,
@@ -58,16 +58,16 @@ def made_from(trial: Trial) -> dict[str, Any]:
 
 
 def trial_hash(trial: Trial, data_dir: str | PathLike | None = None) -> str:
-    """Return the hash under which a trial's result lies."""
+    """Return the hash that identifies a trial's result."""
     content = made_from(trial)
     content["data"] = data_files(content["config"]["data"]["name"], data_dir)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def is_current(result: Mapping[str, Any]) -> bool:
-    """Return whether a run of the same name would be made from the same values today.
+    """Return whether the same run would use the same values today.
 
-    Results of format 1 may say neither format, label noise nor the learning rate of plain SGD.
+    Results of format 1 may lack the format, the label noise and the learning rate of plain SGD.
     """
     try:
         (method,) = methods.parse(result["spec"])
@@ -85,17 +85,17 @@ def is_current(result: Mapping[str, Any]) -> bool:
 
 
 class Store:
-    """The results below a folder: SETTING/METHOD/seed-3-HASH.json, and runs under way beside it.
+    """The results below a folder: SETTING/METHOD/seed-3-HASH.json, with unfinished runs beside it.
 
     Args:
-        folder: made when the first result is written.
+        folder: created when the first result is written.
     """
 
     def __init__(self, folder: str | PathLike):
         self.folder = Path(folder)
 
     def path(self, trial: Trial, content: str) -> Path:
-        """Return where a result lies; its run folder has the same name without ending."""
+        """Return the path of a result; its run folder has the same name without the suffix."""
         name = f"seed-{trial.seed}-{content[:12]}.json"
         return self.folder / trial.setting.name / trial.method.slug / name
 
@@ -106,7 +106,7 @@ class Store:
     def read(self) -> list[dict[str, Any]]:
         """Return all results, ordered by setting, method and seed."""
         if not self.folder.is_dir():
-            raise OwnerwiseError(f"no results at {self.folder}; `ownerwise experiments run` first")
+            raise OwnerwiseError(f"no results in {self.folder}; run `ownerwise experiments run`")
         paths = sorted(self.folder.glob("*/*/seed-*.json"))
         found = [self.read_one(path) for path in paths]
         return sorted(found, key=lambda one: (one["setting"], one["method"], one["seed"]))
@@ -117,5 +117,5 @@ class Store:
             return json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
             raise OwnerwiseError(
-                f"{path} is damaged: remove it, and run its experiment again"
+                f"{path} is damaged: delete it and run its experiment again"
             ) from None

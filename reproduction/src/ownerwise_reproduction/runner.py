@@ -1,8 +1,8 @@
-"""Runs trials that have no result yet: one after another, or several processes at once.
+"""Run trials that have no result yet, one after another or in several processes.
 
-A killed run goes on from its checkpoint when the same command is given again; with its fixed seed
-it comes to the same result. Processes take one thread each, which is faster for small networks than
-one process with several.
+A killed run resumes from its checkpoint when the same command is given again; with its fixed seed
+it reaches the same result. Each process uses one thread, which is faster for small networks than
+one process with several threads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _POLL = 0.5  # seconds between two looks at the processes
 
 
 class FailedRuns(OwnerwiseError):
-    """Some runs could not be made; all others have their results."""
+    """Some runs failed; all others have results."""
 
 
 def run_trials(
@@ -46,22 +46,22 @@ def run_trials(
     keep_runs: bool = False,
     quiet: bool = False,
 ) -> list[Path]:
-    """Run what has no result yet, and return where all results lie, in the order of the trials.
+    """Run trials without a result, and return the paths of all results in the order of the trials.
 
-    A result that is there under another heading stays there, and that is said.
+    A result that exists under another heading is kept, with a message.
 
     Args:
         trials: what to run.
         store: where results go.
-        data_dir: where data sets lie.
-        jobs: processes at once; 1 runs in this process.
+        data_dir: folder of the data sets.
+        jobs: number of parallel processes; 1 runs in this process.
         keep_runs: keep the run folder (plan, history, model) beside each result.
         quiet: show no progress.
 
     Raises:
-        OwnerwiseError: before anything is run, if settings or data are not in order.
-        FailedRuns: if some could not be made, after all others were.
-        Interrupted: on Ctrl-C; the same call goes on.
+        OwnerwiseError: if settings or data have problems, before anything runs.
+        FailedRuns: if some runs failed, after all others have finished.
+        Interrupted: on Ctrl-C; the same call resumes.
     """
     places = _places(trials, store, data_dir)
     missing = {path: trial for path, trial in zip(places, trials, strict=True) if not path.exists()}
@@ -82,7 +82,7 @@ def run_trials(
             _run_in_processes(missing, data_dir, keep_runs, jobs, progress)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"stopped; results so far are in {store.folder}, and the same command goes on"
+            f"stopped; the results so far are in {store.folder}; the same command resumes"
         ) from None
     if progress.failures:
         raise FailedRuns(progress.failures)
@@ -90,7 +90,7 @@ def run_trials(
 
 
 def _settle(path: Path, progress: Progress, run: Callable[[], dict[str, Any]]) -> None:
-    """Note how a run ended; one that cannot be made does not keep others from being made."""
+    """Record how a run ended; a failure does not stop the other runs."""
     try:
         progress.finished(path, run())
     except OwnerwiseError as error:
@@ -98,7 +98,7 @@ def _settle(path: Path, progress: Progress, run: Callable[[], dict[str, Any]]) -
 
 
 def _places(trials: Sequence[Trial], store: Store, data_dir: str | PathLike | None) -> list[Path]:
-    """Return where results lie, or raise everything that is wrong with settings and data."""
+    """Return the paths of the results, or raise all problems with settings and data."""
     places: list[Path] = []
     problems: list[str] = []
     for trial in trials:
@@ -112,13 +112,13 @@ def _places(trials: Sequence[Trial], store: Store, data_dir: str | PathLike | No
 
 
 def _say_other_names(trials: Sequence[Trial], places: Sequence[Path], store: Store) -> None:
-    """Say which results are there under another heading: made from the same, asked otherwise."""
+    """Report results that exist under another heading because they come from the same values."""
     for trial, path in zip(trials, places, strict=True):
         if path.exists():
             found = store.read_one(path)
             there = heading(found["setting"], found["profile"], found["changes"])
             if there != heading(trial.setting.name, trial.profile, trial.changes):
-                print(f"{trial.name}: done already as {there}", file=sys.stderr, flush=True)
+                print(f"{trial.name}: already done as {there}", file=sys.stderr, flush=True)
 
 
 def run_one(
@@ -167,7 +167,7 @@ def _run_in_processes(
 
 @contextmanager
 def _single_threads() -> Iterator[None]:
-    """Let processes that are started meanwhile take one thread each."""
+    """Limit processes started in this context to one thread each."""
     before = os.environ.get(_THREADS)
     os.environ[_THREADS] = "1"
     try:

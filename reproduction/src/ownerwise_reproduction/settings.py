@@ -2,8 +2,8 @@
 
 The sections `data`, `owners`, `plan`, `model`, `training` and `weights` are those of a
 configuration; `weights` is what INO-SGD takes, and other methods leave it out. The heading
-`[experiment]` says where the setting comes from, which values are a choice of ours because the
-paper leaves them open, and how the short profile differs.
+`[experiment]` states where the setting comes from, which values we chose because the paper leaves
+them open, and how the short profile differs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 from ownerwise.config.reading import Config, assignment_options, make_config
 from ownerwise.data.assign import evenly
-from ownerwise.errors import OwnerwiseError, name_some
+from ownerwise.errors import OwnerwiseError, known_names, name_some
 
 PROFILES = ("paper", "short")
 EVALUATIONS = 50
-"""Evaluations over a run, if the setting says nothing else: enough for curves."""
+"""Evaluations per run unless the setting says otherwise: enough for curves."""
 
 _HEADING = {
     "title": str,
@@ -43,11 +43,11 @@ class Setting:
         name: such as MN-PC.
         title: what it is, in words.
         source: the paper, and where in it.
-        choices: what the paper leaves open, and what was taken.
+        choices: what the paper leaves open, and what we chose.
         short: changes "section.key=value" of the short profile.
-        evaluations: about how many over a run.
-        label_noise: share of training labels that is replaced.
-        plain_lr: learning rate of the method that is not private.
+        evaluations: approximate number per run.
+        label_noise: share of training labels that are replaced.
+        plain_lr: learning rate of the non-private method.
         sections: the sections of the configuration.
     """
 
@@ -64,8 +64,7 @@ class Setting:
     def configure(self, seed: int, profile: str = "paper", changes: Sequence[str] = ()) -> Config:
         """Return the configuration of one run.
 
-        Owners that are drawn at random are drawn anew for every seed, so that results over seeds
-        vary with them too.
+        Random owners are drawn anew for every seed, so the variation over seeds includes them.
 
         Args:
             seed: of the run: noise, batches, first weights, random owners. It makes the run
@@ -97,13 +96,13 @@ def setting(name: str) -> Setting:
     """Return a setting by its name; upper and lower case are the same."""
     known = {key.lower(): key for key in _files()}
     if name.lower() not in known:
-        raise OwnerwiseError(f"no setting {name!r}; known are {', '.join(names())}")
+        raise OwnerwiseError(f"no setting {name!r}; {known_names(name, names())}")
     key = known[name.lower()]
     return make_setting(key, _files()[key])
 
 
 def make_setting(name: str, text: str) -> Setting:
-    """Return the setting in the text of a TOML file, or say everything that is wrong with it."""
+    """Return the setting in the text of a TOML file, or report all of its problems."""
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -1,4 +1,4 @@
-"""What results come to over seeds: means, deviations, who gained, and who fell behind at first."""
+"""Results over seeds: means, deviations, gains by owner, and initial drops."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ METRICS = {
     "strict": "strict owners",
     "spread": "spread",
 }
-"""What is measured of a run, and how tables call it. `strictest` is the recall of the group with
+"""The metrics of a run, and their names in tables. `strictest` is the recall of the group with
 the lowest budget, `strict` the mean recall over groups with less than the mean budget; both are
 missing where all groups have one budget. `worst_half`, the mean recall over the worse half of the
 groups, is there if they are many."""
 MANY_GROUPS = 20
-"""From so many groups on, the worst of them is mostly chance."""
+"""With this many groups or more, which group is worst is mostly chance."""
 FEWEST_SEEDS = 3
-"""Fewer decide nothing."""
+"""Fewer seeds decide nothing."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """Runs that may be compared: one setting, one profile, the same changes.
+    """Comparable runs: one setting, one profile, the same changes.
 
     Attributes:
         name: SETTING/VARIANT, the folder of its pages.
@@ -55,12 +55,12 @@ class Study:
 
     @property
     def first(self) -> Result:
-        """Some run: what all of them have in common can be read from it."""
+        """Any run, for what all of them have in common."""
         return next(iter(self.methods.values()))[0]
 
     @property
     def budgets(self) -> dict[str, float]:
-        """Declared epsilon of every group, by rising budget."""
+        """Declared epsilon of every group, in increasing order."""
         found = self.first["budgets"]
         return dict(sorted(found.items(), key=lambda item: item[1]))
 
@@ -69,7 +69,7 @@ class Study:
         return replace(self, methods={name: self.methods[name] for name in methods})
 
     def label(self, method: str) -> str:
-        """Return a method's name for tables, with what must be said of it."""
+        """Return a method's name for tables, with its caveats."""
         first = self.methods[method][0]
         notes = first["not_private"][1:]
         return f"{first['label']} ({'; '.join(notes)})" if notes else first["label"]
@@ -125,7 +125,7 @@ def studies(results: Sequence[Result]) -> list[Study]:
         if any(run["seed"] == result["seed"] for run in runs):
             problems.append(
                 f"{heading}: {result['method']} has two results for seed {result['seed']}, made "
-                "from different values or data: remove the one that is out of date"
+                "from different values or data: delete the outdated one"
             )
         runs.append(result)
     if problems:
@@ -190,9 +190,9 @@ def group_recalls(runs: Sequence[Result]) -> dict[str, Amount]:
 
 
 def gain(baseline: Sequence[Result], runs: Sequence[Result]) -> Gain | None:
-    """Return who gained by a method, over seeds that both have; None if there are none.
+    """Return the gain of each group over shared seeds; None if there are none.
 
-    None, too, if the method's groups have other budgets than the baseline's.
+    Also None if the method's groups have other budgets than the baseline's.
     """
     before = {run["seed"]: run for run in baseline}
     pairs = [(before[run["seed"]], run) for run in runs if run["seed"] in before]
@@ -238,7 +238,7 @@ def drops(runs: Sequence[Result]) -> dict[str, Drop]:
 
 
 def epoch_seconds(runs: Sequence[Result]) -> float | None:
-    """Return the training time of one pass over the records, without evaluation; None if plain."""
+    """Return the training time of one pass over the records; None for plain SGD."""
     times = []
     for run in runs:
         if not run["plans"]:
@@ -250,7 +250,7 @@ def epoch_seconds(runs: Sequence[Result]) -> float | None:
 
 
 def gradients(runs: Sequence[Result]) -> tuple[float, float] | None:
-    """Return how many gradients a run evaluates, and how many it sums, on average; None if unknown.
+    """Return the mean numbers of gradients evaluated and summed per run; None if unknown.
 
     They differ where records are accepted by the norms of their gradients.
     """
@@ -262,7 +262,7 @@ def gradients(runs: Sequence[Result]) -> tuple[float, float] | None:
 
 
 def spread_out(items: list[str], most: int) -> list[str]:
-    """Return all items, or of many some from the first to the last."""
+    """Return all items or, if there are many, an even selection from first to last."""
     if len(items) <= most:
         return items
     return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
@@ -296,7 +296,7 @@ def variant(profile: str, changes: Sequence[str]) -> str:
 
 
 def heading(setting: str, profile: str, changes: Sequence[str]) -> str:
-    """Return what a study is called on pages."""
+    """Return the name of a study on pages."""
     parts = _parts(profile, changes)
     return setting + (f" ({', '.join(parts)})" if parts else "")
 

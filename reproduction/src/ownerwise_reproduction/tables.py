@@ -1,4 +1,4 @@
-"""Tables of results: a page of Markdown and a JSON file for each study, and a page over all."""
+"""Tables of results: a Markdown page and a JSON file for each study, and an overview."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def write_tables(
     findings: Sequence[Finding] = (),
     further: Mapping[str, str] | None = None,
 ) -> list[Path]:
-    """Write all pages into a folder and return them, the page over all first.
+    """Write all pages into a folder and return them, the overview first.
 
     Args:
-        studies: what to write of.
-        folder: made if needed.
-        pictures: {study: figures in that folder}, shown on its page.
-        findings: what the papers claim beside what was found, for the page over all.
-        further: {title: file} of other pages in the folder, for the page over all.
+        studies: to write about.
+        folder: created if needed.
+        pictures: {study: its figures}, shown on its page.
+        findings: the papers' claims with our results, for the overview.
+        further: {title: file} of other pages in the folder, for the overview.
     """
     folder = Path(folder)
     index = folder / "README.md"
@@ -63,7 +63,7 @@ def write_tables(
 
 
 def describe(study: Study) -> dict[str, Any]:
-    """Return everything that is known of a study over seeds, as JSON types."""
+    """Return everything known about a study over seeds, as JSON types."""
     methods = {}
     baseline = study.methods.get(BASELINE)
     for name, runs in study.methods.items():
@@ -151,13 +151,13 @@ def page(study: Study, content: dict[str, Any], pictures: Sequence[Picture] = ()
 
 
 def _changes(study: Study) -> list[str]:
-    """Return what differs from the setting's title, if anything."""
+    """Return the changes to the setting, if any."""
     changes = ", ".join(f"`{change}`" for change in study.first["changes"])
     return [f"Changes to the setting: {changes}."] if changes else []
 
 
 def _notes(study: Study, columns: Sequence[str]) -> str:
-    """Return how to read the tables and figures of a study."""
+    """Return notes on the tables and figures of a study."""
     said = [
         "Mean and standard deviation over seeds, in per cent. Spread is the standard deviation "
         "over groups. Epoch times count training alone, on a machine with other load."
@@ -209,7 +209,7 @@ def _origin_table(content: dict[str, Any]) -> str:
 
 
 def _origin(name: str) -> str:
-    """Return where a setting comes from, and which of its values are a choice of ours."""
+    """Return where a setting comes from, and which of its values we chose."""
     setting = settings.setting(name)
     lines = [f"Source: {setting.source}."]
     if setting.choices:
@@ -222,7 +222,7 @@ def overview(
     findings: Sequence[Finding] = (),
     further: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the page over all studies: claims at a glance, other pages, and all settings."""
+    """Return the overview of all studies: claims, other pages, and all settings."""
     parts = ["# Results", CAUTION]
     if findings:
         parts += ["## The papers' claims at a glance", page_part(findings)]
@@ -252,7 +252,7 @@ def _columns(study: Study) -> list[str]:
 
 
 def _title(study: Study) -> str:
-    """Return the setting's title as it is today, else that of the results."""
+    """Return the setting's current title, or that of the results."""
     name = study.first["setting"]
     return settings.setting(name).title if name in settings.names() else study.first["title"]
 
@@ -261,9 +261,9 @@ def overall_table(study: Study, columns: Sequence[str] = (), *, times: bool = Tr
     """Return the table of all methods of a study.
 
     Args:
-        study: what to tell of.
-        columns: metrics; those that tell it all if not given.
-        times: whether to tell what an epoch took.
+        study: to show.
+        columns: metrics; all that differ by default.
+        times: whether to show the time per epoch.
     """
     measured = {name: summary.over_seeds(runs) for name, runs in study.methods.items()}
     columns = columns or _columns(study)
@@ -286,7 +286,7 @@ def overall_table(study: Study, columns: Sequence[str] = (), *, times: bool = Tr
 
 
 def _work(study: Study) -> dict[str, list[str]]:
-    """Return the gradients of every method, if some method does not sum all that it evaluates."""
+    """Return the gradients of every method, if some method sums fewer than it evaluates."""
     found = {name: summary.gradients(runs) for name, runs in study.methods.items()}
     if all(one is None or one[0] == one[1] for one in found.values()):
         return {}

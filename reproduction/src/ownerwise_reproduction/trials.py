@@ -1,7 +1,7 @@
 """One run of an experiment: a setting, a method and a seed become a result.
 
-Every run has a fixed seed, so that it can be repeated: it is science on public data, NOT PRIVATE,
-and its result says so.
+Every run has a fixed seed and can be repeated. It is science on public data, NOT PRIVATE, and its
+result says so.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from ownerwise_reproduction.population import Population, populate
 from ownerwise_reproduction.settings import Setting
 
 Report = Callable[[int], None]
-"""report(steps): called with the number of steps that a trial has taken so far."""
+"""report(steps): called with the number of steps taken so far."""
 
 PLAIN_MOMENTUM = 0.9
 """Of plain SGD, the non-private method."""
@@ -76,13 +76,13 @@ class Trial:
 
     @property
     def config(self) -> Config:
-        """The configuration as the method trains with it."""
+        """The configuration that the method trains with."""
         asked = self.setting.configure(self.seed, self.profile, self.changes)
         return make_config(self.method.sections(asked.sections), name=self.setting.name)
 
     @property
     def name(self) -> str:
-        """In words, for progress and errors."""
+        """Name for progress lines and errors."""
         return f"{self.setting.name} {self.method.slug} seed {self.seed}"
 
 
@@ -92,13 +92,13 @@ def run_trial(
     data_dir: str | PathLike | None = None,
     report: Report = lambda steps: None,
 ) -> dict[str, Any]:
-    """Train, and return what was measured as JSON types.
+    """Train and return the measurements as JSON types.
 
     Args:
         trial: what to run.
-        folder: run folder of each phase goes below it; what lies there is gone on with.
-        data_dir: where data sets lie.
-        report: told of progress.
+        folder: holds the run folder of each phase; runs found there are resumed.
+        data_dir: folder of the data sets.
+        report: called with the progress.
     """
     since = time.perf_counter()
     config = trial.config
@@ -158,7 +158,7 @@ def _train(
     folder: Path,
     report: Report,
 ) -> list[Run]:
-    """Train phase after phase; phases that have ended are only restored."""
+    """Train phase after phase; finished phases are only restored."""
     runs = []
     before = 0
     for number, phase in enumerate(phases, 1):
@@ -169,7 +169,7 @@ def _train(
             model,
             made,
             **options,
-            seed=trial.seed + 1000 * (number - 1),  # no noise comes twice
+            seed=trial.seed + 1000 * (number - 1),  # no noise is used twice
             folder=place,
             name=trial.name,
             label=trial.method.label,
@@ -221,7 +221,7 @@ def _train_plainly(
 
 
 def _joined(lines: Sequence[dict[str, Any]], cells: Cells) -> list[dict[str, Any]]:
-    """Return one history of several phases: steps and seconds go on, each model stands once."""
+    """Return one history of all phases: steps and seconds continue, each model appears once."""
     history: list[dict[str, Any]] = []
     steps, seconds = 0, 0.0
     for line in lines:
@@ -240,7 +240,7 @@ def _joined(lines: Sequence[dict[str, Any]], cells: Cells) -> list[dict[str, Any
 
 
 def _described(made: Plan, declared: Owners) -> dict[str, Any]:
-    """Return what a plan comes to beside the declared budgets; few owners are listed by name."""
+    """Return a summary of a plan and its budgets; up to 100 owners are listed by name."""
     assert made.owners is not None
     ids = made.owners.ids
     spent, budgets = made.epsilon(), declared.epsilon[np.searchsorted(declared.ids, ids)]
@@ -270,18 +270,18 @@ def _described(made: Plan, declared: Owners) -> dict[str, Any]:
 
 
 class _Reporting:
-    """A logger that tells how many steps were taken."""
+    """A logger that reports the number of steps taken."""
 
     def __init__(self, report: Report, before: int):
         self._report = report
         self._before = before
 
     def start(self, run: Run) -> None:
-        """Nothing yet."""
+        """Do nothing."""
 
     def log(self, line: Line) -> None:
-        """Tell of the steps at a line of history."""
+        """Report the steps of a line of history."""
         self._report(self._before + line["step"])
 
     def finish(self, run: Run) -> None:
-        """Nothing more."""
+        """Do nothing."""

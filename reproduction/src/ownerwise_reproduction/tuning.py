@@ -1,13 +1,11 @@
-"""Tuned against tuned: every method gets the same number of trials, chosen on validation records.
+"""Tuned against tuned: every method gets the same number of draws.
 
 A comparison at fixed values favours the method that they suit. Here all methods search the same
-ranges of clip norm, learning rate and steps, with the same draws; INO-SGD's tail and kappa are
-drawn besides, within the same number of trials. Values are chosen on records that are held out of
-training; test records are evaluated once, for what was chosen. The first trial is the setting as it
-stands.
+ranges of clip norm, learning rate and steps with the same draws; INO-SGD's tail and kappa are drawn
+along with them. Values are chosen on held-out training records, and the chosen models are evaluated
+on test records. The first draw is the setting as it stands.
 
-Choosing by validation records is a release of them, and choosing by training records would be one
-of those: this is a study on public data, NOT PRIVATE.
+Choosing values by private records would be a release: this is a study on public data, NOT PRIVATE.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from ownerwise_reproduction.trials import Trial
 
 VALIDATION_SHARE = 0.1
 FACTOR = 4.0
-"""Clip norm and learning rate are drawn from a fourth to four times those of the setting."""
+"""Clip norm and learning rate are drawn from a quarter to four times the setting's values."""
 STEP_FACTORS = (0.5, 1.0, 2.0)
 TAILS = (0.05, 0.6)
 KAPPAS = (0.0, 3.0)
@@ -39,13 +37,13 @@ KAPPAS = (0.0, 3.0)
 
 @dataclass(frozen=True)
 class Point:
-    """One choice of values for a method, over seeds.
+    """One draw of values for a method, over seeds.
 
     Attributes:
         method: its name.
         number: of the draw, the same for all methods.
         values: {"section.key": value}.
-        validation, test: every metric over seeds; the choice is made by the first.
+        validation, test: every metric over seeds; values are chosen by the former.
         wall_seconds: of all seeds together.
         plans: hashes of the plans behind it.
     """
@@ -118,7 +116,7 @@ def tuning_trials(
 def points(
     drawn: Sequence[Mapping[str, float]], results: Mapping[tuple[str, int], Sequence[Result]]
 ) -> list[Point]:
-    """Return what every method and draw came to."""
+    """Return the results of every method and draw."""
     return [
         Point(
             method,
@@ -134,9 +132,9 @@ def points(
 
 
 def frontier(found: Sequence[Point], other: str) -> list[Point]:
-    """Return the points that no other of their method beats in accuracy and in `other` as well.
+    """Return the points that no other point of their method beats in both accuracy and `other`.
 
-    Both are measured on validation records. Points are ordered by falling accuracy.
+    Both are measured on validation records. Points are in order of decreasing accuracy.
     """
     ranked = sorted(
         found,
@@ -192,8 +190,8 @@ def write(
         found: every method and draw.
         trials: number of draws.
         seeds: of the runs.
-        command: that makes the search.
-        folder: where both go.
+        command: that runs the search.
+        folder: to write to.
     """
     table, picture = Path(folder) / f"{name}.json", Path(folder) / f"{name}.svg"
     write_json(table, describe(found, trials, seeds, command))
@@ -202,7 +200,7 @@ def write(
 
 
 def frontier_figure(found: Sequence[Point]) -> Any:
-    """Draw test results of the frontiers that validation records chose, and all points faintly."""
+    """Draw test results of the frontiers chosen on validation records, and all points faintly."""
     others = [other for other in ("strict", "worst_group") if other in found[0].validation]
     figure, axes = new_figure(len(others))
     for axis, other in zip(axes, others, strict=True):
@@ -234,5 +232,5 @@ def _relevant(run: Result, values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _round(value: float) -> float:
-    """Return three digits: a value that can be typed again."""
+    """Return the value rounded to three digits, easy to type again."""
     return float(f"{value:.3g}")

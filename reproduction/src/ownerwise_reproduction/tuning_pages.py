@@ -1,6 +1,6 @@
-"""Pages of searches: what each method chose, what that came to, and what stays of a gain.
+"""Pages of searches: the values that each method chose, their results, and what remains of a gain.
 
-Values were chosen on held-out records; all numbers on a page are measured on test records.
+Values are chosen on held-out records; all numbers on a page are measured on test records.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ownerwise_reproduction.methods import KINDS
 from ownerwise_reproduction.summary import BASELINE, FEWEST_SEEDS, METRICS
 from ownerwise_reproduction.tuning import Point
 
-_FIRST = 0  # this draw is the setting with the profile and changes that were asked for
+_FIRST = 0  # the setting with the requested profile and changes
 
 
 @dataclass(frozen=True)
 class Search:
-    """A search as its file has it.
+    """A search, as read from its file.
 
     Attributes:
         name: of the setting.
-        content: what the file says.
+        content: of the file.
         points: every method and draw.
     """
 
@@ -52,7 +52,7 @@ class Search:
 
     @property
     def criteria(self) -> list[str]:
-        """By what values were chosen."""
+        """The metrics by which values were chosen."""
         return list(next(iter(self.content["methods"].values()))["best"])
 
     def first(self, method: str) -> Point:
@@ -60,7 +60,7 @@ class Search:
         return self.point(method, _FIRST)
 
     def chosen(self, method: str, criterion: str) -> Point:
-        """Return what a method chose by a criterion on held-out records."""
+        """Return the point that a method chose by a criterion on held-out records."""
         return self.point(method, self.content["methods"][method]["best"][criterion])
 
     def point(self, method: str, number: int) -> Point:
@@ -82,7 +82,7 @@ class Kept:
 
     @property
     def share(self) -> float | None:
-        """The part of the gain that stays; None unless there is one before and after."""
+        """The part of the gain that remains; None unless both gains are positive."""
         return self.tuned / self.fixed if min(self.fixed, self.tuned) > 0 else None
 
 
@@ -98,8 +98,8 @@ def read(folder: str | PathLike, names: Sequence[str] = ()) -> list[Search]:
             points = list(map(_point, stored))
         except (ValueError, KeyError, TypeError):
             raise OwnerwiseError(
-                f"{path} is no search that this version wrote: give its `ownerwise experiments "
-                "tune` again, finished runs are not repeated"
+                f"{path} is no search of this version: repeat its `ownerwise experiments tune`; "
+                "finished runs are not repeated"
             ) from None
         found.append(Search(path.stem, content, points))
     return found
@@ -185,7 +185,7 @@ def _gain(before: Point, after: Point, metric: str) -> float:
 
 
 def _sentences(search: Search) -> list[str]:
-    """Return what becomes of gains when values are chosen by accuracy, the usual way."""
+    """Return what remains of gains when values are chosen by accuracy, the usual way."""
     metric = "strict" if "strict" in search.criteria else "worst_group"
     enough = len(search.content["seeds"]) >= FEWEST_SEEDS
     values = _values(search.first(BASELINE))

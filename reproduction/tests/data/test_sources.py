@@ -112,7 +112,7 @@ class TestFinding:
         monkeypatch.setenv(DATA_VARIABLE, str(gone))
         name = DATA_VARIABLE if by_variable else "data_dir"
         given = None if by_variable else gone
-        problems(lambda: locate(source(), given, download=False), name, str(gone), "no folder")
+        problems(lambda: locate(source(), given, download=False), name, str(gone), "not a folder")
 
     def test_message_says_what_to_put_where(self, root):
         (problem,) = problems(lambda: locate(source(), root, download=False))
@@ -156,7 +156,7 @@ class TestFetching:
         [
             ("missing", None, ("404",)),
             ("short", None, (f"1000 of {len(CONTENT)} bytes",)),
-            ("whole", "0" * 64, ("SHA-256", "0" * 64, "thrown away")),
+            ("whole", "0" * 64, ("SHA-256", "0" * 64, "is discarded")),
         ],
     )
     def test_nothing_is_left_behind(self, tmp_path, site, path, digest, words):

@@ -1,9 +1,9 @@
-"""Where the files of a data set lie, and how they are fetched when they lie nowhere.
+"""Where the files of a data set are, and how missing ones are downloaded.
 
-Looked through in turn: the folder given as `data_dir`, else the one that the environment variable
-OWNERWISE_DATA names; the system's shared data sets; the cache. What is found there by name is read
-as it is. What is not is downloaded into the cache (OWNERWISE_CACHE, else `ownerwise` in the user's
-cache folder), where a file appears whole and with the SHA-256 stated here, or not at all.
+Places are searched in turn: the folder `data_dir`, or else the one that the environment variable
+OWNERWISE_DATA names; the system's shared data sets; the cache. Files found there are used as they
+are. Missing files are downloaded into the cache (OWNERWISE_CACHE, or `ownerwise` in the user's
+cache folder), where a file appears only when complete and with the expected SHA-256.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Source:
 
     Attributes:
         name: of the data set, and of its folder.
-        page: where people read about it and get it by hand.
+        page: describes it, and offers it for download by hand.
         parts: what is needed.
-        folders: other names that its folder goes by, as other programs write it.
+        folders: other names of its folder, as other programs use them.
         system: its folder among the system's shared data sets, if some system ships it.
-        own_names: whether its files can be told by their names, so that they may also lie in the
-            data folder itself, beside those of other sets.
+        own_names: whether its file names are distinctive, so that the files may also lie in the
+            data folder itself, next to those of other sets.
     """
 
     name: str
@@ -79,10 +79,10 @@ class Source:
 def locate(
     source: Source, data_dir: str | os.PathLike | None = None, download: bool = True
 ) -> list[Path]:
-    """Return where each part of a source lies, after fetching what lies nowhere.
+    """Return the path of each part of a source, after downloading missing parts.
 
     Raises:
-        OwnerwiseError: lists every part that could not be had, and says what to put where.
+        OwnerwiseError: lists every missing part, and says what to put where.
     """
     root = _root(source, data_dir)
     folders = _folders(source, root)
@@ -114,14 +114,14 @@ def cache_folder() -> Path:
 
 
 def fetch(item: Download, path: Path) -> None:
-    """Download a file to `path`, whole and with the right SHA-256 or not at all."""
+    """Download a file to `path`, complete and with the right SHA-256, or not at all."""
     problems = []
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OwnerwiseError(
-            f"the cache folder {path.parent} cannot be made ({error}); set {CACHE_VARIABLE} to a "
-            "folder that can be written to"
+            f"the cache folder {path.parent} cannot be created ({error}); set {CACHE_VARIABLE} to "
+            "a writable folder"
         ) from error
     for url in item.urls:
         try:
@@ -140,7 +140,7 @@ def _root(source: Source, data_dir: str | os.PathLike | None) -> Path | None:
     if not Path(given).is_dir():
         what = f"the variable {DATA_VARIABLE}" if data_dir is None else "data_dir"
         raise OwnerwiseError(
-            f"{what} names {given}, which is no folder; expected the folder that holds "
+            f"{what} names {given}, which is not a folder; expected the folder that holds "
             f"{source.name}/ and other data sets"
         )
     return Path(given)
@@ -166,7 +166,7 @@ def _find(part: Part, folders: list[Path]) -> Path | None:
 
 
 def _find_cached(source: Source, part: Part) -> Path | None:
-    """Return the part in the cache if all of it is there: a download may have been cut short."""
+    """Return the part in the cache if it is complete: a download may have been interrupted."""
     folder = cache_folder() / source.name
     files = [folder / item.file for item in part.downloads]
     if files and all(file.is_file() for file in files):
@@ -183,7 +183,7 @@ def _fetch_part(source: Source, part: Part) -> Path:
 
 
 def _missing(source: Source, part: Part, root: Path | None, why: list[str]) -> str:
-    """Return the message about a part that could not be had."""
+    """Return the message about a missing part."""
     cache = cache_folder() / source.name
     looked = ", ".join(map(str, [*_folders(source, root), cache]))
     place = f"{cache}, or into {source.name}/ below a folder that {DATA_VARIABLE} names"
@@ -213,5 +213,5 @@ def _stream(url: str, path: Path, item: Download) -> None:
     if digest.hexdigest() != item.sha256:
         raise OwnerwiseError(
             f"got {received} bytes with SHA-256 {digest.hexdigest()}, expected {item.sha256}: "
-            "another version or tampered with, and thrown away"
+            "the file is another version or was tampered with, and is discarded"
         )
