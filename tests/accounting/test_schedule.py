@@ -3,7 +3,7 @@ import pytest
 from ownerwise.accounting import Schedule
 
 
-def test_constant_schedule():
+def test_a_constant_schedule_has_factor_one_in_every_step():
     schedule = Schedule.constant(5)
     assert schedule.steps == 5
     assert schedule.factor_at(4) == 1.0

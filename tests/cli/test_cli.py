@@ -40,7 +40,7 @@ def test_json_has_a_row_per_owner_on_request(capsys):
     assert sum(row["batch_share"] for row in document["rows"]) == pytest.approx(1)
 
 
-def test_levels(tmp_path, capsys):
+def test_levels_are_given_on_the_command_line(tmp_path, capsys):
     table = tmp_path / "b.csv"
     table.write_text("owner,epsilon,records\na,high,500\nb,low,500\n")
     assert main(["plan", str(table), *REQUEST, "--level", "high=0.5", "--level", "low=4"]) == 0

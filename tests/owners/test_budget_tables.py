@@ -57,7 +57,7 @@ def frame():
 
 
 class TestSources:
-    def test_data_frame(self, frame):
+    def test_a_data_frame_is_read(self, frame):
         assert_is_rows(Owners.from_table(frame))
 
     def test_data_frame_with_any_index_and_column_order(self, frame):
@@ -69,7 +69,7 @@ class TestSources:
         assert_is_rows(Owners.from_table(frame))
 
     @pytest.mark.parametrize("as_text", [True, False])
-    def test_csv(self, tmp_path, frame, as_text):
+    def test_a_csv_file_is_read(self, tmp_path, frame, as_text):
         path = tmp_path / "budgets.csv"
         frame.to_csv(path, index=False)
         assert_is_rows(Owners.from_table(str(path) if as_text else path))
@@ -107,7 +107,7 @@ class TestSources:
         assert owners.epsilon.tolist() == [0.5, 1.5, 5.0]
 
     @pytest.mark.parametrize("name", ["budgets.parquet", "budgets.PQ"])
-    def test_parquet(self, tmp_path, frame, name):
+    def test_a_parquet_file_is_read(self, tmp_path, frame, name):
         frame.to_parquet(tmp_path / name, index=False)
         assert_is_rows(Owners.from_table(tmp_path / name))
 
@@ -133,7 +133,7 @@ class TestSources:
         assert owners.delta.tolist() == [1e-5] * 3
         assert "one record each (assumed public)" in repr(owners)
 
-    def test_the_example(self):
+    def test_the_table_in_examples_is_read(self):
         path = Path(__file__).parents[2] / "examples" / "budgets.csv"
         owners = Owners.from_table(path)
         assert len(owners) == 12
@@ -202,21 +202,21 @@ class TestDeltas:
 
 
 class TestBadFiles:
-    def test_missing_file(self):
+    def test_a_missing_file_is_refused(self):
         only_problem("nowhere.csv", "no file nowhere.csv", "CSV or Parquet", "levels=")
 
-    def test_directory(self, tmp_path):
+    def test_a_folder_is_refused(self, tmp_path):
         only_problem(tmp_path, "cannot be read", str(tmp_path), "export")
 
-    def test_not_utf8(self, tmp_path):
+    def test_a_file_that_is_not_utf8_is_refused(self, tmp_path):
         path = write(tmp_path, "owner,epsilon\nåse,1\n", encoding="latin-1")
         only_problem(path, "cannot be read", "UTF-8")
 
-    def test_unclosed_quote(self, tmp_path):
+    def test_an_unclosed_quote_is_refused(self, tmp_path):
         path = write(tmp_path, 'owner,epsilon\n"a,1\nb,2\n')
         only_problem(path, "cannot be read", "unexpected end of data")
 
-    def test_parquet_that_is_none(self, tmp_path):
+    def test_a_file_that_is_not_parquet_is_refused(self, tmp_path):
         path = write(tmp_path, "owner,epsilon\na,1\n", "budgets.parquet")
         only_problem(path, "cannot be read", "Parquet")
 
@@ -236,10 +236,10 @@ class TestBadFiles:
 
 class TestBadTables:
     @pytest.mark.parametrize("text", ["", "\n\n", "\ufeff"])
-    def test_empty_file(self, tmp_path, text):
+    def test_an_empty_file_is_refused(self, tmp_path, text):
         only_problem(write(tmp_path, text), "budgets.csv is empty; expected", "owner, epsilon")
 
-    def test_header_alone(self, tmp_path):
+    def test_a_header_without_rows_is_refused(self, tmp_path):
         path = write(tmp_path, "owner,epsilon\n")
         only_problem(path, "has a header and no rows", "one row per owner")
 
@@ -251,7 +251,7 @@ class TestBadTables:
             ("owner\tepsilon\na\t1\n", r"'\t'"),
         ],
     )
-    def test_another_separator(self, tmp_path, text, mark):
+    def test_another_separator_is_named(self, tmp_path, text, mark):
         only_problem(write(tmp_path, text), f"looks separated by {mark}; expected commas")
 
     def test_names_that_differ_by_case(self, tmp_path):
@@ -264,7 +264,7 @@ class TestBadTables:
         path = write(tmp_path, "owner,epsilon,Epsilon\na,1,2\n")
         assert "more than one column epsilon" in problems(path)[-1]
 
-    def test_empty_frame(self, frame):
+    def test_an_empty_data_frame_is_refused(self, frame):
         only_problem(frame.iloc[:0], "the table has a header and no rows", "one row per owner")
 
     def test_unknown_columns_and_a_wrong_value(self, tmp_path):
@@ -274,15 +274,15 @@ class TestBadTables:
         assert "remove" in columns
         assert "epsilon of owner a (-1.0, row 2)" in value
 
-    def test_missing_columns(self, frame):
+    def test_missing_columns_are_named(self, frame):
         only_problem(frame.rename(columns={"owner": "id"})[["epsilon"]], "no column owner")
         only_problem(frame[["owner", "delta"]], "no column epsilon", "rename")
 
-    def test_a_column_twice(self, tmp_path, frame):
+    def test_a_repeated_column_is_refused(self, tmp_path, frame):
         only_problem(write(tmp_path, "owner,epsilon,epsilon\na,1,2\n"), "more than one column")
         only_problem(pd.concat([frame, frame[["delta"]]], axis=1), "more than one column delta")
 
-    def test_short_and_long_rows(self, tmp_path):
+    def test_short_and_long_rows_are_named(self, tmp_path):
         path = write(tmp_path, "owner,epsilon,delta\na,1,1e-5\n\nb,1\nc,1,1e-5,7\nd,0,1e-5\n")
         rows, value = problems(path)
         assert "row 4 (2 cells), row 5 (4 cells): expected 3 cells" in rows
@@ -304,11 +304,11 @@ class TestBadTables:
         assert "records of owner a ('many', row 2)" in records
         assert all(str(path) in text for text in (epsilon, delta, records))
 
-    def test_unknown_levels(self, tmp_path):
+    def test_unknown_levels_are_named(self, tmp_path):
         path = write(tmp_path, "owner,epsilon\na,hgih\nb,low\nc,1\n")
         only_problem(path, "owner a ('hgih', row 2)", "(known levels: low)", levels={"low": 5})
 
-    def test_duplicate_owners(self, tmp_path):
+    def test_repeated_owners_are_named(self, tmp_path):
         rows = "".join(f"{name},1\n" for name in "abcdeabcdef")
         path = write(tmp_path, "owner,epsilon\n" + rows)
         only_problem(path, "owner a, b, c and 2 more", "more than once", "all but one")
@@ -318,7 +318,7 @@ class TestBadTables:
         assert "more than once" in twice
         assert "owner clinic x (1 of the records)" in budget
 
-    def test_missing_ids(self, tmp_path, frame):
+    def test_rows_without_an_id_are_named(self, tmp_path, frame):
         path = write(tmp_path, "owner,epsilon\na,1\n,2\nb,-3\n")
         ids, value = problems(path)
         assert "no owner id in row 3" in ids
@@ -334,7 +334,7 @@ class TestBadTables:
         assert "no owner id in row 1" in ids
         assert "epsilon of owner 3 (None, row 2)" in value
 
-    def test_float_and_mixed_ids(self, frame):
+    def test_float_and_mixed_ids_are_refused(self, frame):
         only_problem(frame.assign(owner=[1.0, 2.0, 3.0]), "type float", "all int or all str")
         only_problem(frame.assign(owner=[1, "a", 3]), "type int and str", "convert")
 

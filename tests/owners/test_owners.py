@@ -188,7 +188,7 @@ class TestObject:
             warnings.simplefilter("error")
             Owners([1, 2, 3, 4], 1.0, 0.25)
 
-    def test_name_some(self):
+    def test_name_some_shows_the_first_and_counts_the_rest(self):
         assert name_some(["a", "b", "c"]) == "a, b, c"
         assert name_some(np.arange(7)) == "0, 1, 2 and 4 more"
 
@@ -196,24 +196,24 @@ class TestObject:
 class TestBadValues:
     @pytest.mark.parametrize("wrong", [0, -1.0, np.nan, np.inf, -np.inf])
     @pytest.mark.parametrize("as_array", [True, False])
-    def test_epsilon(self, wrong, as_array):
+    def test_a_wrong_epsilon_names_its_owner(self, wrong, as_array):
         epsilon = np.array([1.0, wrong, 1.0]) if as_array else {"a": 1, "b": wrong, "c": 1}
         only_problem(RECORD_OWNER, epsilon, says=["epsilon of owner b (", str(wrong), "positive"])
 
     @pytest.mark.parametrize("wrong", [0, 1, -1e-5, 2, np.nan])
-    def test_delta(self, wrong):
+    def test_a_wrong_delta_names_its_owner(self, wrong):
         delta = {"a": 1e-5, "b": 1e-5, "c": wrong}
         only_problem(RECORD_OWNER, 1.0, delta, says=[f"delta of owner c ({wrong!r})", "1e-5"])
         only_problem(RECORD_OWNER, 1.0, wrong, says=[f"delta of all owners ({wrong!r})"])
 
     @pytest.mark.parametrize("wrong", [0, -3, 2.5, np.nan, np.inf])
-    def test_declared_records(self, wrong):
+    def test_wrong_declared_records_name_their_owner(self, wrong):
         records = {"a": 1, "b": wrong, "c": 1}
         says = [f"records of owner b ({wrong!r})", "whole number of at least 1"]
         only_problem(RECORD_OWNER, 1.0, records=records, says=says)
 
     @pytest.mark.parametrize("wrong", [None, True, "much", "", [1.0], 1j, pd.NA])
-    def test_what_is_no_number(self, wrong):
+    def test_values_that_are_not_numbers_are_refused(self, wrong):
         epsilon = {"a": 1.0, "b": wrong, "c": "high"}
         says = [f"epsilon of owner b ({wrong!r})", "known levels: high, low"]
         only_problem(RECORD_OWNER, epsilon, levels=LEVELS, says=says)
@@ -250,16 +250,16 @@ class TestBadOwners:
         assert f"the mapping {what} names owner x" in unknown
         assert "add a budget" in unknown
 
-    def test_empty(self):
+    def test_empty_records_are_refused(self):
         only_problem([], 1.0, says=["record_owner is empty", "at least one"])
         only_problem(None, {}, says=["the mapping epsilon is empty", "at least one"])
         only_problem(None, [], says=["empty"])
 
-    def test_nobody_named(self):
+    def test_owners_must_be_named_somewhere(self):
         only_problem(None, 1.0, says=["nothing says who the owners are", "one owner id per record"])
 
     @pytest.mark.parametrize("gap", [None, "", np.nan, pd.NA, pd.NaT])
-    def test_missing_ids(self, gap):
+    def test_records_without_an_id_are_named(self, gap):
         ids = ["a", gap, "b", gap, gap, gap]
         only_problem(ids, 1.0, says=["no owner id in record 1, record 3, record 4 and 1 more"])
 
@@ -268,7 +268,7 @@ class TestBadOwners:
         assert "record 1" in ids
         assert "no budget for owner 9" in budget
 
-    def test_ids_of_two_kinds(self):
+    def test_ids_of_two_kinds_are_refused(self):
         says = ["int in record_owner (such as 1)", "str in the budgets (such as '1')", "to str"]
         only_problem([1, 2], {"1": 1.0, "2": 1.0}, says=says)
         says = ["str in the mapping delta", "int in the budgets", "to int"]
@@ -280,17 +280,17 @@ class TestBadLengths:
         says = ["each of 5 records", "owner b has 3", "{id: epsilon}", "its own owner"]
         only_problem(RECORD_OWNER, [1.0, 2.0, 3.0, 4.0, 5.0], says=says)
 
-    def test_two_orders(self):
+    def test_values_with_two_possible_orders_are_refused(self):
         says = ["(9, 2, 5) are not in ascending order", "unclear", "a mapping {id: epsilon}"]
         only_problem([9, 2, 5], [3.0, 1.0, 2.0], says=says)
 
     @pytest.mark.parametrize("what", ["epsilon", "delta", "records"])
-    def test_wrong_length(self, what):
+    def test_an_array_of_the_wrong_length_is_refused(self, what):
         options = {"epsilon": 1.0} | {what: [0.5, 0.5] if what == "delta" else [1, 1]}
         says = [f"{what}: 2 values for 3 owners", "one number for all", f"{{id: {what}}}"]
         only_problem(RECORD_OWNER, says=says, **options)
 
-    def test_two_dimensions(self):
+    def test_arrays_of_two_dimensions_are_refused(self):
         says = ["epsilon has shape (3, 1)", "one dimension"]
         only_problem(RECORD_OWNER, np.ones((3, 1)), says=says)
 
@@ -304,7 +304,7 @@ class TestAllAtOnce:
         for text in ("owner x", "b ('hgih')", "epsilon of owner a (0)", "delta of owner c (1)"):
             assert sum(text in problem for problem in found) == 1
 
-    def test_everything_wrong(self):
+    def test_all_problems_are_listed_at_once(self):
         found = problems(
             [1, None, 2.5],
             {"a": -1, 3: 1.0},

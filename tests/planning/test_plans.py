@@ -140,7 +140,7 @@ def test_other_owners_or_budgets_are_refused(plan, owners, tmp_path):
         ow.Plan.load(tmp_path / "plan.json", owners=stricter)
 
 
-def test_nothing_half_written(plan, tmp_path, monkeypatch):
+def test_a_failed_save_leaves_no_half_written_file(plan, tmp_path, monkeypatch):
     """A failing write leaves the old files, and no temporary ones."""
     path = tmp_path / "plan.json"
     plan.save(path)
@@ -212,7 +212,7 @@ def test_the_table_says_the_unit_loudly_and_hides_the_list(plan):
     assert "ada" in plan.describe(owners=True)
 
 
-def test_rows_add_up(plan):
+def test_rows_add_up_to_the_plan(plan):
     rows = plan.rows()
     assert len(rows) == 4
     assert sum(row.batch_share for row in rows) == pytest.approx(1)

@@ -17,13 +17,7 @@ from ownerwise import data as data_sets
 from ownerwise import models
 from ownerwise.config.reading import Config, model_options
 from ownerwise.config.sections import OPTIMIZERS
-from ownerwise.data import (
-    ASSIGNMENTS,
-    Assignment,
-    DataSet,
-    Records,
-    assign,
-)
+from ownerwise.data import ASSIGNMENTS, Assignment, DataSet, Records, assign
 from ownerwise.errors import BudgetError, OwnerwiseError, PlanError, name_some
 from ownerwise.mechanisms import (
     INO,
@@ -38,21 +32,10 @@ from ownerwise.mechanisms import (
     Steps,
 )
 from ownerwise.owners import Owners, reworded, text_ids
-from ownerwise.planning import (
-    Plan,
-    plan,
-)
-from ownerwise.randomness import (
-    SecretStream,
-)
-from ownerwise.runs import (
-    PLAN,
-    Run,
-    holds_a_run,
-)
-from ownerwise.training import (
-    Trainer,
-)
+from ownerwise.planning import Plan, plan
+from ownerwise.randomness import SecretStream
+from ownerwise.runs import PLAN, Run, holds_a_run
+from ownerwise.training import Trainer
 
 _SINGLE_LOGIT = functional.binary_cross_entropy_with_logits
 _CLIPPING = {

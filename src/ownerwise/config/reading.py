@@ -12,23 +12,12 @@ from typing import Any
 
 from ownerwise.config.sections import ASSIGNMENT_KEYS, CLIPPING, SECTIONS
 from ownerwise.config.values import ValueRule
-from ownerwise.data import (
-    ASSIGNMENTS,
-    LOADERS,
-    loader_options,
-)
+from ownerwise.data import ASSIGNMENTS, LOADERS, loader_options
 from ownerwise.errors import OwnerwiseError, known_names
-from ownerwise.mechanisms import (
-    ORDERS,
-    Steps,
-)
-from ownerwise.models import (
-    BUILDERS,
-)
+from ownerwise.mechanisms import ORDERS, Steps
+from ownerwise.models import BUILDERS
 from ownerwise.planning import noise_schedules
-from ownerwise.training import (
-    schedule_problems,
-)
+from ownerwise.training import schedule_problems
 
 _ANYTHING = ValueRule("a value", lambda value: True)
 _OF_TABLES = ("target", "owner", "features", "classes", "columns", "scale", "test_every")

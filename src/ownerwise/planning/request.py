@@ -14,7 +14,7 @@ from ownerwise.planning.noise_schedules import NoiseSchedule, schedule_problems,
 from ownerwise.planning.plans import Plan
 from ownerwise.planning.solver import MAX_STEPS, METHODS, MIN_CLIP_NORM, Planner
 
-NO_CONSTRAINTS = "constraints={!r}: expected RateConstraints(...) of them"
+NO_CONSTRAINTS = "constraints={!r}: expected them wrapped in RateConstraints(...)"
 
 
 @runtime_checkable
