@@ -1,4 +1,4 @@
-"""What methods make of the sections of a setting's configuration, by their argument."""
+"""How each method changes a setting's configuration, depending on its argument."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COUNT_NOISE = 0.1  # of the expected batch: the count of accepted records costs
 
 
 def without_weights(sections: Sections, argument: str) -> Sections:
-    """All records of a batch count alike."""
+    """Weight all records of a batch equally."""
     return sections | {"weights": {}}
 
 

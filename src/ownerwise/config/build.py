@@ -212,9 +212,9 @@ def _warn_of_other_counts(owners: Owners) -> None:
         )
         ratio = counts.sum() / owners.total_records
         warnings.warn(
-            f"training records are not as many as declared (not private): {named}. Rates are "
-            f"planned for the declared records, so batches are about {ratio:.0%} of the plan's. "
-            "Declare the records that are trained on, without those held out",
+            "the number of training records differs from the declared one (not private): "
+            f"{named}. Rates are planned for the declared records, so batches are about "
+            f"{ratio:.0%} of the plan's. Declare the training records without those held out",
             stacklevel=2,
         )
 

@@ -1,4 +1,4 @@
-"""What every loader returns: records, their labels, and what else is known of each."""
+"""What loaders return: records, their labels, and other columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from ownerwise.errors import OwnerwiseError, name_some
 
 TEST_EVERY = 5
-"""Where a source has no official test set, every fifth record of each class goes there."""
+"""If a source has no official test set, every fifth record of each class becomes one."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -103,12 +103,12 @@ class DataSet:
             raise OwnerwiseError(problems)
 
     def parts(self) -> dict[str, Records]:
-        """Return the parts there are, by name: train, validation, test."""
+        """Return the parts that exist, by name: train, validation, test."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: records for name, records in parts.items() if records is not None}
 
     def only(self, classes: Sequence[str]) -> DataSet:
-        """Return the records of these classes alone; their targets become 0, 1, ... in this order.
+        """Return only the records of these classes; their targets become 0, 1, ... in this order.
 
         Example: two of the categories of CIFAR-100, `data.only([*FISH, *VEHICLES])`.
         """
@@ -148,7 +148,7 @@ def test_mask(
     groups: np.ndarray | None = None,  # noqa: PT028 (this is no test)
     every: int = TEST_EVERY,  # noqa: PT028
 ) -> np.ndarray:
-    """Return which records are test records: every fifth of each class, in the source's order.
+    """Return a mask of the test records: every fifth of each class, in the source's order.
 
     Nothing is random: the split is the same everywhere. With `groups` (one id per record, such as
     the subject) every fifth group goes to the test set as a whole; its class is that of its first

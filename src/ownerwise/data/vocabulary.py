@@ -1,10 +1,10 @@
-"""Words as numbers. A vocabulary built from private text is itself a release of that text.
+"""Words as integer ids. A vocabulary built from private text is itself a release of that text.
 
-That a word stands in it says that somebody wrote it: a rare name in the list gives a person away,
-and no noise in training takes that back. So the default vocabulary is no list at all: words are
-hashed into a fixed number of places by a public function, whatever the texts say. A list from
-public text is as good. A list counted from the training texts, as papers use it, is possible; it
-warns, and is marked as not private.
+If a word is in the vocabulary, someone wrote it. A rare name in the list identifies a person, and
+noise added in training cannot undo that. The default vocabulary is therefore not a list: a public
+function hashes words into a fixed number of ids, whatever the texts contain. A list from public
+text is just as private. A list counted from the training texts, as in papers, is possible, but it warns
+and is marked as not private.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import numpy as np
 from ownerwise.errors import OwnerwiseError, PrivacyWarning
 
 PADDING, UNKNOWN = 0, 1
-"""The two places that no word has: behind the end of a text, and words outside the list."""
+"""The two reserved ids: padding after the end of a text, and words outside the list."""
 _RESERVED = 2
 _WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
 
 
 def tokenize(text: str) -> list[str]:
-    """Return the words of a text in lower case, without marks, punctuation and line breaks."""
+    """Return the words of a text in lower case, without markup, punctuation or line breaks."""
     return _WORD.findall(text.lower().replace("<br />", " "))
 
 
 class _Places(dict[str, int]):
-    """The place of each word; what is not in it has the place `UNKNOWN`, or is hashed."""
+    """The id of each word; other words are hashed, or get the id `UNKNOWN`."""
 
     def __init__(self, words: Sequence[str] = (), hashed: int = 0):
         super().__init__((word, place) for place, word in enumerate(words, _RESERVED))
@@ -47,12 +47,12 @@ class _Places(dict[str, int]):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The place of each word, from 0 to size - 1. Make one with `hashed`, `listed` or `counted`.
+    """The id of each word, from 0 to size - 1. Create one with `hashed`, `listed` or `counted`.
 
     Attributes:
-        size: number of places, as an embedding layer needs it.
-        words: the words of a list, in order of their places; empty if words are hashed.
-        not_private: in words, if the list was computed from the training texts; else empty.
+        size: number of ids, as an embedding layer needs it.
+        words: the words of a list, in the order of their ids; empty if words are hashed.
+        not_private: the reason, if the list was computed from the training texts; else empty.
     """
 
     size: int
@@ -62,31 +62,31 @@ class Vocabulary:
 
     @classmethod
     def hashed(cls, size: int = 20_000) -> Vocabulary:
-        """Return a vocabulary that depends on no text: CRC-32 of the word gives its place.
+        """Return a vocabulary that does not depend on any text: CRC-32 maps each word to its id.
 
-        Several words may share a place; with 20000 places that costs little.
+        Several words may share an id; with 20,000 ids this costs little.
         """
         _check_size(size)
         return cls(size, _places=_Places(hashed=size - _RESERVED))
 
     @classmethod
     def listed(cls, words: Sequence[str], not_private: str = "") -> Vocabulary:
-        """Return the vocabulary of a list, which must be public; each word once."""
+        """Return the vocabulary of a public list in which each word occurs once."""
         words = tuple(words)
         places = _Places(words)
         if len(places) < len(words) or not words:
             raise OwnerwiseError(
-                f"a list of {len(words)} words with {len(places)} different ones; expected at "
-                "least one, and each once"
+                f"a list of {len(words)} words, {len(places)} of them distinct; expected at "
+                "least one word, and no repetition"
             )
         return cls(len(words) + _RESERVED, words, not_private, places)
 
     @classmethod
     def counted(cls, texts: Iterable[Sequence[str]], size: int = 20_000) -> Vocabulary:
-        """Return the most frequent words of tokenized texts, in the order of their counts.
+        """Return the most frequent words of tokenized texts, by decreasing count.
 
-        NOT private: the list is released without noise, and `not_private` says so. Words of equal
-        count are taken in alphabetical order.
+        NOT private: the list is released without noise, and `not_private` says so. Words with equal
+        counts are in alphabetical order.
         """
         _check_size(size)
         warnings.warn(
@@ -100,7 +100,7 @@ class Vocabulary:
         return cls.listed(ranked, "the vocabulary: the most frequent words of the training texts")
 
     def encode(self, text: Sequence[str], length: int) -> np.ndarray:
-        """Return the places of the first `length` words, int64, filled up with `PADDING`."""
+        """Return the ids of the first `length` words, int64, padded with `PADDING`."""
         places = np.full(length, PADDING, dtype=np.int64)
         kept = text[:length]
         places[: len(kept)] = list(map(self._places.__getitem__, kept))
@@ -110,6 +110,6 @@ class Vocabulary:
 def _check_size(size: int) -> None:
     if size <= _RESERVED:
         raise OwnerwiseError(
-            f"a vocabulary of size {size}; expected at least {_RESERVED + 1}: two places are for "
+            f"a vocabulary of size {size}; expected at least {_RESERVED + 1}: two ids are for "
             "padding and unknown words"
         )
