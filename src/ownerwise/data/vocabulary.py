@@ -3,8 +3,8 @@
 If a word is in the vocabulary, someone wrote it. A rare name in the list identifies a person, and
 noise added in training cannot undo that. The default vocabulary is therefore not a list: a public
 function hashes words into a fixed number of ids, whatever the texts contain. A list from public
-text is just as private. A list counted from the training texts, as in papers, is possible, but it warns
-and is marked as not private.
+text is just as private. A list counted from the training texts, as in papers, is possible, but it
+warns and is marked as not private.
 """
 
 from __future__ import annotations
