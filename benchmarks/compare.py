@@ -125,14 +125,14 @@ def main() -> int:
     if arguments.other is None:
         parser.error("name the checkout to compare with")
     options = ["--cpu"] if arguments.cpu else []
-    workers = [Worker(path, options) for path in (HERE, arguments.other.resolve())]
+    new, old = Worker(HERE, options), Worker(arguments.other.resolve(), options)
     print("| model | fastest: new ms | old ms | ratio | median: new ms | old ms | ratio | turns |")
     print("|---" * 8 + "|")
     try:
         for name in arguments.models.split(","):
-            print(compare(*workers, name, 6.0 if arguments.quick else 30.0), flush=True)
+            print(compare(new, old, name, 6.0 if arguments.quick else 30.0), flush=True)
     finally:
-        for worker in workers:
+        for worker in (new, old):
             worker.close()
     return 0
 
