@@ -32,7 +32,7 @@ class Worker:
     """A process that takes turns on one checkout."""
 
     def __init__(self, checkout: Path, options: list[str]) -> None:
-        paths = [str(checkout / "src"), str(checkout / "benchmarks")]
+        paths = [str(checkout / part) for part in ("src", "reproduction/src", "benchmarks")]
         self.process = subprocess.Popen(
             [sys.executable, "-P", __file__, "--worker", str(checkout), *options],
             stdin=subprocess.PIPE,
