@@ -79,7 +79,7 @@ def test_weights_equal_quadrature(name, length):
     """Both cases: the batch longer than the tail, and shorter."""
     rng = np.random.default_rng(1)
     scores, clips = rng.normal(size=12), rng.uniform(0.1, 2.0, 12)
-    ours = INO(tail_length=length, shape=TAILS[name]).weights(scores, clips)
+    ours = INO(tail_length=length, shape=TAILS[name]).weights_of_scores(scores, clips)
     expected = weights_by_quadrature(TAILS[name], length, scores, clips)
     np.testing.assert_allclose(ours, expected, atol=2e-9)
 
@@ -114,9 +114,13 @@ def test_no_record_moves_the_sum_by_more_than_its_clip_norm(name):
         vectors, clips, losses, owners = hostile_batch(rng)
         score = SCORES[list(SCORES)[rng.integers(len(SCORES))]]
         ino = INO(tail_length=float(10 ** rng.uniform(-1.5, 1.5)), shape=TAILS[name])
+        width = float(rng.choice([0.0, 0.2, 0.5, 2.0]))
 
-        def weigh(members, ino=ino, score=score, losses=losses, owners=owners, clips=clips):
-            return ino.weights(score(losses[members], owners[members], PLAN), clips[members])
+        def weigh(
+            members, ino=ino, score=score, losses=losses, owners=owners, clips=clips, width=width
+        ):
+            scores = score(losses[members], owners[members], PLAN)
+            return ino.weights_of_scores(scores, clips[members], width)
 
         assert sensitivity_excess(weigh, vectors, clips) <= 1 + 1e-9
 
@@ -195,7 +199,7 @@ batches = st.lists(
 @settings(deadline=None)
 def test_weights_fall_with_rank_within_0_and_1(batch, length, name):
     scores, clips = batch
-    weights = INO(tail_length=length, shape=TAILS[name]).weights(scores, clips)
+    weights = INO(tail_length=length, shape=TAILS[name]).weights_of_scores(scores, clips)
     assert ((weights >= 0) & (weights <= 1)).all()
     ordered = weights[np.argsort(-scores, kind="stable")]
     assert (np.diff(ordered) <= 1e-12).all()
@@ -208,7 +212,9 @@ def test_the_order_in_which_distinct_scores_stand_does_not_matter(batch, length,
     shuffle = np.array(random.sample(range(len(scores)), len(scores)), dtype=int)
     ino = INO(tail_length=length)
     np.testing.assert_allclose(
-        ino.weights(scores[shuffle], clips[shuffle]), ino.weights(scores, clips)[shuffle], atol=1e-9
+        ino.weights_of_scores(scores[shuffle], clips[shuffle]),
+        ino.weights_of_scores(scores, clips)[shuffle],
+        atol=1e-9,
     )
 
 
@@ -216,8 +222,8 @@ def test_the_order_in_which_distinct_scores_stand_does_not_matter(batch, length,
 def test_scaling_clip_norms_and_tail_changes_nothing(batch, length, scale):
     scores, clips = batch
     np.testing.assert_allclose(
-        INO(tail_length=length * scale).weights(scores, clips * scale),
-        INO(tail_length=length).weights(scores, clips),
+        INO(tail_length=length * scale).weights_of_scores(scores, clips * scale),
+        INO(tail_length=length).weights_of_scores(scores, clips),
         atol=1e-9,
     )
 
@@ -228,9 +234,9 @@ def test_splitting_a_record_keeps_its_average_and_all_others(batch, length, shar
     scores, clips = batch
     scores = scores + 1e-3 * np.arange(len(scores))
     ino = INO(tail_length=length)
-    whole = ino.weights(scores, clips)
+    whole = ino.weights_of_scores(scores, clips)
     split_clips = np.concatenate([[share * clips[0], (1 - share) * clips[0]], clips[1:]])
-    split = ino.weights(np.concatenate([scores[:1], scores]), split_clips)
+    split = ino.weights_of_scores(np.concatenate([scores[:1], scores]), split_clips)
     assert share * split[0] + (1 - share) * split[1] == pytest.approx(whole[0], abs=1e-9)
     np.testing.assert_allclose(split[2:], whole[1:], atol=1e-9)
 
@@ -244,18 +250,21 @@ def test_edges():
     ino = INO(tail_length=2.0)
     assert ino.weights([], []).shape == (0,)
     assert ino.weights([7.0], [1.0]) == pytest.approx(0.25)  # G = 1 < gamma = 2
-    np.testing.assert_allclose(ino.weights([1.0, 1.0, 1.0, 1.0], np.ones(4)), [1, 1, 0.75, 0.25])
+    np.testing.assert_allclose(ino.weights([1.0, 1.0, 1.0, 1.0], np.ones(4)), [0.75] * 4)  # ties
     np.testing.assert_allclose(  # NaN ranks last
-        ino.weights([np.nan, 1.0, 5.0, 3.0], np.ones(4)), [0.25, 0.75, 1, 1]
+        ino.weights([np.nan, 1.0, 50.0, 7.0], np.ones(4)), [0.25, 0.75, 1, 1]
     )
+    extremes = [-3.0, 0.0, 0.1, np.inf, 1e6]  # beyond the public range of losses
+    weights = ino.weights(extremes, np.ones(5))
+    assert weights[0] == weights[1] == weights[2] < weights[3] == weights[4]
 
 
 def test_records_below_are_unchanged_bit_for_bit_when_one_is_added_above():
     rng = np.random.default_rng(0)
     scores, clips = np.sort(rng.normal(size=50))[::-1].copy(), rng.uniform(0.1, 3, 50)
     ino = INO(tail_length=20.0, alpha=2.0, beta=3.0)
-    without = ino.weights(scores[1:], clips[1:])
-    assert (ino.weights(scores, clips)[1:] == without).all()
+    without = ino.weights_of_scores(scores[1:], clips[1:])
+    assert (ino.weights_of_scores(scores, clips)[1:] == without).all()
 
 
 def test_a_share_must_be_bound_to_a_plan():
@@ -273,6 +282,7 @@ def test_a_share_must_be_bound_to_a_plan():
         ({"tail": -0.1}, "tail must be"),
         ({"tail_length": float("nan")}, "tail_length must be"),
         ({"alpha": 0.0}, "alpha must be"),
+        ({"width": -0.1}, "width must be"),
         ({"alpha": 2.0, "shape": Steps()}, "do not give them with shape"),
     ],
 )
@@ -319,12 +329,10 @@ def test_budget_aware_score():
     losses, owners = np.array([1.0, 1.0, 2.0]), np.array([0, 3, 3])
     np.testing.assert_allclose(BudgetAware(0)(losses, owners, PLAN), losses)
     scores = BudgetAware(1)(losses, owners, PLAN)
-    np.testing.assert_allclose(scores, [0.4 / 0.003, 1.0, 2.0])
-    extreme = BudgetAware(50)(np.array([1.0, 1e3, 1e3]), owners, PLAN)
-    mixed = OwnerThenLoss()(np.array([1.0, 1e3, 1e3]), owners, PLAN)
+    np.testing.assert_allclose(scores, [1.0 + np.log(0.4 / 0.003), 1.0, 2.0])
+    extreme = BudgetAware(50)(np.array([-2.0, 13.0, 13.0]), owners, PLAN)
+    mixed = OwnerThenLoss()(np.array([-2.0, 13.0, 13.0]), owners, PLAN)
     assert (np.argsort(-extreme, kind="stable") == np.argsort(-mixed, kind="stable")).all()
-    below = BudgetAware(1)(np.array([-1.0, -1.0, 0.5]), owners, PLAN)
-    np.testing.assert_allclose(below, [-0.003 / 0.4, -1.0, 0.5])  # prices may make losses negative
     with pytest.raises(ValueError, match="bind it to a plan"):
         BudgetAware(1)(losses, owners, None)
     with pytest.raises(ValueError, match="kappa must be"):

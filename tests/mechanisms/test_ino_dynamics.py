@@ -49,7 +49,7 @@ def test_ino_turns_the_example_where_the_losses_differ():
     clipped = gradients * np.minimum(1, clips / np.linalg.norm(gradients, axis=1))[:, None]
     assert losses[0] > losses[1]
     plain = gradients[0] @ clipped.sum(axis=0)
-    weights = INO(tail_length=0.4 * clips.sum()).weights(losses, clips)
+    weights = INO(tail_length=0.4 * clips.sum()).weights_of_scores(losses, clips)
     ordered = gradients[0] @ (weights @ clipped)
     assert plain < 0 < ordered
     assert weights[0] == 1

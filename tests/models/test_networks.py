@@ -73,7 +73,7 @@ def test_the_private_step_trains_it(name):
     step = tools.make_step(model, functional.cross_entropy)
     batch = tools.batch_of(inputs, labels)
     clip_norms = step.plan.clip_norms[batch.owner_index]
-    expected = tools.loop_over_records(model, functional.cross_entropy, batch, step.plan.clip_norms)
+    expected = tools.loop_over_records(model, functional.cross_entropy, batch, step)
     found = step.clipped_sum(batch)
     assert 0 < float(tools.flat(found).norm()) <= clip_norms.sum()
     for total, wanted in zip(found.values(), expected, strict=True):
@@ -156,7 +156,7 @@ def test_the_private_step_trains_tempered_sigmoids(name):
     inputs = inputs.double() if inputs.is_floating_point() else inputs
     batch = tools.batch_of(inputs, torch.randint(0, CLASSES.get(name, 10), (6,)))
     step = tools.make_step(model, functional.cross_entropy)
-    expected = tools.loop_over_records(model, functional.cross_entropy, batch, step.plan.clip_norms)
+    expected = tools.loop_over_records(model, functional.cross_entropy, batch, step)
     for total, wanted in zip(step.clipped_sum(batch).values(), expected, strict=True):
         torch.testing.assert_close(total, wanted, rtol=0, atol=1e-9)
 

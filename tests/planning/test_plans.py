@@ -195,7 +195,7 @@ def test_verify_spreads_over_many_budgets(monkeypatch):
     plan = ow.plan(owners, "scale", steps=100, batch_size=100)
     assert 6 <= len(asked) <= 8
     for value in (1e-5, 1e-6):
-        of_delta = sorted(target for d, target in asked if d == value)
+        of_delta = sorted(target for d, target in asked if d == pytest.approx(value))
         assert of_delta[0] == epsilon[delta == value].min()
         assert of_delta[-1] == epsilon[delta == value].max()
     ratio = plan.epsilon() / epsilon

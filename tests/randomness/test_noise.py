@@ -13,10 +13,7 @@ from ownerwise.randomness import (
     Noise,
     SecretStream,
 )
-from ownerwise.randomness.noise import (
-    standard_laplace,
-    standard_normal,
-)
+from ownerwise.randomness.noise import grid_of, standard_laplace, standard_normal
 
 ALARM = 1e-6
 SAMPLE = 1_000_000
@@ -30,9 +27,19 @@ def seeded(seed=1, **options):
     return Noise(SecretStream.from_seed(seed), **options)
 
 
-@pytest.mark.parametrize("draws", [1, 2, 4])
-def test_normals_are_normal(draws):
-    normals = standard_normal(step_stream(draws), SAMPLE, draws=draws)
+def gaussian(noise, step, std, like):
+    """The noise alone: that of sums that are zero."""
+    return noise.gaussian(step, [torch.zeros_like(part) for part in like], std, grid_of(std))
+
+
+def on_grid(normals, std):
+    """Noise as it is released, from standard normals."""
+    return (normals * (std / grid_of(std))).round() * grid_of(std)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_normals_are_normal(seed):
+    normals = standard_normal(step_stream(seed), SAMPLE)
     assert normals.dtype == torch.float64
     assert stats.kstest(normals.numpy(), "norm").pvalue > ALARM
     chi_square = float((normals**2).sum())
@@ -90,9 +97,9 @@ def test_coordinates_and_steps_are_independent():
     """Pitfall 32: no draw serves two numbers, in a step or between steps (nor does a radius)."""
     noise = seeded()
     like = [torch.empty(40, dtype=torch.float64), torch.empty(2, 5, dtype=torch.float64)]
-    steps = [noise.gaussian(step, 1.0, like) for step in range(5000)]
+    steps = [gaussian(noise, step, 1.0, like) for step in range(5000)]
     rows = torch.stack([torch.cat([part.flatten() for part in parts]) for parts in steps])
-    assert len(rows.unique()) == rows.numel()
+    assert len(rows.unique()) > 0.95 * rows.numel()  # on a grid, some agree by chance
     for scores in rows, (rows**2 - 1) / math.sqrt(2):  # mean 0, variance 1
         products = scores.T @ scores / math.sqrt(len(scores))
         pairs = products[tuple(torch.triu_indices(50, 50, 1))]
@@ -109,18 +116,19 @@ def test_shapes_dtypes_and_scale():
         torch.empty(5, dtype=torch.float64),
         torch.empty(6, dtype=torch.bfloat16),
     ]
-    made = seeded().gaussian(0, 2.5, like)
+    made = gaussian(seeded(), 0, 2.5, like)
     assert [(t.shape, t.dtype) for t in made] == [(t.shape, t.dtype) for t in like]
-    whole = standard_normal(SecretStream.from_seed(1).child("noise").at_step(0), 24) * 2.5
+    whole = standard_normal(SecretStream.from_seed(1).child("noise").at_step(0), 24)
+    whole = on_grid(whole, 2.5)
     flat = torch.cat([t.flatten().double() for t in made])
     assert torch.equal(flat[13:18], whole[13:18])
     assert torch.allclose(flat, whole, rtol=1e-2)
-    assert seeded().gaussian(0, 1.0, []) == []
+    assert gaussian(seeded(), 0, 1.0, []) == []
 
 
 def test_float32_noise_is_the_float64_noise_rounded():
-    single = seeded().gaussian(0, 0.3, [torch.empty(300_001)])[0]
-    double = seeded().gaussian(0, 0.3, [torch.empty(300_001, dtype=torch.float64)])[0]
+    single = gaussian(seeded(), 0, 0.3, [torch.empty(300_001)])[0]
+    double = gaussian(seeded(), 0, 0.3, [torch.empty(300_001, dtype=torch.float64)])[0]
     assert torch.equal(single, double.float())
 
 
@@ -128,10 +136,11 @@ def test_laplace_scale_and_own_purpose():
     """Pitfall 32: one draw per cell; and the histogram's numbers are not the gradient's."""
     stream = SecretStream.from_seed(1)
     like = [torch.empty(1000, 200, dtype=torch.float64)]
-    histogram = Noise(stream, purpose="histogram").laplace(0, 3.0, like)[0]
+    zeros = [torch.zeros_like(part) for part in like]
+    histogram = Noise(stream, purpose="histogram").laplace(0, zeros, 3.0, grid_of(3.0))[0]
     assert stats.kstest(histogram.flatten().numpy() / 3, "laplace").pvalue > ALARM
-    other = Noise(stream, purpose="noise").laplace(0, 3.0, like)[0]
-    assert not torch.any(histogram == other)
+    other = Noise(stream, purpose="noise").laplace(0, zeros, 3.0, grid_of(3.0))[0]
+    assert float((histogram == other).double().mean()) < 1e-4
 
 
 def test_the_number_of_threads_changes_nothing():
@@ -141,7 +150,7 @@ def test_the_number_of_threads_changes_nothing():
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            made.append(seeded().gaussian(0, 1.0, like)[0])
+            made.append(gaussian(seeded(), 0, 1.0, like)[0])
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(made[0], made[1])
@@ -152,12 +161,12 @@ def test_resume_under_a_fixed_seed_is_bit_equal_and_a_step_is_drawn_once():
     """Pitfall 15: re-seeding on resume never gives the noise of an earlier step."""
     like = [torch.empty(100)]
     run = seeded()
-    whole = [run.gaussian(step, 1.0, like)[0] for step in range(6)]
+    whole = [gaussian(run, step, 1.0, like)[0] for step in range(6)]
     resumed = seeded()
     for step in range(3, 6):
-        assert torch.equal(resumed.gaussian(step, 1.0, like)[0], whole[step])
+        assert torch.equal(gaussian(resumed, step, 1.0, like)[0], whole[step])
     with pytest.raises(RuntimeError, match="reuse its randomness"):
-        resumed.gaussian(5, 1.0, like)
+        gaussian(resumed, 5, 1.0, like)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -168,15 +177,16 @@ def test_numbers_made_ahead_are_those_that_the_step_gets_by_itself(dtype):
     run = seeded()
     for step, std, size in requests:
         like = [torch.empty(size, dtype=dtype)]
-        alone = standard_normal(SecretStream.from_seed(1).child("noise").at_step(step), size) * std
-        assert torch.equal(run.gaussian(step, std, like)[0], alone.to(dtype))
+        alone = standard_normal(SecretStream.from_seed(1).child("noise").at_step(step), size)
+        alone = on_grid(alone, std)
+        assert torch.equal(gaussian(run, step, std, like)[0], alone.to(dtype))
         with pytest.raises(RuntimeError, match="reuse its randomness"):
-            run.gaussian(step, std, like)
+            gaussian(run, step, std, like)
 
 
 def test_noise_made_ahead_shares_no_memory():
     run = seeded()
-    first, second = (run.gaussian(step, 1.0, [torch.empty(3), torch.empty(2)]) for step in (0, 1))
+    first, second = (gaussian(run, step, 1.0, [torch.empty(3), torch.empty(2)]) for step in (0, 1))
     kept = [part.clone() for part in second]
     # a file of a tensor holds all of its memory: none of it may be the noise of steps to come
     assert first[0].untyped_storage().nbytes() == 4 * 5
@@ -190,7 +200,8 @@ def test_the_key_reaches_every_number():
     like = [torch.empty(1000, dtype=torch.float64)]
     pairs = [(seeded(1), seeded(2)), (Noise(), Noise())]
     for one, other in pairs:
-        assert not torch.any(one.gaussian(0, 1.0, like)[0] == other.gaussian(0, 1.0, like)[0])
+        same = gaussian(one, 0, 1.0, like)[0] == gaussian(other, 0, 1.0, like)[0]
+        assert int(same.sum()) <= 2  # on a grid, two may agree by chance
 
 
 def test_global_seeds_do_not_matter():
@@ -198,32 +209,30 @@ def test_global_seeds_do_not_matter():
     made = []
     for _ in range(2):
         torch.manual_seed(0)
-        made.append(Noise().gaussian(0, 1.0, [torch.empty(10)])[0])
+        made.append(gaussian(Noise(), 0, 1.0, [torch.empty(10)])[0])
     assert not torch.equal(*made)
 
 
 def test_private_is_said():
     assert Noise().private
     assert not seeded().private
-    assert "NOT PRIVATE" in repr(seeded(draws=4))
+    assert "NOT PRIVATE" in repr(seeded())
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf])
 def test_a_senseless_scale_is_refused_before_anything_is_drawn(wrong):
     noise = seeded()
     with pytest.raises(ValueError, match="must be positive and finite"):
-        noise.gaussian(0, wrong, [torch.empty(1)])
+        noise.gaussian(0, [torch.zeros(1)], wrong, 1.0)
     with pytest.raises(ValueError, match="must be positive and finite"):
-        noise.laplace(0, wrong, [torch.empty(1)])
-    noise.gaussian(0, 1.0, [torch.empty(1)])
-    with pytest.raises(ValueError, match="draws must be at least 1"):
-        Noise(draws=0)
+        noise.laplace(0, [torch.zeros(1)], wrong, 1.0)
+    gaussian(noise, 0, 1.0, [torch.empty(1)])
 
 
 def _try_to_draw(noise, answers):
     for draw in (noise.gaussian, noise.laplace):
         try:
-            draw(1, 1.0, [torch.zeros(3)])
+            draw(1, [torch.zeros(3)], 1.0, grid_of(1.0))
             answers.put("drew")
         except RuntimeError as error:
             answers.put(str(error))
@@ -232,7 +241,7 @@ def _try_to_draw(noise, answers):
 def test_noise_made_ahead_is_not_used_in_a_forked_process():
     """Both processes would add the same numbers, and their difference would be free of noise."""
     noise = Noise()
-    noise.gaussian(0, 1.0, [torch.zeros(3)])
+    gaussian(noise, 0, 1.0, [torch.zeros(3)])
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     child = context.Process(target=_try_to_draw, args=(noise, answers))
@@ -240,4 +249,4 @@ def test_noise_made_ahead_is_not_used_in_a_forked_process():
     texts = [answers.get(timeout=20) for _ in range(2)]
     child.join()
     assert all(f"belongs to process {os.getpid()}" in text for text in texts)
-    noise.gaussian(1, 1.0, [torch.zeros(3)])
+    gaussian(noise, 1, 1.0, [torch.zeros(3)])

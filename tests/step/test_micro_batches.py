@@ -12,13 +12,7 @@ from torch.nn import functional
 
 import ownerwise as ow
 from ownerwise.batches import row_counts, take
-from ownerwise.step.micro_batches import (
-    block_size,
-    blocks,
-    bytes_per_record,
-    padded,
-    slices,
-)
+from ownerwise.step.micro_batches import bytes_per_record, slices
 from tools import step_tools as tools
 
 _one_thread = pytest.fixture(autouse=True)(tools.one_thread)
@@ -33,30 +27,6 @@ def test_slices_cover_every_record_once(records, size):
     lengths = {len(part) for part in parts}
     assert max(lengths) <= size
     assert max(lengths) - min(lengths) <= 1
-
-
-@given(records=st.integers(1, 500), size=st.integers(1, 600))
-def test_blocks_cover_every_record_once_and_are_filled_with_copies(records, size):
-    parts = list(blocks(records, size))
-    assert [i for part in parts for i in range(records)[part]] == list(range(records))
-    rows = torch.arange(records)
-    for part in parts:
-        block = padded(rows, part, size)
-        assert len(block) == size
-        length = part.stop - part.start
-        assert block[:length].tolist() == list(range(records)[part])
-        assert (block[length:] == part.start).all()
-        assert len(padded(rows, part, None)) == length
-
-
-@given(expected=st.floats(0.01, 5000), deviation=st.floats(0, 100), limit=st.integers(1, 4000))
-def test_blocks_hold_a_usual_batch_with_little_waste(expected, deviation, limit):
-    size = block_size(expected, deviation, limit)
-    assert 1 <= size <= limit
-    usual = max(1.0, expected + 2 * deviation)
-    count = np.ceil(usual / size)
-    assert count == np.ceil(np.ceil(usual) / limit)
-    assert count * size <= usual + 16 * count + 1
 
 
 def test_rows_are_taken_from_nested_data():

@@ -35,18 +35,15 @@ def test_an_update_is_that_of_the_loop_over_records(kind, weighted):
     losses = cross_entropy(plain(inputs), labels, reduction="none").detach().numpy()
     bound = tools.ByRank().bind(plan)
     clip_norms = plan.clip_norms[batch.owner_index]
-    weights = bound.weights(bound.score(losses, batch.owner_index), clip_norms)
-    sums = tools.loop_over_records(
-        plain, cross_entropy, batch, plan.clip_norms, weights if weighted else None
-    )
-    noise = tools.noise_of(plain, plan)
-    with torch.no_grad():
-        for parameter, total, extra in zip(plain.parameters(), sums, noise, strict=True):
-            parameter -= 0.7 * (total + extra) / plan.expected_batch_size
+    weights = bound.weights(losses, clip_norms, batch.owner_index)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.7)
     step = tools.make_step(
         model, cross_entropy, optimizer=optimizer, weights=tools.ByRank() if weighted else None
     )
+    sums = tools.loop_over_records(plain, cross_entropy, batch, step, weights if weighted else None)
+    with torch.no_grad():
+        for parameter, total in zip(plain.parameters(), tools.noised(sums, plan), strict=True):
+            parameter -= 0.7 * total / plan.expected_batch_size
     step(batch)
     torch.testing.assert_close(tools.weights_of(model), tools.weights_of(plain), rtol=0, atol=1e-9)
 
@@ -70,10 +67,10 @@ def test_sums_that_share_memory_get_their_own_noise(size):
     model, plan = SharedSums(), tools.make_plan()
     batch = tools.batch_of(torch.randn(9, 4), torch.randint(0, 3, (9,)))
     before = tools.weights_of(model)
-    sums = tools.loop_over_records(model, cross_entropy, batch, plan.clip_norms)
-    pairs = zip(sums, tools.noise_of(model, plan), strict=True)
-    expected = torch.cat([(total + extra).flatten() for total, extra in pairs])
-    tools.make_step(model, cross_entropy, micro_batch_size=size)(batch)
+    step = tools.make_step(model, cross_entropy, micro_batch_size=size)
+    sums = tools.noised(tools.loop_over_records(model, cross_entropy, batch, step), plan)
+    expected = torch.cat([total.flatten() for total in sums])
+    step(batch)
     moved = (before - tools.weights_of(model)) * plan.expected_batch_size
     torch.testing.assert_close(moved, expected, rtol=0, atol=1e-9)
 
@@ -168,13 +165,13 @@ def test_neighbouring_data_sets_differ_in_nothing_but_the_sum():
         before = tools.weights_of(one)
         step = tools.make_step(one, cross_entropy)
         batch = tools.batch_of(inputs[:records], labels[:records])
-        total = tools.flat(step.clipped_sum(batch))
+        sums = tools.noised(list(step.clipped_sum(batch).values()), step.plan)
         step(batch)
-        moves.append((before - tools.weights_of(one)) * step.plan.expected_batch_size - total)
+        moved = (before - tools.weights_of(one)) * step.plan.expected_batch_size
+        moves.append((moved, torch.cat([total.flatten() for total in sums])))
         assert step.plan.steps == 6
-    noise = torch.cat([extra.flatten() for extra in tools.noise_of(model, step.plan)])
-    for move in moves:
-        torch.testing.assert_close(move, noise, rtol=0, atol=1e-12)
+    for move, expected in moves:
+        torch.testing.assert_close(move, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("release", [False, True])

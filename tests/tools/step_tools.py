@@ -11,9 +11,8 @@ import ownerwise as ow
 from ownerwise.batches import (
     Batch,
 )
-from ownerwise.randomness import (
-    Noise,
-)
+from ownerwise.randomness import Noise, grid_of
+from ownerwise.step.rounding import GRID_TOLERANCE
 
 SEED = 5
 RECORDS = 60
@@ -89,14 +88,33 @@ def flat(sums: dict) -> Tensor:
     return torch.cat([total.double().flatten() for total in sums.values()])
 
 
-def noise_of(model, plan, step=0, seed=SEED) -> list[Tensor]:
+def noised(sums, plan, step=0, seed=SEED, clip_scale=1.0) -> list[Tensor]:
+    """The sums with the noise that a run with this seed adds in this step, on the same grid."""
+    std = plan.noise_std_at(step) * clip_scale
+    numbers = sum(total.numel() for total in sums)
+    grid = grid_of(std, numbers, GRID_TOLERANCE * clip_scale * float(plan.clip_norms.min()))
+    return Noise(seeded(seed)).gaussian(step, sums, std, grid)
+
+
+def noise_of(model, plan, step=0, seed=SEED, clip_scale=1.0) -> list[Tensor]:
     """The noise that a run with this seed adds to the sum in this step, drawn again."""
-    like = [p for p in model.parameters() if p.requires_grad]
-    return Noise(seeded(seed)).gaussian(step, plan.noise_std_at(step), like)
+    zeros = [torch.zeros_like(p) for p in model.parameters() if p.requires_grad]
+    return noised(zeros, plan, step, seed, clip_scale)
 
 
-def loop_over_records(model, loss, batch, clip_norms, weights=None) -> list[Tensor]:
-    """The weighted sum of clipped gradients, one record at a time through autograd."""
+def release_noise(seed, step, like, std=4.0) -> Tensor:
+    """The noise of a release in this step, drawn again."""
+    grid = grid_of(std, like.numel(), GRID_TOLERANCE)
+    noise = Noise(seeded(seed), purpose="release")
+    return noise.gaussian(step, [torch.zeros_like(like)], std, grid)[0]
+
+
+def loop_over_records(model, loss, batch, step, weights=None) -> list[Tensor]:
+    """The weighted sum of clipped gradients, one record at a time through autograd.
+
+    Clip norms are those of the step: the plan's, less what it keeps free for rounding.
+    """
+    clip_norms = step.plan.clip_norms / (1 + step.slack)
     parameters = [p for p in model.parameters() if p.requires_grad]
     totals = [torch.zeros_like(p) for p in parameters]
     inputs, targets = batch.data
@@ -125,13 +143,13 @@ class ByRank:
         bound.plan = plan
         return bound
 
-    def score(self, losses, owner_index):
-        assert self.plan is not None
-        assert losses.shape == owner_index.shape
-        return np.nan_to_num(losses, nan=-np.inf) * self.plan.clip_norms[owner_index]
+    def score_slack(self, roundoff):
+        return 0.0
 
-    def weights(self, scores, clip_norms):
-        assert scores.shape == clip_norms.shape
+    def weights(self, losses, clip_norms, owner_index):
+        assert self.plan is not None
+        assert losses.shape == owner_index.shape == clip_norms.shape
+        scores = np.nan_to_num(losses, nan=-np.inf) * self.plan.clip_norms[owner_index]
         ranks = np.empty(len(scores))
         ranks[np.argsort(-scores, kind="stable")] = np.arange(len(scores))
         return 1 - 0.5 * ranks / len(scores)

@@ -16,16 +16,18 @@ from ownerwise.mechanisms.scores import needed_plan, pull
 from ownerwise.planning import Plan
 from ownerwise.randomness import SecretStream
 
+_OWNER_GAP = 20.0  # more than the log losses of one owner can span
+
 
 @dataclass(frozen=True)
 class ByNegativeLoss:
     """The easiest records first."""
 
     def __call__(
-        self, losses: np.ndarray, owner_index: np.ndarray, plan: Plan | None
+        self, log_losses: np.ndarray, owner_index: np.ndarray | None, plan: Plan | None
     ) -> np.ndarray:
-        """Return the negated losses."""
-        return -losses
+        """Return the negated log losses."""
+        return -log_losses
 
 
 class AtRandom:
@@ -40,12 +42,12 @@ class AtRandom:
         self._begin(0)
 
     def __call__(
-        self, losses: np.ndarray, owner_index: np.ndarray, plan: Plan | None
+        self, log_losses: np.ndarray, owner_index: np.ndarray | None, plan: Plan | None
     ) -> np.ndarray:
-        """Return uniform random numbers."""
+        """Return uniform random numbers, spread so widely that hardly two share a level."""
         numbers = self._stream.at_step(self._draws)
         self._draws += 1
-        return numbers.uniforms(len(losses))
+        return 1000.0 * numbers.uniforms(len(log_losses))
 
     @property
     def private(self) -> bool:
@@ -71,12 +73,11 @@ class OwnerThenLoss:
     """The mixed order: owners with the least pull first, and by loss within an owner."""
 
     def __call__(
-        self, losses: np.ndarray, owner_index: np.ndarray, plan: Plan | None
+        self, log_losses: np.ndarray, owner_index: np.ndarray | None, plan: Plan | None
     ) -> np.ndarray:
         """Return scores ordered by the owner's pull, then by loss."""
         _, rank = np.unique(-pull(needed_plan(plan)), return_inverse=True)
-        squashed = losses / (1.0 + np.abs(losses))  # in (-1, 1), same order
-        return np.where(np.isnan(losses), np.nan, 2.0 * rank[owner_index] + squashed)
+        return _OWNER_GAP * rank[owner_index] + log_losses
 
 
 def negative_loss(stream: SecretStream | None) -> Score:

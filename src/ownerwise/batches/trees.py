@@ -5,7 +5,7 @@ The module is private to torch; `tests/batches/test_trees.py` pins what is used 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +17,11 @@ from ownerwise.errors import OwnerwiseError
 def take(data: Any, part: slice | list[int]) -> Any:
     """Return the rows `part` of every tensor in `data`."""
     return pytree.tree_map(lambda leaf: _tensor(leaf)[part], data)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], data: Any) -> Any:
+    """Return `data` with `function` applied to every tensor."""
+    return pytree.tree_map(lambda leaf: function(_tensor(leaf)), data)
 
 
 def row_counts(data: Any) -> set[int]:

@@ -54,6 +54,11 @@ def add(commands: Any) -> None:
         "--strict", action="store_true", help="refuse plans that cannot use up every budget"
     )
     command.add_argument(
+        "--hardened",
+        action="store_true",
+        help="compute every batch in a fixed number of secret rows, against attacks on rounding",
+    )
+    command.add_argument(
         "--owners", action="store_true", help="print a row per owner, not per budget class"
     )
     command.add_argument("--json", action="store_true", help="print the table as JSON")
@@ -88,7 +93,7 @@ def _run(options: argparse.Namespace) -> None:
         raise OwnerwiseError(problems)
     if owners.records_basis == ASSUMED:
         print(f"ownerwise: warning: {NO_RECORDS.format(options.budgets)}", file=sys.stderr)
-    new_plan = plan(owners, strict=options.strict, **request)
+    new_plan = plan(owners, strict=options.strict, hardened=options.hardened, **request)
     if options.out is not None:
         new_plan.save(options.out)
     if options.json:

@@ -157,6 +157,10 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "importance sampling"
         ),
         "strict": flag().means("refuse plans in which some owner cannot use up their budget"),
+        "hardened": flag().means(
+            "compute every batch in a fixed number of secret rows "
+            "([why](proofs/arithmetic.md#rows-that-nobody-knows))"
+        ),
     },
     "model": {"name": text().means("the network")},  # and the options of the model
     "training": {

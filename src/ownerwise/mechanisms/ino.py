@@ -15,13 +15,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ownerwise.mechanisms.scores import ByLoss, Score
+from ownerwise.mechanisms.smooth_order import ordered_weights
 from ownerwise.mechanisms.tails import Beta, Tail
 
 if TYPE_CHECKING:
     from ownerwise.planning import Plan
 
 DEFAULT_TAIL = 0.4
+LOSS_FLOOR, LOSS_CEILING = 0.1, 1e6
+"""Losses outside this public range count as its ends; the order is by the logarithm within it."""
 _LARGEST_SPREAD = 1e6
+_LOSS_ROUNDOFFS = 8.0  # by which rounding may change a loss of at most 1, or any loss relatively
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,11 @@ class INO:
         tail_length: tail length in units of clip norm, instead of `tail`.
         shape: another tail function (`Steps`, or your own).
         score_by: the score that orders the records; the highest is the most important.
+        width: how smooth the order is: the factor e^width between two losses separates them fully.
+            0 is the paper's hard order, which only hardened plans allow.
 
     Example:
-        >>> INO(tail_length=1.0).weights([3.0, 2.0, 1.0], [1.0, 1.0, 1.0])
+        >>> INO(tail_length=1.0).weights([30.0, 3.0, 0.3], [1.0, 1.0, 1.0]).round(6)
         array([1. , 1. , 0.5])
     """
 
@@ -46,6 +52,7 @@ class INO:
     tail_length: float | None = None
     shape: Tail | None = None
     score_by: Score = field(default_factory=ByLoss)
+    width: float = 0.5
     _plan: Plan | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self):
@@ -59,6 +66,8 @@ class INO:
                 raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
         if self.shape is not None and (self.alpha, self.beta) != (1.0, 1.0):
             raise ValueError("alpha and beta shape the Beta tail; do not give them with shape")
+        if not 0 <= self.width <= 10:
+            raise ValueError(f"width must be a number from 0 to 10, got {self.width}")
         Beta(self.alpha, self.beta)  # validates both now
 
     @property
@@ -79,18 +88,40 @@ class INO:
             length = self.tail * total
         return replace(self, tail_length=length, _plan=plan)
 
-    def score(self, losses: np.ndarray, owner_index: np.ndarray) -> np.ndarray:
-        """Return one score per record."""
-        return np.asarray(self.score_by(np.asarray(losses), np.asarray(owner_index), self._plan))
+    def score(self, losses: np.ndarray, owner_index: np.ndarray | None = None) -> np.ndarray:
+        """Return one finite score per record, from the logarithm of its clamped loss."""
+        clamped = np.clip(np.nan_to_num(losses, nan=LOSS_FLOOR), LOSS_FLOOR, LOSS_CEILING)
+        return np.asarray(self.score_by(np.log(clamped), owner_index, self._plan))
 
-    def weights(self, scores: np.ndarray, clip_norms: np.ndarray) -> np.ndarray:
-        """Return one weight in [0, 1] per record, exact in float64, in O(n log n).
+    def score_slack(self, roundoff: float) -> float:
+        """Return how far the sum may move per unit of the batch's total clip norm, by rounding.
 
-        Records are ordered by decreasing score, ties by position, so that adding a record reorders
-        no others; NaN comes last. Let R_k be the sum of the clip norms from rank k to the last, and
-        H the integral of the importance, measured from the end of the batch (the tail first, 1
-        beyond it). Rank k has the weight (H(R_k) - H(R_k+1)) / C_k, its average importance.
+        A change of every loss by up to 8 roundoffs (absolutely below 1, relatively above) changes
+        no score by more than 8 roundoffs / floor.
         """
+        if self.tail_length == 0:
+            return 0.0
+        if self.width == 0:
+            return float("inf")
+        return 2.0 * _LOSS_ROUNDOFFS * roundoff / LOSS_FLOOR / self.width
+
+    def weights(
+        self, losses: np.ndarray, clip_norms: np.ndarray, owner_index: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Return one weight in [0, 1] per record (`smooth_order`).
+
+        Args:
+            losses: one per record; NaN counts as the smallest.
+            clip_norms: of the records' owners.
+            owner_index: the records' owners in the plan, for scores that use the plan.
+        """
+        losses = np.asarray(losses, dtype=np.float64)
+        return self.weights_of_scores(self.score(losses, owner_index), clip_norms, self.width)
+
+    def weights_of_scores(
+        self, scores: np.ndarray, clip_norms: np.ndarray, width: float = 0.0
+    ) -> np.ndarray:
+        """Return one weight in [0, 1] per record from finite scores; equal scores share."""
         if self.tail_length is None:
             raise ValueError(
                 f"INO(tail={self.tail}) is a fraction of a plan's expected clip norm: bind it to a "
@@ -115,21 +146,4 @@ class INO:
             )
         if self.tail_length == 0:
             return np.ones(len(clips))
-        order = np.argsort(-scores, kind="stable")  # NaN sorts last
-        ordered = clips[order]
-        rest = np.append(np.cumsum(ordered[::-1])[::-1], 0.0)  # R_k, and 0 after the last
-        area, height = self._from_end(rest)
-        average = (area[:-1] - area[1:]) / ordered
-        weights = np.empty(len(clips))
-        weights[order] = np.clip(average, height[1:], height[:-1])
-        return weights
-
-    def _from_end(self, rest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return H and its derivative at distance `rest` from the end of the batch."""
-        assert self.tail_length is not None
-        tail = self.tail_function
-        inside = np.minimum(rest / self.tail_length, 1.0)
-        beyond = np.maximum(rest - self.tail_length, 0.0)
-        area = self.tail_length * tail.area(inside) + beyond
-        height = np.where(rest >= self.tail_length, 1.0, tail.rising(inside))
-        return area, height
+        return ordered_weights(scores, clips, self.tail_function, self.tail_length, width)

@@ -9,7 +9,9 @@ import torch
 
 from ownerwise import accounting
 from ownerwise.mechanisms.ino import INO
-from ownerwise.randomness import Noise, SecretStream
+from ownerwise.randomness import Noise, SecretStream, grid_of
+
+_GRID_TOLERANCE = 1e-4  # of a sensitivity, kept free for the rounding of the sum
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,15 @@ def ino_sum(
             "and one sensitivity per record"
         )
     ino = tail if isinstance(tail, INO) else INO(tail_length=float(tail))
-    weights = ino.weights(np.asarray(scores, dtype=np.float64), bounds)
+    order = np.nan_to_num(np.asarray(scores, dtype=np.float64), nan=-np.inf)
+    weights = ino.weights_of_scores(order, bounds)
     flat = values.reshape(len(values), int(np.prod(values.shape[1:])))
     lengths = np.linalg.norm(flat, axis=1)
     finite = np.isfinite(lengths)
-    scale = np.where(finite, np.minimum(1.0, bounds / np.where(lengths > 0, lengths, 1.0)), 0.0)
+    limits = bounds / (1 + _GRID_TOLERANCE)
+    scale = np.where(finite, np.minimum(1.0, limits / np.where(lengths > 0, lengths, 1.0)), 0.0)
     total = (weights * scale) @ np.where(finite[:, None], flat, 0.0)
+    grid = grid_of(noise_std, total.size, _GRID_TOLERANCE * bounds.min(initial=np.inf))
     noise = Noise(stream, purpose="ino sum")
-    added = noise.gaussian(0, noise_std, [torch.from_numpy(total)])[0].numpy()
-    return InoSum((total + added).reshape(values.shape[1:]), float(noise_std), noise.private)
+    (noised,) = noise.gaussian(0, [torch.from_numpy(total)], noise_std, grid)
+    return InoSum(noised.numpy().reshape(values.shape[1:]), float(noise_std), noise.private)

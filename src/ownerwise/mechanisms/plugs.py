@@ -31,12 +31,18 @@ class Weights(Protocol):
         """Return the weights with the plan's public constants filled in."""
         ...
 
-    def score(self, losses: np.ndarray, owner_index: np.ndarray) -> np.ndarray:
-        """Return one score per record from its own loss and public constants only."""
+    def weights(
+        self, losses: np.ndarray, clip_norms: np.ndarray, owner_index: np.ndarray
+    ) -> np.ndarray:
+        """Return one weight per record from the whole batch's losses and clip norms."""
         ...
 
-    def weights(self, scores: np.ndarray, clip_norms: np.ndarray) -> np.ndarray:
-        """Return one weight per record from the whole batch's scores and clip norms."""
+    def score_slack(self, roundoff: float) -> float:
+        """Return how far the weighted sum may move if rounding moves all losses.
+
+        In units of the batch's total clip norm, for roundings of some units of `roundoff`. The step
+        shortens contributions by it, unless the plan is hardened.
+        """
         ...
 
 
@@ -165,6 +171,7 @@ class Randomness:
 
     layers: LayerRandomness = field(default_factory=LayerRandomness)
     rule: StepStream | None = None
+    rows: StepStream | None = None
     release: Callable[[Tensor], Tensor] = lambda total: total
 
 

@@ -19,8 +19,12 @@ from ownerwise.registry import Registry
 if TYPE_CHECKING:
     from ownerwise.planning import Plan
 
-Score = Callable[[np.ndarray, np.ndarray, "Plan | None"], np.ndarray]
-"""score(losses, owner_index, plan): one number per record."""
+Score = Callable[[np.ndarray, "np.ndarray | None", "Plan | None"], np.ndarray]
+"""score(log_losses, owner_index, plan): one finite number per record.
+
+Log losses are clamped to a public range. A score must not change by more than the log loss does:
+rounding would otherwise move the weights further than the step allows for.
+"""
 
 
 def pull(plan: Plan) -> np.ndarray:
@@ -33,10 +37,10 @@ class ByLoss:
     """The paper's order: the hardest records first."""
 
     def __call__(
-        self, losses: np.ndarray, owner_index: np.ndarray, plan: Plan | None
+        self, log_losses: np.ndarray, owner_index: np.ndarray | None, plan: Plan | None
     ) -> np.ndarray:
-        """Return the losses."""
-        return losses
+        """Return the log losses."""
+        return log_losses
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,11 @@ class BudgetAware:
             raise ValueError(f"kappa must be a finite number of at least 0, got {self.kappa}")
 
     def __call__(
-        self, losses: np.ndarray, owner_index: np.ndarray, plan: Plan | None
+        self, log_losses: np.ndarray, owner_index: np.ndarray | None, plan: Plan | None
     ) -> np.ndarray:
-        """Return the losses, raised for owners with little pull (negative ones moved toward 0)."""
+        """Return the log losses, raised for owners with little pull."""
         pulls = pull(needed_plan(plan))
-        lift = ((pulls.max() / pulls) ** self.kappa)[owner_index]
-        return np.where(losses < 0, losses / lift, losses * lift)
+        return log_losses + self.kappa * np.log(pulls.max() / pulls)[owner_index]
 
 
 def needed_plan(plan: Plan | None) -> Plan:

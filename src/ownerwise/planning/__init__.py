@@ -4,6 +4,7 @@ May import owners and accounting. A mechanism of a later room whose release the 
 states its cost through a protocol defined here.
 """
 
+from ownerwise.planning.batch_bounds import largest_total
 from ownerwise.planning.budget_classes import BudgetClass
 from ownerwise.planning.plans import Plan, Verification
 from ownerwise.planning.request import NO_CONSTRAINTS, plan, request_problems
@@ -15,6 +16,7 @@ __all__ = [
     "BudgetClass",
     "Plan",
     "Verification",
+    "largest_total",
     "plan",
     "request_problems",
 ]

@@ -17,6 +17,7 @@ from ownerwise.accounting import PaidRelease, Schedule, reference
 from ownerwise.errors import PlanError
 from ownerwise.owners import UNIT, Owners
 from ownerwise.planning import storage
+from ownerwise.planning.batch_bounds import delta_reserve, rows_needed
 from ownerwise.planning.budget_classes import BudgetClass, class_members, distinct_budgets
 from ownerwise.planning.table import format_rows
 
@@ -73,6 +74,7 @@ class Plan:
     release_std: float | None = None
     release_noise: str = "gaussian"
     release_shares: np.ndarray | None = field(default=None, repr=False)
+    hardened_rows: int | None = None
     owners: Owners | None = field(default=None, repr=False)
 
     def __post_init__(self):
@@ -121,6 +123,22 @@ class Plan:
         ones = np.ones(len(self.targets))
         return ones if self.release_shares is None else self.release_shares
 
+    @property
+    def accounted_deltas(self) -> np.ndarray:
+        """The deltas at which epsilon is computed; the rest is reserved for oversized batches.
+
+        A step assumes that a batch does not exceed public bounds on its number of records (hardened
+        plans) and its total clip norm (INO). Over all steps, the probability that one does is at
+        most the reserve, which is added to delta.
+        """
+        return self.deltas * (1 - delta_reserve(self.hardened_rows is not None))
+
+    @property
+    def overflow_probability(self) -> float:
+        """Probability per step that is reserved for oversized batches."""
+        reserve = delta_reserve(self.hardened_rows is not None)
+        return reserve * float(self.deltas.min()) / (2 * self.steps)  # two kinds of bounds
+
     def noise_std_at(self, step: int) -> float:
         """Return the std of the noise added to the sum in step `step` (from 0)."""
         return self.noise_std * self.schedule.factor_at(step)
@@ -149,7 +167,7 @@ class Plan:
             self.sampling_rates[at],
             self.noise_multipliers[at],
             schedule,
-            self.deltas[at],
+            self.accounted_deltas[at],
             self.accountant,
             self.release,
             self._release_sensitivities[at],
@@ -172,7 +190,7 @@ class Plan:
         The plan's accountant checks all owners. dp-accounting checks `points` budgets spread over
         the table, among them the strictest and the laxest. The divisor is checked too.
         """
-        problems = []
+        problems = self._row_problems()
         divisor = float(self.sampling_rates @ self.records)
         if not np.isclose(divisor, self.expected_batch_size, rtol=1e-9):
             problems.append(
@@ -194,7 +212,7 @@ class Plan:
                 float(self.sampling_rates[owner]),
                 float(self.noise_multipliers[owner]),
                 self.schedule,
-                float(self.deltas[owner]),
+                float(self.accounted_deltas[owner]),
                 target,
                 self.release,
                 float(self._release_sensitivities[owner]),
@@ -208,6 +226,17 @@ class Plan:
         if problems:
             raise PlanError(problems)
         return Verification(reference.name(), len(chosen), float(ratios.min()), float(ratios.max()))
+
+    def _row_problems(self) -> list[str]:
+        if self.hardened_rows is None:
+            return []
+        needed = rows_needed(self.sampling_rates, self.records, self.overflow_probability)
+        if self.hardened_rows >= needed:
+            return []
+        return [
+            f"a hardened plan with these rates needs {needed} rows; this one has "
+            f"{self.hardened_rows}, so more batches would overflow than delta pays for"
+        ]
 
     def _spread(self, points: int) -> np.ndarray:
         """Return owners with distinct budgets: the extremes of every delta, then some between."""
@@ -305,6 +334,8 @@ class Plan:
             "owners": len(self.targets),
             "owners_fingerprint": self.owners_fingerprint,
         }
+        if self.hardened_rows is not None:
+            header["hardened_rows"] = self.hardened_rows
         if self.release_noise != "gaussian":
             header["release_noise"] = self.release_noise
         return header
@@ -352,6 +383,7 @@ class Plan:
             mixture=header["mixture"],
             release_std=header["release_std"],
             release_noise=header.get("release_noise", "gaussian"),
+            hardened_rows=header.get("hardened_rows"),
             owners_fingerprint=header["owners_fingerprint"],
             owners=owners,
             **arrays,

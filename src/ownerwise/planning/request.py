@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from ownerwise.accounting import ACCOUNTANTS, NOISES, PaidRelease, Schedule
 from ownerwise.errors import PlanError, known_names
 from ownerwise.owners import Owners
+from ownerwise.planning.batch_bounds import rows_needed
 from ownerwise.planning.noise_schedules import NoiseSchedule, schedule_problems, segments
 from ownerwise.planning.plans import Plan
 from ownerwise.planning.solver import MAX_STEPS, METHODS, MIN_CLIP_NORM, Planner
@@ -44,6 +46,7 @@ def plan(
     constraints: PaidMechanism | None = None,
     accountant: str = "pld",
     strict: bool = False,
+    hardened: bool = False,
 ) -> Plan:
     """Return the verified Plan in which every owner spends their own budget.
 
@@ -77,6 +80,9 @@ def plan(
             more often contribute less to it, so that all records count alike.
         accountant: `pld` (tight) or `rdp`.
         strict: refuse plans in which some owner cannot use up their budget.
+        hardened: compute every batch in the same public number of rows, in which records take
+            secret random places. No record then changes a bit of what is computed for another one,
+            at the price of computing empty rows (docs/proofs/arithmetic.md).
     """
     named = isinstance(noise_schedule, str | Mapping)
     pieces = None if noise_schedule is None or named else segments(noise_schedule, steps)
@@ -115,14 +121,13 @@ def plan(
     elif release_share is not None:
         assert schedule is not None
         assert batch_size is not None
-        alone = Planner(owners, method, mixture, accountant).find_noise(schedule, batch_size)
-        strictest = alone.noise / float(
-            alone.relative_clips.min()
-        )  # its multiplier for the whole step
+        planner = Planner(owners, method, mixture, accountant, hardened=hardened)
+        alone = planner.find_noise(schedule, batch_size)
+        strictest = alone.noise / float(alone.relative_clips.min())  # multiplier of a whole step
         release_std = strictest / release_share**0.5
     release = None if release_std is None else PaidRelease(float(release_std), release_noise)
     reweighted = constraints is not None and method in ("sample", "both")
-    planner = Planner(owners, method, mixture, accountant, release, reweighted)
+    planner = Planner(owners, method, mixture, accountant, release, reweighted, hardened)
     if schedule is None:
         assert batch_size is not None
         assert noise_multiplier is not None
@@ -156,6 +161,10 @@ def plan(
         else None,
         owners=owners,
     )
+    if hardened:
+        probability = replace(result, hardened_rows=1).overflow_probability
+        rows = rows_needed(result.sampling_rates, result.records, probability)
+        result = replace(result, hardened_rows=rows)
     result.verify()
     if strict and result.unspent.any():
         unspent = np.flatnonzero(result.unspent)

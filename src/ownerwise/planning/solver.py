@@ -27,6 +27,7 @@ from ownerwise.accounting import (
 )
 from ownerwise.errors import PlanError
 from ownerwise.owners import Owners
+from ownerwise.planning.batch_bounds import delta_reserve
 
 METHODS = ("uniform", "sample", "scale", "both")
 SAFETY = 8e-4
@@ -61,6 +62,7 @@ class Planner:
         release: what every step releases besides the gradient.
         reweighted: whether records contribute to the release in inverse proportion to their
             sampling rates (those drawn least often in full), so that all records count alike.
+        hardened: whether the plan is hardened, which reserves more of every delta.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Planner:
         accountant: str,
         release: PaidRelease | None = None,
         reweighted: bool = False,
+        hardened: bool = False,
     ):
         self.owners = owners
         self.method = method
@@ -78,9 +81,11 @@ class Planner:
         self.accountant = accountant
         self.release = release
         self.reweighted = reweighted and release is not None
+        # the tiny reserve of other plans is within SAFETY
+        self.deltas = owners.delta * (1 - delta_reserve(True)) if hardened else owners.delta
         self.records = owners.records.astype(np.float64)
         self.total = float(self.records.sum())
-        self.budgets = Budgets(owners.epsilon * (1 - SAFETY), owners.delta)
+        self.budgets = Budgets(owners.epsilon * (1 - SAFETY), self.deltas)
         groups = self.budgets.groups  # each has the smallest delta of its owners
         least = [self.budgets.epsilon[group.members].min() for group in groups]
         self.strictest = Budgets(np.array(least), np.array([group.delta for group in groups]))
@@ -145,7 +150,7 @@ class Planner:
         order = np.argsort(self.owners.epsilon, kind="stable")
         weight = np.cumsum(self.records[order])
         at = order[int(np.searchsorted(weight, 0.5 * weight[-1]))]
-        return Budgets(self.budgets.epsilon[[at]], self.owners.delta[[at]])
+        return Budgets(self.budgets.epsilon[[at]], self.deltas[[at]])
 
     def _multipliers(self, rate: float, schedule: Schedule) -> np.ndarray:
         guess = None if self.last_multipliers is None else self.last_multipliers.log_at

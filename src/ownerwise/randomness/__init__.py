@@ -4,7 +4,7 @@ Every random number of a private run comes from here. Imports no other room.
 """
 
 from ownerwise.randomness.layers import LayerRandomness, kept_generators
-from ownerwise.randomness.noise import Noise
+from ownerwise.randomness.noise import Noise, grid_of
 from ownerwise.randomness.stream import SecretStream, StepStream
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "Noise",
     "SecretStream",
     "StepStream",
+    "grid_of",
     "kept_generators",
 ]

@@ -1,22 +1,22 @@
-"""Gaussian and Laplace noise from the secret stream, one draw per logical step.
+"""Noised sums: Gaussian and Laplace noise from the secret stream, one draw per logical step.
 
-Guarantee. `Noise.gaussian` returns independent N(0, std^2) numbers, computed in float64 and cast at
-the end; `Noise.laplace` returns independent Laplace numbers of the given scale. The scale is a
-public constant of the plan. The accountant determines how much privacy the noise provides.
+Guarantee. `Noise.gaussian` returns sums plus independent N(0, std^2) numbers, `Noise.laplace` sums
+plus Laplace numbers. Standard deviation, scale and grid are public constants. What the noise buys
+is the accountant's affair.
 
-Gaussians come from the Box-Muller transform (1958). The radius uses a 63-bit uniform that keeps its
-relative precision near 0 and is never 0, so the tails are accurate up to 9.4 standard deviations
-(which a normal exceeds with probability below 1e-20).
+Arithmetic (docs/proofs/arithmetic.md). A float sum plus float noise shows a record in its low bits:
+where the result is small, the grid of the larger summand survives (Mironov, "On Significance of the
+Least Significant Bits for Differential Privacy", CCS 2012). So sum and noise are both rounded to
+one public grid, a power of two about 2^20 times finer than the noise, and added exactly. For v on
+the grid, v + round(N) = round(v + N): the result is a function of the Gaussian mechanism's output
+at v, and so is everything computed from it, the conversion to another precision included. Rounding
+the sums moves two of them apart by at most grid * sqrt(numbers) more: `grid_of` keeps that below a
+tolerance, which the caller must allow for in the sensitivity.
 
-Known limit: floating point. The samples are float64 numbers, not reals, and the set of doubles that
-a sampler can return may reveal the value to which noise was added. Mironov, "On Significance of the
-Least Significant Bits for Differential Privacy" (CCS 2012) breaks textbook Laplace noise this way;
-Holohan & Braghin, "Secure Random Sampling in Differential Privacy" (ESORICS 2021,
-arXiv:2107.10138) and Jin et al. (arXiv:2112.05307) do it for Gaussian samplers such as Box-Muller.
-The countermeasure of Holohan & Braghin is `draws=k`: the sum of k independent samples divided by
-sqrt(k), for which the search for a pre-image grows to about 2^(53 (k-1)). They and Opacus use
-k = 4; it takes k times as long and is off by default. Laplace noise is always built from four
-normals (the determinant of a 2 by 2 matrix of normals is Laplace), as the same paper proposes.
+Gaussians come by Box & Muller (1958), in float64. The radius takes a 63-bit uniform that keeps its
+relative precision near 0 and is never 0, so the tails are right up to 9.4 standard deviations
+(beyond which a normal falls with probability below 1e-20). Laplace numbers are determinants of
+2 by 2 matrices of normals.
 """
 
 from __future__ import annotations
@@ -32,67 +32,99 @@ from torch._utils import _unflatten_dense_tensors
 
 from ownerwise.randomness.stream import SecretStream, StepStream
 
-_BLOCK = 2**16  # normals computed at once, so that the transform stays in cache
-_AHEAD = 64  # most steps computed at once if a step needs few numbers
+__all__ = ["Noise", "grid_of", "standard_laplace", "standard_normal"]
+
+_BLOCK = 2**16  # numbers noised at once: the passes over them stay in cache
+_AHEAD = 64  # steps made at once, at most, where a step needs few numbers
+_COARSEST, _FINEST = 2.0**-20, 2.0**-40  # grids, in units of the noise
+
+
+def grid_of(std: float, numbers: int = 1, tolerance: float = math.inf) -> float:
+    """Return the grid for noise of this size: a power of two.
+
+    Args:
+        std: standard deviation, or scale, of the noise.
+        numbers: how many numbers are released.
+        tolerance: how far rounding may move two neighbouring sums apart: grid * sqrt(numbers).
+    """
+    _check_scale("std", std)
+    wanted = min(std * _COARSEST, tolerance / math.sqrt(max(1, numbers)))
+    if not wanted >= std * _FINEST:
+        raise ValueError(
+            f"{numbers} numbers with noise {std:g} cannot be rounded within {tolerance:g}: the "
+            "grid would be too fine for float64. Use a larger clip norm, or less noise"
+        )
+    return 2.0 ** math.floor(math.log2(wanted))
 
 
 class Noise:
-    """The noise for one purpose of a run: one draw per step, never repeated.
+    """The noise of one purpose of a run: one draw for each step, and none twice.
 
     Args:
         stream: the run's stream; a private one if not given.
-        purpose: the child of the stream to use. Two mechanisms of one step (gradient, histogram)
+        purpose: which child of the stream to use. Two mechanisms of one step (gradient, histogram)
             need two purposes.
-        draws: independent samples summed into each value; 4 protects against floating-point
-            attacks.
 
     Example:
-        >>> sums = [torch.zeros(3), torch.zeros(2, 2)]
-        >>> first, second = Noise().gaussian(0, 1.5, sums)
-        >>> second.shape
-        torch.Size([2, 2])
+        noise = Noise(stream)
+        released = noise.gaussian(step, sums, std, grid_of(std))
     """
 
-    def __init__(
-        self, stream: SecretStream | None = None, *, purpose: str = "noise", draws: int = 1
-    ) -> None:
-        if draws < 1:
-            raise ValueError(f"draws must be at least 1, got {draws}")
+    def __init__(self, stream: SecretStream | None = None, *, purpose: str = "noise") -> None:
         self._stream = (SecretStream() if stream is None else stream).child(purpose)
-        self._draws = draws
-        self._ahead: dict[int, _StepNoise] = {}  # of steps already computed
+        self._ahead: dict[int, _Ahead] = {}  # of steps that are made already
 
     @property
     def private(self) -> bool:
-        """False if the stream has a fixed seed: whoever knows it can subtract the noise."""
+        """False if the stream has a fixed seed: then whoever knows it can subtract the noise."""
         return self._stream.private
 
-    def gaussian(self, step: int, std: float, like: Sequence[Tensor]) -> list[Tensor]:
-        """Return N(0, std^2) noise with the shapes, dtypes and devices of `like`."""
-        _check_scale("std", std)
-        self._stream.check_process()  # noise computed ahead must not be used twice
-        size = sum(tensor.numel() for tensor in like)
-        if self._draws == 1 and (step in self._ahead or 2 * size <= _BLOCK):
-            return _split(self._computed_ahead(step, size, std, _common_dtype(like)), like)
-        stream = self._open(step)
-        return _fill(like, std, lambda count: standard_normal(stream, count, draws=self._draws))
+    def gaussian(
+        self, step: int, sums: Sequence[Tensor], std: float, grid: float, factor: float = 1.0
+    ) -> list[Tensor]:
+        """Return `sums` with N(0, std^2) noise, all on the grid, then times `factor`.
 
-    def laplace(self, step: int, scale: float, like: Sequence[Tensor]) -> list[Tensor]:
-        """Return Laplace(0, scale) noise (std = sqrt(2) scale) with the shapes of `like`."""
+        Shapes, dtypes (at least float32) and devices are those of `sums`, which are not changed.
+        """
+        _check_scale("std", std)
+        self._stream.check_process()  # noise that was made ahead must not be used twice
+        size = sum(tensor.numel() for tensor in sums)
+        spread = std / grid
+        if step in self._ahead or 2 * size <= _BLOCK:
+            made = self._made_ahead(step, size, spread)
+            return _noised(sums, grid, factor, lambda start, count: made[start : start + count])
+        stream = self._open(step)
+        return _noised(
+            sums,
+            grid,
+            factor,
+            lambda start, count: standard_normal(stream, count).mul_(spread).round_(),
+        )
+
+    def laplace(
+        self, step: int, sums: Sequence[Tensor], scale: float, grid: float, factor: float = 1.0
+    ) -> list[Tensor]:
+        """Return `sums` with Laplace(0, scale) noise (std = sqrt(2) scale); else as `gaussian`."""
         _check_scale("scale", scale)
         stream = self._open(step)
-        return _fill(like, scale, lambda size: standard_laplace(stream, size, draws=self._draws))
+        spread = scale / grid
+        return _noised(
+            sums,
+            grid,
+            factor,
+            lambda start, count: standard_laplace(stream, count).mul_(spread).round_(),
+        )
 
     def _open(self, step: int) -> StepStream:
         stream = self._stream.at_step(step)
         self._ahead.clear()
         return stream
 
-    def _computed_ahead(self, step: int, size: int, std: float, dtype: torch.dtype) -> Tensor:
-        """Return the noise of a step, computed together with that of the following steps.
+    def _made_ahead(self, step: int, size: int, spread: float) -> Tensor:
+        """Return the noise of a step in units of the grid, made together with later steps'.
 
-        The numbers are the same as for the step alone: each step has its own part of the key
-        stream, and if a step needs more numbers than were computed, the rest is drawn from there.
+        These are the numbers that the step would get by itself: each step has its own part of the
+        key stream, and if more of them are asked than were made, the rest follows from there.
         """
         if step not in self._ahead:
             count = max(1, min(_AHEAD, _BLOCK // max(1, size)))
@@ -100,49 +132,46 @@ class Noise:
             streams = [self._open(at) for at in range(step, step + count)]
             words = np.concatenate([stream.words(length) for stream in streams])
             normals = _box_muller(words).view(count, length)
-            noise = (normals * std).to(dtype)
+            units = (normals * spread).round_()
             self._ahead = {
-                step + row: _StepNoise(streams[row], normals[row], std, noise[row])
+                step + row: _Ahead(streams[row], normals[row], spread, units[row])
                 for row in range(count)
             }
         for earlier in [at for at in self._ahead if at < step]:
             del self._ahead[earlier]
-        return self._ahead.pop(step).take(size, std, dtype)
+        return self._ahead.pop(step).take(size, spread)
 
     def __repr__(self) -> str:
-        return f"Noise({self._stream!r}, draws={self._draws})"
+        return f"Noise({self._stream!r})"
 
 
 @dataclass(frozen=True)
-class _StepNoise:
-    """What was computed ahead for a step: its normals, and the noise in its likely form."""
+class _Ahead:
+    """What was made ahead for a step: its normals, and the noise as it is most likely asked for."""
 
     stream: StepStream
     normals: Tensor
-    std: float
-    noise: Tensor
+    spread: float
+    units: Tensor
 
-    def take(self, size: int, std: float, dtype: torch.dtype) -> Tensor:
-        if size <= len(self.noise) and std == self.std and dtype == self.noise.dtype:
-            return self.noise[:size].clone()  # a view would hold the noise of later steps
+    def take(self, size: int, spread: float) -> Tensor:
+        if size <= len(self.units) and spread == self.spread:
+            return self.units[:size]
         normals = self.normals[:size]
         if size > len(normals):
             rest = standard_normal(self.stream, size - len(normals))
             normals = torch.cat([normals, rest])
-        return (normals * std).to(dtype)
+        return (normals * spread).round_()
 
 
-def standard_normal(stream: StepStream, size: int, *, draws: int = 1) -> Tensor:
-    """Return N(0, 1), float64 [size], each the sum of `draws` samples over sqrt(draws)."""
-    total = _box_muller(stream.words(size + size % 2))
-    for _ in range(draws - 1):
-        total += _box_muller(stream.words(size + size % 2))
-    return (total if draws == 1 else total.mul_(draws**-0.5))[:size]
+def standard_normal(stream: StepStream, size: int) -> Tensor:
+    """Return independent N(0, 1), float64 [size]."""
+    return _box_muller(stream.words(size + size % 2))[:size]
 
 
-def standard_laplace(stream: StepStream, size: int, *, draws: int = 1) -> Tensor:
-    """Return Laplace(0, 1) (variance 2), float64 [size], as a b - c d of normals."""
-    a, b, c, d = standard_normal(stream, 4 * size, draws=draws).view(4, size)
+def standard_laplace(stream: StepStream, size: int) -> Tensor:
+    """Return independent Laplace(0, 1) (variance 2), float64 [size], as a b - c d of normals."""
+    a, b, c, d = standard_normal(stream, 4 * size).view(4, size)
     return a * b - c * d
 
 
@@ -159,26 +188,31 @@ def _box_muller(words: np.ndarray) -> Tensor:
     return normals.view(-1)
 
 
-def _fill(like: Sequence[Tensor], scale: float, sample: Callable[[int], Tensor]) -> list[Tensor]:
-    """Return noise for all of `like`, computed block by block, scaled, then cast."""
-    flat = torch.empty(sum(tensor.numel() for tensor in like), dtype=_common_dtype(like))
+def _noised(
+    sums: Sequence[Tensor], grid: float, factor: float, noise: Callable[[int, int], Tensor]
+) -> list[Tensor]:
+    """Return (rounded sums + noise) * grid * factor; `noise` is given in units of the grid.
+
+    Every operation is exact or correctly rounded. Scaling by a power of two is exact. Rounding to
+    whole units is exact: a float32 beyond 2^24 units is whole already. The sum of two whole numbers
+    of units is exact in float64 up to 2^53, and beyond that a function of the exact sum.
+    """
+    wide = torch.float64 in {tensor.dtype for tensor in sums}
+    dtype = torch.float64 if wide else torch.float32
+    devices = {tensor.device for tensor in sums}
+    device = devices.pop() if len(devices) == 1 else torch.device("cpu")
+    parts = [tensor.detach().reshape(-1).to(device, dtype) for tensor in sums]
+    flat = torch.cat(parts) if parts else torch.empty(0)
+    flat.mul_(1.0 / grid).round_()
+    start = 0
     for block in flat.split(_BLOCK) if len(flat) else ():
-        block.copy_(sample(len(block)).mul_(scale))
-    return _split(flat, like)
-
-
-def _common_dtype(like: Sequence[Tensor]) -> torch.dtype:
-    return torch.float64 if torch.float64 in {t.dtype for t in like} else torch.float32
-
-
-def _split(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return views of a flat vector in the shapes of `like`; copies on other devices or dtypes."""
-    shaped = _unflatten_dense_tensors(flat, like)
-    if {(t.dtype, t.device) for t in like} <= {(flat.dtype, flat.device)}:
-        return list(shaped)
-    return [part.to(t.device, t.dtype) for part, t in zip(shaped, like, strict=True)]
+        units = noise(start, len(block)).to(device) + block
+        torch.mul(units, grid * factor, out=block)
+        start += len(block)
+    shaped = _unflatten_dense_tensors(flat, sums)
+    return [part.to(t.device, t.dtype) for part, t in zip(shaped, sums, strict=True)]
 
 
 def _check_scale(name: str, value: float) -> None:
     if not 0 < value < math.inf:
-        raise ValueError(f"the noise's {name} must be positive and finite, got {value}")
+        raise ValueError(f"{name} of the noise must be positive and finite, got {value}")

@@ -121,7 +121,21 @@ def mechanism(plan: Plan) -> dict[str, str]:
         "Noise": noise,
         "Divisor": f"{plan.expected_batch_size:.6g}, the expected batch size, fixed beforehand",
         "Steps planned": whole(plan.steps),
+        "Arithmetic": arithmetic(plan),
     }
+
+
+def arithmetic(plan: Plan) -> str:
+    """Return what the plan's arithmetic resists."""
+    if plan.hardened_rows is not None:
+        return (
+            f"noise on a public grid; every batch in {whole(plan.hardened_rows)} secret rows, so "
+            "no record changes the rounding of another one's gradient"
+        )
+    return (
+        "noise on a public grid; not hardened: records crafted to change the rounding of others "
+        "are not covered (hardened=True covers them)"
+    )
 
 
 def accounting(plan: Plan) -> dict[str, str]:

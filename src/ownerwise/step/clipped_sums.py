@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ownerwise.batches import Batch, take
 from ownerwise.errors import OwnerwiseError
@@ -30,7 +29,9 @@ from ownerwise.mechanisms import (
 from ownerwise.planning import Plan
 from ownerwise.randomness import LayerRandomness, StepStream, kept_generators
 from ownerwise.step.checks import inputs_and_targets
-from ownerwise.step.micro_batches import block_size, blocks, bytes_per_record, padded, slices
+from ownerwise.step.micro_batches import bytes_per_record, slices
+from ownerwise.step.rounding import RELEASE_SLACK, Rounding
+from ownerwise.step.secret_rows import Rows, place
 
 
 class ClippedSums:
@@ -39,9 +40,8 @@ class ClippedSums:
     There is one forward pass. If the batch is split and weights or a release need the whole batch,
     a forward-only pass comes first.
 
-    The last bits of a record's loss depend on how many records are computed at once. Weights order
-    records by loss, so with weights everything is computed in blocks of one public size, and the
-    last block is padded with copies whose factor is 0. No record can then reorder the others.
+    A hardened plan fixes the number of rows: records take secret random rows, the rest are empty.
+    Removing a record then changes no other record's output, loss or norm by a bit.
 
     Sensitivity: a record of owner o changes the sum by at most `plan.clip_norms[o]` times the
     steering's clip scale, whatever the other records are. The sum is NOT private until noise is
@@ -84,8 +84,7 @@ class ClippedSums:
         self.not_private = not_private
         self.peek: Peek | None = None
         self._bytes_per_record: float | None = None
-        self._expected_records = float(plan.sampling_rates @ plan.records)
-        self._squared_rates = float(plan.sampling_rates**2 @ plan.records)
+        self.rounding = Rounding.of(plan, model, weights)
         self._separation_checked = False
         self._tape = Tape(model, lean=lean)
         self._chain: Chain | None = None  # the current pass, if it needs no tape
@@ -93,58 +92,75 @@ class ClippedSums:
 
     def __call__(self, batch: Batch, randomness: Randomness) -> dict[nn.Parameter, Tensor]:
         """Return the weighted sum of clipped gradients for each trainable parameter."""
-        self._keep_peek([], batch.owner_index)
-        if not len(batch):
-            self._released([], None, [], batch.owner_index, randomness)
+        self._keep_peek([], None)
+        if not 0 < len(batch) <= (self.plan.hardened_rows or len(batch)):
+            self._released([], None, [], np.zeros(0), randomness)
             return _zeros(self.model)
-        inputs, targets = inputs_and_targets(batch)
+        rows = place(batch, self.plan.hardened_rows, randomness.rows)
+        inputs, targets = rows.inputs, rows.targets
         clip_norms = self.plan.clip_norms[batch.owner_index]
-        limits = clip_norms if self.steering is None else clip_norms * self.steering.clip_scale
+        scale = 1.0 if self.steering is None else self.steering.clip_scale
+        limits = rows.spread(clip_norms * (scale / (1 + self.rounding.slack)), empty=1.0)
         totals: dict[nn.Parameter, Tensor] = {}
         seen: list[tuple[Tensor, Tensor, Tensor]] = []
         with kept_generators(), torch.enable_grad():
-            parts, size = self._parts(inputs, len(batch))
+            parts = list(slices(len(rows), self._micro_batch_size(inputs, len(rows))))
             single = len(parts) == 1
             outputs: list[Any] = []
             if single or self.weights is not None or self.release is not None:
                 with torch.set_grad_enabled(single):
                     outputs = [
-                        self._forward(padded(inputs, part, size), number, randomness)
+                        self._forward(take(inputs, part), number, randomness)
                         for number, part in enumerate(parts)
                     ]
-            released = self._released(outputs, targets, parts, batch.owner_index, randomness)
-            self._check_separation(inputs, targets, released, len(batch))
+            released = self._released(outputs, targets, parts, self._scales(rows), randomness)
+            self._check_separation(batch, released)
             losses: list[Tensor] = []
             weights = None
             if single or self.weights is not None:
                 losses = [
-                    self.loss(output, padded(targets, part, size), *released)
+                    self.loss(output, take(targets, part), *released)
                     for output, part in zip(outputs, parts, strict=True)
                 ]
             if self.weights is not None:
-                unpadded = [
-                    values[: _length(part)] for values, part in zip(losses, parts, strict=True)
-                ]
-                weights = self._batch_weights(torch.cat(unpadded), batch.owner_index, clip_norms)
+                values = rows.of_records(torch.cat(losses).detach().double().cpu().numpy())
+                weights = self._batch_weights(values, batch.owner_index, clip_norms)
+                weights = rows.spread(weights, empty=0.0)
             for number, part in enumerate(parts):
                 if not single:
-                    output = self._forward(padded(inputs, part, size), number, randomness)
-                    losses = [self.loss(output, padded(targets, part, size), *released)]
-                records = self._backward(losses[0], _length(part))
-                norms = records.norms[: _length(part)]
-                factors = self._factors(norms, limits[part], randomness.rule)
+                    output = self._forward(take(inputs, part), number, randomness)
+                    losses = [self.loss(output, take(targets, part), *released)]
+                records = self._backward(losses[0])
+                factors = self._factors(records.norms, limits[part], randomness.rule)
+                if rows.occupied is not None:
+                    factors = factors * torch.as_tensor(rows.occupied[part]).to(factors)
                 if self.steering is not None:
                     self.steering.observe(factors)
                 if weights is not None:
                     factors = factors * torch.as_tensor(weights[part]).to(factors)
-                padding = len(records) - len(factors)
-                with_padding = functional.pad(factors, (0, padding)) if padding else factors
-                sums = records.weighted_sum(with_padding)
+                sums = self._sum(records, factors, rows, part)
                 totals = {p: totals[p] + total for p, total in sums.items()} if totals else sums
-                seen.append((losses[0].detach()[: len(norms)], norms, factors))
+                seen.append((losses[0].detach(), records.norms, factors))
                 del records  # frees its activations before the next forward pass
-        self._keep_peek(seen, batch.owner_index)
+        self._keep_peek(seen, rows)
         return totals
+
+    def _sum(
+        self, records: PerRecordGradients | ChainGradients, factors: Tensor, rows: Rows, part: slice
+    ) -> dict[nn.Parameter, Tensor]:
+        """Return the sum of factor times gradient, class by class of clip norms if asked for."""
+        if self.rounding.classes is None:
+            return records.weighted_sum(factors)
+        classes = rows.spread(self.rounding.classes[rows.owner_index], empty=-1)[part]
+        totals: dict[nn.Parameter, Tensor] = {}
+        for number in range(int(self.rounding.classes.max()) + 1):
+            if not (classes == number).any():
+                continue
+            members = torch.as_tensor(classes == number, device=factors.device)
+            for parameter, total in records.weighted_sum(factors * members).items():
+                before = totals.get(parameter)
+                totals[parameter] = total.double() if before is None else before.add_(total)
+        return totals or {p: total.double() for p, total in _zeros(self.model).items()}
 
     def _forward(self, rows: Any, number: int, randomness: Randomness) -> Any:
         """Run one micro-batch; each number draws the same dropout masks in every pass."""
@@ -155,17 +171,14 @@ class ClippedSums:
         with self._tape:
             return self.model(rows)
 
-    def _backward(self, losses: Tensor, count: int) -> PerRecordGradients | ChainGradients:
-        """Return the per-record gradients of the last micro-batch.
-
-        The first `count` rows are records, the rest is padding.
-        """
+    def _backward(self, losses: Tensor) -> PerRecordGradients | ChainGradients:
+        """Return the per-record gradients of the last micro-batch."""
         if self._chain is None:
             return self._tape.backward(losses)
         records = self._chain.backward(losses, separate=self._loss_separate)
         self._chain = None
         if not self._loss_separate:  # one record, or a non-finite one, proves nothing
-            self._loss_separate = count > 1 and bool(torch.isfinite(records.norms).all())
+            self._loss_separate = len(losses) > 1 and bool(torch.isfinite(records.norms).all())
         return records
 
     def _released(
@@ -173,21 +186,18 @@ class ClippedSums:
         outputs: list[Any],
         targets: Any,
         parts: list[slice],
-        owner_index: np.ndarray,
+        scales: np.ndarray | None,
         randomness: Randomness,
     ) -> tuple[Tensor, ...]:
         """Return the noised release as an extra argument of the loss, or an empty tuple."""
         release = self.release
         if release is None:
             return ()
-        scales = self.plan.release_shares
-        scales = None if scales is None else scales[owner_index]
         with torch.no_grad():
             pairs = [
-                (take(output, slice(_length(part))), take(targets, part))
-                for output, part in zip(outputs, parts, strict=True)
+                (output, take(targets, part)) for output, part in zip(outputs, parts, strict=True)
             ]
-            if self._summed is not None:
+            if self._summed is not None and self.plan.hardened_rows is None:
                 total = torch.zeros(release.shape, dtype=torch.float64)
                 for (output, target), part in zip(pairs, parts, strict=True):
                     of_part = None if scales is None else torch.as_tensor(scales[part])
@@ -200,36 +210,41 @@ class ClippedSums:
                     scales,
                     absolute=self.plan.release_noise == "laplace",
                 )
-            noised = randomness.release(total)
+            noised = randomness.release(total / (1 + RELEASE_SLACK))
             return (noised if self._adaptive is None else self._adaptive.process(noised),)
 
-    def _check_separation(
-        self, inputs: Any, targets: Any, released: tuple[Tensor, ...], records: int
-    ) -> None:
+    def _scales(self, rows: Rows) -> np.ndarray | None:
+        """Return the factor of each row's contribution to a release, or None for 1."""
+        scales = self.plan.release_shares
+        if scales is None:
+            return rows.occupied
+        return rows.spread(scales[rows.owner_index], empty=0.0)
+
+    def _check_separation(self, batch: Batch, released: tuple[Tensor, ...]) -> None:
         """Refuse, once per run, a loss in which records influence each other."""
-        if self._separation_checked or records < 2:
+        if self._separation_checked or len(batch) < 2:
             return
+        inputs, targets = inputs_and_targets(batch)
         layers = LayerRandomness()
 
         def losses(rows: list[int]) -> Tensor:
             layers.enter(0)
             return self.loss(self.model(take(inputs, rows)), take(targets, rows), *released)
 
-        check_separation(losses, records, self.model)
+        check_separation(losses, len(batch), self.model)
         self._separation_checked = True
 
     def _batch_weights(
-        self, losses: Tensor, owner_index: np.ndarray, clip_norms: np.ndarray
+        self, losses: np.ndarray, owner_index: np.ndarray, clip_norms: np.ndarray
     ) -> np.ndarray:
         """Return one checked weight per record of the logical batch."""
         assert self.weights is not None
-        values = losses.detach().to(torch.float64).cpu().numpy()
-        scores = self.weights.score(values, owner_index)
-        weights = np.asarray(self.weights.weights(scores, clip_norms), dtype=np.float64)
-        if weights.shape != values.shape or not ((weights >= 0) & (weights <= 1)).all():
+        weights = self.weights.weights(losses, clip_norms, owner_index)
+        weights = np.asarray(weights, dtype=np.float64)
+        if weights.shape != losses.shape or not ((weights >= 0) & (weights <= 1)).all():
             raise OwnerwiseError(
                 f"{type(self.weights).__name__} returned weights of shape {weights.shape}, or some "
-                f"outside [0, 1]; expected shape {values.shape} and values in [0, 1]"
+                f"outside [0, 1]; expected shape {losses.shape} and values in [0, 1]"
             )
         return weights
 
@@ -250,17 +265,6 @@ class ClippedSums:
             )
         return factors if finite is None else factors * finite
 
-    def _parts(self, inputs: Any, records: int) -> tuple[list[slice], int | None]:
-        """Return the micro-batches, and the number of rows to pad each to, if any."""
-        limit = self._micro_batch_size(inputs, records)
-        if self.weights is None:
-            return list(slices(records, limit)), None
-        kept = 1.0 if self.steering is None else self.steering.keep_probability
-        expected = kept * self._expected_records
-        variance = max(0.0, expected - kept**2 * self._squared_rates)
-        size = block_size(expected, math.sqrt(variance), limit)
-        return list(blocks(records, size)), size
-
     def _micro_batch_size(self, inputs: Any, records: int) -> int:
         if self.micro_batch_size is not None:
             return self.micro_batch_size
@@ -268,23 +272,18 @@ class ClippedSums:
             self._bytes_per_record = bytes_per_record(self.model, inputs, records)
         return max(1, int(self.memory_target // max(1.0, self._bytes_per_record)))
 
-    def _keep_peek(
-        self, seen: list[tuple[Tensor, Tensor, Tensor]], owner_index: np.ndarray
-    ) -> None:
+    def _keep_peek(self, seen: list[tuple[Tensor, Tensor, Tensor]], rows: Rows | None) -> None:
         """Keep losses, norms and factors if `not_private` is set."""
         self.peek = None
         if self.not_private:
-            empty = np.zeros(0)
-            losses, norms, factors = (
-                (torch.cat(column).double().cpu().numpy() for column in zip(*seen, strict=True))
-                if seen
-                else (empty, empty, empty)
-            )
+            losses = norms = factors = np.zeros(0)
+            if rows is not None:
+                losses, norms, factors = (
+                    rows.of_records(torch.cat(column).double().cpu().numpy())
+                    for column in zip(*seen, strict=True)
+                )
+            owner_index = np.zeros(0, dtype=np.int64) if rows is None else rows.owner_index
             self.peek = Peek(losses, norms, factors, owner_index)
-
-
-def _length(part: slice) -> int:
-    return part.stop - part.start
 
 
 def _zeros(model: nn.Module) -> dict[nn.Parameter, Tensor]:

@@ -30,11 +30,12 @@ from ownerwise.mechanisms import (
     loss_problems,
 )
 from ownerwise.planning import Plan
-from ownerwise.randomness import LayerRandomness, Noise, SecretStream
+from ownerwise.randomness import LayerRandomness, Noise, SecretStream, grid_of
 from ownerwise.step import checkpoints
 from ownerwise.step.checks import optimizer_problems, release_problems
 from ownerwise.step.clipped_sums import ClippedSums
 from ownerwise.step.micro_batches import MEMORY_TARGET
+from ownerwise.step.rounding import GRID_TOLERANCE, rounding_problems
 
 
 class PrivateStep:
@@ -67,8 +68,6 @@ class PrivateStep:
         micro_batch_size: records computed at once; derived from `memory_target` if not given.
         memory_target: bytes available for the activations of one micro-batch.
         lean: use less memory and more time.
-        noise_draws: normals summed into each noise value; 4 protects against floating-point attacks
-            (see `noise`).
         not_private: keep losses, norms and factors of the last batch in `peek`.
     """
 
@@ -86,7 +85,6 @@ class PrivateStep:
         micro_batch_size: int | None = None,
         memory_target: int = MEMORY_TARGET,
         lean: bool = False,
-        noise_draws: int = 1,
         not_private: bool = False,
     ):
         problems = [str(problem) for problem in check(model)]
@@ -95,10 +93,9 @@ class PrivateStep:
         rule: ClippingRule = Standard() if clipping is None else clipping
         steering = rule.steering(plan) if isinstance(rule, Steered) else None
         problems += release_problems(rule, steering, release, plan)
+        problems += rounding_problems(plan, model, None if weights is None else weights.bind(plan))
         if micro_batch_size is not None and micro_batch_size < 1:
             problems.append(f"micro_batch_size={micro_batch_size}: expected at least 1")
-        if noise_draws < 1:
-            problems.append(f"noise_draws={noise_draws}: expected at least 1")
         if problems:
             raise OwnerwiseError(problems)
         self.model = model
@@ -124,10 +121,11 @@ class PrivateStep:
         )
         root = SecretStream() if stream is None else stream
         self._seed = root.seed
-        self._noise = Noise(root, draws=noise_draws)
-        self._release_noise = Noise(root, purpose="release", draws=noise_draws)
+        self._noise = Noise(root)
+        self._release_noise = Noise(root, purpose="release")
         self._rule_stream = root.child("clipping rule") if self.clipping.randomised else None
         self._layer_stream = root.child("layers")
+        self._row_stream = None if plan.hardened_rows is None else root.child("rows")
         self._spent = 0
         self._updates = 0
         self._private_so_far = True
@@ -143,6 +141,11 @@ class PrivateStep:
         """Whether the guarantee holds: the randomness is secret and nothing is kept un-noised."""
         secret = self._noise.private and self._private_so_far and not self.not_private
         return secret and getattr(self.weights, "private", True)
+
+    @property
+    def slack(self) -> float:
+        """What rounding may add to a contribution; clip norms are shortened by 1 + slack."""
+        return self._sums.rounding.slack
 
     @property
     def peek(self) -> Peek | None:
@@ -258,15 +261,14 @@ class PrivateStep:
             batch = steering.select(batch, randomness.rule)
             scale, std = scale / steering.keep_probability, std * steering.clip_scale
         sums = self.clipped_sum(batch, randomness)
-        std *= scale
-        totals = list(sums.values())
-        # noise becomes (sums + noise) / expected batch size, in place
-        noise = self._noise.gaussian(step, std, totals)
-        torch._foreach_add_(noise, totals, alpha=scale)  # pyright: ignore[reportPrivateImportUsage]
+        numbers = sum(total.numel() for total in sums.values())
+        shortest = float(self.plan.clip_norms.min()) * std / self.plan.noise_std_at(step)
+        grid = grid_of(std, numbers, GRID_TOLERANCE * shortest)
+        noised = self._noise.gaussian(step, list(sums.values()), std, grid, factor=scale)
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None  # of frozen parameters too
-        for parameter, gradient in zip(sums, noise, strict=True):
+        for parameter, gradient in zip(sums, noised, strict=True):
             parameter.grad = gradient.to(parameter.dtype)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -286,13 +288,19 @@ class PrivateStep:
 
         def noised(total: Tensor) -> Tensor:
             std = self.plan.release_std_at(step)
-            if self.plan.release_noise == "laplace":
-                return total + self._release_noise.laplace(step, std / math.sqrt(2), [total])[0]
-            return total + self._release_noise.gaussian(step, std, [total])[0]
+            shares = self.plan.release_shares
+            tolerance = GRID_TOLERANCE * (1.0 if shares is None else float(shares.min()))
+            if self.plan.release_noise == "laplace":  # its sensitivity adds up absolute values
+                scale = std / math.sqrt(2)
+                grid = grid_of(scale, total.numel() ** 2, tolerance)
+                return self._release_noise.laplace(step, [total], scale, grid)[0]
+            grid = grid_of(std, total.numel(), tolerance)
+            return self._release_noise.gaussian(step, [total], std, grid)[0]
 
         return Randomness(
             layers=LayerRandomness(lambda: self._layer_stream.at_step(step)),
             rule=self._rule_stream.at_step(step) if self._rule_stream else None,
+            rows=self._row_stream.at_step(step) if self._row_stream else None,
             release=noised,
         )
 

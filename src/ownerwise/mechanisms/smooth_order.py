@@ -1,0 +1,76 @@
+"""INO's weights for a batch: an order of records that rounding cannot turn around.
+
+A hard order by computed losses is not safe. Kernels round a row by its place in the batch, so
+removing one record changes the last bits of all other losses, and records of nearly equal loss and
+opposite gradients change places by the hundred. The order here is smooth instead:
+
+- Levels lie at the multiples of a public width h. Records at one level share one weight.
+- A record between two levels counts at both, in proportion: with its score at t of the way from
+  level k to level k + 1, it is a record of clip norm (1 - t) C at k and one of t C at k + 1.
+
+Adding record i therefore adds two parts of clip norms (1 - t) C_i and t C_i, so it moves the sum by
+at most C_i. The weights are continuous: if no score moves by more than e, the sum moves by at most
+2 e G / h, G being the total clip norm of the batch. Both are proved in docs/proofs/ino.md. A width
+of 0 is the hard order, in which equal scores share a weight.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ownerwise.mechanisms.tails import Tail
+
+__all__ = ["MOST_LEVELS", "ordered_weights"]
+
+MOST_LEVELS = 100_000
+"""Scores that spread over more levels than these are refused."""
+
+
+def ordered_weights(
+    scores: np.ndarray, clip_norms: np.ndarray, tail: Tail, tail_length: float, width: float
+) -> np.ndarray:
+    """Return one weight in [0, 1] per record, in O(n + levels), or O(n log n) for width 0.
+
+    Args:
+        scores: one finite number per record; the highest is the most important.
+        clip_norms: of the records' owners, positive.
+        tail: shape of the tail.
+        tail_length: its length in units of clip norm, positive.
+        width: distance of two levels; 0 for the hard order.
+    """
+    if width == 0:
+        _, level = np.unique(scores, return_inverse=True)
+        return _shared_weights(np.bincount(level, clip_norms), tail, tail_length)[level]
+    position = scores / width
+    below = np.floor(position)
+    upper_part = position - below
+    lowest = below.min()
+    if below.max() - lowest > MOST_LEVELS:
+        raise ValueError(
+            f"scores spread over more than {MOST_LEVELS} levels of width {width:g}; expected "
+            "clamped scores, or a larger width"
+        )
+    level = (below - lowest).astype(np.intp)
+    raised = upper_part * clip_norms
+    levels = int(level.max()) + 2
+    totals = np.bincount(level, clip_norms - raised, levels)
+    totals += np.bincount(level + 1, raised, levels)
+    shared = _shared_weights(totals, tail, tail_length)
+    lower, upper = shared[level], shared[level + 1]
+    return np.clip(lower + upper_part * (upper - lower), 0.0, 1.0)
+
+
+def _shared_weights(totals: np.ndarray, tail: Tail, tail_length: float) -> np.ndarray:
+    """Return the weight that the records of each level share; levels rise.
+
+    With R the clip norms of a level and of all below it, and H the integral of the importance read
+    from the batch's end, a level of total C has the weight (H(R) - H(R - C)) / C: the average
+    importance over its stretch of the batch, which lies between the importance at both ends.
+    """
+    end = np.cumsum(totals) / tail_length
+    within = np.minimum(end, 1.0)
+    area = tail.area(within) + (end - within)
+    height = np.where(end < 1.0, tail.rising(within), 1.0)
+    start = np.append(tail.rising(np.zeros(1)), height[:-1])
+    average = np.diff(area, prepend=0.0) * tail_length / np.where(totals > 0, totals, 1.0)
+    return np.clip(average, start, height)

@@ -1,0 +1,56 @@
+"""Public bounds on what a batch holds: its number of records, and its total clip norm.
+
+Both are sums of independent coins of known probabilities, so their tails follow from the plan alone
+(Chernoff). Nothing here looks at data.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+__all__ = ["delta_reserve", "largest_total", "rows_needed"]
+
+
+def delta_reserve(hardened: bool) -> float:
+    """Return the share of every delta that is reserved for batches that exceed their bounds."""
+    return 1e-2 if hardened else 1e-9
+
+
+def rows_needed(rates: np.ndarray, records: np.ndarray, probability: float) -> int:
+    """Return a number of rows that a batch fills or exceeds with at most this probability.
+
+    A batch cannot have more records than there are, so no more rows are ever needed.
+    """
+    bound = largest_total(rates, records.astype(np.float64), np.ones(len(rates)), probability)
+    return max(1, math.ceil(bound - 1e-9))
+
+
+def largest_total(
+    rates: np.ndarray, records: np.ndarray, amounts: np.ndarray, probability: float
+) -> float:
+    """Return a total that a batch exceeds, or reaches, with at most the given probability.
+
+    Each of `records[o]` records of owner o adds `amounts[o]` with probability `rates[o]`. By
+    Chernoff's bound P(total >= t) <= exp(L(x) - x t) for every x > 0, L being the logarithm of the
+    moment generating function; the returned t is the smallest found over x.
+
+    Args:
+        rates, records, amounts: per owner; amounts are positive.
+        probability: above 0 and below 1.
+    """
+    if not 0 < probability < 1:
+        raise ValueError(f"probability {probability}: expected more than 0 and less than 1")
+    unit = float(amounts.max())
+    scaled = amounts / unit
+    ceiling = float(records @ scaled)
+
+    def total_at(log_x: float) -> float:
+        x = math.exp(log_x)
+        moments = np.log1p(rates * np.expm1(np.minimum(x * scaled, 700.0)))
+        return float((records @ moments - math.log(probability)) / x)
+
+    found = minimize_scalar(total_at, bounds=(-20.0, math.log(700.0)), method="bounded")
+    return unit * min(ceiling, float(found.fun))  # pyright: ignore[reportAttributeAccessIssue]

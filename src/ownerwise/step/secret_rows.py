@@ -1,0 +1,82 @@
+"""Rows that a batch is computed in: as many as it has records, or a public number of secret rows.
+
+Matrix products round a row by its place and by how many rows there are. A hardened plan therefore
+fixes the number of rows: the records take distinct random rows that nobody knows, and the others
+stay empty. Formal guarantee (docs/proofs/arithmetic.md): couple two neighbouring batches so that
+all common records keep their rows. Then every kernel sees the same numbers in the same places but
+for one row, and if the result of a row does not depend on the contents of the others, no other
+record's output, loss or norm changes by a bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ownerwise.batches import Batch
+from ownerwise.batches.trees import map_tensors
+from ownerwise.randomness import StepStream
+from ownerwise.step.checks import inputs_and_targets
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A batch in its rows.
+
+    Attributes:
+        inputs, targets: one row each, tensors or trees of them.
+        owner_index: owner of each record.
+        where: row of each record; None if record k is in row k and no row is empty.
+        occupied: 1.0 for rows with a record, 0.0 for empty ones; None like `where`.
+    """
+
+    inputs: Any
+    targets: Any
+    owner_index: np.ndarray
+    where: np.ndarray | None = None
+    occupied: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.owner_index) if self.occupied is None else len(self.occupied)
+
+    def spread(self, values: np.ndarray, empty: float) -> np.ndarray:
+        """Return one value per row from one per record."""
+        if self.where is None:
+            return values
+        spread = np.full(len(self), empty, dtype=values.dtype)
+        spread[self.where] = values
+        return spread
+
+    def of_records(self, values: np.ndarray) -> np.ndarray:
+        """Return one value per record from one per row."""
+        return values if self.where is None else values[self.where]
+
+
+def place(batch: Batch, rows: int | None, stream: StepStream | None) -> Rows:
+    """Return the batch in `rows` rows, or in as many as it has records.
+
+    Args:
+        batch: of at most `rows` records.
+        rows: public number of rows, None for one per record.
+        stream: secret numbers that choose the rows. Without them record k takes row k: NOT private,
+            for research.
+    """
+    inputs, targets = inputs_and_targets(batch)
+    if rows is None:
+        return Rows(inputs, targets, batch.owner_index)
+    order = np.arange(rows) if stream is None else np.argsort(stream.words(rows), kind="stable")
+    where = order[: len(batch)]
+    index = torch.from_numpy(where)
+
+    def placed(records: Tensor) -> Tensor:
+        empty = records.new_zeros((rows, *records.shape[1:]))
+        return empty.index_copy_(0, index.to(records.device), records)
+
+    occupied = np.zeros(rows)
+    occupied[where] = 1.0
+    inputs, targets = map_tensors(placed, (inputs, targets))
+    return Rows(inputs, targets, batch.owner_index, where, occupied)
