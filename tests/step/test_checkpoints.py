@@ -343,8 +343,8 @@ def assert_refused(step, folder, message):
             r"a different model: 0.bias is torch.float32 \[5\] in the file .* \[6\] here",
         ),
         ({"dtype": torch.float64}, "a different model: 0.bias is torch.float32"),
-        ({"optimizer": "adam"}, "holds the state of SGD, but got Adam"),
-        ({"optimizer": "groups"}, "holds the state of SGD, but got AdamW"),
+        ({"optimizer": "adam"}, "holds the state of SGD, but this run has Adam"),
+        ({"optimizer": "groups"}, "holds the state of SGD, but this run has AdamW"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, other, message):

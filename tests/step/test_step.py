@@ -192,7 +192,7 @@ def test_empty_batches_move_the_model_by_noise_only_and_are_accounted(release):
         assert step.steps_spent == step.updates == number + 1
         np.testing.assert_array_equal(step.epsilon(), plan.epsilon(steps=number + 1))
     before = tools.weights_of(model)
-    with pytest.raises(ow.PlanError, match="all 6 planned steps are taken"):
+    with pytest.raises(ow.PlanError, match="all 6 planned steps have been taken"):
         step(tools.batch_of(inputs, labels, plan.steps))
     assert torch.equal(tools.weights_of(model), before)
     assert step.steps_spent == step.updates == plan.steps

@@ -1,6 +1,6 @@
 """Batches: Poisson batches drawn from a plan, the kinds of data they accept, and rows of data.
 
-Imports owners, planning and randomness; knows nothing of models or gradients.
+Imports owners, planning and randomness; knows nothing about models or gradients.
 """
 
 from ownerwise.batches.poisson import Batch, PoissonBatches

@@ -3,7 +3,7 @@
 Guarantee. In each step, record i is drawn with probability q_o(i), independently of all other
 records and steps, from the secret stream: amplification by sampling requires that nobody else knows
 the batches. Nothing is redrawn, capped, dropped or padded; an empty batch is a step like any other.
-Public: the sampling rates, the number of steps. Private: which records a batch holds, and how many.
+Public: the sampling rates and the number of steps. Private: a batch's records and their number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The records of one step. All but `step` is private, even their number; `repr` hides it.
+    """The records of one step. All but `step` is private, even their number, and hidden by `repr`.
 
     Attributes:
         step: index of the step in the plan.
@@ -53,10 +53,10 @@ class Batch:
 class PoissonBatches:
     """An iterable over the batches of a plan, one per step.
 
-    Each pass draws the batch of step t from (key, t) alone. The position of the pass, worker
+    Each pass draws the batch for step t from (key, t) alone. The position of the pass, worker
     processes and other passes running at the same time make no difference. With a private stream
-    every pass has its own key, so two trainings never share batches; with a fixed seed every pass
-    repeats the same batches.
+    every pass has its own key, so two training runs never share batches; with a fixed seed every
+    pass repeats the same batches.
 
     Args:
         dataset: a tuple of tensors or arrays with one row per record, such as (X, y), or a
@@ -67,7 +67,7 @@ class PoissonBatches:
         steps: number of steps; all remaining steps of the plan if not given.
         num_workers: processes that prefetch the records of a Dataset. They never draw batches
             and change neither order nor content (random augmentation is seeded as in a DataLoader).
-        collate: combines a list of samples of a Dataset into a batch; torch's default if not given.
+        collate: combines a list of a Dataset's samples into a batch; torch's default if not given.
     """
 
     def __init__(

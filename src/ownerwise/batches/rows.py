@@ -1,4 +1,4 @@
-"""The kinds of data that batches can be drawn from, and access to their rows."""
+"""Kinds of data from which batches can be drawn, and access to their rows."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DatasetRows:
 def rows_of(
     dataset: Any, records: int, collate: Callable[[list[Any]], Any] | None
 ) -> ArrayRows | DatasetRows:
-    """Return the rows of a data set with this number of records, or raise."""
+    """Return the rows of a data set, or raise if it does not have this number of records."""
     if problems := data_problems(dataset, records):
         raise OwnerwiseError(problems)
     if type(dataset) is TensorDataset and collate is None:  # a subclass may transform its rows
@@ -71,7 +71,7 @@ def rows_of(
 
 
 def ownerless_problems(plan: Plan) -> list[str]:
-    """Return why no batches can be drawn if the plan does not know who owns which record."""
+    """Return the problem if the plan does not know which owner each record belongs to."""
     if plan.owners is None:
         return ["the plan has no owners: load it with Plan.load(path, owners=)"]
     if plan.owners.record_owner_index is None:
@@ -83,7 +83,7 @@ def ownerless_problems(plan: Plan) -> list[str]:
 
 
 def data_problems(dataset: Any, records: int) -> list[str]:
-    """Return every reason why Poisson batches of `records` records cannot come from `dataset`."""
+    """Return every reason why `dataset` cannot supply Poisson batches from `records` records."""
     kind = type(dataset).__name__
     if isinstance(dataset, torch.Tensor | np.ndarray):
         return _array_problems("the data", dataset, records)
@@ -113,7 +113,7 @@ def data_problems(dataset: Any, records: int) -> list[str]:
 
 
 def described(array: Any) -> str:
-    """Return dtype and shape without the private number of records: "float32 [records, 5]"."""
+    """Return the dtype and shape, hiding the private number of records: "float32 [records, 5]"."""
     if not isinstance(array, Tensor):
         return f"a {type(array).__name__}"
     return f"{dtype_name(array.dtype)} {shape_name(array.shape)}"
@@ -137,8 +137,8 @@ def _length_problems(name: str, rows: int, records: int) -> list[str]:
     if rows == records:
         return []
     return [
-        f"{name} has {rows} rows, but the plan's owners list {records} records: pass the rows the "
-        "owner ids were given for, in the same order"
+        f"{name} has {rows} rows, but the plan's owners list {records} records: pass the rows for "
+        "which the owner ids were given, in the same order"
     ]
 
 
@@ -148,5 +148,5 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def shape_name(shape: torch.Size) -> str:
-    """Return a shape without the number of records, which is private: "[records, 5]"."""
+    """Return a shape, hiding the number of records, which is private: "[records, 5]"."""
     return f"[{', '.join(map(str, ('records', *shape[1:])))}]"

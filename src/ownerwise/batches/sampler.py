@@ -1,12 +1,12 @@
 """The Poisson sampler: draws record numbers independently, each at its own sampling rate.
 
-Method. Records are sorted once into octaves of sampling rates within a factor of two. In an octave
-with largest rate p, candidates are found by skipping: the gap to the next one is geometric,
-floor(E / -log(1-p)) with E exponential (Devroye, "Non-Uniform Random Variate Generation", 1986,
-section X.2). A candidate of rate q is kept with probability q/p (thinning; always, if the octave
-has one rate). One draw gives both the binomial count and the uniform subset of a rate class. A step
-costs at most about twice the expected batch plus a few numbers per octave, whether owners share
-rates or every record has its own.
+Method. Records are sorted once into octaves, whose sampling rates lie within a factor of two. In an
+octave with largest rate p, candidates are found by skipping: the gap to the next one is
+geometric, floor(E / -log(1-p)) with E exponential (Devroye, "Non-Uniform Random Variate
+Generation", 1986, section X.2). A candidate with rate q is kept with probability q/p (thinning;
+always, if the octave has a single rate). One draw gives both the binomial count and the uniform
+subset of a rate class. A step draws at most about twice as many numbers as the expected batch has
+records, plus a few per octave, whether owners share rates or every record has its own.
 
 Exactness. Uniforms have 64 bits towards both ends of E, quotients are floored exactly, and thinning
 compares 53-bit uniforms with q/p >= 1/2. Only float64 rounding remains: the probability of a record
@@ -58,7 +58,7 @@ class PoissonSampler:
 def _octaves(rates: np.ndarray, owner: np.ndarray) -> list[tuple[np.ndarray, float]]:
     """Return (records, largest rate) for each binary exponent among the positive rates."""
     exponents, octave = np.unique(np.frexp(rates)[1], return_inverse=True)
-    octave = np.where(rates > 0, octave, len(exponents)).astype(np.int16)  # rate 0 goes last
+    octave = np.where(rates > 0, octave, len(exponents)).astype(np.int16)  # rate 0 comes last
     record_octave = octave[owner]
     order = np.argsort(record_octave, kind="stable")  # a radix sort for 16-bit keys
     if len(order) < 2**31:
@@ -79,7 +79,7 @@ def _skip(stream: StepStream, size: int, rate: float) -> np.ndarray:
     block = int(mean + 6 * math.sqrt(mean)) + 8  # nearly always enough
     last, parts = -1, []
     while last < size:
-        # past the last record the gap does not matter, but must not overflow
+        # past the last record, the gap does not matter but must not overflow
         capped = np.minimum(_exponentials(stream, block), (size + 1) * scale)
         positions = last + np.cumsum((capped // scale).astype(np.int64) + 1)
         parts.append(positions[: np.searchsorted(positions, size)])
@@ -88,9 +88,9 @@ def _skip(stream: StepStream, size: int, rate: float) -> np.ndarray:
 
 
 def _exponentials(stream: StepStream, count: int) -> np.ndarray:
-    """Return standard exponentials by inversion of 64-bit uniforms, float64 [count].
+    """Return standard exponentials by inverting 64-bit uniforms, float64 [count].
 
-    One bit picks the half of [0, 1], 63 bits the distance x in (0, 1/2] from its outer end, so
+    One bit picks a half of [0, 1], 63 bits the distance x in (0, 1/2] from its outer end, so
     neither small values (tiny rates) nor large ones (the tail) fall on a coarse grid.
     """
     words = stream.words(count)

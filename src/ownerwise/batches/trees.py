@@ -1,6 +1,6 @@
 """Nested tuples, lists and dicts of tensors, walked by torch's own `torch.utils._pytree`.
 
-The module is private to torch; `tests/batches/test_trees.py` pins what is used of it.
+That module is private to torch; `tests/batches/test_trees.py` pins the behaviour used here.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def map_tensors(function: Callable[[Tensor], Tensor], data: Any) -> Any:
 
 
 def row_counts(data: Any) -> set[int]:
-    """Return the numbers of rows of all tensors in `data`; 0-dimensional ones have none."""
+    """Return the row counts of all tensors in `data`; a 0-dimensional tensor has 0 rows."""
     tensors = map(_tensor, pytree.tree_leaves(data))
     return {len(tensor) if tensor.dim() else 0 for tensor in tensors}
 
 
 def without_rows(data: Any) -> Any:
-    """Return `data` with every tensor cut to zero rows; other values stay as they are."""
+    """Return `data` with every tensor cut to zero rows; other values are unchanged."""
 
     def cut(leaf: Any) -> Any:
         if isinstance(leaf, Mapping | list | tuple):  # a type torch does not look into

@@ -1,6 +1,6 @@
-"""Randomness: the secret stream, the noise drawn from it, and the random layers of a model.
+"""Randomness: the secret stream, the noise drawn from it, and a model's random layers.
 
-Every random number of a private run comes from here. Imports no other room.
+Every random number in a private run comes from here. Imports no other subpackage.
 """
 
 from ownerwise.randomness.layers import LayerRandomness, kept_generators

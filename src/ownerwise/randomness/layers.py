@@ -27,10 +27,10 @@ _STATE_BYTES = 5056
 
 
 class LayerRandomness:
-    """Generator states for the micro-batches of one step; each number always gives the same masks.
+    """Generator states for a step's micro-batches; the same number always gives the same masks.
 
     `stream` opens the step's random numbers and is called only if a layer may need them. The
-    default has a fixed seed: NOT private, for research.
+    default stream has a fixed seed: NOT private, for research.
     """
 
     def __init__(self, stream: Callable[[], StepStream] | None = None):
@@ -39,7 +39,7 @@ class LayerRandomness:
         self._words: list[np.ndarray] = []
 
     def enter(self, number: int) -> None:
-        """Set torch's generators to the state of micro-batch `number`."""
+        """Set torch's generators to the state for micro-batch `number`."""
         if self._stream is None:
             self._stream = self._open()
         while len(self._words) <= number:
@@ -65,7 +65,7 @@ def _empty_state() -> torch.Tensor:
     state = torch.Generator().manual_seed(0).get_state()
     if len(state) != _STATE_BYTES:
         raise RuntimeError(
-            f"torch's generator has a state of {len(state)} bytes, but this version of ownerwise "
+            f"the state of torch's generator has {len(state)} bytes, but this version of ownerwise "
             f"expects {_STATE_BYTES}. Use another version of torch or ownerwise"
         )
     return state

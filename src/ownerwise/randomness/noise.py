@@ -1,22 +1,22 @@
 """Noised sums: Gaussian and Laplace noise from the secret stream, one draw per logical step.
 
 Guarantee. `Noise.gaussian` returns sums plus independent N(0, std^2) numbers, `Noise.laplace` sums
-plus Laplace numbers. Standard deviation, scale and grid are public constants. What the noise buys
-is the accountant's affair.
+plus Laplace numbers. Standard deviation, scale and grid are public constants. The accountant
+derives the privacy guarantee from them.
 
-Arithmetic (docs/proofs/arithmetic.md). A float sum plus float noise shows a record in its low bits:
-where the result is small, the grid of the larger summand survives (Mironov, "On Significance of the
-Least Significant Bits for Differential Privacy", CCS 2012). So sum and noise are both rounded to
-one public grid, a power of two about 2^20 times finer than the noise, and added exactly. For v on
-the grid, v + round(N) = round(v + N): the result is a function of the Gaussian mechanism's output
-at v, and so is everything computed from it, the conversion to another precision included. Rounding
-the sums moves two of them apart by at most grid * sqrt(numbers) more: `grid_of` keeps that below a
-tolerance, which the caller must allow for in the sensitivity.
+Arithmetic (docs/proofs/arithmetic.md). A float sum plus float noise reveals a record in the low
+bits: where the result is small, the grid of the larger summand remains visible (Mironov, "On
+Significance of the Least Significant Bits for Differential Privacy", CCS 2012). Sum and noise are
+therefore both rounded to one public grid, a power of two about 2^20 times finer than the noise,
+and added exactly. For v on the grid, v + round(N) = round(v + N): the result is a function of the
+Gaussian mechanism's output at v, and so is everything computed from it, including the conversion to
+another precision. Rounding adds at most grid * sqrt(numbers) to the distance between two sums:
+`grid_of` keeps this below a tolerance, which the caller must allow for in the sensitivity.
 
-Gaussians come by Box & Muller (1958), in float64. The radius takes a 63-bit uniform that keeps its
-relative precision near 0 and is never 0, so the tails are right up to 9.4 standard deviations
-(beyond which a normal falls with probability below 1e-20). Laplace numbers are determinants of
-2 by 2 matrices of normals.
+Gaussians are computed by the Box-Muller method (1958), in float64. The radius uses a 63-bit uniform
+that keeps its relative precision near 0 and is never 0, so the tails are correct up to 9.4 standard
+deviations (a normal lies beyond that with probability below 1e-20). Laplace numbers are
+determinants of 2-by-2 matrices of normals.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from ownerwise.randomness.stream import SecretStream, StepStream
 
 __all__ = ["Noise", "grid_of", "standard_laplace", "standard_normal"]
 
-_BLOCK = 2**16  # numbers noised at once: the passes over them stay in cache
-_AHEAD = 64  # steps made at once, at most, where a step needs few numbers
+_BLOCK = 2**16  # numbers noised together: the passes over them stay in cache
+_AHEAD = 64  # most steps drawn together, where a step needs few numbers
 _COARSEST, _FINEST = 2.0**-20, 2.0**-40  # grids, in units of the noise
 
 
 def grid_of(std: float, numbers: int = 1, tolerance: float = math.inf) -> float:
-    """Return the grid for noise of this size: a power of two.
+    """Return the grid, a power of two, for noise of this size.
 
     Args:
         std: standard deviation, or scale, of the noise.
         numbers: how many numbers are released.
-        tolerance: how far rounding may move two neighbouring sums apart: grid * sqrt(numbers).
+        tolerance: upper bound on grid * sqrt(numbers), by which rounding may move two neighbouring
+            sums apart.
     """
     _check_scale("std", std)
     wanted = min(std * _COARSEST, tolerance / math.sqrt(max(1, numbers)))
@@ -58,11 +59,11 @@ def grid_of(std: float, numbers: int = 1, tolerance: float = math.inf) -> float:
 
 
 class Noise:
-    """The noise of one purpose of a run: one draw for each step, and none twice.
+    """A run's noise for one purpose: one draw per step, never repeated.
 
     Args:
         stream: the run's stream; a private one if not given.
-        purpose: which child of the stream to use. Two mechanisms of one step (gradient, histogram)
+        purpose: which child of the stream to use. Two mechanisms in one step (gradient, histogram)
             need two purposes.
 
     Example:
@@ -72,22 +73,23 @@ class Noise:
 
     def __init__(self, stream: SecretStream | None = None, *, purpose: str = "noise") -> None:
         self._stream = (SecretStream() if stream is None else stream).child(purpose)
-        self._ahead: dict[int, _Ahead] = {}  # of steps that are made already
+        self._ahead: dict[int, _Ahead] = {}  # noise drawn ahead, by step
 
     @property
     def private(self) -> bool:
-        """False if the stream has a fixed seed: then whoever knows it can subtract the noise."""
+        """False if the stream has a fixed seed: anyone who knows it can subtract the noise."""
         return self._stream.private
 
     def gaussian(
         self, step: int, sums: Sequence[Tensor], std: float, grid: float, factor: float = 1.0
     ) -> list[Tensor]:
-        """Return `sums` with N(0, std^2) noise, all on the grid, then times `factor`.
+        """Return `sums` plus N(0, std^2) noise, rounded to the grid, times `factor`.
 
-        Shapes, dtypes (at least float32) and devices are those of `sums`, which are not changed.
+        The results have the shapes, dtypes (at least float32) and devices of `sums`, which are not
+        changed.
         """
         _check_scale("std", std)
-        self._stream.check_process()  # noise that was made ahead must not be used twice
+        self._stream.check_process()  # noise drawn ahead must not be used twice
         size = sum(tensor.numel() for tensor in sums)
         spread = std / grid
         if step in self._ahead or 2 * size <= _BLOCK:
@@ -104,7 +106,7 @@ class Noise:
     def laplace(
         self, step: int, sums: Sequence[Tensor], scale: float, grid: float, factor: float = 1.0
     ) -> list[Tensor]:
-        """Return `sums` with Laplace(0, scale) noise (std = sqrt(2) scale); else as `gaussian`."""
+        """Like `gaussian`, with Laplace(0, scale) noise, whose std is sqrt(2) scale."""
         _check_scale("scale", scale)
         stream = self._open(step)
         spread = scale / grid
@@ -121,10 +123,10 @@ class Noise:
         return stream
 
     def _made_ahead(self, step: int, size: int, spread: float) -> Tensor:
-        """Return the noise of a step in units of the grid, made together with later steps'.
+        """Return a step's noise in units of the grid, drawn together with that of later steps.
 
-        These are the numbers that the step would get by itself: each step has its own part of the
-        key stream, and if more of them are asked than were made, the rest follows from there.
+        The numbers are the same as if the step were drawn alone: each step has its own part of the
+        key stream. If more numbers are requested than were drawn ahead, the rest come from there.
         """
         if step not in self._ahead:
             count = max(1, min(_AHEAD, _BLOCK // max(1, size)))
@@ -147,7 +149,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class _Ahead:
-    """What was made ahead for a step: its normals, and the noise as it is most likely asked for."""
+    """Numbers drawn ahead for a step: its normals, and the noise most likely to be requested."""
 
     stream: StepStream
     normals: Tensor
@@ -165,12 +167,12 @@ class _Ahead:
 
 
 def standard_normal(stream: StepStream, size: int) -> Tensor:
-    """Return independent N(0, 1), float64 [size]."""
+    """Return independent N(0, 1) numbers, float64 [size]."""
     return _box_muller(stream.words(size + size % 2))[:size]
 
 
 def standard_laplace(stream: StepStream, size: int) -> Tensor:
-    """Return independent Laplace(0, 1) (variance 2), float64 [size], as a b - c d of normals."""
+    """Return independent Laplace(0, 1) (variance 2), a b - c d of four normals, float64 [size]."""
     a, b, c, d = standard_normal(stream, 4 * size).view(4, size)
     return a * b - c * d
 
@@ -178,7 +180,7 @@ def standard_laplace(stream: StepStream, size: int) -> Tensor:
 def _box_muller(words: np.ndarray) -> Tensor:
     """Return as many normals as words; each pair of words gives a pair of normals."""
     pairs = torch.from_numpy(words.view("<i8")).view(-1, 2)
-    # u = (k + 1/2) 2^-63 in (0, 1], k of 63 bits: the conversion rounds k to 53 significant bits
+    # u = (k + 1/2) 2^-63 in (0, 1], k has 63 bits: the conversion rounds k to 53 significant bits
     radius = (pairs[:, 0] & (2**63 - 1)).double().add_(0.5).mul_(2.0**-63)
     radius = radius.log_().mul_(-2).sqrt_()
     angle = pairs[:, 1].double().mul_(math.pi * 2.0**-63)  # uniform on [-pi, pi]
@@ -194,8 +196,8 @@ def _noised(
     """Return (rounded sums + noise) * grid * factor; `noise` is given in units of the grid.
 
     Every operation is exact or correctly rounded. Scaling by a power of two is exact. Rounding to
-    whole units is exact: a float32 beyond 2^24 units is whole already. The sum of two whole numbers
-    of units is exact in float64 up to 2^53, and beyond that a function of the exact sum.
+    whole units is exact: a float32 beyond 2^24 units is already whole. The sum of two whole numbers
+    of units is exact in float64 up to 2^53; beyond that, it is a function of the exact sum.
     """
     wide = torch.float64 in {tensor.dtype for tensor in sums}
     dtype = torch.float64 if wide else torch.float32
@@ -215,4 +217,4 @@ def _noised(
 
 def _check_scale(name: str, value: float) -> None:
     if not 0 < value < math.inf:
-        raise ValueError(f"{name} of the noise must be positive and finite, got {value}")
+        raise ValueError(f"the noise's {name} must be positive and finite, got {value}")

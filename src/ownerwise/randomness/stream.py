@@ -1,23 +1,23 @@
-"""The secret stream: all random numbers of a run, from one key that never leaves the process.
+"""The secret stream: all random numbers in a run, from one key that never leaves the process.
 
-Guarantee. The numbers are AES-256-CTR key stream under a key from the operating system, so nobody
-without the key can tell them from uniform bits (PRF bound: the distinguishing advantage for a run
-of 2^32 blocks is below 2^-64). They do not depend on the global seeds of Python, numpy or torch, on
-DataLoader workers, or on draws for other purposes.
+Guarantee. The numbers are an AES-256-CTR key stream under a key from the operating system, so
+nobody without the key can distinguish them from uniform bits (PRF bound: the distinguishing
+advantage for a run of 2^32 blocks is below 2^-64). They do not depend on the global seeds of
+Python, numpy or torch, on DataLoader workers, or on draws for other purposes.
 
 Keys form a tree: `stream.child("noise")` has its own secret, derived from its parent's by
 HKDF-Expand, and the drawing key is derived from that secret in turn. Step t of a stream is the
 counter range [t 2^64, (t+1) 2^64) of that key. The draws for (purpose, step) are therefore a
-function of the key alone: a resumed run with the same fixed seed draws step t bit for bit as
-before, whatever was drawn in between.
+function of the key alone: a resumed run with the same fixed seed draws exactly the same bits for
+step t as before, whatever was drawn in between.
 
 No (key, counter) pair is used twice:
 - within a step the counter only advances;
-- a stream opens each step at most once, and only forwards;
+- a stream opens each step at most once, in ascending order;
 - a private stream hands out each child at most once, and cannot be pickled or copied;
-- a forked process is REFUSED (an error, not a new key): re-keying would silently give the ranks of
-  a run different batches.
-A stream from a fixed seed can be created again, which is its purpose, so it is not private.
+- a forked process is REFUSED (an error, not a new key): re-keying would silently give different
+  batches to the ranks of a run.
+A stream from a fixed seed is meant to be created again, so it is not private.
 
 References: NIST SP 800-38A (CTR mode), RFC 5869 (HKDF); Garfinkel & Leclerc, "Randomness Concerns
 When Deploying Differential Privacy", WPES 2020 (why the generator must be cryptographic).
@@ -40,7 +40,7 @@ _WORDS_PER_STEP = 2**65  # 2^64 AES blocks of two 64-bit words
 
 
 class SecretStream:
-    """A node of the key tree: creates children for purposes and opens the steps of its own purpose.
+    """A node in the key tree: creates children for purposes and opens steps for its own purpose.
 
     `SecretStream()` takes its key from the system and is private: the key is never shown or stored.
     `SecretStream.from_seed(7)` is repeatable and not private: `private` is False, and everything
@@ -91,7 +91,7 @@ class SecretStream:
         return self._seed
 
     def child(self, purpose: str) -> Self:
-        """Return the stream of one purpose, independent of all other purposes.
+        """Return the stream for one purpose, independent of all other purposes.
 
         A private stream hands out each child once: two users of one child would draw the same
         numbers. With a fixed seed, a second call restarts the child.
@@ -111,7 +111,7 @@ class SecretStream:
         _check_process(self._process)
 
     def at_step(self, step: int) -> StepStream:
-        """Open the numbers of one step; steps open at most once and in ascending order."""
+        """Open the numbers for one step; steps open at most once and in ascending order."""
         self.check_process()
         if not self._next_step <= step < _STEPS:
             raise RuntimeError(
@@ -130,7 +130,7 @@ class SecretStream:
 
 
 class StepStream:
-    """The numbers of one (purpose, step), opened by `SecretStream.at_step`; only advances."""
+    """The numbers for one (purpose, step), opened by `SecretStream.at_step`; it only advances."""
 
     def __init__(self, key: bytes, step: int, process: int) -> None:
         counter = step.to_bytes(8, "big") + bytes(8)

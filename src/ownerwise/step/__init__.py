@@ -1,7 +1,7 @@
 """The private step, the only place where private data changes the model, and its checkpoints.
 
 Imports planning, randomness, batches, gradients and mechanisms; nothing here knows about runs,
-folders other than the one it is given, or training loops.
+training loops, or folders other than the one it is given.
 """
 
 from ownerwise.step.checkpoints import record_steps

@@ -36,20 +36,20 @@ LEDGER = "steps.json"
 _HEADER = "ownerwise"
 _HASH = "sha256"
 FORMAT = 1
-"""Raise it when the layout changes, and upgrade or refuse older files in `check_format`."""
+"""Increase it when the layout changes, and upgrade or refuse older files in `check_format`."""
 OWN_FOLDER = "give each run its own folder"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run needs to resume.
+    """The data a run needs to resume.
 
     Attributes:
         updates: number of updates applied to the stored model.
         steps_spent: steps accounted for, at least `updates`; the resumed run starts here.
         seed: the fixed seed of a run that is NOT private, else None.
-        private: whether the guarantee held so far.
-        plugs: {name: state} of the stateful plugs.
+        private: whether the guarantee has held so far.
+        plugs: {name: state} for the stateful plugs.
         path: the file.
     """
 
@@ -62,7 +62,7 @@ class Checkpoint:
 
 
 def record_steps(folder: str | os.PathLike, plan: Plan, steps: int) -> None:
-    """Record in the ledger that `steps` steps are spent; call it before their results leave.
+    """Record in the ledger that `steps` steps are spent; call it before any result leaves.
 
     The ledger never decreases. A folder that belongs to another plan is refused.
     """
@@ -88,16 +88,16 @@ def save(
     private: bool = True,
     plugs: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a checkpoint into `folder`, the ledger first, and return its path.
+    """Update the ledger, then write a checkpoint into `folder` and return its path.
 
     Args:
         folder: the run's folder.
         plan, model, optimizer: the run's plan, model and optimizer.
         updates: number of updates applied to the model.
         steps_spent: steps accounted for, at least `updates`.
-        seed: seed of the run's stream, None if the stream is secret.
-        private: whether the guarantee held so far.
-        plugs: {name: state} of the stateful plugs, as JSON types.
+        seed: seed of the run's stream; None if the stream is secret.
+        private: whether the guarantee has held so far.
+        plugs: {name: state} for the stateful plugs, as JSON types.
     """
     record_steps(folder, plan, steps_spent)
     tensors, state = _flatten_optimizer(optimizer)
@@ -123,7 +123,7 @@ def save(
 
 
 def latest(folder: str | os.PathLike) -> Path | None:
-    """Return the newest checkpoint of a folder, or None."""
+    """Return the newest checkpoint in a folder, or None."""
     paths = sorted(Path(folder).glob("checkpoint-*.safetensors"))
     return paths[-1] if paths else None
 
@@ -140,7 +140,7 @@ def load(
     optimizer: Optimizer,
     seed: int | None,
 ) -> Checkpoint:
-    """Load model and optimizer from a checkpoint and return where the run stands.
+    """Load model and optimizer from a checkpoint and return the state of the run.
 
     `seed` is the seed of the resuming run (None if private) and must match the stored one.
     """
@@ -149,8 +149,8 @@ def load(
     problems = []
     if header["plan"] != plan.hash:
         problems.append(
-            f"{path.name} belongs to plan {header['plan'][:12]}, but got plan {plan.hash[:12]}: "
-            "resume with the run's own plan"
+            f"{path.name} belongs to plan {header['plan'][:12]}, but this run has plan "
+            f"{plan.hash[:12]}: resume with the run's own plan"
         )
     if header["seed"] != seed:
         problems.append(
@@ -168,7 +168,7 @@ def load(
         )
     elif header["held"] != _optimizer_layout(model, optimizer):
         problems.append(
-            f"{path.name} holds the state of {header['held'][0]}, but got "
+            f"{path.name} holds the state of {header['held'][0]}, but this run has "
             f"{type(optimizer).__name__} or different parameter groups; build the run's own "
             "optimizer"
         )
@@ -254,7 +254,8 @@ def _ledger_steps(folder: Path, plan: Plan, problems: list[str]) -> int:
         return 0
     if plan_hash != plan.hash:
         problems.append(
-            f"the ledger {LEDGER} belongs to plan {plan_hash[:12]}, but got plan {plan.hash[:12]}"
+            f"the ledger {LEDGER} belongs to plan {plan_hash[:12]}, but this run has plan "
+            f"{plan.hash[:12]}"
         )
     return steps
 

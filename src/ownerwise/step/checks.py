@@ -1,4 +1,4 @@
-"""Checks of the private step: optimizers, releases and batches that do not fit the plan."""
+"""Checks for the private step: optimizers, releases and batches that do not fit the plan."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if foreign := held - set(names):
         yield (
-            f"the optimizer holds {len(foreign)} parameters that do not belong to the model; build "
-            "it from model.parameters()"
+            f"the optimizer holds parameters that do not belong to the model ({len(foreign)} of "
+            "them); build it from model.parameters()"
         )
     trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     held_names = {name for name, parameter in model.named_parameters() if id(parameter) in held}
@@ -39,7 +39,7 @@ def optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
 def release_problems(
     rule: ClippingRule, steering: Steering | None, release: Release | None, plan: Plan
 ) -> Iterator[str]:
-    """Yield each mismatch between what is released besides the gradient and what the plan pays."""
+    """Yield each mismatch between the additional release and the one the plan pays for."""
     if release is not None and steering is not None:
         yield (
             f"{type(rule).__name__} releases a count for its steering, and a release was given "
@@ -53,7 +53,7 @@ def release_problems(
     if plan.release_std is not None and release is None and steering is None:
         yield (
             "the plan pays for a release, but none was given: pass the constraints the plan was "
-            "made with (Trainer(..., constraints=), or release= of the step), or make the plan "
+            "made with (Trainer(..., constraints=), or the step's release=), or make the plan "
             "without constraints= and release_std="
         )
     if plan.release_std is None and isinstance(release, RateConstraints):
@@ -67,7 +67,7 @@ def release_problems(
 
 
 def inputs_and_targets(batch: Batch) -> tuple[Any, Any]:
-    """Return inputs and targets of a batch with one row per record, or raise."""
+    """Return a batch's inputs and targets, or raise unless they have one row per record."""
     data = batch.data
     if not (isinstance(data, tuple | list) and len(data) == 2):
         shape = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
@@ -78,6 +78,6 @@ def inputs_and_targets(batch: Batch) -> tuple[Any, Any]:
     if row_counts(data) - {len(batch)}:
         raise OwnerwiseError(
             "a batch holds tensors with more or fewer rows than records; expected one row per "
-            "record: no padding rows, no tables shared by records"
+            "record, without padding rows or tables shared between records"
         )
     return data[0], data[1]

@@ -40,8 +40,9 @@ class ClippedSums:
     There is one forward pass. If the batch is split and weights or a release need the whole batch,
     a forward-only pass comes first.
 
-    A hardened plan fixes the number of rows: records take secret random rows, the rest are empty.
-    Removing a record then changes no other record's output, loss or norm by a bit.
+    A hardened plan fixes the number of rows: records take secret random rows, and the other rows
+    are empty. Removing a record then does not change a single bit of any other record's output,
+    loss or norm.
 
     Sensitivity: a record of owner o changes the sum by at most `plan.clip_norms[o]` times the
     steering's clip scale, whatever the other records are. The sum is NOT private until noise is
@@ -75,7 +76,7 @@ class ClippedSums:
         self.clipping = clipping
         self.weights = weights
         self.release = release
-        # checked once, because isinstance is slow on protocols
+        # checked once, because isinstance is slow for protocols
         self._summed = release if isinstance(release, SummedRelease) else None
         self._adaptive = release if isinstance(release, AdaptiveRelease) else None
         self.steering = steering
@@ -148,7 +149,7 @@ class ClippedSums:
     def _sum(
         self, records: PerRecordGradients | ChainGradients, factors: Tensor, rows: Rows, part: slice
     ) -> dict[nn.Parameter, Tensor]:
-        """Return the sum of factor times gradient, class by class of clip norms if asked for."""
+        """Return the sum of factor times gradient, computed by class of clip norms if required."""
         if self.rounding.classes is None:
             return records.weighted_sum(factors)
         classes = rows.spread(self.rounding.classes[rows.owner_index], empty=-1)[part]
@@ -177,7 +178,7 @@ class ClippedSums:
             return self._tape.backward(losses)
         records = self._chain.backward(losses, separate=self._loss_separate)
         self._chain = None
-        if not self._loss_separate:  # one record, or a non-finite one, proves nothing
+        if not self._loss_separate:  # a single or non-finite record proves nothing
             self._loss_separate = len(losses) > 1 and bool(torch.isfinite(records.norms).all())
         return records
 
@@ -189,7 +190,7 @@ class ClippedSums:
         scales: np.ndarray | None,
         randomness: Randomness,
     ) -> tuple[Tensor, ...]:
-        """Return the noised release as an extra argument of the loss, or an empty tuple."""
+        """Return the noised release as an extra argument for the loss, or an empty tuple."""
         release = self.release
         if release is None:
             return ()
@@ -214,7 +215,7 @@ class ClippedSums:
             return (noised if self._adaptive is None else self._adaptive.process(noised),)
 
     def _scales(self, rows: Rows) -> np.ndarray | None:
-        """Return the factor of each row's contribution to a release, or None for 1."""
+        """Return the factor on each row's contribution to a release; None if all are 1."""
         scales = self.plan.release_shares
         if scales is None:
             return rows.occupied

@@ -13,11 +13,11 @@ from ownerwise.batches import take
 MEMORY_TARGET = 2 << 30
 """Default memory for the activations of one micro-batch: 2 GiB."""
 
-_PROBE = 4  # records used to measure the memory of one
+_PROBE = 4  # records used to measure the memory per record
 
 
 def slices(records: int, size: int) -> Iterator[slice]:
-    """Yield slices of at most `size` records, of nearly equal length."""
+    """Yield slices of nearly equal length, at most `size` records each."""
     count = -(-records // size)
     for number in range(count):
         yield slice(number * records // count, (number + 1) * records // count)
@@ -26,7 +26,7 @@ def slices(records: int, size: int) -> Iterator[slice]:
 def bytes_per_record(model: nn.Module, inputs: Any, records: int) -> float:
     """Return how many bytes the backward pass stores per record, measured on a few records.
 
-    Runs the model, so random layers advance their generator.
+    This runs the model, so random layers advance their generator.
     """
     count = min(records, _PROBE)
     probe = take(inputs, list(range(count)))  # a copy: a view would count the whole batch

@@ -43,10 +43,10 @@ class PrivateStep:
 
     Phases of a step, in order: forward over the logical batch, noised release (optional),
     per-record loss, score, clipping rule, weights, sum, noise, division by the expected batch size,
-    optimizer. There is one forward pass; if the batch is split into micro-batches and some phase
+    optimizer. There is one forward pass; if the batch is split into micro-batches and a phase
     needs the whole batch, a forward-only pass comes first.
 
-    Formal guarantee: with batches from `PoissonBatches` of the same plan, each record of owner o
+    Formal guarantee: with batches from `PoissonBatches` for the same plan, each record of owner o
     changes the sum by at most `plan.clip_norms[o]`, Gaussian noise of std `plan.noise_std_at(step)`
     is added once to the sum, and at most `plan.steps` steps are taken. This is the mechanism the
     plan accounts for. Steering scales clip norms and noise together and lowers sampling rates,
@@ -54,7 +54,7 @@ class PrivateStep:
     optimizer's settings. Micro-batch size and device affect speed only.
 
     Args:
-        model: an ordinary module; it stays one. A pre-flight check lists all its problems.
+        model: an ordinary module, which is not wrapped. A pre-flight check lists all its problems.
         plan: the plan, with owners.
         optimizer: any torch optimizer that needs no closure.
         loss: `loss(outputs, targets)`, called with `reduction="none"` (see `losses.per_record`);
@@ -65,7 +65,7 @@ class PrivateStep:
         release: an additional release computed from the outputs; the plan needs `release_std`.
         stream: the run's secret stream (one root for batches and noise). A private one if not
             given; one with a fixed seed makes the run NOT private.
-        micro_batch_size: records computed at once; derived from `memory_target` if not given.
+        micro_batch_size: records computed together; derived from `memory_target` if not given.
         memory_target: bytes available for the activations of one micro-batch.
         lean: use less memory and more time.
         not_private: keep losses, norms and factors of the last batch in `peek`.
@@ -144,7 +144,7 @@ class PrivateStep:
 
     @property
     def slack(self) -> float:
-        """What rounding may add to a contribution; clip norms are shortened by 1 + slack."""
+        """Fraction that rounding may add to a contribution; clip norms are divided by 1 + slack."""
         return self._sums.rounding.slack
 
     @property
@@ -173,8 +173,8 @@ class PrivateStep:
             folder: the run's own folder.
             count_steps: record every later step of a private run in the folder's ledger before
                 taking it, because the caller can see the model after each step (this costs a few
-                milliseconds per step). False is for callers such as the Trainer that record what
-                leaves themselves.
+                milliseconds per step). False is for callers such as the Trainer that keep
+                the ledger themselves.
         """
         path = checkpoints.save(
             folder,
@@ -194,7 +194,7 @@ class PrivateStep:
         """Resume from the newest checkpoint in `folder`, counting every spent step.
 
         Call it before the first step, then iterate `PoissonBatches(..., start=steps_spent)`. With a
-        fixed seed the run continues bit for bit as long as its micro-batches have the same size:
+        fixed seed the run repeats bit for bit as long as its micro-batches have the same size:
         set `micro_batch_size` if a batch exceeds the memory target. `count_steps` is as in `save`.
         """
         if self._updates or self._spent:
@@ -236,8 +236,8 @@ class PrivateStep:
         step = self._spent
         if step >= self.plan.steps:
             raise PlanError(
-                f"all {self.plan.steps} planned steps are taken; another one would exceed the "
-                "budgets. Make a plan with more steps"
+                f"all {self.plan.steps} planned steps have been taken; another one would exceed "
+                "the budgets. Make a plan with more steps"
             )
         if batch.step != step:
             raise PlanError(
@@ -250,7 +250,7 @@ class PrivateStep:
                 f"plan {self.plan.hash[:12]}: give PoissonBatches the step's plan"
             )
         self._private_so_far &= batch.private
-        self._spent = step + 1  # a step that fails midway counts: its noise is drawn
+        self._spent = step + 1  # a step that fails midway counts: its noise may be drawn already
         if self._ledger is not None and self._noise.private:
             checkpoints.record_steps(self._ledger, self.plan, self._spent)
         randomness, steering = self._randomness(step), self.steering
@@ -267,7 +267,7 @@ class PrivateStep:
         noised = self._noise.gaussian(step, list(sums.values()), std, grid, factor=scale)
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
-                parameter.grad = None  # of frozen parameters too
+                parameter.grad = None  # for frozen parameters too
         for parameter, gradient in zip(sums, noised, strict=True):
             parameter.grad = gradient.to(parameter.dtype)
         self.optimizer.step()
@@ -284,13 +284,13 @@ class PrivateStep:
         return self._sums(batch, Randomness() if randomness is None else randomness)
 
     def _randomness(self, step: int) -> Randomness:
-        """Return the random numbers of one step."""
+        """Return the random numbers for one step."""
 
         def noised(total: Tensor) -> Tensor:
             std = self.plan.release_std_at(step)
             shares = self.plan.release_shares
             tolerance = GRID_TOLERANCE * (1.0 if shares is None else float(shares.min()))
-            if self.plan.release_noise == "laplace":  # its sensitivity adds up absolute values
+            if self.plan.release_noise == "laplace":  # its sensitivity is an L1 norm
                 scale = std / math.sqrt(2)
                 grid = grid_of(scale, total.numel() ** 2, tolerance)
                 return self._release_noise.laplace(step, [total], scale, grid)[0]

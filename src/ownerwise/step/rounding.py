@@ -1,8 +1,8 @@
-"""What rounding costs a step: the public slack by which contributions are shortened.
+"""The cost of rounding in a step: the public slack by which contributions are scaled down.
 
-The plan accounts for sums that one record of owner o changes by at most C_o. Floating point changes
-them by a little more, so the step clips to C_o / (1 + slack) and keeps the plan's promise including
-its own roundings (docs/proofs/arithmetic.md). The slack depends on public constants alone.
+The plan accounts for sums that one record of owner o changes by at most C_o. In floating point, the
+change can be slightly larger, so the step clips to C_o / (1 + slack), which keeps the plan's bound
+even with rounding errors (docs/proofs/arithmetic.md). The slack depends on public constants alone.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from ownerwise.mechanisms import Weights
 from ownerwise.planning import Plan, largest_total
 
 GRID_TOLERANCE = 1e-4
-"""How far the grid of the noise may move two neighbouring sums apart, in units of a clip norm."""
+"""Distance by which the noise grid may move two neighbouring sums apart, in clip norms."""
 RELEASE_SLACK = 1e-3
-"""What rounding may add to a release of sensitivity 1: its grid, and the rows of the others."""
-_SUM_ROUNDOFFS = 2.0  # roundoffs of a sum's size by which removing a record moves its roundings
-_ENOUGH = 1e-3  # a larger slack is worth summing in classes of clip norms
+"""Allowance for rounding in a release of sensitivity 1: by its grid, and in other records' rows."""
+_SUM_ROUNDOFFS = 2.0  # change in a sum's rounding if one record goes, in roundoffs of its size
+_ENOUGH = 1e-3  # with a larger slack, summing in classes of clip norms pays off
 LARGEST_SLACK = 0.05
-"""A step that would have to shorten contributions by more than this refuses its plan."""
-_CLASS_RATIO = 4.0  # of the largest to the smallest clip norm of a class
+"""A step that would have to scale contributions down by more than this refuses its plan."""
+_CLASS_RATIO = 4.0  # of the largest to the smallest clip norm in a class
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """How a step sums, and by how much it shortens contributions.
+    """How a step sums, and by how much it scales contributions down.
 
     Attributes:
-        slack: see the module's text.
-        classes: class of each owner's clip norm, if contributions of similar length are summed
-            apart and the classes added in float64; else None.
+        slack: see the module's docstring.
+        classes: class of each owner's clip norm, if each class of similar clip norms is summed
+            separately and the classes are added in float64; else None.
     """
 
     slack: float
@@ -42,7 +42,7 @@ class Rounding:
 
     @classmethod
     def of(cls, plan: Plan, model: nn.Module, weights: Weights | None) -> Rounding:
-        """Return the rounding of a step of this plan."""
+        """Return the rounding for a step under this plan."""
         roundoff = unit_roundoff(model)
         everyone = np.zeros(len(plan.clip_norms), dtype=np.int64)
         slack, classes = _sum_slack(plan, everyone, roundoff), None
@@ -59,19 +59,19 @@ class Rounding:
 
 
 def rounding_problems(plan: Plan, model: nn.Module, weights: Weights | None) -> list[str]:
-    """Return why rounding would take too much of the contributions, if it would."""
+    """Return the problem if rounding would scale contributions down too much."""
     slack = Rounding.of(plan, model, weights).slack
     if slack <= LARGEST_SLACK:
         return []
     if weights is not None and weights.score_slack(unit_roundoff(model)) == float("inf"):
         return [
-            "a hard order of the records can be turned around by rounding: give INO a width above "
-            "0, or plan with hardened=True"
+            "rounding can reverse a hard order of the records: give INO a width above 0, or plan "
+            "with hardened=True"
         ]
     return [
-        f"rounding could add {slack:.0%} to a contribution of the smallest clip norm: a batch is "
-        "large, or clip norms differ a lot. Plan with hardened=True, with a smaller batch, or with "
-        "method='sample'"
+        f"rounding could add {slack:.0%} to a contribution with the smallest clip norm, because "
+        "batches are large or clip norms differ a lot. Plan with hardened=True, with a smaller "
+        "batch, or with method='sample'"
     ]
 
 

@@ -1,11 +1,11 @@
-"""Rows that a batch is computed in: as many as it has records, or a public number of secret rows.
+"""The rows in which a batch is computed: one per record, or a public number of secret rows.
 
-Matrix products round a row by its place and by how many rows there are. A hardened plan therefore
-fixes the number of rows: the records take distinct random rows that nobody knows, and the others
-stay empty. Formal guarantee (docs/proofs/arithmetic.md): couple two neighbouring batches so that
-all common records keep their rows. Then every kernel sees the same numbers in the same places but
-for one row, and if the result of a row does not depend on the contents of the others, no other
-record's output, loss or norm changes by a bit.
+How a matrix product rounds a row depends on its position and on the number of rows. A hardened plan
+therefore fixes the number of rows: the records take distinct random rows that nobody knows, and the
+other rows stay empty. Formal guarantee (docs/proofs/arithmetic.md): couple two neighbouring batches
+so that all common records keep their rows. Then every kernel sees the same numbers in the same
+places except in one row, and if the result of a row does not depend on the contents of the others,
+no other record's output, loss or norm changes by even one bit.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ownerwise.step.checks import inputs_and_targets
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch in its rows.
+    """A batch placed in its rows.
 
     Attributes:
-        inputs, targets: one row each, tensors or trees of them.
+        inputs, targets: tensors, or trees of them, with these rows.
         owner_index: owner of each record.
         where: row of each record; None if record k is in row k and no row is empty.
-        occupied: 1.0 for rows with a record, 0.0 for empty ones; None like `where`.
+        occupied: 1.0 for rows with a record, 0.0 for empty ones; None if `where` is None.
     """
 
     inputs: Any
@@ -44,7 +44,7 @@ class Rows:
         return len(self.owner_index) if self.occupied is None else len(self.occupied)
 
     def spread(self, values: np.ndarray, empty: float) -> np.ndarray:
-        """Return one value per row from one per record."""
+        """Return one value per row, given one per record."""
         if self.where is None:
             return values
         spread = np.full(len(self), empty, dtype=values.dtype)
@@ -52,16 +52,16 @@ class Rows:
         return spread
 
     def of_records(self, values: np.ndarray) -> np.ndarray:
-        """Return one value per record from one per row."""
+        """Return one value per record, given one per row."""
         return values if self.where is None else values[self.where]
 
 
 def place(batch: Batch, rows: int | None, stream: StepStream | None) -> Rows:
-    """Return the batch in `rows` rows, or in as many as it has records.
+    """Return the batch placed in `rows` rows, or in one row per record.
 
     Args:
-        batch: of at most `rows` records.
-        rows: public number of rows, None for one per record.
+        batch: the batch, with at most `rows` records.
+        rows: public number of rows; None for one per record.
         stream: secret numbers that choose the rows. Without them record k takes row k: NOT private,
             for research.
     """
