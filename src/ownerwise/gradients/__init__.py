@@ -3,7 +3,7 @@
 This package imports only `ownerwise.errors` from the rest of the library.
 
     tape = Tape(model)                       # cheap; the model is not wrapped, hooked or changed
-    problems = check(model, sample_inputs)   # [], or all Problems (where, what, remedy) at once
+    problems = check(model, sample_inputs)   # every Problem (where, what, remedy), or []
     with tape:                               # watches the torch functions that the model calls
         outputs = model(inputs)
     losses = loss(outputs, targets)          # [B], one per record, reduction="none"
@@ -14,29 +14,30 @@ This package imports only `ownerwise.errors` from the rest of the library.
 How it works. Every torch function that combines a trainable parameter (or something computed from
 parameters only) with data is *tapped*: it runs on the parameter without its graph, its input is
 kept, and the backward pass delivers the gradient of its output as it was before any in-place
-change. From input and output gradient, a *rule* (:mod:`rules`) makes a :class:`Contribution`
-(:mod:`contributions`): squared norms, by Gram matrices or by forming the gradients in cache-sized
-chunks, whichever is cheaper for the shapes; and later the weighted sum, without a second backward
-pass. Several uses of one parameter are added before the norm is taken, with all cross terms.
+change. From the input and the output gradient, a *rule* (:mod:`rules`) builds a
+:class:`Contribution` (:mod:`contributions`). It computes squared norms, from Gram matrices or by
+forming the gradients in cache-sized chunks, whichever is cheaper for the shapes, and later the
+weighted sum, without a second backward pass. If a parameter is used several times, its uses are
+added before the norm is taken, with all cross terms.
 
 Rules exist for linear layers at any rank and ``x @ w``; convolutions; embedding; layer, group,
 instance and RMS norm; RNN, GRU, LSTM and their cells; multi-head attention; pointwise calls and
-broadcasts of plain parameters; and, by vmap, any other call that is per-record.
+broadcasts of plain parameters; and, through vmap, any other call that is per-record.
 
-Right or refused. Which dimension holds the records is observed, not guessed (:mod:`layout`). A call
-that cannot be shown to be per-record, a parameter used where the tape does not see it, an input
-changed in place, batch statistics: all raise :class:`Refused` with a remedy. What no gradient
-shows, such as mixing records before the first layer or through a detached statistic, is found by
-``check(model, inputs)``.
+Refusals. Which dimension holds the records is observed, not guessed (:mod:`layout`). A call that
+cannot be shown to be per-record, a parameter used where the tape does not see it, an input changed
+in place, and batch statistics all raise :class:`Refused` with a remedy. Some problems do not show
+in any gradient, such as mixing records before the first layer or through a detached statistic;
+``check(model, inputs)`` finds those.
 
 Formal guarantees. With factors |f_i| <= C_i / norms[i], removing record i changes ``weighted_sum``
 by at most C_i in L2 norm, up to rounding (float32 norms were at most 5e-7 below the exact ones on
-five models of the benchmark, 24 records each at their initial weights; Gram matrices lose digits
-where a record's own terms cancel). A record whose gradient is not finite contributes exactly zero.
+five benchmark models at their initial weights, 24 records each; Gram matrices lose digits where a
+record's own terms cancel). A record whose gradient is not finite contributes exactly zero.
 An empty batch gives zero sums.
 
-A chain of vector layers (a tabular network) needs no watching: :class:`Chain` runs it layer by
-layer with far fewer calls.
+A chain of vector layers (a tabular network) does not need the tape: :class:`Chain` runs it layer
+by layer with far fewer calls.
 
 ``Tape(model, lean=True)`` uses less memory and more time. Gradients from one tape may overlap in
 time (micro-batches); use one tape per thread.

@@ -20,12 +20,12 @@ def send_back(
 ) -> None:
     """Run one backward pass, and refuse if a parameter receives a gradient.
 
-    Such a parameter was used where nobody watched, so its gradient would not be clipped.
+    Such a parameter was used where the tape does not see it, so its gradient would not be clipped.
 
     Args:
-        model: the model, for the names of its parameters.
+        model: the model, which supplies the parameter names for messages.
         losses: one loss per record, `[B]`.
-        weights: the factor of each loss, `[B]`.
+        weights: the factor for each loss, `[B]`.
         parameters: the trainable parameters; their `grad` is left as it was.
         keep: whether to keep the graph for another pass.
     """

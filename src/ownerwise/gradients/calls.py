@@ -29,7 +29,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], values: Any) -> Any:
     def change_leaf(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return change(leaf)
-        if isinstance(leaf, dict):  # a subclass that pytree does not know
+        if isinstance(leaf, dict):  # a subclass unknown to pytree
             return map_tensors(change, dict(leaf))
         if isinstance(leaf, list | tuple):
             return type(leaf)(map_tensors(change, list(leaf)))

@@ -1,13 +1,13 @@
 """Chains of vector layers, for networks where calls cost more than arithmetic.
 
 A tabular network is a chain of ``Linear`` layers and activations on one vector per record. The tape
-could handle it, but in such a small network the watching costs more than the work. Here the chain
-runs forward and backward layer by layer, with as few calls as possible; only the loss is left to
-autograd. With input a_i and output gradient d_i of a layer, record i has the gradients d_i a_i'
-(weight) and d_i (bias), so its squared norm is |d_i|^2 (|a_i|^2 + 1).
+could handle it, but in such a small network, watching the calls costs more than the calls
+themselves. Here the chain runs forward and backward layer by layer, with as few calls as possible;
+only the loss is left to autograd. If record i has input a_i and output gradient d_i at a layer, its
+gradients are d_i a_i' (weight) and d_i (bias), so their squared norm is |d_i|^2 (|a_i|^2 + 1).
 
-A model qualifies only if each of its modules is of exactly a known type, without hooks, shared
-weights or a replaced ``forward``; every other model goes to the tape.
+A model qualifies only if the type of each module is exactly one of the known types, without hooks,
+shared weights or a replaced ``forward``; every other model goes to the tape.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ownerwise.gradients.problems import Refused
 __all__ = ["Chain", "ChainGradients"]
 
 _aten = torch.ops.aten
-# each function, and the gradient of its input from the gradient and the value of its output
+# each function, and how to compute its input gradient from its output gradient and output value
 _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[..., Tensor]]] = {
     nn.ReLU: (torch.relu, lambda gradient, output: _relu_backward(gradient, output, 0)),
     nn.Tanh: (torch.tanh, _aten.tanh_backward.default),
@@ -33,12 +33,12 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[.
 }
 _relu_backward = _aten.threshold_backward.default
 
-# weight and bias of a layer, gradient of its output, its input
+# a layer's weight, bias, output gradient and input
 Use = tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]
 
 
 class Chain:
-    """One pass forward and backward through a chain, made by :meth:`of`."""
+    """One forward and backward pass through a chain; create it with :meth:`of`."""
 
     def __init__(
         self, model: nn.Module, layers: list[nn.Module], parameters: list[nn.Parameter]
@@ -46,12 +46,12 @@ class Chain:
         self._model = model
         self._layers = layers
         self._parameters = parameters
-        self._kept: list[Tensor] = []  # input of a Linear, output of an activation
+        self._kept: list[Tensor] = []  # inputs of Linear layers, outputs of activations
         self._outputs: Tensor | None = None
 
     @staticmethod
     def of(model: nn.Module, inputs: object) -> Chain | None:
-        """Return ``model`` as a chain for these inputs, or None if it is not one."""
+        """Return ``model`` as a chain for these inputs, or None if it is not a chain."""
         if type(inputs) is not Tensor or inputs.dim() < 2 or inputs.requires_grad:
             return None
         if inputs.dtype not in (torch.float32, torch.float64):
@@ -101,8 +101,8 @@ class Chain:
 
         Args:
             losses: one loss per record.
-            separate: whether each loss is known to depend on its own record's outputs alone; if
-                not, another pass through the loss checks it.
+            separate: whether each loss is known to depend only on its own record's outputs; if not,
+                another pass through the loss checks this.
         """
         outputs = self._outputs
         if outputs is None:
@@ -142,7 +142,7 @@ class Chain:
 
 
 class ChainGradients:
-    """The per-record gradients of a chain, with the methods of :class:`PerRecordGradients`."""
+    """The per-record gradients of a chain; same methods as :class:`PerRecordGradients`."""
 
     def __init__(self, parameters: list[nn.Parameter], uses: list[Use]) -> None:
         self._parameters = parameters
@@ -190,7 +190,7 @@ class ChainGradients:
 
 
 def _unroll(model: nn.Module, layers: list[nn.Module]) -> bool:
-    """Append the layers of nested ``Sequential``s in order; return False if not a chain."""
+    """Append the layers of nested ``Sequential``s in order; return whether they form a chain."""
     kind, state = type(model), model.__dict__
     if (
         "forward" in state
@@ -218,8 +218,8 @@ def _trains(parameter: nn.Parameter | None) -> bool:
 def _check_rows(weighted: Tensor, plain: Tensor, weights: Tensor) -> None:
     """Check that weights on the losses appear as the same weights on the rows of the gradient.
 
-    A difference is compared with the largest gradients of the batch, not with the record's own:
-    where terms of a record nearly cancel, only rounding errors are left.
+    A difference is compared with the largest gradients in the batch, not with the record's own:
+    where a record's terms nearly cancel, only rounding errors are left.
     """
     finite = torch.isfinite(plain).all(dim=1) & torch.isfinite(weighted).all(dim=1)
     expected = plain * weights[:, None]
@@ -228,6 +228,6 @@ def _check_rows(weighted: Tensor, plain: Tensor, weights: Tensor) -> None:
     if not torch.allclose(weighted, expected, rtol=1e-3, atol=room):
         raise Refused(
             "loss",
-            "the loss of a record depends on the outputs of another",
-            "let the loss work on each record alone, with reduction='none'",
+            "the loss of a record depends on the outputs of another record",
+            "compute the loss of each record separately, with reduction='none'",
         )

@@ -1,11 +1,11 @@
 """Where the records are in a tensor.
 
-A tensor inside a model may hold its records along dimension 0, along another one (``[time, record,
-feature]``), or folded with something else (``[record * time, feature]``, in either order). The
-shape alone does not tell: with as many time steps as records, two readings fit. The tape therefore
-*observes* the layout. It sends back the losses of a random subset of the records, and keeps a
-reading only if the gradient is zero for every record outside the subset. If a model mixes records,
-no reading passes, and the model is refused.
+A tensor inside a model may hold its records along dimension 0, along another dimension (``[time,
+record, feature]``), or folded with something else (``[record * time, feature]``, in either order).
+The shape alone does not settle this: with as many time steps as records, two layouts fit. The tape
+therefore *observes* the layout. It sends back the losses of a random subset of the records, and
+keeps a candidate only if the gradient is zero for every record outside the subset. If a model mixes
+records, no candidate passes, and the model is refused.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ Fold = Literal["none", "major", "minor", "whole"]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Records lie along ``dim``: alone, folded as the slow or fast part, or there is just one.
+    """Records lie along ``dim``, on their own or folded, unless the batch is a single record.
 
-    ``major``: index = record * inner + other; ``minor``: index = other * records + record;
-    ``whole``: the entire tensor belongs to the only record of the batch.
+    ``none``: index = record; ``major``: index = record * inner + other;
+    ``minor``: index = other * records + record;
+    ``whole``: the entire tensor belongs to the only record in the batch.
     """
 
     dim: int
@@ -48,7 +49,7 @@ class Layout:
         return tensor.unflatten(dim, (tensor.shape[dim] // count, count)).movedim(dim + 1, 0)
 
     def inner_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a shape (with 1 at the record dimension) as ``records`` would leave it."""
+        """Return a shape (with 1 at the record dimension) as ``records`` would transform it."""
         if self.fold == "none":
             return shape[: self.dim] + shape[self.dim + 1 :]
         return shape
@@ -58,7 +59,7 @@ WHOLE = Layout(0, "whole")
 
 
 def candidates(shape: tuple[int, ...], count: int, dims: Iterable[int]) -> list[Layout]:
-    """Return all readings of ``shape`` with records along one of ``dims``, likeliest first."""
+    """Return all layouts of ``shape`` with records along one of ``dims``, likeliest first."""
     if count == 1:
         return [WHOLE]
     dims = sorted(d for d in dims if d < len(shape))
@@ -69,7 +70,7 @@ def candidates(shape: tuple[int, ...], count: int, dims: Iterable[int]) -> list[
 
 def fits(layout: Layout, shape: tuple[int, ...], count: int) -> bool:
     """Return whether a layout observed on another batch is possible for this shape."""
-    if layout.fold == "none" and layout.dim < len(shape):  # by far the most common
+    if layout.fold == "none" and layout.dim < len(shape):  # by far the most common case
         return shape[layout.dim] == count
     if layout.fold == "whole":
         return count == 1
@@ -79,9 +80,9 @@ def fits(layout: Layout, shape: tuple[int, ...], count: int) -> bool:
 
 
 def keeps_apart(layout: Layout, gradient: Tensor, kept: Tensor) -> tuple[bool, bool]:
-    """Return whether records outside ``kept`` got no gradient, and whether any inside got one.
+    """Return two flags: no record outside ``kept`` has a gradient; some record inside has one.
 
-    Non-finite entries are ignored, as 0 * inf says nothing.
+    Non-finite entries are ignored, because 0 * inf carries no information.
     """
     count = len(kept)
     moved = (gradient != 0) & torch.isfinite(gradient)

@@ -11,14 +11,14 @@ __all__ = ["MemoryBudget"]
 
 @dataclass(slots=True)
 class MemoryBudget:
-    """What the gradients of one batch may hold in memory.
+    """A limit on the memory that the gradients of one batch may hold.
 
     Attributes:
-        lean: never hold per-record gradients that are larger than what they are computed from.
-        spare_bytes: the total that may be held beyond that, unless lean.
+        lean: never hold per-record gradients that are larger than the tensors they replace.
+        spare_bytes: how much more may be held in total, unless lean.
         chunk_bytes: the working set of one chunk of records, sized to stay in cache.
         workspace: memory that is reused from step to step.
-        held: the bytes held so far beyond what they replaced.
+        held: the bytes held so far, in excess of those replaced.
     """
 
     lean: bool = False
@@ -28,7 +28,7 @@ class MemoryBudget:
     held: int = 0
 
     def may_hold(self, size: int, instead_of: int) -> bool:
-        """Reserve `size` bytes of gradients that replace `instead_of` bytes, if they fit."""
+        """Reserve `size` bytes in place of `instead_of` bytes, and return whether they fit."""
         extra = size - instead_of
         if extra <= 0:
             return True

@@ -1,4 +1,4 @@
-"""Find where the records are, by sending back the losses of some of them."""
+"""Find which dimension holds the records, by sending back the losses of some of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ownerwise.gradients.taps import Tap
 
 __all__ = ["find_layouts"]
 
-_DIVISIONS = 2  # how many ways to halve the batch are tried at most
+_DIVISIONS = 2  # how often the batch is halved, at most
 
 
 def find_layouts(
@@ -26,12 +26,13 @@ def find_layouts(
 
     Args:
         taps: the uses of parameters, in the order of the forward pass.
-        known_layouts: earlier observations by sequence of calls; this one is added.
+        known_layouts: earlier observations, keyed by sequence of calls; this one is added.
         losses: ``[B]``.
-        observe: sends the losses back with the given weights, and passes on every gradient.
+        observe: sends the losses back with the given weights, and passes every gradient to the
+            given function.
 
     Returns:
-        The problems of taps whose records cannot be told apart; their layout stays None.
+        One problem for each tap whose records cannot be told apart; its layout stays None.
     """
     count = len(losses)
     if count == 1:
@@ -75,7 +76,7 @@ def _observe_layouts(
 
         observe(kept.to(losses.dtype), arrived)
         decided = all(len(tap.trials) < 2 for tap in taps)
-        if decided and (number or len(seen) == len(taps)):  # both halves have been sent by then
+        if decided and (number or len(seen) == len(taps)):  # by then, both halves have been sent
             break
     problems = []
     for tap in taps:
@@ -87,16 +88,17 @@ def _observe_layouts(
                 tap.name,
                 f"records cannot be told apart in its output of shape {list(tap.shape)} for "
                 f"{count} records: a later call mixes records, or no dimension holds them",
-                "let every operation work on each record alone, with a dimension for the records",
+                "let every operation treat records separately, with a dimension for the records",
             )
         )
     return len(seen) == len(taps), problems
 
 
 def _halves(count: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield a half of the records and then the other, as many records may have no gradient.
+    """Yield one half of the records, then the other, because many may have no gradient.
 
-    A half is never all or none, nor a periodic pattern that a folded layout could imitate.
+    A half is never empty or the whole batch. It is random, because a folded layout could imitate a
+    periodic pattern.
     """
     for _ in range(_DIVISIONS):
         half = torch.zeros(count, dtype=torch.bool)

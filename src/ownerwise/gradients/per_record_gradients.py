@@ -1,4 +1,4 @@
-"""Norms and weighted sums over all parameters, from the contributions of every use."""
+"""Norms and weighted sums over all parameters, computed from the contributions of their uses."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ownerwise.gradients.tracked_parameters import TrackedParameter
 
 __all__ = ["Collector", "PerRecordGradients"]
 
-# If the terms of a record are this many times longer than their sum, adding them to the sum over
-# the batch would cost the other records digits, so the record is summed on its own.
+# If a record's terms are this many times longer than their sum, adding them to the sum over the
+# batch would cost the other records digits, so the record is summed on its own.
 CANCELLING = 1e3
 
 
@@ -134,7 +134,7 @@ class Collector:
 
     def arrive(self, tap: Tap, gradient: Tensor) -> None:
         """Turn the gradient of a tapped output into contributions."""
-        if tap.layout is None:  # in a trial run only, where the problem is on the list
+        if tap.layout is None:  # only in a trial run, which has already listed the problem
             return
         for tracked, contribution in tap.build(gradient, tap.layout, self.count):
             if not tracked.isometric or id(tracked.roots[0]) not in self.separate:
@@ -168,7 +168,7 @@ class Collector:
 def shared_norms(
     contributions: list[tuple[TrackedParameter, Contribution]], count: int, budget: MemoryBudget
 ) -> Iterable[Tensor]:
-    """Yield squared norms of parameters with several uses: norms of the SUM of the uses."""
+    """Yield squared norms for parameters with several uses: norms of the SUM over the uses."""
     rest = []
     by_root: dict[int, list[tuple[TrackedParameter, Contribution]]] = {}
     for tracked, contribution in contributions:
@@ -212,7 +212,7 @@ def form(
 def add_to_roots(
     sums: dict[int, Tensor], parts: Iterable[tuple[TrackedParameter, Tensor]], *, per_record: bool
 ) -> None:
-    """Add parts to the roots of their parameters; a derived parameter goes back once, summed."""
+    """Add parts to their roots; sum the parts of a derived parameter before pulling them back."""
     derived: dict[int, tuple[TrackedParameter, Tensor]] = {}
     for tracked, part in parts:
         if tracked.is_root:

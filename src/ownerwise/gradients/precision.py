@@ -1,4 +1,4 @@
-"""Numerical precision of norms and sums, which decide how far a record moves the model."""
+"""Numerical precision of norms and sums, which determine how far a record moves the model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["HUGE", "accumulation_dtype", "full_precision", "lengths", "masked", 
 HUGE = 1e12
 """A gradient with a factor longer than this counts as not finite.
 
-A norm is a product of two lengths. Next to such a long factor, the other may be so short that its
+A norm is a product of two lengths. If one factor is this long, the other may be so short that its
 square underflows in float32 although the product does not, and the norm would come out too small.
-Below this limit, whatever underflows has a norm of at most 1e-7.
+Below this limit, any gradient that underflows has a norm of at most 1e-7.
 """
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the type of norms and sums: float32 for half-precision models (pitfall 22)."""
+    """Return the type for norms and sums: float32 for half-precision models (pitfall 22)."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -1,4 +1,4 @@
-"""The check before the first step: all problems of a model at once, each with a remedy."""
+"""The check before the first step: it lists all problems with a model, each with a remedy."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ __all__ = ["check"]
 
 
 def check(model: nn.Module, *inputs: Any) -> list[Problem]:
-    """Return all problems that stand in the way of per-record gradients of ``model``.
+    """Return all problems that prevent per-record gradients of ``model``.
 
     Args:
-        model: the model as it will be trained (its mode and frozen parameters matter).
-        inputs: optionally a small sample batch (public or synthetic data) of two records or more.
+        model: the model in the state in which it will be trained (its mode and frozen parameters
+            matter).
+        inputs: optionally, a small sample batch (public or synthetic data) of at least two records.
             Running the model on it also finds problems in its code: calls without a rule,
-            records that mix, parameters used where the tape does not see them. The state of
-            the model is restored.
+            mixing of records, and parameters used where the tape does not see them. The model's
+            state is restored afterwards.
 
     Returns:
-        An empty list if there are none.
+        The problems; an empty list if the model has none.
     """
     problems = [p for name, module in model.named_modules() for p in _of_module(name, module)]
     problems += _of_parameters(model)
@@ -53,7 +54,7 @@ def _of_module(name: str, module: nn.Module) -> Iterator[Problem]:
         if module.training or module.running_mean is None:
             yield Problem(
                 where,
-                f"{BATCH_STATISTICS}, and running statistics leave without noise",
+                f"{BATCH_STATISTICS}, and running statistics are released without noise",
                 f"replace it with {_instead_of(module)}",
             )
     elif isinstance(module, instancenorm._InstanceNorm):
@@ -63,7 +64,7 @@ def _of_module(name: str, module: nn.Module) -> Iterator[Problem]:
         if module.max_norm is not None:
             yield Problem(
                 where,
-                "max_norm rescales the rows that occur in the batch in place",
+                "max_norm rescales, in place, the rows that occur in the batch",
                 "build it without max_norm",
             )
         if module.scale_grad_by_freq:
@@ -84,7 +85,7 @@ def _of_module(name: str, module: nn.Module) -> Iterator[Problem]:
         )
     if isinstance(module, LazyModuleMixin):
         yield Problem(
-            where, "its parameters have no shape yet", "run the model once on an example first"
+            where, "its parameters do not have shapes yet", "run the model once on an example first"
         )
 
 
@@ -98,7 +99,9 @@ def _of_parameters(model: nn.Module) -> Iterator[Problem]:
             continue
         if parameter.is_complex():
             yield Problem(
-                name, "complex parameters are not supported", "use real and imaginary parts"
+                name,
+                "complex parameters are not supported",
+                "use separate real and imaginary parts",
             )
         elif parameter.layout != torch.strided:
             yield Problem(
@@ -106,15 +109,15 @@ def _of_parameters(model: nn.Module) -> Iterator[Problem]:
             )
     if not trainable:
         yield Problem(
-            "model", "no parameter requires a gradient", "unfreeze what should be trained"
+            "model", "no parameter requires a gradient", "unfreeze the parameters to train"
         )
 
 
 def _of_run(model: nn.Module, inputs: tuple[Any, ...], known: set[str]) -> list[Problem]:
-    """Run the sample forward and backward, and change one record to see whether others change."""
+    """Run the sample forward and backward; change one record to see whether others are affected."""
     count = next((len(t) for t in tensors_in(inputs) if t.dim()), 0)
     if count < 2:
-        raise ValueError(f"the sample batch must have two records or more; got {count}")
+        raise ValueError(f"the sample batch must have at least two records; got {count}")
     state = State(model)
     tape = Tape(model)
     tape.problems = collected = []
@@ -140,18 +143,18 @@ def _unseparated(tape: Tape, outputs: Any, count: int) -> list[Problem]:
     """Send random losses back; the tape lists the calls whose records it cannot tell apart."""
     flat = [t for t in tensors_in(outputs) if t.requires_grad and _has(t, count)]
     if not flat:
-        what = f"no differentiable output has the {count} records as its first dimension"
+        what = f"no differentiable output holds the {count} records along its first dimension"
         return [Problem("model", what, "return one output per record, records first")]
     losses = torch.zeros(count, dtype=flat[0].dtype, device=flat[0].device)
     for tensor in flat:
         losses = losses + (tensor * torch.randn_like(tensor)).reshape(count, -1).sum(dim=1)
-    if not tape.problems:  # calls that were let through have no contributions
+    if not tape.problems:  # after a problem, some calls lack contributions
         tape.backward(losses)
     return []
 
 
 def _new(problems: list[Problem], known: set[str]) -> list[Problem]:
-    """Return those problems of the run that the modules did not already show."""
+    """Return the problems found by the run but not already by the checks of the modules."""
     names = [where.split(" ")[0] for where in known]
     return [p for p in problems if not any(f"({name}." in p.where for name in names)]
 
@@ -183,8 +186,8 @@ def _mixing(
         if not bool(close.all()):
             yield Problem(
                 "model",
-                "the output of a record changes with another record of the batch",
-                "let every operation work on each record alone (no statistics over dimension 0)",
+                "the output of a record changes with another record in the batch",
+                "let every operation treat each record separately (no statistics over dimension 0)",
             )
             return
 
@@ -194,9 +197,9 @@ def _has(tensor: Tensor, count: int) -> bool:
 
 
 def _instead_of(module: batchnorm._BatchNorm) -> str:
-    """Return a layer that normalises each record alone.
+    """Return a layer that normalises each record separately.
 
-    Groups have four channels or more: without spatial dimensions, a group of one is always zero.
+    Groups have at least four channels: without spatial dimensions, a one-channel group is always 0.
     """
     channels = module.num_features
     groups = next((g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels >= 4 * g), 1)

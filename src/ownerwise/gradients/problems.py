@@ -1,4 +1,4 @@
-"""Why a model cannot be trained with per-record gradients, and what to do about it."""
+"""Reasons why a model cannot be trained with per-record gradients, and their remedies."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ __all__ = [
     "Refused",
 ]
 
-# What is wrong, and for some the remedy, where a rule and the check of a model say the same.
+# Descriptions, some with a remedy, shared by the rules and the check before the first step.
 BATCH_STATISTICS = "batch statistics mix the records"
 RUNNING_STATISTICS = (
-    "running statistics of the batch are kept in buffers without noise",
+    "running statistics of the batch are kept in buffers, without noise",
     "build it with track_running_stats=False",
 )
-DEPENDS_ON_BATCH = "makes a record's gradient depend on the other records of the batch"
+DEPENDS_ON_BATCH = "makes a record's gradient depend on the other records in the batch"
 PROJECTED_LSTM = ("proj_size is not supported", "use a Linear layer after the LSTM")
 COMPILED = "compiled code hides the use of parameters"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One reason why a model cannot be trained privately as it is.
+    """One reason why a model cannot be trained privately in its present form.
 
     Attributes:
-        where: the module, parameter or call, by its name in the model.
+        where: the name of the module, parameter or call in the model.
         what: what is wrong with it.
         remedy: how to fix it.
     """
@@ -46,7 +46,7 @@ class Problem:
 
 
 class Refused(OwnerwiseError, RuntimeError):
-    """Raised where a per-record gradient would be wrong or cannot be shown to be right."""
+    """Raised when a per-record gradient would be wrong or cannot be shown to be correct."""
 
     def __init__(self, where: str, what: str, remedy: str) -> None:
         self.problem = Problem(where, what, remedy)

@@ -15,7 +15,7 @@ class Saved:
     __slots__ = ("tensor", "version", "where")
 
     def __init__(self, tensor: Tensor, where: str) -> None:
-        self.tensor = tensor.detach()  # without its graph, which may lead back to the holder
+        self.tensor = tensor.detach()  # without its graph, which may refer back to this object
         self.version = tensor._version
         self.where = where
 
@@ -26,7 +26,7 @@ class Saved:
             raise Refused(
                 self.where,
                 f"its input was changed in place after the call (version {tensor._version}, "
-                f"was {self.version})",
-                "use the out-of-place operation on that tensor",
+                f"previously {self.version})",
+                "use the out-of-place version of the operation that changed it",
             )
         return tensor

@@ -24,7 +24,7 @@ class State:
         ]
 
     def changed(self) -> dict[str, Tensor]:
-        """Return copies of those whose values have changed, by name."""
+        """Return copies of the parameters and buffers that have changed, by name."""
         now = ((name, slots.get(key), kept) for name, slots, key, _, kept in self._kept)
         return {
             name: torch.empty(0) if tensor is None else tensor.detach().clone()
@@ -33,7 +33,7 @@ class State:
         }
 
     def restore(self) -> None:
-        """Restore tensors and values; write only to those that have changed."""
+        """Restore tensors and their values; write only to tensors that have changed."""
         with torch.no_grad():
             for _, slots, key, tensor, kept in self._kept:
                 slots[key] = tensor
@@ -42,7 +42,7 @@ class State:
 
 
 def differing(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of tensors that differ or are in only one of the two."""
+    """Return the names of tensors that differ or appear in only one of the two mappings."""
     both = first.keys() & second.keys()
     return sorted(
         (first.keys() ^ second.keys()) | {n for n in both if not _same(first[n], second[n])}

@@ -1,4 +1,4 @@
-"""The tape watches a model run, and turns one backward pass into per-record gradients."""
+"""The tape watches a model run and turns one backward pass into per-record gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ownerwise.gradients.workspace import Workspace
 
 __all__ = ["Tape"]
 
-PARAMETRIC, CONSTANT, DATA = 1, 2, 4  # kinds of tensors among the arguments of a call
+PARAMETRIC, CONSTANT, DATA = 1, 2, 4  # kinds of tensors among a call's arguments
 NESTED = (list, tuple, dict)
 
 
@@ -34,9 +34,9 @@ class Tape(TorchFunctionMode):
 
     Args:
         model: any module; it is not changed, wrapped or hooked.
-        lean: use less memory and somewhat more time.
+        lean: whether to use less memory at the cost of somewhat more time.
 
-    The package docstring shows how to use it. To its rules, the tape is a
+    The package docstring shows how to use it. Rules see the tape as a
     :class:`~ownerwise.gradients.rules.Context`.
     """
 
@@ -96,7 +96,7 @@ class Tape(TorchFunctionMode):
             kinds |= self._kinds(kwargs.values())
         else:
             kwargs = {}
-        if kinds == DATA:  # by far the most common
+        if kinds == DATA:  # by far the most common case
             guard = GUARDS.get(func)
             if guard is None:
                 return func(*args, **kwargs)
@@ -110,7 +110,7 @@ class Tape(TorchFunctionMode):
             return func(*args, **kwargs)
 
     def _kinds(self, values: Iterable[Any]) -> int:
-        """Return which of parametric, constant and data tensors are among the values."""
+        """Return which kinds of tensors (parametric, constant, data) are among the values."""
         parametric, constant = self._parametric, self._constant
         kinds = 0
         for value in values:
@@ -131,9 +131,9 @@ class Tape(TorchFunctionMode):
     def _call_without_gradient(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], kinds: int
     ) -> Any:
-        """Run a call that no gradient of a parameter passes through.
+        """Run a call through which no parameter gradient passes.
 
-        Whatever it computes from parameters and constants alone is constant.
+        Its result is constant if computed from parameters and constants alone.
         """
         if kinds & DATA:
             self._note_write(func, args, kwargs)
@@ -154,7 +154,7 @@ class Tape(TorchFunctionMode):
     def _note_write(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Refuse a write of data into the model; any other tensor written to becomes data."""
+        """Refuse writes of data into the model; any other tensor written to becomes data."""
         assert self._tracker is not None
         written = args[0] if args and writes_in_place(func) else kwargs.get("out")
         for tensor in tensors_in(written):
@@ -182,14 +182,14 @@ class Tape(TorchFunctionMode):
         self._tracker.derive(func, tensors_in((args, kwargs)), output)
         return output
 
-    # ---- what rules may ask; see Context ----
+    # ---- the interface for rules; see Context ----
 
     def tracked(self, tensor: Any) -> TrackedParameter | None:
         """Return the tracked parameter behind a tensor, if it is parametric."""
         return self._parametric.get(id(tensor))
 
     def is_constant(self, tensor: Any) -> bool:
-        """Return whether a tensor is a buffer, a frozen parameter, or made from nothing."""
+        """Return whether a tensor is a buffer, a frozen parameter, or created without data."""
         return id(tensor) in self._constant
 
     def value(self, tensor: Any) -> Any:
@@ -203,7 +203,7 @@ class Tape(TorchFunctionMode):
 
     @contextmanager
     def watch(self, batch_hint: int) -> Iterator[None]:
-        """Watch the calls inside a rule, too, with another guess at the number of records."""
+        """Also watch the calls inside a rule, with a different guess at the number of records."""
         before, self.batch_hint = self.batch_hint, batch_hint
         super().__enter__()
         try:
@@ -213,7 +213,7 @@ class Tape(TorchFunctionMode):
             self.batch_hint = before
 
     def refuse(self, refusal: Refused) -> None:
-        """Raise the refusal, or add it to the list of a trial run."""
+        """Raise the refusal or, in a trial run, add it to the list of problems."""
         if self.problems is None:
             raise refusal
         self.problems.append(refusal.problem)

@@ -1,4 +1,4 @@
-"""One use of parameters in a forward pass, and where in the graph its gradient arrives."""
+"""One use of parameters in a forward pass, and the graph node where its gradient arrives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Build = Callable[[Tensor, Layout, int], Iterable[tuple[TrackedParameter, Contrib
 
 
 class Anchor(torch.autograd.Function):
-    """Gives a tensor that needs no gradient a place in the graph, so that one arrives there."""
+    """Gives a tensor that does not require a gradient a place in the graph, so that it gets one."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ class Anchor(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
-        """Return nothing: the tap takes the gradient when it arrives."""
+        """Return no gradients: the tap has already received the gradient."""
         return None, None
 
 

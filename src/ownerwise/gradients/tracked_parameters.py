@@ -1,10 +1,10 @@
-"""Which tensors carry trainable parameters, and how gradients return to them.
+"""Which tensors are computed from trainable parameters, and how gradients return to those.
 
-While a model runs, each tensor is one of three things: *parametric* (a trainable parameter, or
+While a model runs, each tensor is one of three kinds: *parametric* (a trainable parameter, or
 computed from parameters and constants alone: a transposed or normalised weight, a cast), *constant*
-(a buffer, or made from nothing), or *data*. A call with parametric and data arguments is a use of a
-parameter, and is tapped. A derived parametric tensor keeps its autograd graph, so that sums return
-to the parameters through one vector-Jacobian product.
+(a buffer, or created without data), or *data*. A call with both parametric and data arguments is a
+use of a parameter, and is tapped. A derived parametric tensor keeps its autograd graph, so that
+sums return to the parameters through one vector-Jacobian product.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ownerwise.gradients.problems import Refused
 
 __all__ = ["FACTORIES", "ParameterTracker", "TrackedParameter", "changed_by_data"]
 
-# Calls that only move entries, so that norms pass through unchanged.
+# Calls that only move entries around, so that norms are unchanged.
 ISOMETRIC = frozenset(
     (
         *("t", "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "adjoint"),
@@ -28,7 +28,7 @@ ISOMETRIC = frozenset(
         *("view_as", "reshape_as", "contiguous", "clone"),
     )
 )
-# Calls that make constants from nothing. torch.tensor and random calls are not: they may be data.
+# Calls that create constants. torch.tensor and random calls are left out: they may return data.
 FACTORIES = frozenset(
     (
         *(torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.arange),
@@ -40,7 +40,7 @@ ISOMETRIC_PROPERTIES = frozenset((Tensor.T.__get__, Tensor.mT.__get__))  # type:
 
 
 def _walk(model: nn.Module) -> tuple[list[int], list[Any]]:
-    """Return the modules, and the ids of all modules, parameters (and if trained) and buffers."""
+    """Return the ids of all modules, buffers and parameters (and if trained), and the modules."""
     marks: list[int] = []
     modules: list[Any] = [model]
     for module in modules:  # grows during the loop
@@ -66,14 +66,14 @@ class TrackedParameter:
         self.tensor = tensor
         self.name = name
         self.roots = roots
-        self.isometric = isometric  # if so, there is one root, with the same norms
+        self.isometric = isometric  # if true, there is one root, with the same norms
         self._value: Tensor | None = None
         self.is_root = len(roots) == 1 and roots[0] is tensor  # a parameter itself
         self.key = tuple([id(root) for root in roots])
 
     @property
     def value(self) -> Tensor:
-        """The tensor without its graph, so that no gradient of the batch is formed for it."""
+        """The tensor without its graph, so that autograd forms no batch gradient for it."""
         if self._value is None:
             self._value = self.tensor.detach()
         return self._value
@@ -101,7 +101,7 @@ class ParameterTracker:
     """The parametric and constant tensors seen so far in one forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._marks: list[int] = []  # what the maps below were made from
+        self._marks: list[int] = []  # the state of the model from which the maps below were built
         self._modules: list[Any] = []
         self._trained: dict[int, TrackedParameter] = {}
         self._fixed: dict[int, Tensor] = {}
@@ -111,7 +111,7 @@ class ParameterTracker:
         self.restart(model)
 
     def restart(self, model: nn.Module) -> None:
-        """Begin a forward pass; parameters may have been replaced, frozen or added before it."""
+        """Begin a forward pass; parameters may have been replaced, frozen or added beforehand."""
         marks, modules = _walk(model)
         if marks != self._marks:
             self._marks = marks
@@ -131,7 +131,7 @@ class ParameterTracker:
         self.constant = self._fixed.copy()
 
     def derive(self, func: Callable[..., Any], inputs: Sequence[Tensor], output: Any) -> None:
-        """Register what ``func`` computed from parametric and constant tensors."""
+        """Register the output that ``func`` computed from parametric and constant tensors."""
         parents = [self.parametric[id(t)] for t in inputs if id(t) in self.parametric]
         roots = {id(root): root for parent in parents for root in parent.roots}
         isometric = (
@@ -150,10 +150,10 @@ class ParameterTracker:
                 self.constant[id(tensor)] = tensor
 
     def refuse_write(self, func: Callable[..., Any], written: Tensor) -> None:
-        """Refuse a call that writes data into the model, which would leave without noise.
+        """Refuse a call that writes data into the model, which would release it without noise.
 
-        A view or the ``.data`` of a buffer shares its memory, so memory is compared. It is looked
-        up on every call, as ``model.to`` moves it.
+        A view or the ``.data`` of a buffer shares its memory, so memory addresses are compared.
+        They are looked up on every call, because ``model.to`` changes them.
         """
         if not written.numel():
             return
@@ -164,7 +164,7 @@ class ParameterTracker:
                 raise changed_by_data(name, name_of(func))
 
     def refuse_replaced(self) -> None:
-        """Refuse buffers that the forward pass replaced by something computed from data."""
+        """Refuse buffers that the forward pass replaced with a tensor computed from data."""
         for module in self._modules:
             for name, buffer in module._buffers.items():
                 if buffer is None or id(buffer) in self._fixed or id(buffer) in self.constant:
@@ -173,9 +173,10 @@ class ParameterTracker:
 
 
 def changed_by_data(name: str, how: str = "a call") -> Refused:
-    """Return the refusal of a parameter or buffer into which a forward pass writes data."""
+    """Return the refusal for a parameter or buffer into which a forward pass writes data."""
     return Refused(
         name,
-        f"it is changed by {how} from the records of the batch, and would leave without noise",
-        "keep no statistics of the batch in buffers (use GroupNorm instead of BatchNorm)",
+        f"it is changed by {how}, based on the records of the batch, and would be "
+        "released without noise",
+        "do not keep batch statistics in buffers (use GroupNorm instead of BatchNorm)",
     )

@@ -1,8 +1,8 @@
 """Memory that is reused from step to step.
 
-The system provides fresh memory page by page when it is first written, which on the CPU costs more
-than many of the computations that use it. *Scratch* is valid only within one call. *Lent* blocks
-belong to a contribution until it returns them, which happens when it is deleted.
+The system provides fresh memory page by page when it is first written to, which on the CPU costs
+more than many of the computations that use it. *Scratch* blocks are valid only within one call.
+*Lent* blocks belong to a contribution until it is deleted, when it returns them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Loan", "Workspace"]
 
 
 class Loan:
-    """A lent block, which is returned when nobody holds the loan any more."""
+    """A lent block, which is returned when the last reference to the loan is gone."""
 
     __slots__ = ("_workspace", "block")
 
@@ -32,9 +32,9 @@ class Workspace:
     """The scratch and lent blocks of one tape."""
 
     def __init__(self, lean: bool = False) -> None:
-        self.lean = lean  # if so, lent blocks are not kept for the next step
+        self.lean = lean  # if true, lent blocks are not kept for the next step
         self._scratch: dict[object, Tensor] = {}
-        self._free: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}  # flat, by size
+        self._free: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}  # sorted by size
 
     def scratch(self, key: object, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Return an uninitialised block; the next call with the same key may overwrite it."""
@@ -47,7 +47,7 @@ class Workspace:
         return block[:size].view(shape)
 
     def zeros(self, key: object, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return a block that was zero at first; callers must always write to the same places."""
+        """Return a block that is initially zero; callers must always write to the same entries."""
         full_key = (key, shape, like.dtype, like.device)
         block = self._scratch.get(full_key)
         if block is None:
@@ -58,8 +58,8 @@ class Workspace:
     def lend(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Return a block that belongs to the caller until it is given back.
 
-        Batch sizes vary: a block serves every request of at least half its size, and a larger
-        block replaces it instead of joining it, so memory does not grow from step to step.
+        Batch sizes vary, so a block also serves smaller requests, down to half its size. A larger
+        block replaces it instead of being added, so memory does not grow from step to step.
         """
         size = math.prod(shape)
         free = self._free.get((like.dtype, like.device), [])
@@ -72,7 +72,7 @@ class Workspace:
         return torch.empty(room, dtype=like.dtype, device=like.device)[:size].view(shape)
 
     def loan(self, shape: tuple[int, ...], like: Tensor) -> Loan:
-        """Lend a block that is returned when nobody holds the loan any more."""
+        """Lend a block that is returned when the last reference to the loan is gone."""
         return Loan(self, self.lend(shape, like))
 
     def give_back(self, block: Tensor) -> None:

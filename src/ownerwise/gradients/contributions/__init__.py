@@ -1,8 +1,8 @@
-"""What a use of a parameter contributes to the per-record gradients.
+"""The contributions of a parameter's uses to the per-record gradients.
 
-Each class here holds one form of contribution (outer products, kernels, look-ups, repeated calls)
-and computes norms and weighted sums from it. This package may import the workspace, the memory
-budget, layouts, precision and saved tensors; it knows neither rules nor the tape.
+Each class here represents one form of contribution (outer products, kernels, look-ups, repeated
+calls) and computes norms and weighted sums. This package may import the workspace, the memory
+budget, layouts, precision and saved tensors, but neither the rules nor the tape.
 """
 
 from ownerwise.gradients.contributions.contribution import Contribution, Dense, few_rows

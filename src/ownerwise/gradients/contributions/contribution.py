@@ -1,7 +1,7 @@
-"""What one use of a parameter adds to every record's gradient, without forming it.
+"""The contribution of one use of a parameter to every record's gradient, without forming it.
 
-A :class:`Contribution` answers three questions about the per-record gradients ``g_i`` of one use of
-one parameter: their squared norms, their weighted sum, and the gradients themselves for a range of
+A :class:`Contribution` provides three things about the per-record gradients ``g_i`` from one use of
+a parameter: their squared norms, their weighted sum, and the gradients themselves for a range of
 records. The last is for tests, and for parameters with several uses, whose contributions must be
 added before the norm is taken.
 """
@@ -21,8 +21,8 @@ __all__ = ["Contribution", "Dense", "few_rows"]
 def few_rows(factors: Tensor) -> Tensor | None:
     """Return the rows with a nonzero factor if leaving out the others saves work, else None.
 
-    Importance sampling gives most records the factor 0. Copying the rows that count pays off if
-    they are fewer than half.
+    Importance sampling gives most records the factor 0. Copying the other rows pays off if they are
+    fewer than half.
     """
     if 2 * int(factors.count_nonzero()) >= len(factors):
         return None
@@ -54,14 +54,14 @@ class Contribution(ABC):
     def most(self) -> Tensor | None:
         """Return an upper bound on the summed lengths of each record's terms, ``[count]``.
 
-        Return None where sums are made of formed gradients, so that each record has one term.
+        Return None if sums are computed from formed gradients, so that each record has one term.
         Call this after :meth:`squared_norms`, which may form the gradients.
         """
         return None
 
 
 class Dense(Contribution):
-    """Per-record gradients small enough to be held as they are, ``[count, *shape]``."""
+    """Per-record gradients small enough to be held in full, ``[count, *shape]``."""
 
     __slots__ = ("count", "shape", "values")
 

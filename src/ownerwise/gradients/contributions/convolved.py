@@ -1,9 +1,10 @@
 """Kernels of convolutions in one, two and three dimensions.
 
 A record's weight gradient is ``sum_t gradient[:, t] (x) patch[t]`` over output positions t. Patches
-are cut channels-last, so that their inner run is contiguous, and for a few records at a time, so
-that they stay in cache. Over the six layers of the CIFAR CNN at batch 256 this took 1.25 times as
-long as torch's batch weight gradient (97 against 78 ms, two threads, best of repeated runs).
+are cut channels-last, so that their innermost dimension is contiguous, and for a few records at a
+time, so that they stay in cache. For the six layers of the CIFAR CNN at batch size 256, this took
+1.25 times as long as torch's batch weight gradient (97 against 78 ms, two threads, best of repeated
+runs).
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Geometry:
         )
 
     def weight_gradient(self, inputs: Tensor, gradient: Tensor) -> Tensor:
-        """Return the weight gradient of a channels-first batch, by torch's own kernel."""
+        """Return the weight gradient for a channels-first batch, computed by torch's own kernel."""
         padding = self.before
         if self.before != self.after:
             sides = zip(reversed(self.before), reversed(self.after), strict=True)
@@ -98,8 +99,8 @@ class Geometry:
 class Convolved(Contribution):
     """One use of a kernel.
 
-    ``inputs`` is ``[count * frames, channels, *space]``, and ``gradient`` likewise for the output;
-    each record has ``frames`` images.
+    ``inputs`` has shape ``[count * frames, channels, *space]``; ``gradient`` has the corresponding
+    shape of the output. Each record has ``frames`` images.
     """
 
     __slots__ = (
@@ -148,19 +149,19 @@ class Convolved(Contribution):
         )
 
     def _sizes(self) -> tuple[int, int, int]:
-        """Return terms, rows and columns of the outer products of one record."""
+        """Return how many terms, rows and columns the outer products of one record have."""
         assert self.gradient is not None
         terms = self.frames * math.prod(self.gradient.shape[2:])
         return terms, self.shape[0], math.prod(self.shape[1:])
 
     def squared_norms(self) -> Tensor:
-        """See :class:`Contribution`; may replace the factors by the formed gradients."""
+        """See :class:`Contribution`; may replace the factors with the formed gradients."""
         assert self.gradient is not None
         assert self.inputs is not None
         terms, rows, columns = self._sizes()
         saved = self.gradient.nbytes + self.inputs.nbytes
         groups = self.geometry.groups
-        # ghost norms of a grouped convolution need one pair of Gram matrices per group
+        # ghost norms for a grouped convolution need one pair of Gram matrices per group
         plan = choose(self.budget, self.count, terms, rows, columns * groups, saved)
         if plan == "ghost" and groups > 1:
             plan = "form"
@@ -239,7 +240,7 @@ class Convolved(Contribution):
         self.inputs, self.gradient = masked(self.inputs, bad), masked(self.gradient, bad)
 
     def most(self) -> Tensor | None:
-        """See :class:`Contribution`; a pixel is in as many patches as strides fit into a kernel."""
+        """See :class:`Contribution`; each axis has ``ceil(kernel / stride)`` patches per pixel."""
         if self.inputs is None or self.gradient is None:
             return None
         sizes = zip(self.geometry.kernel, self.geometry.stride, strict=True)

@@ -1,10 +1,11 @@
-"""Norms of parameters with several uses, from Gram matrices with the cross terms.
+"""Gradient norms for parameters with several uses, from Gram matrices with the cross terms.
 
 If use k of a matrix adds ``sum_t left_kt (x) right_kt``, all uses together are one longer sum over
 (k, t), and the squared norm of the whole is ``sum <left_s, left_t> <right_s, right_t>`` over all
 pairs. A look-up (embedding) is such a sum whose left vectors are unit vectors: the inner product of
-two of them is 1 if their ids are equal, and that with a dense vector is one of its entries. This
-covers an embedding tied to the output projection.
+two unit vectors is 1 if their ids are equal and 0 otherwise, and the inner product of a unit vector
+and a dense vector is an entry of the latter. This covers an embedding tied to the output
+projection.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["shared_ghost_norms"]
 
 
 def shared_ghost_norms(uses: Sequence[Contribution], budget: MemoryBudget) -> Tensor | None:
-    """Return squared norms of the summed uses, ``[count]``, or None if forming it is cheaper."""
+    """Return squared norms of the sum of uses, ``[count]``, or None if forming it is cheaper."""
     terms = 0
     for use in uses:
         if isinstance(use, Outer) and use.left is not None:

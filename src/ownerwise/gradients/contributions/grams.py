@@ -1,10 +1,11 @@
-"""Norms from Gram matrices, safe against rounding.
+"""Norms from Gram matrices, protected against rounding errors.
 
 If a record's gradient is ``sum_t left_t (x) right_t``, its squared norm is the sum of all products
 ``<left_s, left_t> <right_s, right_t>``. Where the terms nearly cancel, as with gradients that add
-up to zero over equal tokens, that sum is much smaller than its terms. Rounding may then leave zero
-or less, and the record would not be clipped at all. Such records are recognised by comparison with
-the upper bound ``sum_t |left_t| |right_t|``; their gradients are formed, and the norms rounded up.
+up to zero over equal tokens, that sum is much smaller than its terms. With rounding, it may then
+come out as zero or negative, and the record would not be clipped at all. Such records are
+recognised by comparison with the upper bound ``sum_t |left_t| |right_t|``; their gradients are
+formed, and their norms rounded up.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from ownerwise.gradients.precision import without_huge
 
 __all__ = ["gram", "squares_from_grams"]
 
-# A square below this many roundings of its upper bound is not trusted: at the limit its error is
-# about 1e-4, which is within the margin of a plan.
+# A squared norm smaller than this many rounding errors of its upper bound is not trusted. At the
+# limit, its error is about 1e-4, which is within the margin of a plan.
 TRUSTED_ROUNDINGS = 1e4
-# What forming and summing a gradient may lose, in roundings of the upper bound of its norm.
+# The error of forming and summing a gradient, in rounding errors of the upper bound on its norm.
 HIDDEN_ROUNDINGS = 4
 
 
@@ -35,8 +36,8 @@ def squares_from_grams(left: Tensor, right: Tensor, form: Callable[[int], Tensor
 
     Args:
         left: inner products of the left factors, ``[count, terms, terms]``.
-        right: those of the right factors; overwritten.
-        form: returns the gradient of one of these records, given its index among them.
+        right: inner products of the right factors, of the same shape; overwritten.
+        form: returns the gradient of the record at the given index.
     """
     lengths = [p.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt_() for p in (left, right)]
     most = (lengths[0] * lengths[1]).sum(dim=1)

@@ -11,12 +11,12 @@ from ownerwise.gradients.precision import accumulation_dtype, lengths, masked
 
 __all__ = ["Lookup"]
 
-# Above this many look-ups per record, equal ids are found by sorting instead of pairwise.
+# Above this many look-ups per record, equal ids are found by sorting, not by pairwise comparison.
 PAIRWISE_LIMIT = 64
 
 
 class Lookup(Contribution):
-    """``ids``: ``[count, terms]``, ``gradient``: ``[count, terms, columns]``."""
+    """Look-ups of ``ids [count, terms]`` with ``gradient [count, terms, columns]``."""
 
     __slots__ = ("count", "dtype", "gradient", "ids", "shape")
 
@@ -28,11 +28,11 @@ class Lookup(Contribution):
         self.dtype = accumulation_dtype(gradient.dtype)
 
     def gradients(self, start: int, stop: int) -> Tensor:
-        """Return gradients of the rows that a range of records looked up, ready to add."""
+        """Return the gradients for the rows looked up by a range of records, in the sums' type."""
         return self.gradient[start:stop].to(self.dtype)
 
     def squared_norms(self) -> Tensor:
-        """See :class:`Contribution`; rows that one record looks up repeatedly are added first."""
+        """See :class:`Contribution`; repeated look-ups of a row within a record are added first."""
         gradient = self.gradients(0, self.count)
         if self.ids.shape[1] <= PAIRWISE_LIMIT:
             same = (self.ids[:, :, None] == self.ids[:, None, :]).to(self.dtype)

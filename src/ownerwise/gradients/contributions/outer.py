@@ -1,7 +1,7 @@
 """Gradients that are sums of outer products: ``g_i = sum_t left[i, t] (x) right[i, t]``.
 
-Every use of a matrix is of this form: linear layers (left = gradient of the output, right = input),
-recurrent weights, the projections of attention. With T terms, O rows and I columns, a record's norm
+Every use of a matrix has this form: linear layers (left = gradient of the output, right = input),
+recurrent weights, attention projections. With T terms, O rows and I columns, a record's norm
 costs ``T^2 (O + I)`` through Gram matrices ("ghost norm": |g_i|^2 = sum_st <left_s, left_t>
 <right_s, right_t>) and ``T O I`` by forming the gradient. If formed gradients may be held, the
 weighted sum is a matrix-vector product; otherwise it costs another ``T O I`` over the batch.
@@ -38,7 +38,7 @@ Way = str  # "ghost", "form" (and discard) or "hold"
 def choose(
     budget: MemoryBudget, count: int, terms: int, rows: int, columns: int, saved: int
 ) -> Way:
-    """Return the cheapest way within the budget; ``saved`` bytes are held in any case."""
+    """Return the cheapest method within the budget; ``saved`` bytes are held in any case."""
     form = terms * rows * columns
     ghost = GRAM * terms * terms * (rows + columns)
     size = 4 * count * rows * columns
@@ -49,11 +49,11 @@ def choose(
 
 
 class SharedLeft:
-    """The Gram matrices of a left factor that several matrices share."""
+    """The Gram matrices of a left factor shared by several weight matrices."""
 
     def __init__(self, left: Tensor, loan: Loan | None = None) -> None:
         self.left = left
-        self.loan = loan  # the memory of the factor, held as long as the factor is
+        self.loan = loan  # the factor's memory, kept for as long as the factor
         self.gram: Tensor | None = None
 
     def get(self) -> Tensor:
@@ -65,7 +65,7 @@ class SharedLeft:
 
 
 class Outer(Contribution):
-    """``left``: ``[count, terms, rows]``, ``right``: ``[count, terms, columns]``."""
+    """Sums of outer products: ``left [count, terms, rows]``, ``right [count, terms, columns]``."""
 
     __slots__ = ("budget", "count", "dtype", "held", "left", "right", "shape", "shared")
 
@@ -82,14 +82,14 @@ class Outer(Contribution):
         self.dtype = accumulation_dtype(left.dtype)
 
     def factors(self, start: int = 0, stop: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return left and right factors of a range of records in the accumulation type."""
+        """Return the left and right factors for a range of records, in the accumulation type."""
         assert self.left is not None
         assert self.right is not None
         left, right = self.left[start:stop], self.right[start:stop]
         return left.to(self.dtype), right.to(self.dtype)
 
     def squared_norms(self) -> Tensor:
-        """See :class:`Contribution`; may replace the factors by the formed gradients."""
+        """See :class:`Contribution`; may replace the factors with the formed gradients."""
         assert self.left is not None
         assert self.right is not None
         terms, (rows, columns) = self.left.shape[1], self.shape
@@ -104,7 +104,7 @@ class Outer(Contribution):
         return self._formed(rows, columns, hold=way == "hold")
 
     def _ghost(self, terms: int) -> Tensor:
-        # the factors are in memory already; only the Gram matrices are new
+        # the factors are already in memory; only the Gram matrices are new
         step = max(4, self.budget.chunk_bytes // (8 * terms * terms))
         if step >= self.count and self.shared is not None:
             _, right = self.factors()
@@ -159,7 +159,7 @@ class Outer(Contribution):
             left = left * scale
         else:
             right = right * scale
-        if left.stride(0) < left.stride(1):  # time first in memory: avoid a copy
+        if left.stride(0) < left.stride(1):  # time comes first in memory: avoid a copy
             left, right = left.transpose(0, 1), right.transpose(0, 1)
         return left.flatten(0, 1).mT @ right.flatten(0, 1)
 
@@ -177,7 +177,7 @@ class Outer(Contribution):
             self.left, self.right = masked(self.left, bad), masked(self.right, bad)
 
     def most(self) -> Tensor | None:
-        """See :class:`Contribution`; the bound is that of Cauchy and Schwarz."""
+        """See :class:`Contribution`; this is the Cauchy-Schwarz bound."""
         if self.left is None or self.right is None or self.left.shape[1] == 1:
             return None
         return lengths(self.left, self.count) * lengths(self.right, self.count)

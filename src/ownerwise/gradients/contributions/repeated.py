@@ -1,8 +1,8 @@
-"""Any per-record call: the call itself is differentiated, record by record, with vmap.
+"""Any per-record call: vmap differentiates the call itself, record by record.
 
-``output = func(..., parameter, data, ...)``. For record i the call is repeated on slices of those
-data arguments that have the batch dimension of the output; the vector-Jacobian product with the
-record's output gradient is its parameter gradient.
+The call is ``output = func(..., parameter, data, ...)``. For record i, it is repeated on slices of
+those data arguments that share the batch dimension of the output; the vector-Jacobian product with
+the record's output gradient is its parameter gradient.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Call", "Repeated"]
 
 
 class Call:
-    """A call that can be repeated with other tensors as its arguments."""
+    """A call that can be repeated with different tensors as its arguments."""
 
     def __init__(self, func: Callable[..., Any], leaves: list[Any], spec: Any, where: str) -> None:
         self.func = func
@@ -41,13 +41,13 @@ class Call:
         ]
 
     def __call__(self, values: list[Any]) -> Tensor:
-        """Run the call on other arguments."""
+        """Run the call on the given arguments."""
         args, kwargs = pytree.tree_unflatten(values, self.spec)
         return self.func(*args, **kwargs)
 
 
 class Repeated(Contribution):
-    """The use of argument ``place`` in a call; arguments at ``fixed`` places are never sliced."""
+    """A call's use of its argument ``place``; arguments at ``fixed`` places are never sliced."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Repeated(Contribution):
         self.count, self.budget = count, budget
         self.dtype = accumulation_dtype(gradient.dtype)
         self.bad: Tensor | None = None
-        self.conclusive = True  # whether `works` had gradients to compare
+        self.conclusive = True  # whether `works` had usable gradients to compare
         values = call.values(self.dtype)
         self.shape = tuple(values[place].shape)
         dim = layout.dim
@@ -91,7 +91,7 @@ class Repeated(Contribution):
                 return torch.func.vmap(self._for_record(values, parameter), in_dims)(
                     gradient, *parts
                 )
-        except RuntimeError:  # no batching rule for this call
+        except RuntimeError:  # there is no batching rule for this call
             gradient_of = self._for_record(values, parameter)
             return torch.stack(
                 [gradient_of(gradient[i], *[p[i] for p in parts]) for i in range(stop - start)]
@@ -116,7 +116,7 @@ class Repeated(Contribution):
         return gradient_of
 
     def works(self) -> bool:
-        """Return whether calls on single records, and their gradients, add up to the whole call."""
+        """Return whether calls on single records match the whole call, in outputs and gradients."""
         values = self.call.values(self.dtype)
         whole = self.layout.records(self.call(values), self.count)
         try:
@@ -126,7 +126,7 @@ class Repeated(Contribution):
                     arguments[i] = self._put_back(self.layout.records(values[i], self.count)[index])
                 if not _close(self.call(arguments), self._put_back(whole[index]), 1e-4, 1e-5):
                     return False
-            # unit gradients with different weights: the sum is right only if each of them is
+            # unit gradients with different weights: their sum is right only if each one is
             squares = self.squared_norms()
             usable = torch.isfinite(squares) & (squares > 0)
             weights = torch.linspace(0.5, 1.5, self.count).to(squares)
@@ -138,7 +138,7 @@ class Repeated(Contribution):
         return _close(alone, self._whole_sum(values, weights), 1e-3, 1e-3)
 
     def _whole_sum(self, values: list[Any], factors: Tensor) -> Tensor:
-        """Return the weighted sum from one backward pass of the whole call, gradients scaled."""
+        """Return the weighted sum from one backward pass of the whole call on scaled gradients."""
         moved = self.layout.records(self.gradient.to(self.dtype).clone(), self.count)
         scaled = torch.empty_like(self.gradient, dtype=self.dtype)
         target = self.layout.records(scaled, self.count)

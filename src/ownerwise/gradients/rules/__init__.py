@@ -1,8 +1,8 @@
-"""What each torch function means for per-record gradients: one file per family of layers.
+"""Rules that derive per-record gradients from torch functions: one file per family of layers.
 
-A rule runs the call, taps its output, and says how the gradient of the output becomes
+A rule runs the call, taps its output, and defines how the gradient of the output becomes
 contributions. Rules see the tape only through :class:`Context`. This package may import
-`contributions` and the modules that it needs, and never the tape.
+`contributions` and the modules that it needs, but never the tape.
 """
 
 from ownerwise.gradients.rules.context import Context, Rule

@@ -42,7 +42,7 @@ def multi_head_attention(
     if query.dim() != 3:
         raise Refused(
             "multi_head_attention_forward",
-            f"its input has {query.dim()} dimensions and no batch dimension",
+            f"its input has {query.dim()} dimensions, without a batch dimension",
             "pass [records, time, features] (batch_first) or [time, records, features]",
         )
     if context.tracked(query) is None and _is_plain(given):
@@ -55,7 +55,7 @@ def multi_head_attention(
 
 
 def _is_plain(given: dict[str, Any]) -> bool:
-    """Return whether this is self-attention without masks, extras or returned weights."""
+    """Return whether this is self-attention without masks, extra biases or returned weights."""
     absent = ("bias_k", "bias_v", "attn_mask", "key_padding_mask", "static_k", "static_v")
     return (
         given["query"] is given["key"] is given["value"]
@@ -66,7 +66,7 @@ def _is_plain(given: dict[str, Any]) -> bool:
 
 
 def _self_attention(context: Context, given: dict[str, Any]) -> Tensor:
-    """Run the plain case with records first; time first would cost 5 % of a transformer's step."""
+    """Run the plain case records-first; time-first would slow a transformer's step by 5 %."""
     query = given["query"].transpose(0, 1)
     together = project(
         context, functional.linear, query, given["in_proj_weight"], given["in_proj_bias"]

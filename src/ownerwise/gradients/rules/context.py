@@ -1,4 +1,4 @@
-"""What a rule may ask of the tape that calls it."""
+"""The interface through which a rule uses the tape that calls it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Context(Protocol):
 
     Attributes:
         budget: how much memory contributions may hold.
-        batch_hint: the size of the first data tensor; a guess at the number of records, no proof.
+        batch_hint: the length of the first data tensor, as a guess at the number of records.
         checked: for each call that the fallback has tried, whether it is per-record.
     """
 
@@ -44,7 +44,7 @@ class Context(Protocol):
         ...
 
     def is_constant(self, tensor: Any) -> bool:
-        """Return whether a tensor is a buffer, a frozen parameter, or made from nothing."""
+        """Return whether a tensor is a buffer, a frozen parameter, or created without data."""
         ...
 
     def tap(
@@ -58,8 +58,8 @@ class Context(Protocol):
         """Arrange for `build` to receive the gradient of `output` as it is now.
 
         Args:
-            func: the torch function, for names.
-            output: the result of the call; returned with a place in the graph.
+            func: the torch function, for messages.
+            output: the result of the call; returned as part of the graph.
             used: the parameters that the call uses.
             dims: dimensions of `output` along which records may lie.
             build: turns the gradient into contributions.
@@ -71,9 +71,9 @@ class Context(Protocol):
         ...
 
     def watch(self, batch_hint: int) -> AbstractContextManager[None]:
-        """Watch the calls inside a rule, too, with another guess at the number of records."""
+        """Also watch the calls inside a rule, with a different guess at the number of records."""
         ...
 
     def refuse(self, refusal: Refused) -> None:
-        """Raise the refusal, or add it to the list of a trial run."""
+        """Raise the refusal or, in a trial run, add it to the list of problems."""
         ...

@@ -37,7 +37,7 @@ def convolution(
     kernel = context.value(weight)
     if input.dim() == 4:
         input = input.contiguous(memory_format=torch.channels_last)
-        if input.is_contiguous():  # one channel or one pixel: only the kernel can tell the format
+        if input.is_contiguous():  # one channel or one pixel: only the kernel can show the format
             kernel = kernel.clone(memory_format=torch.channels_last)
     output = func(input, kernel, context.value(bias), stride, padding, dilation, groups)
     name = f"convolution({(tracked_weight or tracked_bias).name})"  # type: ignore[union-attr]

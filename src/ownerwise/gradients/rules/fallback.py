@@ -1,11 +1,11 @@
-"""The rule for calls without a rule of their own: the call is repeated for every record.
+"""The rule for calls that no other rule covers: the call is repeated for every record.
 
-Before the repeated calls are relied on, they and their gradients are compared with those of the
+Before the repeated calls are relied on, their outputs and gradients are compared with those of the
 whole call; a call that is not per-record is refused.
 
 An argument may by chance have as many entries as the batch has records, in some batches and not in
 others. Constants are therefore sliced only if the comparison fails without slicing, every choice of
-slices is compared anew, and the weighted sum is made of the very gradients whose norms were taken.
+slices is compared separately, and the weighted sum uses the same gradients as the norms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ownerwise.gradients.tracked_parameters import TrackedParameter
 
 __all__ = ["fallback"]
 
-# Calls that look at a tensor without computing with it.
+# Calls that read a tensor's properties without differentiating through it.
 UNDIFFERENTIATED = frozenset(
     (
         *(Tensor.size, Tensor.dim, Tensor.stride, Tensor.numel, Tensor.nelement, Tensor.type),
@@ -40,7 +40,7 @@ UNDIFFERENTIATED = frozenset(
 def fallback(
     context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Cover calls without a rule of their own."""
+    """Cover calls that no other rule covers."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors = [(i, context.tracked(v)) for i, v in enumerate(leaves) if isinstance(v, Tensor)]
     used = [(i, tracked) for i, tracked in tensors if tracked is not None]
@@ -48,14 +48,12 @@ def fallback(
     if writes_in_place(func) or kwargs.get("out") is not None:
         raise Refused(
             where,
-            "a parameter is written into a tensor of the batch in place",
+            "a parameter is written in place into a tensor that holds data",
             "use an out-of-place call (torch.cat, torch.where, +)",
         )
     if func in UNDIFFERENTIATED or name_of(func) == "__get__":
         return func(*args, **kwargs)
-    if (
-        func is Tensor.to and context.tracked(args[0]) is None
-    ):  # x.to(parameter) takes only its type
+    if func is Tensor.to and context.tracked(args[0]) is None:  # x.to(parameter) uses only its type
         return func(*args, **kwargs)
     values = [context.value(v) if isinstance(v, Tensor) else v for v in leaves]
     inner_args, inner_kwargs = pytree.tree_unflatten(values, spec)
@@ -64,10 +62,10 @@ def fallback(
         raise Refused(
             where,
             "the call returns several results, and no rule covers it",
-            "use layers with a rule, or freeze the parameter",
+            "use a layer that a rule covers, or freeze the parameter",
         )
     if not (output.is_floating_point() or output.is_complex()):
-        return output  # comparisons and the like carry no gradient
+        return output  # comparisons and similar calls have no gradient
     if output._is_view() or any(output is value for value in values):
         output = output.clone()  # the tapped tensor must belong to the call
     call = Call(func, values, spec, where)
@@ -96,8 +94,8 @@ def fallback(
             if contribution is None:
                 raise Refused(
                     where,
-                    "the call on one record alone differs from its part in the call on the batch",
-                    "use a layer with a rule, or a call that works on each record alone",
+                    "on one record alone, the call gives a different result than on the batch",
+                    "use a layer that a rule covers, or a call that treats each record separately",
                 )
             yield tracked, contribution
 

@@ -1,4 +1,4 @@
-"""Calls on data alone that need attention: memory formats and batch statistics."""
+"""Guards for calls on data alone that involve memory formats or batch statistics."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def strided_guard(
 def batch_norm_guard(
     context: Context, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
-    """Refuse batch statistics in a batch norm without parameters, too."""
+    """Refuse batch statistics even in a batch norm without parameters."""
     if kwargs.get("training", args[4] if len(args) > 4 else False):
         context.refuse(
             Refused("batch_norm", BATCH_STATISTICS, "use layer_norm, or group_norm on images")

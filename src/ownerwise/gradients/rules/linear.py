@@ -1,4 +1,4 @@
-"""The rules for matrix products with a parameter: ``linear`` at any rank, ``x @ weight``."""
+"""The rules for matrix products with a parameter: ``linear`` at any rank and ``x @ weight``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def project(
     weight: Tensor,
     bias: Tensor | None,
 ) -> Tensor:
-    """Run ``linear`` on data and tap its output; other rules use this, too."""
+    """Run ``linear`` on data and tap its output; other rules also use this."""
     tracked_weight = context.tracked(weight)
     tracked_bias = context.tracked(bias)
     output = functional.linear(input, context.value(weight), context.value(bias))

@@ -1,8 +1,8 @@
 """The rule for normalisations within a record: layer, group, instance and RMS norm.
 
-``y = z * weight + bias`` with ``z`` the normalised input, so a record's gradients are
-``sum_t g_t z_t`` and ``sum_t g_t``. ``z`` is not stored: the call is repeated without its
-parameters. Batch norm is covered only with fixed statistics; otherwise it mixes records.
+The output is ``y = z * weight + bias``, where ``z`` is the normalised input, so a record's
+gradients are ``sum_t g_t z_t`` and ``sum_t g_t``. ``z`` is not stored: the call is repeated without
+its parameters. Batch norm is covered only with fixed statistics; otherwise it mixes records.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ def normalisation(context: Context, func: Callable[..., Any], *args: Any, **kwar
 
 
 def _refuse_statistics(func: Callable[..., Any], given: dict[str, Any], where: str) -> None:
-    """Refuse statistics of the batch, which mix records or stay in the model without noise."""
+    """Refuse batch statistics, which mix records or stay in the model without noise."""
     if func is functional.batch_norm and given.get("training"):
         raise Refused(
             where,
             BATCH_STATISTICS,
             "use LayerNorm (GroupNorm on images), or put the layer in eval mode with statistics "
-            "of public data",
+            "from public data",
         )
     kept = func is functional.instance_norm and given.get("running_mean") is not None
     if kept and given.get("use_input_stats", True):

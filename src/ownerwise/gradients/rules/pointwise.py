@@ -1,8 +1,9 @@
-"""The rules for parameters used outside layers: added, multiplied, broadcast to the batch.
+"""The rules for parameters used outside layers: added, multiplied or broadcast to the batch.
 
-Examples are a scale, a positional embedding, a class token. For a pointwise call with broadcasting,
-the gradient of the *broadcast* parameter has the shape of the output; each record's part of it,
-summed over the dimensions along which the parameter was repeated, is the record's gradient.
+Examples are a scale, a positional embedding and a class token. For a pointwise call with
+broadcasting, the gradient of the *broadcast* parameter has the shape of the output; each record's
+part of it, summed over the dimensions along which the parameter was repeated, is the record's
+gradient.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _broadcast_gradient(
 def reduced(
     broadcast: Tensor, layout: Layout, count: int, shape: tuple[int, ...], where: str
 ) -> Dense:
-    """Sum a broadcast gradient to ``[count, *shape]``."""
+    """Sum a broadcast gradient down to ``[count, *shape]``."""
     aligned = (1,) * (broadcast.dim() - len(shape)) + shape
     if layout.fold != "whole" and aligned[layout.dim] != 1:
         raise Refused(
@@ -116,8 +117,9 @@ def reduced(
 def repeating(context: Context, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Cover a parameter that is repeated for every record (class token, initial state).
 
-    This applies only if a new dimension has the size of the batch; repeated within a record, the
-    result stays a derived parameter. The backward pass observes whether it really was the batch.
+    This applies only if a new dimension has the size of the batch; if the parameter is repeated
+    within a record, the result stays a derived parameter. The backward pass observes whether the
+    new dimension really holds the records.
     """
     tracked = context.tracked(args[0])
     if tracked is None or kwargs:
@@ -135,7 +137,7 @@ def repeating(context: Context, func: Callable[..., Any], *args: Any, **kwargs: 
 def as_single_record(context: Context, func: Callable[..., Any], tensor: Tensor) -> Tensor:
     """Tap a parameter where a rule expects data, in a batch of one record.
 
-    Expanding a learned state or query to one record changes nothing, so it is still a parameter.
+    Expanding a learned state or query to one record does not change it, so it is still a parameter.
     """
     tracked = context.tracked(tensor)
     return tensor if tracked is None else _tap_broadcast(context, func, tracked, tracked.value, [])

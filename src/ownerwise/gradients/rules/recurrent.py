@@ -3,7 +3,7 @@
 Each layer and direction is a projection of the whole input (an ordinary tapped ``linear``) followed
 by a time loop. The recurrent weights are used at every time step, so their gradient is a sum of
 outer products over time, ``sum_t gates_gradient[t] (x) state[t - 1]``. To obtain the gradient of
-the gates, zeros ``[T, B, gates]`` are added to the recurrent part of the gates, and tapped.
+the gates, zeros ``[T, B, gates]`` are added to the recurrent part of the gates and tapped.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def gru(context: Context, func: Callable[..., Any], input: Tensor, *rest: Any) -
 def _packed(func: Callable[..., Any]) -> Refused:
     return Refused(
         name_of(func),
-        "a packed sequence orders its entries by time, across records",
+        "a packed sequence orders its entries by time, not by record",
         "pad the sequences, pass them unpacked, and mask the outputs beyond each length",
     )
 
@@ -81,7 +81,7 @@ def _layers(
             "expand the initial state to the batch: state.expand(-1, len(x), -1)",
         )
     if input.dim() != 3:
-        raise Refused(name, "its input has no batch dimension", "pass [records, time, features]")
+        raise Refused(name, "its input lacks a batch dimension", "pass [records, time, features]")
     if len(params) != num_layers * directions * per_layer:
         raise Refused(name, *PROJECTED_LSTM)
     hidden = input.transpose(0, 1) if batch_first else input
@@ -111,7 +111,7 @@ def _direction(
     weights: Sequence[Tensor],
     backwards: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return outputs ``[T, B, H]``, last state and last cell of one layer and direction."""
+    """Return outputs ``[T, B, H]``, last state and last cell for one layer and direction."""
     order = range(len(input))[::-1] if backwards else range(len(input))
     if name_of(func) == "lstm":
         return _lstm_direction(context, func, input, firsts, weights, order)
@@ -119,7 +119,7 @@ def _direction(
     bias, recurrent_bias = biases or (None, None)
     matrix, offset = context.value(recurrent), context.value(recurrent_bias)
     first = Saved(firsts[0], name_of(func))
-    before: list[Tensor] = []  # the states before all steps but the first
+    before: list[Tensor] = []  # the state before each step except the first
 
     def states_before() -> Tensor:
         states = [first.get(), *before]
@@ -149,7 +149,7 @@ def _lstm_direction(
     weights: Sequence[Tensor],
     order: range,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Do the same for an LSTM; one tap serves both matrices, as they add to the same gates."""
+    """Do the same for an LSTM; both matrices share a tap because they add to the same gates."""
     weight, recurrent, *biases = weights
     bias, recurrent_bias = biases or (None, None)
     input = input.contiguous()
@@ -177,7 +177,7 @@ def _lstm_direction(
 
 
 class _Use:
-    """A matrix and a bias that add to the gates, and the inputs of the matrix."""
+    """A matrix and a bias that contribute to the gates, and the inputs to the matrix."""
 
     def __init__(
         self, context: Context, weight: Tensor, bias: Tensor | None, right: Callable[[], Tensor]
@@ -194,7 +194,7 @@ def _tap(
     uses: list[_Use],
     loan: Loan | None = None,
 ) -> Tensor:
-    """Tap the zeros added to the gates; their gradient may live in the block of ``loan``."""
+    """Tap the zeros added to the gates; their gradient may be stored in the block of ``loan``."""
     used = [s for use in uses for s in (use.weight, use.bias) if s is not None]
     if not used:
         return stand_in

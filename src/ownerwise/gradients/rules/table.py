@@ -1,4 +1,4 @@
-"""Which rule covers which torch function."""
+"""Tables that map each torch function to the rule that covers it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RULES: dict[Callable[..., Any], Rule] = {
     torch.rnn_relu_cell: cell,
     **dict.fromkeys(POINTWISE, pointwise),
 }
-"""Calls of parameters with data; any other such call goes to the fallback."""
+"""Calls that combine parameters with data; the fallback handles all other such calls."""
 
 BROADCASTS: dict[Callable[..., Any], Rule] = {
     Tensor.expand: repeating,
@@ -65,4 +65,4 @@ GUARDS: dict[Callable[..., Any], Rule] = {
     torch.as_strided: strided_guard,
     functional.batch_norm: batch_norm_guard,
 }
-"""Calls on data alone that need attention."""
+"""Calls on data alone that need a check or a workaround."""
