@@ -204,7 +204,7 @@ def test_all_problems_are_listed_before_anything_is_spent():
     with pytest.raises(ow.OwnerwiseError) as refusal:
         wrong.fit(X, Y)
     text = str(refusal.value)
-    for word in ("y holds 1", "fit got no owners", "input_range=(1.0, 0.0)", "'sample'?",
+    for word in ("y holds 1", "called without owners", "input_range=(1.0, 0.0)", "'sample'?",
                  "steps 0", "batch_size 500", "weights 'inn'", "lr -1.0"):  # fmt: skip
         assert word in text
     assert len(refusal.value.problems) == 8

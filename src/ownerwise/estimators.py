@@ -35,7 +35,7 @@ _LARGEST_DEFAULT_BATCH = 512
 
 
 class _Lineage:
-    """Counts copies and fits of an estimator and its clones: each fit spends the budgets again."""
+    """Counts the copies and fits of an estimator; each fit spends the budgets again."""
 
     def __init__(self) -> None:
         self.copies = self.fits = 0
@@ -64,8 +64,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     private for each single record of owner o (add or remove one record), and everything that was
     fitted may be published. This is the guarantee of `PrivateStep` with the plan in `plan_`.
     Assumed public: all parameters here, who the owners are and how many records each has, the
-    number of features, and the classes. Without `classes`, they are read off `y`, which reveals
-    which labels occur: that fit is NOT private (a `PrivacyWarning`, `private_` and the card say
+    number of features, and the classes. Without `classes`, labels are read off `y`, which reveals
+    which of them occur: that fit is NOT private (a `PrivacyWarning`, `private_` and the card say
     so). Inputs are not standardised by statistics of the data; give a public `input_range` instead
     (a scaler before this step in a pipeline would be fitted to private records without noise). Each
     further fit on the same records spends the budgets again: a parameter search or cross-validation
@@ -73,11 +73,11 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     guarantee.
 
     Args:
-        epsilon: one number for all owners; a mapping {owner: epsilon}, of which a fit uses the
-            owners it sees; or one number per record.
+        epsilon: one number for all owners; a mapping {owner: epsilon}, which may list more owners
+            than a fit involves; or one number per record.
         delta: one number for all owners, or a mapping {owner: delta}.
-        method: how budgets become plans: "uniform", "sample", "scale" or "both" (see `plan`).
-        weights: "ino" for `INO()`, your own `INO`, or None.
+        method: how to plan the budgets: "uniform", "sample", "scale" or "both" (see `plan`).
+        weights: "ino" for `INO()`, an `INO` object, or None.
         steps: number of steps.
         batch_size: expected number of records per step; None uses a quarter of the records, at
             most 512.
@@ -86,8 +86,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         hidden: sizes of hidden layers (tanh); () is logistic regression.
         model: function (n_features, n_classes) -> module, instead of `hidden`.
         classes: all class labels, known in advance; None uses those in `y`: NOT private.
-        input_range: public (low, high), numbers or one per feature; inputs are clipped to it and
-            scaled to [-1, 1]. None leaves them as they are.
+        input_range: public (low, high), each a number or one per feature; inputs are clipped to it
+            and scaled to [-1, 1]. None leaves them unchanged.
         accountant: "pld" (tight) or "rdp".
         verbose: whether to show a progress bar.
         random_state: None uses secret randomness. Any other value makes the result repeatable
@@ -98,7 +98,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         model_: the trained module.
         plan_: the plan, with `plan_.owners`.
         run_: the run, for reports and cards.
-        epsilon_: what each owner's records have spent, in the order of `plan_.owners.ids`.
+        epsilon_: epsilon spent on each owner's records, in the order of `plan_.owners.ids`.
         private_: whether the guarantee holds: False after a fit with a fixed `random_state`, or
             without `classes`.
         n_features_in_, feature_names_in_: as usual in scikit-learn.
@@ -199,7 +199,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Return scores [records, classes]; for two classes, that of the second over the first."""
+        """Return scores [records, classes]; for two classes, the second's minus the first's."""
         scores = self._outputs(X)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
@@ -219,13 +219,13 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         if problems := _missing_problems(X):
             raise OwnerwiseError(problems)
         inputs = torch.from_numpy(self._scaled(X, [])).double()
-        # in float64 a record has the same outputs among any others, to more digits than matter
+        # in float64, a record's outputs do not depend on the others, to more digits than matter
         model = copy.deepcopy(self.model_).double()
         with torch.no_grad():
             return model(inputs).numpy()
 
     def _known_classes(self, y: np.ndarray, problems: list[str]) -> np.ndarray:
-        """Return the sorted class labels; other labels in `y` are a problem."""
+        """Return the sorted class labels; add a problem if `y` holds others."""
         if self.classes is None:
             return np.unique(y)
         classes = np.unique(np.asarray(self.classes))
@@ -241,8 +241,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         """Return the owners of this fit's records, with their budgets."""
         ids = np.arange(records) if owners is None else column_or_1d(owners)
         found = [
-            f"{name} is a mapping by owner, but fit got no owners; pass fit(X, y, owners=ids), one "
-            "id per record"
+            f"{name} is a mapping by owner, but fit was called without owners; pass fit(X, y, "
+            "owners=ids), one id per record"
             for name in ("epsilon", "delta")
             if owners is None and isinstance(getattr(self, name), Mapping)
         ]
@@ -317,7 +317,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def _relatives(self) -> _Lineage:
-        """What this estimator shares with its clones; not a parameter, so set on first use."""
+        """The counts shared with this estimator's clones; not a parameter, so set on first use."""
         return vars(self).setdefault("_lineage", _Lineage())
 
     def __sklearn_clone__(self) -> Self:
@@ -330,7 +330,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _warn_of_found_classes() -> str:
-    """Warn about class labels read off the records; return what the run states about them."""
+    """Warn that class labels were read off the records; return the note for the run."""
     warnings.warn(
         "the classes were found in y: the list is NOT private; give it as classes=[...], from "
         "public knowledge",
@@ -351,10 +351,10 @@ def _missing_problems(X: np.ndarray) -> list[str]:
 
 
 def _by_owner(name: str, given: Any, ids: np.ndarray, problems: list[str]) -> Any:
-    """Return epsilon or delta for `Owners`: a number, or a mapping of the owners present."""
+    """Return epsilon or delta for `Owners`: a number, or a mapping for the owners present."""
     if isinstance(given, Mapping):
         present = set(ids.tolist())
-        # if there is nobody in common, Owners says why
+        # if no owner is in common, Owners reports it
         return {owner: value for owner, value in given.items() if owner in present} or given
     if not np.ndim(given):
         return given

@@ -46,7 +46,7 @@ class TestDataSet:
     def test_targets_must_be_classes(self):
         found = problems(lambda: DataSet("x", records([0, 2]), records([-1]), ("a", "b")))
         assert len(found) == 2
-        assert "x, train: 1 targets such as 2" in found[0]
+        assert "x, train: targets outside the list of 2 classes, such as 2 (1 in all)" in found[0]
 
     def test_only(self):
         whole = DataSet("x", records([0, 1, 2, 1]), records([2, 0]), ("a", "b", "c"))

@@ -105,7 +105,7 @@ def test_a_list_of_attributes_cut_short(folder):
 @pytest.mark.parametrize(
     ("features", "message"),
     [
-        ({"picture": {"sise": 3}}, "options sise; expected some of folder, size"),
+        ({"picture": {"sise": 3}}, "options sise; expected options among folder, size"),
         ({"picture": Pictures("faces"), "who": None}, "names pictures; expected it to be the only"),
     ],
 )

@@ -45,7 +45,7 @@ class TestAdult:
         make_adult(root / "adult")
         path = root / "adult" / "adult.test"
         path.write_text(path.read_text()[:-30])
-        problems(lambda: data.load_adult(root), str(path), "15 cells", "cut short")
+        problems(lambda: data.load_adult(root), str(path), "15 cells", "truncated")
 
     def test_empty(self, root):
         make_adult(root / "adult")

@@ -1,7 +1,7 @@
-"""Tables and pictures of your own, data sets by name, and who owns which record.
+"""Your own tables and pictures, data sets by name, and who owns which record.
 
-Loaders return a `DataSet`: records, their targets and whatever else is known of each. This room
-imports `owners` for its table reader, and nothing else but the root modules.
+Loaders return a `DataSet`: records, their targets and whatever else is known about each. Apart from
+the root modules, this room imports only `owners`, for its table reader.
 """
 
 from ownerwise.data import assign

@@ -1,11 +1,11 @@
-"""Who owns which record of a data set: by a column of the records, or by class as a simulation.
+"""Assign the records of a data set to owners: by a column, or by class as a simulation.
 
 Each function takes a `DataSet` and returns an `Assignment`: who owns which training record, and
-each owner's epsilon, ready for `Owners(a.record_owner, a.epsilon, delta)`; and into which group a
-validation or test record falls. Budgets of groups are declared, never computed from labels.
+each owner's epsilon, ready for `Owners(a.record_owner, a.epsilon, delta)`; and which group each
+validation or test record belongs to. Group budgets are declared, never computed from labels.
 
-Data of your own names its owners in a column (`by_column`). Owners made of classes are a simulation
-for public benchmarks: the (public) owner of a record then gives its label away.
+Your own data names its owners in a column (`by_column`). Owners formed from classes are a
+simulation for public benchmarks: the (public) owner of a record then gives its label away.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Assignment:
     """Who owns which training record, and how records are grouped for evaluation.
 
     Attributes:
-        description: in words.
-        record_owner: owner id of each training record, in their order.
-        epsilon: {id: epsilon}; or an array in the order of the records where each is its own owner.
+        description: the assignment in words.
+        record_owner: owner id of each training record, in the order of the records.
+        epsilon: {id: epsilon}; or, if every record is its own owner, an array in record order.
         group_budgets: {group: epsilon}, the budget declared for the group, or its mean.
         class_groups: the group of each class; or
         column: the column of `Records.columns` whose value is the group.
@@ -44,7 +44,7 @@ class Assignment:
     column: str | None = None
 
     def groups(self, records: Records) -> np.ndarray:
-        """Return the name of each record's group, for records of validation or test."""
+        """Return the name of each validation or test record's group."""
         if self.column is not None:
             return _column(records, self.column).astype(str)
         return np.array(self.class_groups)[records.targets]
@@ -56,17 +56,17 @@ def evenly(low: float, high: float, count: int) -> tuple[float, ...]:
 
 
 def by_class(data: DataSet, budgets: Budgets) -> Assignment:
-    """Give each class to an owner of its name.
+    """Give each class to an owner with the same name.
 
-    `budgets` follow the classes, or map their names to budgets.
+    `budgets` lists the budgets in the order of the classes, or maps class names to budgets.
     """
     return by_classes(data, {name: (name,) for name in data.classes}, budgets)
 
 
 def by_classes(data: DataSet, classes: Mapping[str, Sequence[str]], budgets: Budgets) -> Assignment:
-    """Give several classes to each owner: `{owner: names of classes}`, each class once.
+    """Give several classes to each owner: `{owner: class names}`, each class once.
 
-    `budgets` follow the owners, or map their names to budgets.
+    `budgets` lists the budgets in the order of the owners, or maps their names to budgets.
     """
     declared = named_budgets(budgets, tuple(classes))
     class_groups = owners_of_classes(data, classes)
@@ -80,9 +80,9 @@ def by_classes(data: DataSet, classes: Mapping[str, Sequence[str]], budgets: Bud
 
 
 def by_column(data: DataSet, column: str, epsilon: Mapping[int | str, float]) -> Assignment:
-    """Let a column of the records name the owners: a subject, a clinic, `owner` of `load_table`.
+    """Let a column name the owners: a subject, a clinic, or the `owner` column from `load_table`.
 
-    Records of validation and test are grouped by the same column.
+    Validation and test records are grouped by the same column.
     """
     owners = _column(data.train, column)
     budgets = {str(owner): float(value) for owner, value in epsilon.items()}
@@ -93,11 +93,12 @@ ASSIGNMENTS: Registry[Callable[..., Assignment]] = Registry(
     "ownerwise.assignments", {"by_class": by_class, "by_classes": by_classes}
 )
 """Simulations by name, for configuration files. Each takes the data and `budgets`, and may take
-options of its own. Other packages add some by entry points of the group `ownerwise.assignments`."""
+further options. Other packages can add more through the entry-point group `ownerwise.assignments`.
+"""
 
 
 def named_budgets(given: Budgets, names: tuple[str, ...]) -> dict[str, float]:
-    """Return the budget of each name, in the order of the names."""
+    """Return a budget for each name, in the order of the names."""
     problems = []
     if isinstance(given, Mapping):
         lacking = [name for name in names if name not in given]
@@ -123,7 +124,7 @@ def named_budgets(given: Budgets, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def owners_of_classes(data: DataSet, classes: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return the owner of each class, or say which classes have none, several, or do not exist."""
+    """Return each class's owner; raise if a class is unknown, or has no owner or several."""
     owners: dict[str, list[str]] = {name: [] for name in data.classes}
     problems = []
     for owner, names in classes.items():

@@ -17,7 +17,7 @@ _BRIGHTEST = 16
 def load_digits(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
 ) -> DataSet:
-    """Return 1797 grey images of 8x8 pixels of the digits 0 to 9, which come with scikit-learn.
+    """Return the 1797 grey 8x8 images of the digits 0 to 9 that come with scikit-learn.
 
     Nothing is read from `data_dir` or downloaded. There is no official split: every fifth record
     of each class, in the source's order, is a test record. `scale`: "unit" or "signed".

@@ -2,9 +2,8 @@
 
 Guarantee: with scaling by declared ranges, nothing is learnt from the records. Ranges and lists of
 categories are constants that the caller (or a data set's loader) declares, and each record is
-encoded on its own. Scaling by statistics of the training records is possible too; means and
-standard deviations are then released without noise; a warning says so, and `not_private` lists
-them.
+encoded on its own. Scaling by statistics of the training records is also possible, but it releases
+means and standard deviations without noise; a warning says so, and `not_private` lists them.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ class Number:
     """A column of numbers with its declared range.
 
     Scaling by ranges maps low to -1 and high to 1; values outside the range are clipped, and
-    missing values become 0, the middle. Without a range the numbers are used as they are.
+    missing values become 0, the middle. Without a range the numbers are used unchanged.
 
     Attributes:
-        name: of the column.
+        name: the column's name.
         low, high: the declared range, or None.
         logarithmic: scale sign(x) log(1 + |x|) instead of x, for amounts of money and for counts.
     """
@@ -45,7 +44,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """A column of categories with their public list: a 0/1 input for each, all 0 if missing."""
+    """A column of categories, listed publicly: one 0/1 input for each, all 0 if missing."""
 
     name: str
     values: tuple[str, ...]
@@ -56,7 +55,7 @@ Schema = Sequence[Number | Category]
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Inputs [records, features] in float32, names of the features, and what is not private."""
+    """Inputs [records, features] in float32, feature names, and anything that is not private."""
 
     inputs: np.ndarray
     names: tuple[str, ...]
@@ -69,7 +68,7 @@ def encode(
     scale: str = "ranges",
     train: np.ndarray | None = None,
 ) -> Encoded:
-    """Return the inputs that a schema makes from columns of cells (text or numbers).
+    """Return the inputs that a schema produces from columns of cells (text or numbers).
 
     Args:
         cells: the columns by name; "", "?" and None are missing values.
@@ -103,7 +102,7 @@ def encode(
         not_private = ("means and deviations of the features, from the training records",)
         warnings.warn(
             "scale='statistics' uses means and deviations of the training records without noise: "
-            "what they reveal is NOT private; scale='ranges' uses declared ranges instead",
+            "these statistics are NOT private; scale='ranges' uses declared ranges instead",
             PrivacyWarning,
             stacklevel=4,
         )
@@ -123,10 +122,10 @@ def make_table(
     """Return the data set made from encoded cells.
 
     Args:
-        name: of the data set.
+        name: the data set's name.
         cells, schema, scale: as for `encode`.
         labels: the targets, and the names of the classes.
-        test: mask of the test records.
+        test: a mask that is true for test records.
         columns: further columns to keep for each record.
     """
     encoded = encode(cells, schema, scale, ~test)

@@ -1,4 +1,4 @@
-"""Picture files that a table names: the images of a folder with a file of attributes."""
+"""Picture files named in a table: a folder of images with a file of attributes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ownerwise.errors import OwnerwiseError, name_some, require
 
 @dataclass(frozen=True)
 class Pictures:
-    """What is said of a table's column that holds the names of picture files (PNG, JPEG, ...).
+    """How to read the picture files (PNG, JPEG, ...) that a table's column names.
 
     Attributes:
-        folder: where the files lie; beside the table if not given.
-        size: (height, width) that every picture is brought to; None: all have the same already.
+        folder: the folder with the files; by default the table's folder.
+        size: (height, width) that every picture is resized to; None if all have the same size.
         channels: 3 for colour, 1 for grey.
         scale: "unit" (0 to 1) or "signed" (-1 to 1).
     """

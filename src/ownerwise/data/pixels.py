@@ -1,6 +1,6 @@
 """Pixels as float32 [records, channels, height, width] in a stated range.
 
-Scaling uses constants that are public; nothing is computed from the records that are loaded.
+Scaling uses public constants; nothing is computed from the loaded records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def scale_images(pixels: np.ndarray, name: str, scale: str, brightest: int = 255
 
     Args:
         pixels: whole numbers from 0 to `brightest`.
-        name: of the data set, for messages.
+        name: the data set's name, for messages.
         scale: "unit": 0 to 1; "signed": -1 to 1.
         brightest: the value of a white pixel.
     """
@@ -34,5 +34,5 @@ def scale_images(pixels: np.ndarray, name: str, scale: str, brightest: int = 255
 
 
 def describe(images: np.ndarray, scale: str) -> str:
-    """Return shape and range of scaled images in words."""
+    """Describe the shape and range of scaled images in words."""
     return f"float32 images {list(images.shape[1:])}, {SCALES[scale]}"

@@ -1,4 +1,4 @@
-"""Reading files from elsewhere: a damaged file is named in the error, never half read."""
+"""Read files from elsewhere: an error names a damaged file, and no file is read in part."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def reading(path: Path, expected: str) -> Iterator[None]:
         yield
     except (OwnerwiseError, MemoryError):
         raise
-    except Exception as error:  # parsers of damaged files raise nearly anything
+    except Exception as error:  # parsers raise nearly anything on damaged files
         what = str(error) or type(error).__name__
         raise OwnerwiseError(
-            f"{path} cannot be read as {expected} ({what}): it is damaged, cut short or another "
+            f"{path} cannot be read as {expected} ({what}): it is damaged, truncated or the wrong "
             "file; get a fresh copy"
         ) from error
 
@@ -52,7 +52,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 def read_rows(path: Path, columns: int | None = None) -> list[list[str]]:
     """Return the stripped rows of a CSV file, without blank lines and `|` comments.
 
-    Every row must have `columns` cells; by default as many as the first row.
+    Every row must have `columns` cells, by default as many as the first row has.
     """
     with reading(path, "CSV"):
         file = io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")
@@ -66,8 +66,9 @@ def read_rows(path: Path, columns: int | None = None) -> list[list[str]]:
             rows.append(row)
     if misfits:
         raise OwnerwiseError(
-            f"{path}: expected {columns} cells in each line, found others in {name_some(misfits)}; "
-            "the file is damaged, cut short or another file: get a fresh copy"
+            f"{path}: expected {columns} cells in each line, found a different number in "
+            f"{name_some(misfits)}; the file is damaged, truncated or the wrong one: get a fresh "
+            "copy"
         )
     if not rows:
         raise OwnerwiseError(f"{path} has no rows; get a fresh copy")
@@ -76,7 +77,7 @@ def read_rows(path: Path, columns: int | None = None) -> list[list[str]]:
 
 def by_column(path: Path, rows: list[list[Any]], names: Sequence[str]) -> dict[str, tuple]:
     """Return the columns of a table by name."""
-    with reading(path, f"a table of {len(names)} columns"):
+    with reading(path, f"a table with {len(names)} columns"):
         if not rows:
             raise ValueError("it has no rows")
         return dict(zip(names, zip(*rows, strict=True), strict=True))

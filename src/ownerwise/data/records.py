@@ -17,12 +17,12 @@ TEST_EVERY = 5
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Records:
-    """Records of one part of a data set.
+    """The records in one part of a data set.
 
     Attributes:
-        inputs: what the model sees, [records, ...].
+        inputs: the model's inputs, [records, ...].
         targets: class of each record, a position in `DataSet.classes`, int64 [records].
-        columns: what else is known of each record (sex, subject, owner, ...), by name, [records].
+        columns: further facts about each record (sex, subject, owner, ...), by name, [records].
     """
 
     inputs: np.ndarray
@@ -70,12 +70,12 @@ class DataSet:
         name: as in `LOADERS`, or as given.
         train: the records to be protected.
         test: records for evaluation; they carry no guarantee. None if there are none.
-        classes: the name of each class; a public list, `targets` are positions in it.
-        validation: where the source has a third part; no guarantee either.
+        classes: the name of each class, a public list; `targets` are positions in it.
+        validation: the third part, if the source has one; it carries no guarantee either.
         features: for tables, the name of each column of `inputs`.
         form: shape, type and range of the inputs, in words.
-        not_private: what was computed from the training records without noise, in words: it is
-            outside every guarantee. Empty for the defaults of all loaders.
+        not_private: descriptions of anything computed from the training records without noise,
+            which no guarantee covers. Empty with every loader's default options.
     """
 
     name: str
@@ -90,20 +90,20 @@ class DataSet:
     def __post_init__(self):
         problems = []
         if len(set(self.classes)) < len(self.classes):
-            problems.append(f"{self.name}: a class stands twice in {name_some(self.classes)}")
+            problems.append(f"{self.name}: a class appears twice in {name_some(self.classes)}")
         for part, records in self.parts().items():
             stray = (records.targets < 0) | (records.targets >= len(self.classes))
             if stray.any():
                 problems.append(
-                    f"{self.name}, {part}: {int(stray.sum())} targets such as "
-                    f"{records.targets[stray][0]} are no position in the list of "
-                    f"{len(self.classes)} classes; expected 0 to {len(self.classes) - 1}"
+                    f"{self.name}, {part}: targets outside the list of {len(self.classes)} "
+                    f"classes, such as {records.targets[stray][0]} ({int(stray.sum())} in all); "
+                    f"expected 0 to {len(self.classes) - 1}"
                 )
         if problems:
             raise OwnerwiseError(problems)
 
     def parts(self) -> dict[str, Records]:
-        """Return the parts that exist, by name: train, validation, test."""
+        """Return the existing parts by name: train, validation, test."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: records for name, records in parts.items() if records is not None}
 
@@ -145,10 +145,10 @@ def class_positions(data: DataSet, classes: Sequence[str]) -> list[int]:
 
 def test_mask(
     targets: np.ndarray,
-    groups: np.ndarray | None = None,  # noqa: PT028 (this is no test)
+    groups: np.ndarray | None = None,  # noqa: PT028 (this is not a test)
     every: int = TEST_EVERY,  # noqa: PT028
 ) -> np.ndarray:
-    """Return a mask of the test records: every fifth of each class, in the source's order.
+    """Return a mask that selects as test records every fifth of each class, in source order.
 
     Nothing is random: the split is the same everywhere. With `groups` (one id per record, such as
     the subject) every fifth group goes to the test set as a whole; its class is that of its first

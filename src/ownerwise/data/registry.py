@@ -13,8 +13,8 @@ from ownerwise.errors import OwnerwiseError, known_names
 from ownerwise.registry import Registry
 
 LOADERS: Registry[Callable[..., DataSet]] = Registry("ownerwise.datasets", {"digits": load_digits})
-"""The loader of each data set. It takes `data_dir` and `download`, then options of its own. Other
-packages add loaders by entry points of the group `ownerwise.datasets`."""
+"""The loader for each data set. It takes `data_dir` and `download`, then its own options. Other
+packages can add loaders through the entry-point group `ownerwise.datasets`."""
 
 
 def load(
@@ -27,13 +27,13 @@ def load(
 
     Args:
         name: one of `LOADERS`. `digits` comes with scikit-learn and needs no download.
-        data_dir: the folder that holds the folders of data sets.
+        data_dir: the folder that contains a folder for each data set.
         download: whether the loader may fetch missing files.
-        options: of the data set's own loader, such as `scale`.
+        options: passed to the data set's loader, such as `scale`.
 
     Raises:
-        OwnerwiseError: an unknown name or option; files that are missing (with what to put where),
-            damaged, or not what was expected.
+        OwnerwiseError: if a name or option is unknown, or if files are missing (the message says
+            which to put where), damaged or not as expected.
 
     Example:
         >>> load("digits").classes[:3]
@@ -52,5 +52,5 @@ def load(
 
 
 def loader_options(name: str) -> list[str]:
-    """Return the options of a data set's own loader."""
+    """Return the names of the options that a data set's loader takes."""
     return list(inspect.signature(LOADERS[name]).parameters)[2:]

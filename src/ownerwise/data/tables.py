@@ -19,7 +19,7 @@ from ownerwise.errors import OwnerwiseError, PrivacyWarning, name_some
 from ownerwise.owners import HEADER_ALONE, PARQUET, as_array, as_ids, parquet_columns, text_ids
 
 Declared = tuple[float, float] | Sequence[str] | Number | Category | Pictures | None
-"""What is declared of a feature: its range, its categories, that it names pictures, or nothing."""
+"""What is declared about a feature: a range, categories, that it names pictures, or nothing."""
 
 
 def load_table(
@@ -33,27 +33,27 @@ def load_table(
     scale: str = "ranges",
     test_every: int | None = TEST_EVERY,
 ) -> DataSet:
-    """Return the records of a CSV, Parquet or NumPy (.npz) file, or of a list of attributes.
+    """Return the records in a CSV, Parquet or NumPy (.npz) file, or in a list of attributes.
 
     Args:
         path: a file with one row per record and named columns. In a .npz file each array is a
-            column; one array of two or more dimensions may be the inputs as they are (floats become
-            float32, integers int64). A .txt file is a list of attributes in the format of CelebA:
+            column; one array with two or more dimensions may be used directly as the inputs (floats
+            become float32, integers int64). A .txt file is a list of attributes in CelebA's format:
             the number of rows, the names, then the rows; its first column is called `file`.
         target: the column with the class of each record.
         owner: the column with the id of each record's owner; it becomes the column `owner`, for
             `Owners(data.train.columns["owner"], {id: epsilon})`.
         features: the columns that become inputs; by default all others. A mapping also declares,
-            from public knowledge, the range (low, high) or the list of categories of each: ranges
-            are scaled to -1 to 1, categories become 0/1 inputs. None: numbers as they are.
+            from public knowledge, each column's range (low, high) or its list of categories: ranges
+            are scaled to -1 to 1, categories become 0/1 inputs. None: numbers, used unchanged.
             `Pictures(...)`, or its options as a mapping: the column names picture files, which are
             then the only inputs.
         classes: the classes, in the order of their targets. By default the distinct values in the
             records; the list itself is then NOT private.
-        columns: further columns to keep beside the inputs.
+        columns: further columns to keep alongside the inputs.
         scale: "ranges", "statistics" (of the training records: NOT private) or "none".
-        test_every: one in so many records of each class, in the order of the file, is a test
-            record; None: no test set.
+        test_every: every `test_every`-th record of each class, in file order, is a test record;
+            None: no test set.
 
     Example:
         >>> ranges = {"age": (0, 110), "ward": ["day", "night", "emergency"]}
@@ -103,7 +103,7 @@ def load_table(
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """Return the columns of a file by name: arrays, or tuples of strings."""
+    """Return a file's columns by name: arrays, or tuples of strings."""
     if not path.is_file():
         raise OwnerwiseError(f"no file {path}; expected a table: .csv, .parquet, .npz or .txt")
     kind = path.suffix.lower()
@@ -122,9 +122,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     elif kind == ".txt":
         columns = _attributes(path)
     else:
-        raise OwnerwiseError(
-            f"{path}: files of type {kind!r}; expected .csv, .parquet, .npz or .txt"
-        )
+        raise OwnerwiseError(f"{path}: file type {kind!r}; expected .csv, .parquet, .npz or .txt")
     lengths = {name: len(cells) if np.ndim(cells) else 0 for name, cells in columns.items()}
     if len(set(lengths.values())) != 1 or not all(lengths.values()):
         given = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -136,13 +134,13 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _spelled_otherwise(name: str, known: Iterable[str]) -> str:
-    """Return a hint if a name is known in another case, upper or lower."""
+    """Return a hint if the name is known with different capitalisation, else ""."""
     same = next((other for other in known if other.lower() == name.lower()), None)
     return "" if same is None else f"did you mean {same!r}? "
 
 
 def _attributes(path: Path) -> dict[str, tuple]:
-    """Return the columns of a list of attributes: a count, the names, and a row per picture."""
+    """Return the columns in a list of attributes: a count, the names, and a row per picture."""
     with reading(path, "a list of attributes"):
         count, names, *rows = path.read_text(encoding="utf-8").splitlines()
         if int(count) != len(rows):
@@ -167,7 +165,7 @@ def _pictures(name: str, options: Mapping[str, Any]) -> Pictures:
     except TypeError:
         known = ", ".join(field.name for field in fields(Pictures))
         raise OwnerwiseError(
-            f"feature {name}: options {name_some(list(options))}; expected some of {known}"
+            f"feature {name}: options {name_some(list(options))}; expected options among {known}"
         ) from None
 
 
@@ -207,7 +205,7 @@ def _schema(cells: Mapping[str, Any], declared: Mapping[str, Declared]) -> Schem
 def _labels(
     cells: Any, classes: Sequence[Any] | None, target: str
 ) -> tuple[tuple[np.ndarray, tuple[str, ...]], tuple[str, ...]]:
-    """Return (targets, class names), and what about them is not private."""
+    """Return (targets, class names), and which of this is not private."""
     written = [_written(cell) for cell in (cells.tolist() if hasattr(cells, "tolist") else cells)]
     missing = [at for at, cell in enumerate(written) if cell in (*MISSING, "nan", "None")]
     if missing:

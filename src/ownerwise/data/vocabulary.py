@@ -3,8 +3,8 @@
 If a word is in the vocabulary, someone wrote it. A rare name in the list identifies a person, and
 noise added in training cannot undo that. The default vocabulary is therefore not a list: a public
 function hashes words into a fixed number of ids, whatever the texts contain. A list from public
-text is just as private. A list counted from the training texts, as in papers, is possible, but it
-warns and is marked as not private.
+text is just as private. A list of the most frequent words in the training texts, as papers use, is
+possible, but it raises a warning and is marked as not private.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def tokenize(text: str) -> list[str]:
 
 
 class _Places(dict[str, int]):
-    """The id of each word; other words are hashed, or get the id `UNKNOWN`."""
+    """The id of each listed word; other words are hashed, or have the id `UNKNOWN`."""
 
     def __init__(self, words: Sequence[str] = (), hashed: int = 0):
         super().__init__((word, place) for place, word in enumerate(words, _RESERVED))
@@ -50,9 +50,9 @@ class Vocabulary:
     """The id of each word, from 0 to size - 1. Create one with `hashed`, `listed` or `counted`.
 
     Attributes:
-        size: number of ids, as an embedding layer needs it.
-        words: the words of a list, in the order of their ids; empty if words are hashed.
-        not_private: the reason, if the list was computed from the training texts; else empty.
+        size: number of ids, the size of an embedding layer's table.
+        words: the listed words, in the order of their ids; empty if words are hashed.
+        not_private: if the list was computed from the training texts, a note that says so.
     """
 
     size: int
@@ -71,27 +71,27 @@ class Vocabulary:
 
     @classmethod
     def listed(cls, words: Sequence[str], not_private: str = "") -> Vocabulary:
-        """Return the vocabulary of a public list in which each word occurs once."""
+        """Return the vocabulary for a public list in which each word occurs once."""
         words = tuple(words)
         places = _Places(words)
         if len(places) < len(words) or not words:
             raise OwnerwiseError(
                 f"a list of {len(words)} words, {len(places)} of them distinct; expected at "
-                "least one word, and no repetition"
+                "least one word, and each only once"
             )
         return cls(len(words) + _RESERVED, words, not_private, places)
 
     @classmethod
     def counted(cls, texts: Iterable[Sequence[str]], size: int = 20_000) -> Vocabulary:
-        """Return the most frequent words of tokenized texts, by decreasing count.
+        """Return a vocabulary of the most frequent words in tokenized texts, by decreasing count.
 
         NOT private: the list is released without noise, and `not_private` says so. Words with equal
         counts are in alphabetical order.
         """
         _check_size(size)
         warnings.warn(
-            "a vocabulary counted from the training texts is a release without noise: it is NOT "
-            "private; the default (hashed) or a public list is",
+            "a vocabulary counted from the training texts is released without noise: it is NOT "
+            "private; the default (hashed) and public lists are",
             PrivacyWarning,
             stacklevel=2,
         )
@@ -110,6 +110,6 @@ class Vocabulary:
 def _check_size(size: int) -> None:
     if size <= _RESERVED:
         raise OwnerwiseError(
-            f"a vocabulary of size {size}; expected at least {_RESERVED + 1}: two ids are for "
-            "padding and unknown words"
+            f"a vocabulary of size {size}; expected at least {_RESERVED + 1}: two ids are "
+            "reserved for padding and unknown words"
         )

@@ -1,9 +1,9 @@
 """Networks, and features that cost no privacy.
 
 `models.build("mlp", inputs=21, classes=3)` makes a network by name; `list(models.BUILDERS)` shows
-the names. All of them process records separately, so the private step can train them.
+the names. All of these networks process records separately, so the private step can train them.
 `models.features` has feature extractors that cost no privacy, because they do not depend on private
-records. This room imports no other.
+records. This room imports no other room.
 """
 
 from ownerwise.models import features

@@ -1,4 +1,4 @@
-"""Bounded activations, which keep gradients short under clipping."""
+"""Activations, including bounded ones, which keep gradients small before clipping."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ownerwise.errors import OwnerwiseError, known_names
 
 Activation = str | Mapping[str, float] | Callable[[], nn.Module]
-"""A name, the three numbers of a tempered sigmoid, or a function that makes the module."""
+"""A name, the three parameters of a tempered sigmoid, or a function that creates the module."""
 
 
 class TemperedSigmoid(nn.Module):
@@ -26,11 +26,11 @@ class TemperedSigmoid(nn.Module):
         self.scale, self.temperature, self.offset = scale, temperature, offset
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the activation of each entry."""
+        """Return the activation for each entry."""
         return self.scale * torch.sigmoid(self.temperature * x) - self.offset
 
     def extra_repr(self) -> str:
-        """Return the three numbers, for `repr`."""
+        """Return the three parameters, for `repr`."""
         return f"scale={self.scale}, temperature={self.temperature}, offset={self.offset}"
 
 
@@ -45,7 +45,7 @@ def activation_maker(activation: Activation) -> Callable[[], nn.Module]:
     """Return a function that creates activation modules.
 
     Args:
-        activation: `"relu"`, `"tanh"`, `"tempered-sigmoid"`; numbers of a tempered sigmoid such as
+        activation: `"relu"`, `"tanh"`, `"tempered-sigmoid"`; tempered-sigmoid parameters such as
             `{"scale": 1.5, "temperature": 3.0, "offset": 0.5}`; or such a function itself.
     """
     if isinstance(activation, Mapping):

@@ -31,7 +31,7 @@ def mlp(
 
 
 def hidden_problems(hidden: Any) -> list[str]:
-    """Return the problems with the sizes of hidden layers."""
+    """Return the problems with hidden-layer sizes."""
     if isinstance(hidden, str) or not np.iterable(hidden):
         return [f"hidden={hidden!r}: expected a list of sizes, such as [{hidden}]"]
     if all(isinstance(size, int | np.integer) and size > 0 for size in hidden):
@@ -60,7 +60,7 @@ def scattering_head(
     """Return a linear classifier on scattering coefficients [batch, channels, size, size].
 
     Each record is first normalised separately, within groups of channels, so no statistics of the
-    data are needed. The default is for 28x28 grey images; colour images of 32x32 have channels=243,
+    data are needed. The default is for 28x28 grey images; 32x32 colour images need channels=243,
     size=8.
     """
     normalised = nn.GroupNorm(groups, channels, affine=False)

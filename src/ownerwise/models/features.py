@@ -1,4 +1,4 @@
-"""Features that cost no privacy: fixed transforms, and extractors made from public data alone.
+"""Features that cost no privacy: fixed transforms, and extractors trained only on public data.
 
 Anything fitted to private records (components, means, fine-tuned weights) would be released without
 noise. An extractor is therefore either a fixed transform (`Scattering`) or a network whose weights
@@ -24,8 +24,8 @@ def extract(extractor: nn.Module, inputs: Tensor, batch_size: int = 32) -> Tenso
 class Frozen(nn.Module):
     """A module that does not change: no gradients, always in evaluation mode.
 
-    As the first part of a model, it leaves only the rest to be trained. Its batch statistics remain
-    those of its public training data.
+    If it is the first part of a model, only the remaining parts are trained. Its batch statistics
+    remain those of its public training data.
     """
 
     def __init__(self, module: nn.Module) -> None:

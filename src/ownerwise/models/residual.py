@@ -1,4 +1,4 @@
-"""ResNet-18 with group normalisation, for training; with batch statistics, for frozen use."""
+"""ResNet-18: with group normalisation for training, or with batch statistics for frozen use."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class ResNet18(nn.Module):
 
     Args:
         classes: number of outputs; 0 for the features before the last layer.
-        channels: of the images.
-        width: channels of the first stage; 64 in the original.
-        groups: largest number of groups in group normalisation; each stage uses as many as divide
-            its width.
+        channels: number of image channels.
+        width: number of channels in the first stage; 64 in the original.
+        groups: largest number of groups in group normalisation; each stage uses the largest number
+            up to this that divides its width.
         large_images: the original stem for 224x224 (7x7 convolution with stride 2, max pooling);
             otherwise a 3x3 convolution, for 32x32.
         batch_statistics: use batch normalisation, as public weights do. For frozen use only: it

@@ -1,6 +1,6 @@
 """The scattering transform: image features without training, and therefore without privacy cost.
 
-An image is convolved with wavelets of several scales and angles, and the modulus is taken. This is
+An image is convolved with wavelets at several scales and angles, and the modulus is taken. This is
 repeated once with the coarser wavelets. Each result is smoothed by a Gaussian and sampled at every
 2^J-th pixel. The filters are fixed, so the features of a record depend only on that record. Small
 shifts and deformations hardly change them.
@@ -25,16 +25,16 @@ from torch.nn import functional
 
 from ownerwise.errors import OwnerwiseError
 
-_ALIASES = range(-3, 4)  # beyond, the narrowest Gaussian is below 1e-30
+_ALIASES = range(-3, 4)  # beyond these, the narrowest Gaussian is below 1e-30
 
 
 class Scattering(nn.Module):
     """Scattering coefficients of orders 0, 1 and 2; a fixed function of each image.
 
-    With the defaults, an image channel becomes 81 channels with a quarter of its height and width.
+    With the defaults, an image channel becomes 81 channels with a quarter of the height and width.
 
     Args:
-        height, width: of the images; multiples of 2 ** scales.
+        height, width: size of the images; multiples of 2 ** scales.
         scales: number of octaves (J).
         angles: number of directions (L).
 
@@ -51,8 +51,8 @@ class Scattering(nn.Module):
         super().__init__()
         stride = 2**scales
         problems = [
-            f"{what} {size}: expected a multiple of 2 ** scales = {stride}, greater than it (the "
-            "margins are reflected); pad or resize the images, or use fewer scales"
+            f"{what} {size}: expected a multiple of 2 ** scales = {stride}, but larger than that "
+            "(the margins are reflected); pad or resize the images, or use fewer scales"
             for what, size in (("height", height), ("width", width))
             if size % stride or size <= stride
         ]
@@ -81,7 +81,7 @@ class Scattering(nn.Module):
 
     @property
     def channels(self) -> int:
-        """Number of channels that each image channel becomes."""
+        """Number of output channels for each image channel."""
         pairs = self.scales * (self.scales - 1) // 2
         return 1 + self.scales * self.angles + pairs * self.angles**2
 
@@ -148,7 +148,7 @@ def _bell(along: Tensor, across: Tensor, std: float, slant: float) -> Tensor:
 
 
 def _averages(size: int, stride: int) -> Tensor:
-    """Return the Gaussian averages around every `stride`-th of `size` points on a circle."""
+    """Return Gaussian averages around every `stride`-th of `size` points on a circle."""
     std = 0.4 * stride
     places = torch.arange(size, dtype=torch.float64)
     distance = places[None, :] - places[::stride, None]
@@ -158,10 +158,10 @@ def _averages(size: int, stride: int) -> Tensor:
 
 
 def _contraction(wavelets: Tensor, row_average: Tensor, column_average: Tensor) -> float:
-    """Return the factor, at most 1, by which wavelets and low pass amplify no frequency."""
+    """Return the factor, at most 1, with which wavelets and low pass amplify no frequency."""
     low = torch.outer(torch.fft.fft(row_average).real, torch.fft.fft(column_average).real)
     energy = wavelets.square().sum(dim=(0, 1))
     mirrored = energy.flip(0, 1).roll((1, 1), (0, 1))  # real images: frequencies come in pairs
     room = (1 - low.square()) / ((energy + mirrored) / 2)
-    room[0, 0] = 1.0  # the mean passes the low pass alone
+    room[0, 0] = 1.0  # only the low pass lets the mean through
     return min(1.0, math.sqrt(float(room.min())))

@@ -38,12 +38,12 @@ class TextLSTM(nn.Module):
 
 
 def token_counts(tokens: Tensor) -> Tensor:
-    """Return the number of tokens of each record without padding, [batch]."""
+    """Return the number of tokens in each record, without padding, [batch]."""
     return (tokens != PADDING).sum(dim=1)
 
 
 def at_places(sequence: Tensor, places: Tensor) -> Tensor:
-    """Return the entries at the given positions of each record.
+    """Return the entries at the given positions in each record.
 
     Args:
         sequence: [batch, length, features].

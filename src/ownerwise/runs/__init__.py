@@ -1,4 +1,4 @@
-"""Runs: the result of a training, in memory and in its folder.
+"""Runs: the result of a training, in memory or in its own folder.
 
 Imports owners, planning, mechanisms and step. `Run.report` and `Run.card` import the report when
 called.

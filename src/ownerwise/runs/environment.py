@@ -1,4 +1,4 @@
-"""The software versions of a run, without host, user or folder names."""
+"""The software versions a run used, without host, user or folder names."""
 
 from __future__ import annotations
 

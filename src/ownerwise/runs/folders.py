@@ -3,11 +3,11 @@
 A process holds the lock on its folder while it trains. The operating system releases the lock when
 the process ends, however it ends.
 
-History of a resumed run. A killed run resumes from its newest checkpoint. History lines written
+History after a resumption: a killed run resumes from its newest checkpoint. History lines written
 after that checkpoint describe lost updates and are dropped, so that the history always belongs to
 the current model. With a fixed seed the same lines are written again, bit for bit (except for
-times). In a private run they come from fresh noise; the ledger still counts the steps of the lost
-lines as spent, because somebody may have read them.
+times). In a private run, the new lines come from fresh noise; the ledger still counts the steps
+behind the lost lines as spent, because somebody may have read them.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class FolderLock:
 
 
 def holds_a_run(folder: Path) -> bool:
-    """Return whether a folder holds a run that can be resumed: it has a checkpoint."""
+    """Return whether a folder holds a run that can be resumed, that is, a checkpoint."""
     return checkpoints.latest(folder) is not None
 
 
 def folder_problems(folder: Path, config: dict[str, Any], plan: Plan, resume: bool) -> list[str]:
-    """Return every reason why a run with these settings cannot be written to a folder."""
+    """Return all reasons why a run with these settings cannot be written to a folder."""
     if folder.exists() and not folder.is_dir():
         return [f"{folder} is a file; expected a folder for the run"]
     if not holds_a_run(folder):
@@ -100,7 +100,7 @@ def folder_problems(folder: Path, config: dict[str, Any], plan: Plan, resume: bo
 def begin(
     folder: Path, config: dict[str, Any], plan: Plan, environment: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write a run's settings, plan and environment; return the environment with earlier ones."""
+    """Write a run's settings, plan and environment; return the environment and earlier ones."""
     if holds_a_run(folder):
         previous = runs.read_json(folder / runs.ENVIRONMENT, runs.NO_RUN)
         earlier = previous.pop("earlier", []) + ([previous] if previous != environment else [])
@@ -113,20 +113,20 @@ def begin(
 
 
 def kept_history(folder: Path, updates: int) -> list[dict[str, Any]]:
-    """Return the history lines of the model with `updates` updates and of its past."""
+    """Return the history lines up to and including the model with `updates` updates."""
     lines = runs.read_history(folder / runs.HISTORY)
     return [line for line in lines if line["updates"] <= updates]
 
 
 def drop_half_written(folder: Path) -> None:
-    """Remove partial files that a killed process left behind."""
+    """Delete partial files that a killed process left behind."""
     for name in ("checkpoint-*", "plan.*", "*.json", "*.jsonl"):
         for path in folder.glob(f".{name}.????????"):  # as `write_whole` names them
             path.unlink()
 
 
 def drop_older_checkpoints(folder: Path) -> None:
-    """Delete all checkpoints but the newest, from which a run resumes."""
+    """Delete all checkpoints except the newest, from which a run resumes."""
     newest = checkpoints.latest(folder)
     for path in folder.glob("checkpoint-*.safetensors"):
         if path != newest:

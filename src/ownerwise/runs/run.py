@@ -3,7 +3,7 @@
 A run folder holds `config.json` (the Trainer's settings and the format version), `plan.json` with
 its arrays, `history.jsonl` (one line per evaluation on validation data), `steps.json` and the
 newest checkpoint (see `checkpoints`), `environment.json`, and, after the run, `report.html` and
-`CARD.md`. None of them contains training records, or statistics of them without noise.
+`CARD.md`. These files contain neither training records nor statistics of them without noise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HISTORY = "history.jsonl"
 ENVIRONMENT = "environment.json"
 REPORT = "report.html"
 CARD = "CARD.md"
-FORMAT_KEY = "run_format"  # in config.json; version 0.1.0 wrote none, which is format 1
+FORMAT_KEY = "run_format"  # in config.json; version 0.1.0 did not write it, which means format 1
 NO_RUN = "a run folder has one; check the path"
 
 
@@ -40,12 +40,12 @@ class Run:
         config: the Trainer's settings, as JSON types.
         plan: the plan; without owners if the run was loaded.
         history: one entry per evaluation: "step", "updates", "seconds", "learning_rate",
-            "validation" (None without validation data) and, in the last one, "test" if there is
+            "validation" (None without validation data) and, in the last entry, "test" if there is
             test data. Measured on validation and test data, which NO guarantee covers.
         environment: software versions.
-        steps_spent: steps accounted for.
-        updates: updates applied to the model; fewer than `steps_spent` if a private run was resumed
-            after a crash.
+        steps_spent: number of steps accounted for.
+        updates: number of updates applied to the model; fewer than `steps_spent` if a private run
+            was resumed after a crash.
         folder: the run folder, or None for a run in memory.
     """
 
@@ -59,7 +59,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the run."""
+        """The run's name."""
         return self.config["name"]
 
     @property
@@ -69,12 +69,12 @@ class Run:
 
     @property
     def seed(self) -> int | None:
-        """The fixed seed of a run that is NOT private, else None."""
+        """The fixed seed, which makes the run NOT private; None for secret randomness."""
         return self.config["seed"]
 
     @property
     def private(self) -> bool:
-        """Whether the guarantee holds: the randomness is secret and nothing is un-noised."""
+        """Whether the guarantee holds: secret randomness, and nothing computed without noise."""
         return not self.not_private
 
     @property
@@ -85,7 +85,7 @@ class Run:
 
     @property
     def group_budgets(self) -> dict[str, float]:
-        """Epsilon of each validation group that has one."""
+        """Epsilon for each validation group that has one."""
         return self.config["group_budgets"]
 
     def epsilon(self) -> np.ndarray:
@@ -93,7 +93,7 @@ class Run:
         return self.plan.epsilon(steps=self.steps_spent)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the model's tensors in the newest checkpoint, for `model.load_state_dict`."""
+        """Return the model's tensors from the newest checkpoint, for `model.load_state_dict`."""
         newest = None if self.folder is None else checkpoints.latest(self.folder)
         if newest is None:
             where = "a run in memory" if self.folder is None else self.folder
@@ -101,20 +101,20 @@ class Run:
         return checkpoints.state_dict(newest)
 
     def report(self, path: str | PathLike, *others: Run) -> None:
-        """Write the HTML report of this run, compared with other runs if given."""
+        """Write an HTML report on this run, compared with any other runs given."""
         from ownerwise.report import write_report
 
         write_report([self, *others], path)
 
     def card(self, path: str | PathLike) -> None:
-        """Write the privacy card of this run."""
+        """Write this run's privacy card."""
         from ownerwise.report import write_card
 
         write_card(self, path)
 
     @classmethod
     def load(cls, folder: str | PathLike) -> Self:
-        """Read a run folder, also of a run that is in progress or was stopped."""
+        """Read a run folder; the run may be finished, in progress or stopped."""
         folder = Path(folder)
         config = read_config(folder)
         plan = Plan.load(folder / PLAN)
@@ -143,7 +143,7 @@ def default_label(plan: Plan, weights: Mapping[str, Any] | None) -> str:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the settings of a run folder; an unknown format is refused."""
+    """Return the settings in a run folder; raise if its format is unknown."""
     config = read_json(folder / CONFIG, NO_RUN)
     checkpoints.check_format(folder / CONFIG, config.pop(FORMAT_KEY, 1))
     return config
@@ -163,12 +163,11 @@ def read_json(path: Path, hint: str) -> dict[str, Any]:
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a history, without a partial last line left by a killed process."""
+    """Return the lines of a history file, without a partial last line from a killed process."""
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")[
-        :-1
-    ]  # after the last line end: nothing, or a partial line
+    # the last line break is followed by nothing, or by a partial line
+    lines = path.read_bytes().split(b"\n")[:-1]
     try:
         return [json.loads(line) for line in lines]
     except ValueError:
@@ -176,6 +175,6 @@ def read_history(path: Path) -> list[dict[str, Any]]:
 
 
 def spent_steps(folder: Path) -> int:
-    """Return the steps recorded in the folder's ledger; 0 before it is written."""
+    """Return the number of steps in the folder's ledger; 0 before it is written."""
     path = folder / checkpoints.LEDGER
     return int(read_json(path, NO_RUN)["steps_spent"]) if path.exists() else 0

@@ -1,4 +1,4 @@
-"""Settings of a run as JSON types, as in `config.json`, and the differences between two runs."""
+"""A run's settings as JSON types, as in `config.json`, and differences between two runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def describe_model(model: nn.Module) -> str:
 
 
 def describe_data(data: Any) -> str:
-    """Return the kind of data: its class, or dtype and shape of each array without the rows."""
+    """Return the data's class, or each array's dtype and shape without the number of rows."""
     if not isinstance(data, tuple):
         return type(data).__name__
     return f"({', '.join(map(_describe_array, data))})"
@@ -42,7 +42,7 @@ def describe_function(function: Any) -> str:
 
 
 def describe_plug(plug: Any) -> dict[str, Any] | None:
-    """Return the class name and the options of weights or of a clipping rule."""
+    """Return the class name and options of weights or a clipping rule."""
     if plug is None:
         return None
     if isinstance(plug, INO):
@@ -69,7 +69,7 @@ def _describe_ino(ino: INO) -> dict[str, Any]:
 
 
 def owner_budgets(groups: set[str], owners: Owners | None) -> dict[str, float]:
-    """Return the epsilon of every group that has an owner's name.
+    """Return the epsilon of every group that is named after an owner.
 
     If every record is its own owner, ids are record numbers and do not name groups.
     """
@@ -82,7 +82,7 @@ def owner_budgets(groups: set[str], owners: Owners | None) -> dict[str, float]:
 def differences(
     before: Mapping[str, Any], after: Mapping[str, Any], ignored: frozenset[str] = frozenset()
 ) -> list[str]:
-    """Return a sentence for every entry in which two settings differ."""
+    """Return a sentence for every entry that differs between two settings."""
     old, new = dict(flat(before)), dict(flat(after))
     return [
         f"{name} was {_shown(old.get(name, _ABSENT))}, now it is {_shown(new.get(name, _ABSENT))}"

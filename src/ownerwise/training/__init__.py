@@ -1,6 +1,6 @@
 """Training: the Trainer, a loop around the private step, with its checks and records.
 
-Imports every room up to runs, and nothing of report, config or cli.
+May import any room up to runs; never report, config or cli.
 """
 
 from ownerwise.training.learning_rates import schedule_problems

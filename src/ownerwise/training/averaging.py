@@ -1,4 +1,4 @@
-"""Averaging of the parameters over steps: post-processing, at no privacy cost."""
+"""Average the parameters over steps: post-processing, at no privacy cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _AVERAGE = "average"
 
 
 class Averaging:
-    """Keeps an exponential moving average of the parameters, in which noise averages out.
+    """Keeps an exponential moving average of the parameters, which averages out noise.
 
     The average is the plain mean until step 1 / (1 - decay) and decays exponentially after that. It
     is kept in the optimizer's state, so that checkpoints include it.
@@ -38,14 +38,14 @@ class Averaging:
                         state[_AVERAGE] = parameter.detach().clone()
 
     def finish(self, optimizer: Optimizer) -> None:
-        """Replace the parameters by their averages for good."""
+        """Replace the parameters with their averages permanently."""
         self._exchange(optimizer)
         for state in optimizer.state.values():
             state.pop(_AVERAGE, None)
 
     @contextmanager
     def applied(self, optimizer: Optimizer) -> Iterator[None]:
-        """Replace the parameters by their averages within the context."""
+        """Replace the parameters with their averages within the context."""
         self._exchange(optimizer)
         try:
             yield
@@ -62,7 +62,7 @@ class Averaging:
 
 
 def averaging_problems(averaging: Any) -> list[str]:
-    """Return what is wrong with a decay; None means no averaging."""
+    """Return the problems with a decay; None means no averaging."""
     if averaging is None or (isinstance(averaging, float | int) and 0 <= averaging < 1):
         return []
     return [f"averaging={averaging!r}: expected a decay of at least 0 and below 1, such as 0.99"]

@@ -1,4 +1,4 @@
-"""Checks before a training starts: everything it needs is built, and all problems are listed."""
+"""Checks before training: everything it needs is built, and all problems are listed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ownerwise.training.loggers import JsonLines, Logger, make_loggers
 
 
 class TrainerSettings(Protocol):
-    """The settings of a Trainer that are checked here; see `Trainer` for their meaning."""
+    """The Trainer settings that are checked here; see `Trainer` for their meaning."""
 
     model: nn.Module
     plan: Plan
@@ -63,7 +63,7 @@ def prepare(
     config: dict[str, Any],
     resume: bool,
 ) -> tuple[PrivateStep, SecretStream, list[Logger]]:
-    """Return the step, stream and loggers of a run, or raise with all problems at once."""
+    """Return the step, stream and loggers for a run, or raise one error with all problems."""
     problems = list(_setting_problems(trainer, resume))
     problems += schedule_problems(trainer.schedule, trainer.plan.steps)
     problems += averaging_problems(trainer.averaging)
@@ -124,7 +124,7 @@ def _make_step(
 
 
 def _plug_problems(trainer: TrainerSettings) -> Iterator[str]:
-    """Yield which of optimizer, loss, weights and clipping has the wrong kind."""
+    """Yield a problem for each of optimizer, loss, weights and clipping with a wrong type."""
     optimizer, loss = trainer.optimizer, getattr(trainer.loss, "plain", trainer.loss)
     if not callable(optimizer):
         kind = type(optimizer).__name__ if isinstance(optimizer, Optimizer) else "Adam"
@@ -196,14 +196,14 @@ def _training_data_problems(data: Any, collate: Collate | None, plan: Plan) -> l
     if collate is not None and arrays is data:
         return [COLLATE_NEEDS_DATASET]
     return [
-        f"array {number} of the data contains NaN or infinite values: remove or replace them"
+        f"array {number} in the data contains NaN or infinite values: remove or replace them"
         for number, array in enumerate(arrays)
         if not _all_finite(array)
     ]
 
 
 def _all_finite(array: Tensor | np.ndarray) -> bool:
-    """Return whether all values are finite; the sum usually tells, without extra memory."""
+    """Return whether all values are finite; the sum usually decides, without extra memory."""
     if isinstance(array, np.ndarray):
         with np.errstate(over="ignore", invalid="ignore"):
             total = float(array.sum(dtype=np.float64))

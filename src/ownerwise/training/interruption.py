@@ -1,4 +1,4 @@
-"""Ctrl-C takes effect between steps, so that no update is left incomplete."""
+"""Make Ctrl-C take effect between steps, so that no update is left incomplete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruption:
-    """Sets `requested` on the first Ctrl-C; a second one interrupts at once, as usual."""
+    """Sets `requested` on the first Ctrl-C; a second one interrupts immediately, as usual."""
 
     def __init__(self) -> None:
         self.requested = False

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Factor = Callable[[int], float]
-"""factor(step): multiplies the learning rate in step `step`, counting from 0."""
+"""factor(step) multiplies the learning rate in step `step`, counting from 0."""
 
 
 def constant(steps: int) -> Factor:
@@ -31,7 +31,7 @@ def cosine(steps: int, *, floor: float = 0.0) -> Factor:
 
 
 def step(steps: int, *, every: int | None = None, factor: float = 0.1) -> Factor:
-    """Return 1, multiplied by `factor` every `every` steps (by default a third of all steps)."""
+    """Return 1, multiplied by `factor` after every `every` steps (default: a third of all)."""
     length = max(1, steps // 3) if every is None else every
     return lambda step: factor ** (step // length)
 
@@ -48,7 +48,7 @@ LearningRateSchedule = str | Mapping[str, Any] | Factor
 
 
 def factors(schedule: LearningRateSchedule, steps: int) -> Factor:
-    """Return the factor of each step, after `warmup` steps, if any, that rise to 1."""
+    """Return the factor for each step; over the `warmup` steps, if any, it rises to 1."""
     if callable(schedule):
         return schedule
     options: dict[str, Any] = {"name": schedule} if isinstance(schedule, str) else dict(schedule)
@@ -58,7 +58,7 @@ def factors(schedule: LearningRateSchedule, steps: int) -> Factor:
 
 
 def schedule_problems(schedule: LearningRateSchedule, steps: int) -> list[str]:
-    """Return everything wrong with a schedule for `steps` steps."""
+    """Return all problems with a schedule for `steps` steps."""
     if callable(schedule):
         return _value_problems(schedule, steps)
     options: dict[str, Any] = (
@@ -91,7 +91,7 @@ def schedule_problems(schedule: LearningRateSchedule, steps: int) -> list[str]:
 
 
 def _value_problems(factor: Factor, steps: int) -> list[str]:
-    """Return what is wrong with the factors at a few steps, including the first and the last."""
+    """Return the problem with the factors at a few steps, including the first and the last."""
     for step in sorted({0, steps // 4, steps // 2, 3 * steps // 4, steps - 1}):
         try:
             value = float(factor(step))

@@ -1,6 +1,6 @@
 """Loggers: where the lines of a run's history are written.
 
-A line holds metrics of validation and test data (which no guarantee covers), the step, the learning
+A line holds metrics on validation and test data (which no guarantee covers), the step, the learning
 rate and the time. It contains nothing about the training records: no training loss, no norms, no
 batch sizes.
 """
@@ -22,10 +22,10 @@ Line = Mapping[str, Any]
 
 
 class Logger(Protocol):
-    """What a Trainer requires of a logger."""
+    """The methods that a Trainer calls on a logger."""
 
     def start(self, run: Run) -> None:
-        """Start; `run.history` holds the earlier lines of a resumed run."""
+        """Start logging; `run.history` holds the earlier lines of a resumed run."""
         ...
 
     def log(self, line: Line) -> None:
@@ -33,18 +33,18 @@ class Logger(Protocol):
         ...
 
     def finish(self, run: Run) -> None:
-        """Finish, whether the run is complete or was stopped."""
+        """Finish logging, whether the run is complete or was stopped."""
         ...
 
 
 class JsonLines:
-    """One JSON object per line. A killed process leaves at most one partial last line."""
+    """Writes one JSON object per line. A killed process leaves at most one partial last line."""
 
     def __init__(self, path: str | os.PathLike):
         self._path = Path(path)
 
     def start(self, run: Run) -> None:
-        """Write the lines so far; other lines in the file describe lost updates."""
+        """Write the history so far; any other lines in the file describe lost updates."""
         text = "".join(json.dumps(line) + "\n" for line in run.history)
         write_text(self._path, text)
 
@@ -60,14 +60,14 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Scalars for TensorBoard, in `folder` or in the run folder's `tensorboard`."""
+    """Writes scalars for TensorBoard, to `folder` or to `tensorboard` in the run folder."""
 
     def __init__(self, folder: str | os.PathLike | None = None):
         require("tensorboard", "tensorboard", "the TensorBoard logger")
         self._folder = folder
 
     def start(self, run: Run) -> None:
-        """Open the event file and purge events of lost updates."""
+        """Open the event file and purge events from lost updates."""
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run.folder / "tensorboard" if self._folder is None and run.folder else self._folder

@@ -1,4 +1,4 @@
-"""Checkpoints and history lines written during training, always after the ledger."""
+"""Write checkpoints and history lines during training, always after the ledger."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from ownerwise.training.loggers import Logger
 class Recorder:
     """Writes checkpoints and history lines when due: before the first step and after each one.
 
-    The checkpoint comes first, so that no line outlives its model. The ledger records the steps of
-    every line and every checkpoint before it is written.
+    If both are due, the checkpoint is written first, so that a crash in between cannot leave a line
+    without its model. The ledger records the steps behind each of them before it is written.
 
     Args:
-        run: the run whose history grows.
-        step: the private step, with the model and its position.
+        run: the run to which history lines are added.
+        step: the private step, with the model and the number of steps spent.
         loss: the loss, for evaluations.
         learning_rate: the learning rate as a function of the step.
         validation, test: data to evaluate in every line, and at the end.
         loggers: receive the lines.
-        average: average of the parameters, evaluated instead of them and final result of the run.
+        average: average of the parameters, which is evaluated in their place and is the run's
+            final result.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Recorder:
 
     @property
     def summary(self) -> str:
-        """The last evaluation in brief, for a progress bar."""
+        """A short summary of the last evaluation, for a progress bar."""
         metrics = self._run.history[-1]["validation"] if self._run.history else None
         if metrics is None:
             return ""
@@ -75,7 +76,7 @@ class Recorder:
         return f"accuracy {metrics['accuracy']:.3f}, worst {worst['name']} {worst['recall']:.3f}"
 
     def record(self) -> bool:
-        """Write the checkpoint and the line that are due; return whether a line was written."""
+        """Write a checkpoint and a line if due; return whether a line was written."""
         run, step = self._run, self._step
         self._update_average()
         self._seconds += time.perf_counter() - self._since
@@ -102,7 +103,7 @@ class Recorder:
             drop_older_checkpoints(self._run.folder)
 
     def _update_average(self) -> None:
-        """Add a new update to the average, which replaces the model after the last step."""
+        """Add a new update to the average; after the last step, the average becomes the model."""
         if self._average is None:
             return
         if self._step.updates > self._averaged:

@@ -1,4 +1,4 @@
-"""The Trainer: trains a model within a plan, by a loop around the private step."""
+"""The Trainer: trains a model within a plan, with a loop around the private step."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from ownerwise.training.learning_rates import LearningRateSchedule, factors
 from ownerwise.training.loggers import Logger
 from ownerwise.training.recording import Recorder
 
-_EVALUATIONS = 20  # default number over a run, approximately
+_EVALUATIONS = 20  # approximate default number per run
 
 
 class Trainer:
     """Trains a model within a plan: `run = Trainer(model, plan, lr=0.5).fit((X, y))`.
 
-    Formal guarantee: that of `PrivateStep` with `PoissonBatches` of the same plan and one secret
+    Formal guarantee: that of `PrivateStep` with `PoissonBatches` for the same plan and one secret
     stream. Nothing else about the training records is released: history lines come from validation
-    and test data, which NO guarantee covers; there is no training loss, and no checkpoint or
-    learning rate is chosen by one. Training times are recorded and depend slightly on the batch
+    and test data, which NO guarantee covers; no training loss is recorded, or used to choose a
+    checkpoint or a learning rate. Training times are recorded and depend slightly on the batch
     sizes. Public: all arguments here, and the model's initial weights.
 
     Args:
@@ -54,8 +54,8 @@ class Trainer:
             or "step"; with options, {"name": "cosine", "warmup": 100, "floor": 0.1}; or a function
             from the step to the factor.
         averaging: decay of an exponential average of the parameters over steps, such as 0.99. This
-            is post-processing and costs nothing. History, final checkpoint and trained model are
-            then those of the average.
+            is post-processing and costs nothing. The history, the
+            final checkpoint and the trained model then use the average.
         loss: as for `PrivateStep`.
         weights, clipping, micro_batch_size, lean: as for `PrivateStep`.
         constraints: rate constraints to train under. In training, validation and test data, targets
@@ -67,14 +67,14 @@ class Trainer:
         label: method name in reports; by default derived from the plan and the weights.
         evaluate_every: steps between history lines; by default about 20 lines in all.
         checkpoint_every: steps between checkpoints; by default `evaluate_every`.
-        group_budgets: epsilon of validation groups, for reports; known already for groups named
-            after owners.
+        group_budgets: epsilon of validation groups, for reports; not needed for groups named after
+            owners.
         predict: function from the model's outputs to classes; by default the largest output, or the
             sign of a single one.
         loggers: "tensorboard", "wandb", or objects with start, log and finish (see `loggers`).
         progress: whether to show a progress bar; by default if the output is a terminal.
-        notes: additional entries of the run's config, as JSON types. "model" and "data" describe
-            these in words; "not_private" lists what was computed without noise beforehand.
+        notes: additional entries for the run's config, as JSON types. "model" and "data" describe
+            model and data in words; "not_private" lists anything computed beforehand without noise.
     """
 
     def __init__(
@@ -159,14 +159,14 @@ class Trainer:
             validation: validation data, evaluated in every history line. NO guarantee covers it.
             validation_groups: group of each validation record; by default its class.
             test, test_groups: test data, evaluated once at the end.
-            groups_are: what the groups are, in one word; by default "owners" or "classes" if known.
+            groups_are: a word for the groups; by default "owners" or "classes" if known.
             num_workers, collate: as for `PoissonBatches`.
-            resume: resume the run in `folder`, or start it if there is none. Settings and plan must
-                be the same. A run with a fixed seed continues bit for bit, unless the data itself
-                is random (augmentation).
+            resume: resume the run in `folder`, or start one if there is none. Settings and plan
+                must be the same. A run with a fixed seed continues bit for bit, unless the data
+                itself is random (augmentation).
 
         Raises:
-            OwnerwiseError: lists all problems, before anything is done.
+            OwnerwiseError: if there are problems; lists them all, before anything is done.
             Interrupted: on Ctrl-C if the run has a folder, after a checkpoint is written.
         """
         validating = self._evaluation(validation, validation_groups, collate)
@@ -202,8 +202,8 @@ class Trainer:
     def _train(self, batches: PoissonBatches, step: PrivateStep, recorder: Recorder) -> None:
         """Take the remaining steps.
 
-        After any failure, the step whose batch was being drawn or used is spent: drawing it again
-        would choose batches by their content.
+        After any failure, the step whose batch was being drawn or used counts as spent: if it were
+        drawn again, the content of batches would influence which of them are used.
         """
         spent = step.steps_spent
         try:
