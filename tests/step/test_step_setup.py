@@ -108,7 +108,7 @@ def test_all_problems_are_listed_at_once():
     text = str(caught.value)
     assert len(caught.value.problems) == 7
     for part in (
-        "nn.LayerNorm(8); on [records, 8, length] with nn.GroupNorm(2, 8)", "without max_norm",
+        "nn.LayerNorm(8), or nn.GroupNorm(2, 8) on [records, 8, length]", "without max_norm",
         "parameters that do not belong to the model (1 of them)",
         "the optimizer does not hold the trainable 1.weight, 1.bias, 2.weight and 2 more",
         "temperature", "the plan pays for no release",

@@ -39,7 +39,7 @@ An empty batch gives zero sums.
 A chain of vector layers (a tabular network) does not need the tape: :class:`Chain` runs it layer
 by layer with far fewer calls.
 
-``Tape(model, lean=True)`` uses less memory and more time. Gradients from one tape may overlap in
+``Tape(model, lean=True)`` uses less memory but more time. Gradients from one tape may overlap in
 time (micro-batches); use one tape per thread.
 """
 

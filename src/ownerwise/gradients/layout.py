@@ -1,4 +1,4 @@
-"""Where the records are in a tensor.
+"""The position of the records in a tensor.
 
 A tensor inside a model may hold its records along dimension 0, along another dimension (``[time,
 record, feature]``), or folded with something else (``[record * time, feature]``, in either order).
@@ -37,7 +37,7 @@ class Layout:
     def records(self, tensor: Tensor, count: int) -> Tensor:
         """View ``tensor`` as ``[count, ...]``; the other dimensions keep their order.
 
-        The other part of a folded dimension stays in place.
+        The remaining part of a folded dimension stays in place.
         """
         dim = self.dim
         if self.fold == "none":

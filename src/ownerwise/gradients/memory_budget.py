@@ -1,4 +1,4 @@
-"""How much memory may be spent to save time."""
+"""A budget for the memory that may be spent to save time."""
 
 from __future__ import annotations
 

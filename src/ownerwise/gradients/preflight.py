@@ -76,9 +76,9 @@ def _of_module(name: str, module: nn.Module) -> Iterator[Problem]:
     elif isinstance(module, nn.LSTM) and module.proj_size:
         yield Problem(where, *PROJECTED_LSTM)
     elif isinstance(module, torch.jit.ScriptModule):
-        yield Problem(where, COMPILED, "pass the module before scripting")
+        yield Problem(where, COMPILED, "pass the module in its unscripted form")
     elif type(module).__name__ == "OptimizedModule":
-        yield Problem(where, COMPILED, "pass the module before compiling")
+        yield Problem(where, COMPILED, "pass the module in its uncompiled form")
     elif isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         yield Problem(
             where, "it reduces gradients itself, before they are clipped", "pass `.module`"
@@ -154,7 +154,7 @@ def _unseparated(tape: Tape, outputs: Any, count: int) -> list[Problem]:
 
 
 def _new(problems: list[Problem], known: set[str]) -> list[Problem]:
-    """Return the problems found by the run but not already by the checks of the modules."""
+    """Return the problems that the run found and the checks of the modules did not."""
     names = [where.split(" ")[0] for where in known]
     return [p for p in problems if not any(f"({name}." in p.where for name in names)]
 
@@ -205,5 +205,5 @@ def _instead_of(module: batchnorm._BatchNorm) -> str:
     groups = next((g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels >= 4 * g), 1)
     grouped = f"nn.GroupNorm({groups}, {channels})"
     if isinstance(module, nn.BatchNorm1d):
-        return f"nn.LayerNorm({channels}); on [records, {channels}, length] with {grouped}"
+        return f"nn.LayerNorm({channels}), or {grouped} on [records, {channels}, length]"
     return grouped

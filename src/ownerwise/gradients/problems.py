@@ -24,7 +24,7 @@ RUNNING_STATISTICS = (
 )
 DEPENDS_ON_BATCH = "makes a record's gradient depend on the other records in the batch"
 PROJECTED_LSTM = ("proj_size is not supported", "use a Linear layer after the LSTM")
-COMPILED = "compiled code hides the use of parameters"
+COMPILED = "compiled code hides how parameters are used"
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,7 @@ class Tape(TorchFunctionMode):
         dims: Iterable[int],
         build: Build,
     ) -> Tensor:
-        """Arrange for `build` to receive the gradient of `output` as it is now."""
+        """Arrange for `build` to receive the gradient of `output` before any in-place change."""
         if output.grad_fn is None:
             output = Anchor.apply(output, self._anchor)  # type: ignore[assignment]
         tap = Tap(self._deliver, func, used, tuple(dims), output, build)
@@ -251,7 +251,7 @@ class Tape(TorchFunctionMode):
             losses: ``[B]``, one loss per record (``reduction="none"``).
 
         Raises:
-            Refused: if records cannot be told apart, or the tape did not see a parameter's use.
+            Refused: if records cannot be told apart, or the tape missed a use of a parameter.
         """
         if self._tracker is None:
             raise RuntimeError("the tape is empty: run the model inside `with tape:` first")

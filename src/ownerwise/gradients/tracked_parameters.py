@@ -1,4 +1,4 @@
-"""Which tensors are computed from trainable parameters, and how gradients return to those.
+"""Track the tensors computed from trainable parameters, and return gradients to those parameters.
 
 While a model runs, each tensor is one of three kinds: *parametric* (a trainable parameter, or
 computed from parameters and constants alone: a transposed or normalised weight, a cast), *constant*
@@ -83,7 +83,7 @@ class TrackedParameter:
         self._value = None
 
     def pull_back(self, gradients: Tensor, batched: bool) -> list[Tensor | None]:
-        """Turn gradients of this tensor (one per record if ``batched``) into those of its roots."""
+        """Turn gradients of this tensor, one per record if ``batched``, into those of its roots."""
         gradients = gradients.to(self.tensor.dtype)
         with torch.enable_grad():
             back = torch.autograd.grad(

@@ -240,7 +240,7 @@ class Convolved(Contribution):
         self.inputs, self.gradient = masked(self.inputs, bad), masked(self.gradient, bad)
 
     def most(self) -> Tensor | None:
-        """See :class:`Contribution`; each axis has ``ceil(kernel / stride)`` patches per pixel."""
+        """See :class:`Contribution`; a pixel is in ``ceil(kernel / stride)`` patches per axis."""
         if self.inputs is None or self.gradient is None:
             return None
         sizes = zip(self.geometry.kernel, self.geometry.stride, strict=True)

@@ -55,7 +55,7 @@ class Context(Protocol):
         dims: Iterable[int],
         build: Build,
     ) -> Tensor:
-        """Arrange for `build` to receive the gradient of `output` as it is now.
+        """Arrange for `build` to receive the gradient of `output` before any in-place change.
 
         Args:
             func: the torch function, for messages.
