@@ -148,6 +148,6 @@ def _column(records: Records, column: str) -> np.ndarray:
     if column not in records.columns:
         raise OwnerwiseError(
             f"the records have no column {column!r}; expected one of "
-            f"{name_some(list(records.columns), repr, shown=20) or 'none: there are no columns'}"
+            f"{name_some(list(records.columns), repr, shown=20) or 'their columns: they have none'}"
         )
     return records.columns[column]

@@ -1,4 +1,4 @@
-"""The report: an HTML page about one or several runs, and the privacy card of one run.
+"""The report: an HTML page about one or more runs, and the privacy card for one run.
 
 May import any room up to training; never config or cli.
 """

@@ -20,11 +20,11 @@ _LOGARITHMIC_FROM = 8.0
 
 
 def spending(comparison: Comparison) -> Figure:
-    """Return the epsilon spent over steps by each budget class, one panel per distinct plan."""
+    """Return the epsilon each budget class spends over the steps, a panel per distinct plan."""
     uses = comparison.plans[:MOST_PLANS]
     panels = [_spending_panel(use, titled=len(comparison.plans) > 1) for use in uses]
     caption = (
-        "Lines: ε spent by each record after each step, as the plan's accountant computes it; pale "
+        "Lines: ε spent on each record after each step, as the plan's accountant computes it; pale "
         "for steps that were planned but not taken. Dotted: the budget, which no step may exceed."
     )
     if len(comparison.plans) > len(uses):
@@ -45,7 +45,7 @@ def _ramp(number: int, count: int) -> str:
 
 def _spending_panel(use: PlanUse, *, titled: bool) -> Panel:
     steps, classes = use.plan.steps, use.classes
-    # Epsilon grows roughly as the root of the steps, so readings are denser at the start.
+    # Epsilon grows roughly as the square root of the steps, so readings are denser at the start.
     readings = np.ceil(steps * (np.arange(1, _READINGS + 1) / _READINGS) ** 2).astype(int)
     at = sorted({1, *readings.tolist(), max(1, use.steps_spent)})
     targets = [row.epsilon[1] for row in classes]
@@ -105,7 +105,7 @@ def weights_of(method: MethodRuns) -> INO | None:
 
 
 def importance(comparison: Comparison) -> Figure | None:
-    """Return the tail functions, and the weights by rank in a typical batch."""
+    """Return the tail functions, and the weights by rank in a typical batch; None if unused."""
     used = [(m, ino) for m in comparison.methods if (ino := weights_of(m)) is not None]
     if not used:
         return None

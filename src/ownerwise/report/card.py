@@ -1,7 +1,7 @@
-"""The privacy card: one page that travels with a model and says what it promises to whom.
+"""The privacy card: one page to publish with a model, stating what it guarantees to whom.
 
-Markdown with a YAML header, as model hubs read it. The card states everything that decides the
-guarantee, and includes a snippet that recomputes an epsilon with an independent accountant.
+The card is Markdown with a YAML header, as model hubs expect. It states everything that determines
+the guarantee, and includes a snippet that recomputes an epsilon with an independent accountant.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _METRIC_NAMES = {
 
 
 def write_card(run: Run, path: str | PathLike) -> None:
-    """Write the privacy card of a run to `path`, completely or not at all."""
+    """Write a run's privacy card to `path`, completely or not at all."""
     write_text(path, card_text(run))
 
 
 def card_text(run: Run) -> str:
-    """Return the privacy card of a run as Markdown with a YAML header."""
+    """Return a run's privacy card as Markdown with a YAML header."""
     classes = classes_of(run.plan)
     parts = [
         f"---\n{_header(run)}---",
@@ -118,7 +118,7 @@ def _header(run: Run) -> str:
 
 
 def _measured(run: Run) -> tuple[str, list[tuple[str, str, float]]] | None:
-    """Return the data split, and (type, name, value) of every final metric; None without data."""
+    """Return the data split, and (type, name, value) for every final metric; None without data."""
     comparison = Comparison.of([run])
     if comparison.source is None:
         return None

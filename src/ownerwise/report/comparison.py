@@ -1,4 +1,4 @@
-"""The runs of a report, sorted into methods and seeds, with the baseline and the final metrics."""
+"""The runs in a report, sorted into methods and seeds, with the baseline and final metrics."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ METRICS = (
 
 @dataclass(frozen=True)
 class MethodRuns:
-    """Runs with the same label: the seeds of one method. `number` decides colour and dash."""
+    """Runs with the same label: the seeds of one method. `number` determines colour and dash."""
 
     label: str
     number: int
@@ -46,7 +46,7 @@ class MethodRuns:
 
     @property
     def weights(self) -> dict[str, Any] | None:
-        """Settings of the importance weights, None if the method has none."""
+        """Settings for the importance weights; None if the method does not use any."""
         return self.runs[0].config.get("weights")
 
 
@@ -64,18 +64,18 @@ class PlanUse:
 
     @property
     def labels(self) -> str:
-        """Labels of the methods, separated by commas."""
+        """The methods' labels, separated by commas."""
         return ", ".join(dict.fromkeys(run.label for run in self.runs))
 
     @property
     def steps_spent(self) -> int:
-        """The largest number of steps that one of the runs has spent."""
+        """The largest number of steps spent by any of the runs."""
         return max(run.steps_spent for run in self.runs)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that the sections of a report need to know about the runs.
+    """Everything the sections of a report need to know about the runs.
 
     Attributes:
         methods: the methods; if there are several, the baseline comes first.
@@ -122,7 +122,7 @@ class Comparison:
 
     @property
     def baseline(self) -> MethodRuns:
-        """The method that the others are compared with."""
+        """The method with which the others are compared."""
         return self.methods[0]
 
     @property
@@ -137,7 +137,7 @@ class Comparison:
 
     @property
     def data_split(self) -> str:
-        """The data that the final metrics were measured on: "test" or "validation"."""
+        """The data behind the final metrics: "test" or "validation"."""
         return self.source or "validation"
 
     @cached_property
@@ -199,9 +199,10 @@ def _strictest_recall(run: Run, evaluation: dict[str, Any]) -> float | None:
 def _baseline(by_label: dict[str, list[Run]]) -> str:
     """Return the label of the baseline: the plain method that the others build on.
 
-    The settings decide, not the labels. A plain run has neither weights nor constraints. Beside
-    runs that have some, the baseline is the plain one with the same kind of plan, then any with
-    individual budgets. Among plain runs alone it is the one with uniform budgets.
+    The choice depends on the settings, not on the labels. A plain run has neither weights nor
+    constraints. If other runs have some, the baseline is the plain run with the same kind of plan,
+    or else any plain run with individual budgets. If all runs are plain, it is the one with uniform
+    budgets.
     """
     first = {label: runs[0] for label, runs in by_label.items()}
     plain = [label for label, run in first.items() if not _extended(run)]
@@ -228,8 +229,8 @@ def _extended(run: Run) -> bool:
 class Difference:
     """The difference between two methods in one metric.
 
-    `clear` says whether it exceeds two standard errors; None if either method has a single run, so
-    that the standard error is unknown.
+    `clear` is whether the difference exceeds two standard errors; it is None if either method has
+    only one run, because the standard error is then unknown.
     """
 
     metric: Metric
@@ -243,7 +244,7 @@ class Difference:
 
 
 def differences(comparison: Comparison, method: MethodRuns, other: MethodRuns) -> list[Difference]:
-    """Return `method` minus `other` in every metric that both have."""
+    """Return the difference, `method` minus `other`, for every metric that both have."""
     differing = []
     for metric in METRICS:
         mine, theirs = comparison.amounts(method, metric), comparison.amounts(other, metric)

@@ -38,7 +38,7 @@ def _constraints(method: MethodRuns) -> list[dict[str, Any]]:
 
 
 def figure(comparison: Comparison) -> Figure | None:
-    """Return multipliers and noisy values over the steps, one panel per method."""
+    """Return multipliers and noisy values over the steps, one panel per method, or None."""
     methods = constrained(comparison)
     if not methods:
         return None
@@ -78,7 +78,7 @@ def figure(comparison: Comparison) -> Figure | None:
 
 
 def _curve(runs: Sequence[Run], kind: str, name: str) -> Curve | None:
-    """Return mean and deviation over seeds at the steps that all runs recorded."""
+    """Return the mean and deviation over seeds at the steps that all runs recorded."""
     tracks = [
         {line["step"]: line["constraints"][kind].get(name) for line in _tracks(run)} for run in runs
     ]
@@ -119,7 +119,7 @@ def table(comparison: Comparison) -> str:
     ]  # fmt: skip
     caption = (
         f"Constraints at the end. Values on {data} data are computed from predicted classes and "
-        "are not private; ± is the noise of one step's histogram"
+        "are not private; ± is the noise in one step's histogram"
     )
     return markup.table(caption, headings, rows, words=2)
 
@@ -154,7 +154,7 @@ def _warnings(method: MethodRuns) -> Iterator[str]:
         noise = max(_tracks(run)[-1]["constraints"]["noise"][name] for run in method.runs)
         if noise > abs(constraint["bound"]):
             yield (
-                f"{method.label}, {name}: the noise of a step's histogram, {noise:.3f}, is larger "
+                f"{method.label}, {name}: the noise in a step's histogram, {noise:.3f}, is larger "
                 f"than the bound {abs(constraint['bound']):g}. Use larger batches, fewer cells "
                 "or a larger release_share."
             )

@@ -1,4 +1,4 @@
-"""The figures about utility: how well each group is learned, who gains, and at what cost."""
+"""The figures about utility: how well each group is learned, which ones gain, at what cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WIDE_BUDGETS = 8.0
 
 
 def method_legend(comparison: Comparison) -> list[LegendEntry]:
-    """Return the legend of the methods; empty if there is only one."""
+    """Return the legend for the methods; empty if there is only one."""
     if len(comparison.methods) == 1:
         return []
     return [
@@ -110,12 +110,12 @@ def _journey(method: MethodRuns, track: Curve | None) -> str:
 def _band(comparison: Comparison) -> str:
     most = max(len(method.runs) for method in comparison.methods)
     if most == 1:
-        return "With one run per method, it is unknown how much is due to chance."
+        return "One run per method does not show how much is due to chance."
     return f"Band: one standard deviation over runs (up to {most} per method)."
 
 
 def _range(tracks: Iterable[Curve], *, unit: bool) -> list[float]:
-    """Return the range of an axis that covers all curves and bands."""
+    """Return an axis range that covers all curves and bands."""
     ends = [
         edge
         for track in tracks
@@ -242,7 +242,7 @@ def _gain(
 def _regression(
     x: np.ndarray, values: np.ndarray, y: np.ndarray, method: MethodRuns
 ) -> tuple[list[Trace], str]:
-    """Return the regression line over x, and Pearson's r of `values` and y in words."""
+    """Return the regression line over x, and in words Pearson's r between `values` and y."""
     if len(x) < FEW_GROUPS or np.allclose(x, x[0]) or np.allclose(y, y[0]):
         return [], "too few distinct points for a correlation"
     result: Any = stats.pearsonr(values, y)
@@ -264,7 +264,7 @@ def _regression(
 
 
 def trade_off(comparison: Comparison) -> Figure | None:
-    """Return overall accuracy against spread: a point per run and a mean per method."""
+    """Return overall accuracy against spread, with a point per run and a mean per method."""
     accuracy, spread = METRICS[0], METRICS[-1]
     if not comparison.others:
         return None
@@ -318,8 +318,8 @@ def trade_off(comparison: Comparison) -> Figure | None:
     ]
     caption = (
         "Spread is the standard deviation of recall over groups; 0 means equal recall for all. "
-        "Large marks are means over runs with one standard deviation, faint ones single runs, "
-        f"measured at the end of training on {comparison.data_split} data (not private)."
+        "Large marks are means over runs, with one standard deviation; faint ones are single runs. "
+        f"Measured at the end of training on {comparison.data_split} data (not private)."
     )
     panel = Panel("", "Trade-off. " + "; ".join(words), {"": View(singles + means, layout)})
     return Figure("trade-off", [panel], caption, method_legend(comparison), height=380)

@@ -1,4 +1,4 @@
-"""The validation groups of a report: which are shown, in which order and under which names.
+"""The validation groups in a report: which are shown, in which order and under which names.
 
 Up to 50 groups are shown by name. If there are more and all have budgets, they are merged into
 ranges of epsilon: nobody reads 1,000 curves, and single owners should not be on display.
@@ -58,7 +58,7 @@ def groups_of(runs: Sequence[Run], source: str | None) -> tuple[ValidationGroup,
 
 
 def nouns_of(runs: Sequence[Run]) -> tuple[str, str]:
-    """Return the words for one group and for several: owners or classes if all runs say so."""
+    """Return the words for one group and for several; all runs must agree on owners or classes."""
     kinds = {str(run.config.get("groups_are")) for run in runs}
     return _NOUNS.get(kinds.pop() if len(kinds) == 1 else "", ("Group", "groups"))
 
@@ -78,7 +78,7 @@ def _order(group: ValidationGroup) -> tuple:
 
 
 def _ranges(groups: list[ValidationGroup], noun: str) -> list[ValidationGroup]:
-    """Merge groups with the same epsilon, or ranges of epsilon if there are many values."""
+    """Merge groups with the same epsilon, or in the same range if there are many values."""
     epsilon = np.array([group.epsilon for group in groups], dtype=np.float64)
     values, index = np.unique(epsilon, return_inverse=True)
     if len(values) > _RANGES:
@@ -96,7 +96,7 @@ def _ranges(groups: list[ValidationGroup], noun: str) -> list[ValidationGroup]:
 def most_telling(
     groups: Sequence[ValidationGroup], recalls: Sequence[float], most: int
 ) -> list[ValidationGroup]:
-    """Return at most `most` groups in the given order; the strictest, worst and laxest go first.
+    """Return up to `most` groups in the given order, taking strictest, worst and laxest first.
 
     Args:
         groups: ordered from the strictest to the laxest.

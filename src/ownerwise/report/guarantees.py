@@ -1,4 +1,4 @@
-"""What the owners of a budget class have spent, and what their guarantee means to an attacker."""
+"""Spending by the owners in a budget class, and how their guarantee limits an attacker."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ownerwise.planning import BudgetClass, Plan
 
 
 class Spent(NamedTuple):
-    """The epsilon that the owners of a class have spent."""
+    """The epsilon that the owners in a class have spent."""
 
     low: float
     high: float
-    share: float  # the largest share that an owner has spent of their own budget
+    share: float  # the largest share of their own budget that an owner has spent
     highest_owner: int  # position of the owner who has spent the most
 
 
 def spent(plan: Plan, classes: Sequence[BudgetClass], steps: int) -> list[Spent]:
-    """Return what the owners of each class of a plan have spent after `steps`.
+    """Return the spending of the owners in each of a plan's classes after `steps`.
 
-    All owners count, not only the strictest and the laxest of a class: if deltas differ, an owner
+    All owners count, not only the strictest and the laxest in a class: if deltas differ, an owner
     in between may spend more than both.
     """
     epsilon = plan.epsilon(steps=steps)
@@ -56,12 +56,12 @@ def attacker_bound(epsilon: float, delta: float) -> float:
 
 
 def class_attacker_bound(budget_class: BudgetClass) -> float:
-    """Return the bound for the laxest budget of a class."""
+    """Return the bound for the laxest budget in a class."""
     return attacker_bound(budget_class.epsilon[1], budget_class.delta[1])
 
 
 def attacker_words(bound: float) -> str:
-    """Return a bound, rounded up: "57.5 in 100", "99.97 in 100"."""
+    """Return a bound in words, rounded up: "57.5 in 100", "99.97 in 100"."""
     for digits in (1, 2, 3, 4):
         rounded = math.ceil(bound * 10**digits - 1e-9) / 10**digits
         if rounded < 100:

@@ -1,4 +1,4 @@
-"""HTML elements. All text, including names that users chose, is escaped here."""
+"""HTML elements. All text, including user-chosen names, is escaped here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ownerwise.report.plots import Figure, LegendEntry, Panel
 
 
 class Cell(NamedTuple):
-    """A table cell: `best` marks it; `markup` is HTML to show instead of the text."""
+    """A table cell; `best` adds a mark, and `markup` is HTML to show instead of the text."""
 
     text: str = ""
     best: bool = False

@@ -1,4 +1,4 @@
-"""The first section: what was trained, whether it is private, what was gained and what was not."""
+"""The first section: the runs, whether they are private, and which results improved or not."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def default_title(comparison: Comparison) -> str:
 
 
 def overview(comparison: Comparison) -> str:
-    """Return the section."""
+    """Return the overview section."""
     content = [_trained(comparison), _status(comparison), _tiles(comparison)]
     if comparison.source is None:
         content.append(markup.paragraph(NO_VALIDATION))
@@ -70,7 +70,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _status(comparison: Comparison) -> str:
-    """Return the banner that says whether the guarantee holds."""
+    """Return the banner that states whether the guarantee holds."""
     runs = comparison.runs
     unprotected = [run for run in runs if not run.private]
     if unprotected:
@@ -142,7 +142,7 @@ def _tiles(comparison: Comparison) -> str:
 
 
 def _best(comparison: Comparison) -> MethodRuns:
-    """Return the method whose worst group is best, or the baseline if there are no groups."""
+    """Return the method with the best worst-group recall, or the baseline without groups."""
     known = [
         (worst.mean, m) for m in comparison.methods if (worst := comparison.amounts(m, _WORST))
     ]
@@ -195,7 +195,7 @@ def _is_best(comparison: Comparison, method: MethodRuns, metric: Metric) -> bool
 
 
 def _findings(comparison: Comparison) -> str:
-    """Return what each method gained over the simpler one, and what it did not."""
+    """Return the gains and losses of each method compared with a simpler one."""
     if not comparison.others:
         return ""
     items = []
@@ -240,7 +240,7 @@ def _list_of(word: str, changes: list[Difference]) -> str:
 
 
 def _group_words(comparison: Comparison, method: MethodRuns, other: MethodRuns) -> str:
-    """Return how many groups gained and lost, and which lost most."""
+    """Return a sentence: how many groups gained and lost, and which lost most."""
     if len(comparison.groups) < 2:
         return ""
     gains = {

@@ -19,7 +19,7 @@ def page(
     """Return the whole document.
 
     The content security policy forbids all connections, and all scripts except the two embedded
-    here: a name that a user chose could not run as code even if it were not escaped.
+    here: a user-chosen name could not run as code even if it were not escaped.
     """
     scripts = [plotly_script(), _asset("report.js")]
     policy = (
@@ -61,7 +61,7 @@ def _data(figures: Sequence[Figure]) -> str:
 
 
 def plotly_script() -> str:
-    """Return plotly's JavaScript; raise an error that says what to install if it is missing."""
+    """Return plotly's JavaScript; if it is missing, raise an error that says what to install."""
     return _lines(require("plotly.offline", "ownerwise[report]", "a report").get_plotlyjs())
 
 
@@ -70,7 +70,7 @@ def _asset(name: str) -> str:
 
 
 def _lines(text: str) -> str:
-    """Return text with the line ends that a browser sees, so that the hashes agree."""
+    """Return text with the line endings that a browser sees, so that the hashes match."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

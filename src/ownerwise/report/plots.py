@@ -1,4 +1,4 @@
-"""Building blocks of charts, as plain dictionaries for plotly.
+"""Building blocks for charts, as plain dictionaries for plotly.
 
 Colours are tokens such as "@series-0". Whenever the page draws, it replaces them with the colours
 of its light or dark theme. "@ramp:0.25" is a colour between the strictest (0) and the laxest (1).
@@ -31,13 +31,13 @@ class View:
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart of a figure.
+    """One chart in a figure.
 
     Attributes:
         title: heading above the chart; "" for none.
         description: what the chart shows, in words, for readers who cannot see it.
         views: drawings by name; the reader can switch between several.
-        shown: whether it is drawn at first or only once the reader chooses it.
+        shown: whether it is drawn initially; if not, once the reader chooses it.
     """
 
     title: str
@@ -48,7 +48,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """An entry of a legend; clicking it hides or shows the traces of its series."""
+    """A legend entry; clicking it hides or shows the traces in its series."""
 
     series: str
     label: str
@@ -69,12 +69,12 @@ class Figure:
 
 
 def dash(number: int) -> str:
-    """Return the dash pattern of method `number`; the baseline, 0, is dashed."""
+    """Return the dash pattern for method `number`; the baseline, 0, is dashed."""
     return _DASHES[number % len(_DASHES)]
 
 
 def colour(number: int, band: bool = False) -> str:
-    """Return the colour token of method `number`, or of its translucent band."""
+    """Return the colour token for method `number`, or for its translucent band."""
     return f"@{'band' if band else 'series'}-{number % COLOURS}"
 
 
@@ -140,7 +140,7 @@ def points(
     size: int = 10,
     opacity: float = 1.0,
 ) -> Trace:
-    """Return the points of a method, with error bars if given; `hover` may use %{text}."""
+    """Return a method's points, with error bars if given; `hover` may use %{text}."""
     trace: Trace = {
         "type": "scatter",
         "mode": "markers",

@@ -40,7 +40,7 @@ _WEAK_PROMISE = 95.0
 
 
 def group_table(comparison: Comparison) -> str:
-    """Return a collapsed table of each group's final recall under each method."""
+    """Return a collapsed table with each group's final recall under each method."""
     if not comparison.groups or comparison.source is None:
         return ""
     rows = []
@@ -87,7 +87,7 @@ def _budget_table(uses: list[PlanUse], *, titled: bool) -> str:
     )
     caption = (
         f"Each record's budget and spending after {' and '.join(steps)}; in brackets, the largest "
-        "share of a budget that was spent"
+        "share of any budget spent"
     )
     return markup.table(caption, ["Budget", *titles, "Owners", "Records", "δ"], rows)
 
@@ -97,7 +97,7 @@ def _spent(spending: Spent) -> str:
 
 
 def meaning(comparison: Comparison) -> str:
-    """Return what each epsilon means for a person, in plain language."""
+    """Return the section that explains in plain language what each epsilon means."""
     distinct: dict[tuple, list[BudgetClass]] = {}
     for use in comparison.plans:
         key = tuple((row.epsilon, row.delta) for row in use.classes)
@@ -108,7 +108,7 @@ def meaning(comparison: Comparison) -> str:
     if max(bounds) > _WEAK_PROMISE:
         parts.append(
             markup.paragraph(
-                "A bound close to 100 rules out little by itself. It still limits every attack, "
+                "A bound close to 100 rules out little on its own. It still limits every attack, "
                 "and known attacks usually do much worse than the bound; but only a stricter "
                 "budget makes the guarantee itself stronger.",
                 "note",
@@ -134,11 +134,11 @@ def _attacker_table(classes: list[BudgetClass]) -> str:
         owners = whole(budget_class.owners)
         rows.append([budget_class.name, Cell(markup=words), Cell(markup=bar), owners])
     headings = ["Budget", "Right at most", "From 50 (coin toss) to 100 (certainty)", "Owners"]
-    return markup.table("The best that any attacker can do", headings, rows, words=3)
+    return markup.table("The best any attacker can do", headings, rows, words=3)
 
 
 def plan_section(comparison: Comparison) -> str:
-    """Return the plans: what was fixed before training, and what verified it."""
+    """Return the section on the plans: settings fixed before training, and their verification."""
     intro = (
         "Everything in a plan is fixed before training and assumed to be public. Each private step "
         "samples each record at its owner's rate, clips its gradient to the clip norm and adds "
@@ -188,7 +188,7 @@ def _plan_table(use: PlanUse, *, owners: bool) -> str:
 
 
 def fine_print(comparison: Comparison) -> str:
-    """Return what is assumed, what was released and what no guarantee covers."""
+    """Return the section on assumptions, releases and anything no guarantee covers."""
     runs = comparison.runs
     public = dict.fromkeys(item for run in runs for item in assumed_public(run))
     left_process = dict.fromkeys(item for run in runs for item in released(run))
@@ -207,7 +207,7 @@ def fine_print(comparison: Comparison) -> str:
 
 
 def provenance(comparison: Comparison) -> str:
-    """Return settings, environment and hashes of the runs: what they share and what differs."""
+    """Return the section on the runs' settings, environment and hashes, shared or differing."""
     facts = [_merged([_facts(run) for run in method.runs]) for method in comparison.methods]
     names = list(dict.fromkeys(name for of_method in facts for name in of_method))
     shared = {
@@ -242,7 +242,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _merged(facts: list[dict[str, str]]) -> dict[str, str]:
-    """Return the facts of several runs as one, listing values that differ."""
+    """Return the facts about several runs merged into one mapping, listing differing values."""
     names = dict.fromkeys(name for of_run in facts for name in of_run)
     values = {name: [of_run[name] for of_run in facts if name in of_run] for name in names}
     return {name: name_some(list(dict.fromkeys(each)), shown=8) for name, each in values.items()}

@@ -1,4 +1,4 @@
-"""Facts about the guarantee in words: what report and card both say about a run."""
+"""Statements about the guarantee, shared by the report and the card."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ATTACKER = (
 )
 
 NO_VALIDATION = (
-    "No validation data were given, so how well the model works, and for whom, is unknown."
+    "No validation data were given, so it is unknown how well the model works, and for whom."
 )
 
 HYPOTHETICAL_EPSILON = (
@@ -39,7 +39,7 @@ _ACCOUNTANTS = {
 
 
 def unit(run: Run) -> str:
-    """Return the unit of privacy and what it means for an owner of many records."""
+    """Return the unit of privacy, and what it means for an owner with many records."""
     largest = int(run.plan.records.max())
     words = f"The unit of privacy is {UNIT}."
     if largest > 1:
@@ -51,7 +51,7 @@ def unit(run: Run) -> str:
 
 
 def protected(runs: Sequence[Run]) -> str:
-    """Return what private runs promise."""
+    """Return the sentence that states what private runs guarantee."""
     budgets = sorted({_budgets(run.plan) for run in runs})
     return f"Each single record is protected with the budget its owner set: {name_some(budgets)}."
 
@@ -74,7 +74,7 @@ def large_delta(run: Run) -> str:
 
 
 def no_guarantee(runs: Sequence[Run], shown: int = 1) -> str:
-    """Return why `runs`, out of `shown` runs, carry no guarantee, and what not to do with them."""
+    """Return a warning that `runs`, out of `shown` runs, carry no guarantee, with the reasons."""
     single = len(runs) == 1
     subject = "This run" if single else "These runs"
     if len(runs) < shown:
@@ -97,7 +97,7 @@ def _reasons(runs: Sequence[Run]) -> str:
 
 
 def random_source(run: Run) -> str:
-    """Return where batches and noise came from."""
+    """Return the source of randomness for batches and noise."""
     if run.seed is not None:
         return f"a fixed seed, for tests and comparisons only: {NOT_PRIVATE}"
     return (
@@ -107,7 +107,7 @@ def random_source(run: Run) -> str:
 
 
 def mechanism(plan: Plan) -> dict[str, str]:
-    """Return what a plan fixes about the private step, by name."""
+    """Return the properties of the private step that a plan fixes, by name."""
     rates = span(float(plan.sampling_rates.min()), float(plan.sampling_rates.max()), 4)
     factors = [factor for _, factor in plan.schedule.segments]
     noise = f"Gaussian, std {plan.noise_std:.6g} on the sum of clipped gradients, once per step"
@@ -126,11 +126,11 @@ def mechanism(plan: Plan) -> dict[str, str]:
 
 
 def arithmetic(plan: Plan) -> str:
-    """Return what the plan's arithmetic resists."""
+    """Return which attacks on rounding the plan's arithmetic resists."""
     if plan.hardened_rows is not None:
         return (
             f"noise on a public grid; every batch in {whole(plan.hardened_rows)} secret rows, so "
-            "no record changes the rounding of another one's gradient"
+            "no record changes the rounding of another record's gradient"
         )
     return (
         "noise on a public grid; not hardened: records crafted to change the rounding of others "
@@ -139,7 +139,7 @@ def arithmetic(plan: Plan) -> str:
 
 
 def accounting(plan: Plan) -> dict[str, str]:
-    """Return who computed what a plan spends, and who checked it."""
+    """Return the accountant that computed a plan's spending, and the check that verified it."""
     return {"Accountant": _ACCOUNTANTS[plan.accountant], "Verified by": str(plan.verify())}
 
 
@@ -160,10 +160,10 @@ def released(run: Run) -> list[str]:
 
 
 def assumed_public(run: Run) -> list[str]:
-    """Return everything that the guarantee assumes to be public."""
+    """Return everything the guarantee assumes to be public."""
     items = [
         "the table of budgets: which owner set which ε and δ",
-        "the declared number of records of each owner",
+        "each owner's declared number of records",
         "the model architecture, the loss, the optimizer and all settings",
         "the plan: sampling rates, clip norms, noise, expected batch size, number of steps",
         "the lists of classes, features and groups, and any constants used to normalise the data; "
@@ -180,7 +180,7 @@ def assumed_public(run: Run) -> list[str]:
 
 
 def not_covered(runs: Sequence[Run]) -> list[str]:
-    """Return what carries no guarantee or lies outside the accounting."""
+    """Return everything that carries no guarantee or lies outside the accounting."""
     items = [
         "Validation and test metrics are exact, without noise. NO guarantee covers the records "
         "they were measured on: they are not private.",
@@ -188,7 +188,7 @@ def not_covered(runs: Sequence[Run]) -> list[str]:
         "neither is a hyper-parameter search on the private records.",
         "General facts about people that a model can learn with or without any one record, and "
         "anything an attacker already knows.",
-        "How long training took, and other side channels besides the released model.",
+        "How long training took, and any other side channel apart from the released model.",
         "Noise consists of floating-point numbers. Known attacks on their low-order bits are "
         "outside the accounting.",
     ]

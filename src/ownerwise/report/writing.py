@@ -1,7 +1,7 @@
-"""Write the HTML report: one self-contained file about one or several runs.
+"""Write the HTML report: one self-contained file about one or more runs.
 
 The file opens from disk without a network connection and embeds plotly once. The same runs always
-give the same bytes.
+produce the same bytes.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _BUDGETS = (
 )
 _IMPORTANCE_HEADING = "Importance weights within a batch"
 _IMPORTANCE = (
-    "INO ranks the records of a batch and reduces the weight of the least important ones. Records "
+    "INO ranks the records in a batch and reduces the weight of the least important ones. Records "
     "of strict owners are sampled rarely and learned late; the ranking keeps the others from "
     "drowning them out."
 )

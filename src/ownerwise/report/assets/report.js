@@ -17,7 +17,7 @@
     displaylogo: false,
     displayModeBar: mouse ? "hover" : false,
     modeBarButtons: [["toImage", "resetScale2d"]],
-    showSendToCloud: false, // plotly offers to upload charts: never from here
+    showSendToCloud: false, // plotly offers to upload charts: not from this page
     plotlyServerURL: "",
   };
 
@@ -39,7 +39,7 @@
     return token.startsWith("@ramp:") ? mix(Number(token.slice(6))) : css(token.slice(1));
   }
 
-  // Colours are tokens only under these names: a user's "@name" stays what it is.
+  // Only these names are colour tokens: a user's own "@name" is left unchanged.
   const colourNames = /colou?r$/;
 
   function painted(value, name = "") {
