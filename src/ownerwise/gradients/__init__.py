@@ -15,10 +15,10 @@ How it works. Every torch function that combines a trainable parameter (or somet
 parameters only) with data is *tapped*: it runs on the parameter without its graph, its input is
 kept, and the backward pass delivers the gradient of its output as it was before any in-place
 change. From the input and the output gradient, a *rule* (:mod:`rules`) builds a
-:class:`Contribution` (:mod:`contributions`). It computes squared norms, from Gram matrices or by
-forming the gradients in cache-sized chunks, whichever is cheaper for the shapes, and later the
-weighted sum, without a second backward pass. If a parameter is used several times, its uses are
-added before the norm is taken, with all cross terms.
+:class:`Contribution` (:mod:`contributions`). The contribution computes squared norms, from Gram
+matrices or by forming the gradients in cache-sized chunks, whichever is cheaper for the shapes, and
+later the weighted sum, without a second backward pass. If a parameter is used several times, its
+uses are added before the norm is taken, with all cross terms.
 
 Rules exist for linear layers at any rank and ``x @ w``; convolutions; embedding; layer, group,
 instance and RMS norm; RNN, GRU, LSTM and their cells; multi-head attention; pointwise calls and

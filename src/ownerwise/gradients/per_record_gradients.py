@@ -125,7 +125,7 @@ class Collector:
         self.count = count
         self.budget = budget
         self.device = device
-        # The norm of a parameter can be taken right away only if it has a single use.
+        # A parameter's gradient norms can be taken right away only if it has a single use.
         self.separate = {root for root, used in uses.items() if len(used) == 1}
         self.done: list[tuple[TrackedParameter, Contribution]] = []
         self.later: list[tuple[TrackedParameter, Contribution]] = []

@@ -40,7 +40,7 @@ ISOMETRIC_PROPERTIES = frozenset((Tensor.T.__get__, Tensor.mT.__get__))  # type:
 
 
 def _walk(model: nn.Module) -> tuple[list[int], list[Any]]:
-    """Return the ids of all modules, buffers and parameters (and if trained), and the modules."""
+    """Return ids of modules, parameters (with ``requires_grad``) and buffers, and the modules."""
     marks: list[int] = []
     modules: list[Any] = [model]
     for module in modules:  # grows during the loop
@@ -79,7 +79,7 @@ class TrackedParameter:
         return self._value
 
     def renew(self) -> None:
-        """Forget the value before another forward pass; it may have moved to other memory."""
+        """Forget the value before another forward pass; the tensor may have moved in memory."""
         self._value = None
 
     def pull_back(self, gradients: Tensor, batched: bool) -> list[Tensor | None]:

@@ -34,7 +34,8 @@ class Workspace:
     def __init__(self, lean: bool = False) -> None:
         self.lean = lean  # if true, lent blocks are not kept for the next step
         self._scratch: dict[object, Tensor] = {}
-        self._free: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}  # sorted by size
+        # flat blocks, sorted by size
+        self._free: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
 
     def scratch(self, key: object, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Return an uninitialised block; the next call with the same key may overwrite it."""

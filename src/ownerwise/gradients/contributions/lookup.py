@@ -28,7 +28,7 @@ class Lookup(Contribution):
         self.dtype = accumulation_dtype(gradient.dtype)
 
     def gradients(self, start: int, stop: int) -> Tensor:
-        """Return the gradients for the rows looked up by a range of records, in the sums' type."""
+        """Return the gradients for a range of records' look-ups, in the accumulation type."""
         return self.gradient[start:stop].to(self.dtype)
 
     def squared_norms(self) -> Tensor:

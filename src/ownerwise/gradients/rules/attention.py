@@ -66,7 +66,7 @@ def _is_plain(given: dict[str, Any]) -> bool:
 
 
 def _self_attention(context: Context, given: dict[str, Any]) -> Tensor:
-    """Run the plain case records-first; time-first would slow a transformer's step by 5 %."""
+    """Run the plain case records-first; time-first would cost 5 % of a transformer's step."""
     query = given["query"].transpose(0, 1)
     together = project(
         context, functional.linear, query, given["in_proj_weight"], given["in_proj_bias"]

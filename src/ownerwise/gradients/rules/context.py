@@ -58,7 +58,7 @@ class Context(Protocol):
         """Arrange for `build` to receive the gradient of `output` before any in-place change.
 
         Args:
-            func: the torch function, for messages.
+            func: the torch function.
             output: the result of the call; returned as part of the graph.
             used: the parameters that the call uses.
             dims: dimensions of `output` along which records may lie.
