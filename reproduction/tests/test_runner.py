@@ -55,7 +55,7 @@ def test_a_result_is_not_made_twice(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runner, "run_trial", None)  # nothing is run
     assert run_trials([trial()], store) == [path]
     assert path.read_bytes() == written
-    assert "1 of 1 runs are there already" in capsys.readouterr().err
+    assert "1 of 1 runs are already done" in capsys.readouterr().err
     (result,) = store.read()
     assert result["hash"] == path.stem.rpartition("-")[2]
     assert is_current(result)
@@ -69,9 +69,9 @@ def test_a_result_that_is_there_under_another_name_is_said_to_be(tmp_path, capsy
     short, given = Trial(setting, method, 0, "short"), Trial(setting, method, 0, changes=TINY)
     for asked in (short, short):
         (path,) = run_trials([asked], store)
-        assert "done already as" not in capsys.readouterr().err
+        assert "already done as" not in capsys.readouterr().err
     assert run_trials([given], store) == [path]
-    said = "digits ino seed 0: done already as digits (short profile)\n"
+    said = "digits ino seed 0: already done as digits (short profile)\n"
     assert said in capsys.readouterr().err
     run_trials([given], store, quiet=True)
     assert not capsys.readouterr().err
@@ -232,7 +232,7 @@ def test_stopping_says_how_to_go_on(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runner, "run_trial", stop)
-    with pytest.raises(Interrupted, match="the same command goes on"):
+    with pytest.raises(Interrupted, match="the same command resumes"):
         run_trials([trial()], Store(tmp_path), quiet=True)
 
 
@@ -254,7 +254,7 @@ def test_a_damaged_result_is_named(tmp_path):
     path = tmp_path / "digits" / "idp" / "seed-0-x.json"
     path.parent.mkdir(parents=True)
     path.write_text("{")
-    with pytest.raises(OwnerwiseError, match="is damaged: remove it"):
+    with pytest.raises(OwnerwiseError, match="is damaged: delete it"):
         Store(tmp_path).read()
     with pytest.raises(OwnerwiseError, match="run` first"):
         Store(tmp_path / "nothing").read()

@@ -67,8 +67,10 @@ class Noise:
             need two purposes.
 
     Example:
-        noise = Noise(stream)
-        released = noise.gaussian(step, sums, std, grid_of(std))
+        >>> noise = Noise()
+        >>> (released,) = noise.gaussian(0, [torch.zeros(3)], 2.0, grid_of(2.0))
+        >>> bool((released / grid_of(2.0) == (released / grid_of(2.0)).round()).all())
+        True
     """
 
     def __init__(self, stream: SecretStream | None = None, *, purpose: str = "noise") -> None:
