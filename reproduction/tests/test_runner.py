@@ -256,5 +256,5 @@ def test_a_damaged_result_is_named(tmp_path):
     path.write_text("{")
     with pytest.raises(OwnerwiseError, match="is damaged: delete it"):
         Store(tmp_path).read()
-    with pytest.raises(OwnerwiseError, match="run` first"):
+    with pytest.raises(OwnerwiseError, match="experiments run`"):
         Store(tmp_path / "nothing").read()
