@@ -46,7 +46,7 @@ def test_the_head_is_what_model_hubs_read():
 def test_without_validation_there_are_no_metrics():
     card = card_text(made_run(seed=None, with_validation=False))
     assert "model-index" not in head_of(card)
-    assert "how well the model works, and for whom, is unknown" in card
+    assert "it is unknown how well the model works, and for whom" in card
 
 
 def test_test_data_are_named_as_such():

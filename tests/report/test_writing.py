@@ -151,7 +151,7 @@ def test_what_is_left_out_is_said_with_the_reason(tmp_path, alone):
     assert "Gain by budget: needs at least two methods" in words
     assert "Importance weights within a batch: no importance weights were used" in words
     bare = words_of(text_of([made_run(seed=None, with_validation=False)], tmp_path))
-    assert "how well the model works, and for whom, is unknown" in bare
+    assert "it is unknown how well the model works, and for whom" in bare
     assert "Learning curves by group: needs validation groups" in bare
 
 

@@ -163,7 +163,7 @@ def assumed_public(run: Run) -> list[str]:
     """Return everything the guarantee assumes to be public."""
     items = [
         "the table of budgets: which owner set which ε and δ",
-        "each owner's declared number of records",
+        "the declared number of records for each owner",
         "the model architecture, the loss, the optimizer and all settings",
         "the plan: sampling rates, clip norms, noise, expected batch size, number of steps",
         "the lists of classes, features and groups, and any constants used to normalise the data; "
