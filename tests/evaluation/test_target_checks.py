@@ -37,7 +37,7 @@ def problems(inputs, targets, loss=functional.cross_entropy, model=None):
         (X, Y.float(), "targets are float32 [records]", "y.long()"),
         (X, Y.float()[:, None], "targets are float32 [records, 1]", "y.squeeze(1).long()"),
         (X, functional.one_hot(Y), "targets are int64 [records, 3]", "y.argmax(1)"),
-        (X, Y[:, None, None], "targets are int64 [records, 1, 1]", "one class for each"),
+        (X, Y[:, None, None], "targets are int64 [records, 1, 1]", "give y in this shape"),
     ],
 )
 def test_classes(inputs, targets, given, call):
@@ -66,9 +66,9 @@ def test_shapes_of_outputs_and_targets(loss, outputs, targets, call):
 
 def test_other_dtypes_and_shapes_of_inputs():
     (problem,) = problems(X, Y, model=nn.Embedding(4, 3))
-    assert "an embedding int64, X.long()" in problem
+    assert "an embedding int64 inputs, X.long()" in problem
     (problem,) = problems(X, Y, model=nn.Linear(5, 3).double())
-    assert "give a model of float64 parameters X.to(torch.float64)" in problem
+    assert "give a model with float64 parameters X.to(torch.float64)" in problem
     (problem,) = problems(X, Y, model=nn.Linear(4, 3))
     assert "inputs are float32 [records, 5]; error (not private): mat1 and mat2" in problem
 
@@ -96,7 +96,7 @@ def test_no_class_is_beyond_the_outputs_anywhere_in_the_data(wrong, at, loss):
     targets[at] = wrong
     for data in ((X, targets), (X.numpy(), targets.numpy()), TensorDataset(X, targets)):
         (problem,) = trial_problems(nn.Linear(5, 3), loss, data, None, "the data")
-        assert "some targets are none of the classes 0 to 2" in problem
+        assert "some targets are not among the classes 0 to 2" in problem
         assert "17" not in problem, "a record's class is private"
     found = trial_problems(nn.Linear(5, 3), loss, Stored(targets), None, "the data")
     assert len(found) == (at == 0)
@@ -119,7 +119,7 @@ def test_ignored_tokens_are_usual():
     model = nn.Sequential(nn.Linear(5, 21), nn.Unflatten(1, (3, 7)))
     assert not problems(X, targets, model=model)
     targets[9, 2] = 3
-    assert "none of the classes 0 to 2" in problems(X, targets, model=model)[0]
+    assert "not among the classes 0 to 2" in problems(X, targets, model=model)[0]
 
 
 @pytest.mark.parametrize("wrong", [-1.0, 2.0, float("nan")])

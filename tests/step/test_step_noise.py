@@ -263,7 +263,7 @@ def test_a_release_and_its_payment_belong_together():
             return super().contributions(outputs, targets).sum(dim=0)
 
     step = tools.make_step(model, cross_entropy, plan=paid, release=Summed())
-    with pytest.raises(ow.OwnerwiseError, match="not one per record"):
+    with pytest.raises(ow.OwnerwiseError, match="not one row per record"):
         step(tools.batch_of(inputs, labels))
 
 

@@ -298,8 +298,8 @@ def _reloaded(folder):
         (lambda x, y: (x.where(x < 2, torch.nan), y), "array 0 of the data .* NaN"),
         (lambda x, y: DataLoader(TensorDataset(x, y)), "forms its own batches"),
         (lambda x, y: (x, y.float()), r"the data: targets are float32 .*: give y.long\(\)"),
-        (lambda x, y: (x, y.where(y.cumsum(0) < 90, 17)), "the data: some targets are none of"),
-        (lambda x, y: (x.numpy(), (y + 1).numpy()), "the data: some targets are none of"),
+        (lambda x, y: (x, y.where(y.cumsum(0) < 90, 17)), "the data: some targets are not among"),
+        (lambda x, y: (x.numpy(), (y + 1).numpy()), "the data: some targets are not among"),
     ],
 )
 def test_data_that_cannot_be_trained_on_is_refused(data, message):
@@ -309,7 +309,7 @@ def test_data_that_cannot_be_trained_on_is_refused(data, message):
 
 def test_classes_of_validation_data_are_checked_too():
     x, y = tools.data()
-    with pytest.raises(ow.OwnerwiseError, match="validation: some targets are none of the classes"):
+    with pytest.raises(ow.OwnerwiseError, match="validation: some targets are not among the"):
         tools.make_trainer().fit((x, y), validation=(x, y.where(y.cumsum(0) < 90, 17)))
 
 

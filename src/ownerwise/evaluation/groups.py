@@ -1,4 +1,4 @@
-"""Recall of each group of evaluated records."""
+"""Recall in each group of evaluated records."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import numpy as np
 
 @dataclass(frozen=True)
 class GroupRecalls:
-    """Recall of every group, and summaries over groups."""
+    """Recall in every group, and summaries over groups."""
 
     recalls: dict[Any, float]
     overall: float
 
     @property
     def worst(self) -> float:
-        """Recall of the worst group."""
+        """Recall in the worst group."""
         return min(self.recalls.values())
 
     @property
     def spread(self) -> float:
-        """Standard deviation over groups."""
+        """Standard deviation of recall over groups."""
         return float(np.std(list(self.recalls.values())))
 
     @property
     def balanced(self) -> float:
-        """Mean over groups."""
+        """Mean recall over groups."""
         return float(np.mean(list(self.recalls.values())))
 
 

@@ -24,7 +24,7 @@ from ownerwise.mechanisms.constraints import RateConstraints
 
 _RECORDS_AT_ONCE = 512
 FEW_GROUPS = 4
-"""With fewer groups no correlation is reported: it has no interval and is nearly always large."""
+"""With fewer groups, no correlation is reported: it would have no interval and usually be large."""
 
 Collate = Callable[[list[Any]], Any]
 """collate(samples): combines a Dataset's samples into one batch."""
@@ -45,7 +45,7 @@ class Evaluation:
 
     Args:
         data: (X, y), or a map-style Dataset that yields (x, y).
-        groups: group of each record; by default its class.
+        groups: each record's group; by default its class.
         collate: combines a Dataset's samples into a batch; by default torch's function.
         predict: function from outputs to classes.
         constraints: constraints to measure as well; targets then hold class and cell.
@@ -75,8 +75,9 @@ class Evaluation:
     def __call__(self, model: nn.Module, loss: Loss) -> dict[str, Any]:
         """Return loss, accuracy, balanced accuracy over classes, and recall and loss by group.
 
-        The model runs in evaluation mode and is restored. A non-finite loss becomes None. With
-        constraints, their values on the predicted classes are included, None if a group is empty.
+        The model runs in evaluation mode; its mode is then restored. A non-finite loss becomes
+        None. Given constraints, their values for the predicted classes are included, None if a
+        group is empty.
         """
         unreduced = per_record(loss)
         losses, predicted, actual, cells = [], [], [], []
@@ -96,7 +97,7 @@ class Evaluation:
         return metrics
 
     def problems(self, name: str) -> list[str]:
-        """Return all problems of the data and the groups."""
+        """Return all problems with the data and the groups."""
         problems = _data_problems(self._data, name)
         if self.groups is not None and not problems and self.groups.shape != (self.records,):
             problems.append(
@@ -137,7 +138,7 @@ def parts_of(data: Any, size: int, collate: Collate | None) -> Iterator[tuple[An
 
 
 def _arrays(data: Any, collate: Collate | None) -> tuple[Any, ...] | None:
-    """Return the arrays of data in memory, else None."""
+    """Return the arrays if the data is in memory, else None."""
     if type(data) is TensorDataset and collate is None:  # a subclass may transform its rows
         data = data.tensors
     return data if isinstance(data, tuple) else None
@@ -155,7 +156,7 @@ def trial_problems(
     name: str,
     then: Callable[[Any, Any], Any] = lambda outputs, targets: None,
 ) -> list[str]:
-    """Return the problems when model, loss and `then` are applied to the first two records.
+    """Return the problems from applying model, loss and `then` to the first two records.
 
     Target values are checked for all records if they are in memory.
     """
@@ -197,7 +198,7 @@ def _data_problems(data: Any, name: str) -> list[str]:
             return [f"{name} is a tuple of {kinds or 'nothing'}; expected two arrays, (X, y)"]
         rows = [len(array) for array in arrays]
         if rows[0] != rows[1] or not rows[0]:
-            return [f"{name} has {rows[0]} inputs and {rows[1]} targets; expected as many of each"]
+            return [f"{name} has {rows[0]} inputs and {rows[1]} targets; expected equal numbers"]
         return []
     usable = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if not usable or isinstance(data, DataLoader | dict) or hasattr(data, "iloc"):

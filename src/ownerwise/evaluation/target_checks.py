@@ -1,4 +1,4 @@
-"""Checks of inputs and targets: dtype and shape of the first records, values of all targets.
+"""Checks on inputs and targets: dtype and shape of the first records, values of all targets.
 
 No message shows a record's value or the number of records in a batch: both are private.
 """
@@ -46,7 +46,7 @@ _AS_NUMBERS = ".float() (for an array, .astype('float32'))"
 
 
 def run_on_first(model: nn.Module, inputs: Any) -> Any:
-    """Return the outputs, or refuse the inputs and name the call that fixes them."""
+    """Return the outputs, or refuse the inputs with a message that names the call to fix them."""
     try:
         return model(inputs)
     except Exception as error:
@@ -61,17 +61,17 @@ def _dtype_fix(model: nn.Module, inputs: Any, error: str) -> str:
     if not isinstance(inputs, Tensor):
         return ""
     if inputs.is_floating_point() and "'indices'" in error:
-        return f"an embedding int64, X{_AS_CLASSES}"
+        return f"an embedding int64 inputs, X{_AS_CLASSES}"
     kinds = [parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()]
     if not kinds or inputs.dtype == kinds[0] or not any(words in error for words in _DTYPE_ERRORS):
         return ""
     own = dtype_name(kinds[0])
     call = _AS_NUMBERS if kinds[0] == torch.float32 else f".to(torch.{own})"
-    return f"a model of {own} parameters X{call}"
+    return f"a model with {own} parameters X{call}"
 
 
 def target_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
-    """Return where dtype or shape of the first targets does not fit one of torch's losses."""
+    """Return a problem if the dtype or shape of the first targets does not fit a torch loss."""
     loss, targets = _plain(loss, targets)
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.dim()):
         return []
@@ -85,12 +85,12 @@ def target_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
 
 
 def value_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
-    """Return where any target lies outside the range of one of torch's losses."""
+    """Return a problem if any target lies outside the range that a torch loss accepts."""
     cells: int = getattr(loss, "cells", 0)  # of a `PenalisedLoss`
     if cells and getattr(targets, "ndim", 0) == 2 and not _lie_within(targets[:, 1], cells - 1):
         return [
-            f"some records have a cell that is none of the partition's 0 to {cells - 1}: create "
-            "the targets with partition.targets(labels, columns)"
+            f"some records have a cell outside the partition's range, 0 to {cells - 1}: "
+            "create the targets with partition.targets(labels, columns)"
         ]
     loss, targets = _plain(loss, targets)
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor | np.ndarray)):
@@ -115,7 +115,7 @@ def value_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
     if _lie_within(targets, last):
         return []
     return [
-        f"some targets are none of the classes 0 to {last}, one per model output: number the "
+        f"some targets are not among the classes 0 to {last}, one per model output: number the "
         "classes from 0 (y.unique() shows the values), or give the model more outputs"
     ]
 
@@ -140,7 +140,7 @@ def _class_problems(outputs: Tensor, targets: Tensor) -> list[str]:
         call += _AS_CLASSES
     if known and not call:
         return []
-    fix = f"give y{call}" if known else "give one class for each"
+    fix = f"give y{call}" if known else "give y in this shape"
     return [f"targets are {described(targets)}; expected int64 {shape_name(shape)}, classes: {fix}"]
 
 
@@ -163,7 +163,7 @@ def _number_problems(outputs: Tensor, targets: Tensor, *, probabilities: bool) -
 
 
 def _plain(loss: Loss, targets: Any) -> tuple[Loss, Any]:
-    """Return the loss inside a `PenalisedLoss`, and the classes it receives."""
+    """Return the loss inside a `PenalisedLoss`, and the classes that it receives."""
     plain = getattr(loss, "plain", None)
     if plain is None or getattr(targets, "ndim", 0) != 2:
         return loss, targets

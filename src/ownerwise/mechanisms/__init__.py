@@ -1,8 +1,8 @@
-"""Mechanisms: plugs of the private step, each with a stated sensitivity.
+"""Mechanisms: components that plug into the private step, each with a stated sensitivity.
 
 Clipping rules, INO weights and their scores, importance sampling, releases and per-record losses;
 `constraints/` holds rate constraints. Imports accounting, planning, randomness, batches and
-gradients; the step imports the plugs, never the other way round.
+gradients; the step imports the plugs, never the reverse.
 """
 
 from ownerwise.mechanisms.clipping import AutoS, ClippingRule, Psac, Standard

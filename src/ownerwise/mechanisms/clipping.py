@@ -2,9 +2,9 @@
 
 A rule returns one factor per record, by which its gradient g is multiplied. Every rule must
 guarantee factor * |g| <= C_o, so that adding or removing a record of owner o changes the sum by at
-most C_o (the sensitivity the plan accounts for). A rule may depend on the record's own norm, its
-own clip norm and fresh random numbers, and on nothing else. The bound holds up to rounding in the
-dtype of the norms (1e-6 relative in float32; plans leave a margin of 8e-4).
+most C_o (the sensitivity the plan accounts for). A rule may depend only on the record's own norm,
+its own clip norm and fresh random numbers. The bound holds up to rounding in the dtype of the norms
+(1e-6 relative in float32; plans leave a margin of 8e-4).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ownerwise.randomness import StepStream
 
 
 class ClippingRule(Protocol):
-    """What the private step requires of a rule."""
+    """The interface that the private step requires of a rule."""
 
     @property
     def randomised(self) -> bool:
@@ -88,7 +88,7 @@ class AutoS(_Bounded):
 
 @dataclass(frozen=True)
 class Psac(_Bounded):
-    """g * C / (|g| + r / (|g| + r)): like AutoS, but small gradients grow less.
+    """g * C / (|g| + r / (|g| + r)): like AutoS, but small gradients are scaled up less.
 
     Reference: Xia et al. (2023), "Differentially Private Learning with Per-Sample Adaptive
     Clipping", with its r = 0.1.

@@ -2,8 +2,8 @@
 
 Formal guarantee (docs/proofs/dpis.md): given the model before the step, a record of owner o adds a
 vector of length C_o or 0 to the sum, decided by its own coin flip, so it changes the sum by at most
-C_o, also with INO weights. The step costs exactly as much as ordinary clipping under the same plan.
-Public: the options. Private: which records were accepted, and how many.
+C_o, even with INO weights. The step costs exactly as much as one with ordinary clipping under the
+same plan. Public: the options. Private: which records were accepted, and how many.
 
 Published importance sampling divides by the sum of all gradient norms. That sum depends on every
 record and would leak through the scale of the noise, so it is not used here.
@@ -33,18 +33,18 @@ class ImportanceSampling:
     """Random clipping: accept with probability min(|g|, C) / C and scale to length C, else 0.
 
     The expectation over the coin flips is the clipped gradient g * min(1, C / |g|), so the sum is
-    an unbiased but noisier estimate of what `Standard` sums. It pays off where a gradient's norm is
-    cheap and the gradient itself is expensive.
+    an unbiased but noisier estimate of the sum under `Standard`. It pays off where a gradient's
+    norm is cheap to compute and the gradient itself is expensive.
 
-    With `accepted_batch` or `acceptance`, the rule steers itself by a noisy count of the accepted
+    With `accepted_batch` or `acceptance`, the rule steers itself with a noisy count of accepted
     records, released in every step. The plan must pay for it (`ow.plan(..., release_std=)`; a tenth
     of the expected batch size is plenty).
 
     Args:
-        accepted_batch: approximate number of records to accept per step. As many candidates take
-            part as this requires, at most all that the plan draws.
+        accepted_batch: approximate number of records to accept per step. As many candidates are
+            used as this requires, up to all that the plan draws.
         acceptance: approximate fraction of the candidates to accept. All clip norms, and the noise
-            with them, grow while more are accepted and shrink while fewer are.
+            with them, grow while too many are accepted and shrink while too few are.
         gain: how quickly the steering reacts, between 0 and 1.
 
     Example:
@@ -78,7 +78,7 @@ class ImportanceSampling:
         """Return C / |g| for accepted records and 0 for the others.
 
         A norm below C * sqrt(machine epsilon) may be pure rounding error (a ghost norm is the root
-        of a sum with cancellation). Scaling it up to C would trust it, so it counts as zero.
+        of a sum with cancellation). It counts as zero instead of being scaled up to C.
         """
         if stream is None:
             raise ValueError("importance sampling needs the step's secret random numbers")

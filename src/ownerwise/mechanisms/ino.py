@@ -1,10 +1,10 @@
 """INO: ordered importance weights within each batch, at no cost to any owner's budget.
 
 Formal guarantee (INO-SGD, Theorems 3.3 and 3.4; docs/proofs/ino.md): order the records of a batch
-by a score that each record has on its own, and let record i contribute a vector of length at most
-C_i. With the weights below, adding or removing record i changes the weighted sum by at most C_i.
-The step therefore costs exactly as much as without weights. Public: the tail's shape and length.
-Private: scores, order, weights, the batch's total clip norm.
+by a score that depends only on the record itself, and let record i contribute a vector of length at
+most C_i. With the weights below, adding or removing record i changes the weighted sum by at most
+C_i. The step therefore costs exactly as much as a step without weights. Public: the tail's shape
+and length. Private: scores, order, weights, the batch's total clip norm.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 DEFAULT_TAIL = 0.4
 LOSS_FLOOR, LOSS_CEILING = 0.1, 1e6
-"""Losses outside this public range count as its ends; the order is by the logarithm within it."""
+"""Losses are clamped to this public range; the order is by their logarithm."""
 _LARGEST_SPREAD = 1e6
-_LOSS_ROUNDOFFS = 8.0  # by which rounding may change a loss of at most 1, or any loss relatively
+_LOSS_ROUNDOFFS = 8.0  # change in a loss by rounding: absolute up to 1, relative above
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class INO:
         tail_length: tail length in units of clip norm, instead of `tail`.
         shape: another tail function (`Steps`, or your own).
         score_by: the score that orders the records; the highest is the most important.
-        width: how smooth the order is: the factor e^width between two losses separates them fully.
-            0 is the paper's hard order, which only hardened plans allow.
+        width: how smooth the order is: two losses that differ by a factor of e^width are fully
+            separated. 0 is the paper's hard order, which only hardened plans allow.
 
     Example:
         >>> INO(tail_length=1.0).weights([30.0, 3.0, 0.3], [1.0, 1.0, 1.0]).round(6)
@@ -77,7 +77,7 @@ class INO:
 
     @property
     def private(self) -> bool:
-        """Whether the guarantee holds: each record determines its own score, or it is secret."""
+        """Whether the guarantee holds: each score depends on its record alone, or is secret."""
         return getattr(self.score_by, "private", True)
 
     def bind(self, plan: Plan) -> INO:
@@ -94,10 +94,10 @@ class INO:
         return np.asarray(self.score_by(np.log(clamped), owner_index, self._plan))
 
     def score_slack(self, roundoff: float) -> float:
-        """Return how far the sum may move per unit of the batch's total clip norm, by rounding.
+        """Return how far rounding may move the sum, per unit of the batch's total clip norm.
 
-        A change of every loss by up to 8 roundoffs (absolutely below 1, relatively above) changes
-        no score by more than 8 roundoffs / floor.
+        If every loss changes by up to 8 roundoffs (absolute below 1, relative above), no score
+        changes by more than 8 roundoffs / floor.
         """
         if self.tail_length == 0:
             return 0.0
@@ -112,8 +112,8 @@ class INO:
 
         Args:
             losses: one per record; NaN counts as the smallest.
-            clip_norms: of the records' owners.
-            owner_index: the records' owners in the plan, for scores that use the plan.
+            clip_norms: clip norm of each record's owner.
+            owner_index: index of each record's owner in the plan, for scores that use the plan.
         """
         losses = np.asarray(losses, dtype=np.float64)
         return self.weights_of_scores(self.score(losses, owner_index), clip_norms, self.width)
@@ -121,7 +121,7 @@ class INO:
     def weights_of_scores(
         self, scores: np.ndarray, clip_norms: np.ndarray, width: float = 0.0
     ) -> np.ndarray:
-        """Return one weight in [0, 1] per record from finite scores; equal scores share."""
+        """Return one weight in [0, 1] per record from finite scores, equal for equal scores."""
         if self.tail_length is None:
             raise ValueError(
                 f"INO(tail={self.tail}) is a fraction of a plan's expected clip norm: bind it to a "

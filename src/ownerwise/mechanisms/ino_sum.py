@@ -1,4 +1,4 @@
-"""INO-SGM: one noisy ordered sum of bounded vectors, independent of any training."""
+"""INO-SGM: a single noisy ordered sum of bounded vectors, independent of training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ownerwise import accounting
 from ownerwise.mechanisms.ino import INO
 from ownerwise.randomness import Noise, SecretStream, grid_of
 
-_GRID_TOLERANCE = 1e-4  # of a sensitivity, kept free for the rounding of the sum
+_GRID_TOLERANCE = 1e-4  # fraction of a sensitivity reserved for rounding the sum
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,19 @@ def ino_sum(
     *,
     stream: SecretStream | None = None,
 ) -> InoSum:
-    """Release the sum of per-record vectors with Gaussian noise, the highest scores in full.
+    """Release a weighted sum of per-record vectors with Gaussian noise.
+
+    Records with the highest scores count in full.
 
     Formal guarantee (INO-SGD, Theorem 3.4): adding or removing record i changes the sum by at most
     `sensitivities[i]`, so the record pays for one Gaussian mechanism with noise multiplier
-    `noise_std / sensitivities[i]`, or for the sampled one after Poisson sampling (`epsilon` of the
-    result). Public: tail, noise_std, and each record's sensitivity. A record's value and score may
-    depend on that record only. The number of records is not released.
+    `noise_std / sensitivities[i]`, or for the subsampled mechanism after Poisson sampling (see
+    `InoSum.epsilon`). Public: tail, noise_std, and each record's sensitivity. A record's value and
+    score may depend on that record only. The number of records is not released.
 
     Args:
         values: one vector (or number) per record, [records, ...]; clipped to its sensitivity.
-        scores: one per record; the highest count in full. NaN ranks last.
+        scores: one per record; NaN ranks last.
         sensitivities: bound on the length of each record's vector.
         tail: tail length in units of sensitivity, or an INO with `tail_length`.
         noise_std: std of the noise on each number of the sum.

@@ -21,11 +21,11 @@ from ownerwise.gradients import (
 
 Loss = Callable[..., Tensor]
 
-_COMPARED = 16  # records in the comparison of `check_separation`
+_COMPARED = 16  # records that `check_separation` compares
 
 
 def per_record(loss: Loss) -> Loss:
-    """Return `loss` as a function that yields one number per record.
+    """Return `loss` as a function that returns one number per record.
 
     A loss with a `reduction` argument or attribute (all of torch's) is called with "none"; any
     other must return one entry per record itself. Several values per record (tokens, pixels, output
@@ -33,7 +33,7 @@ def per_record(loss: Loss) -> Loss:
     Ignored targets (`ignore_index`) do not count: otherwise a record's loss would depend on its
     padding, and so on the longest record of the batch. Class weights multiply the loss and are not
     normalised, because their sum over the batch depends on the other records. Extra arguments (a
-    noised release) are passed through.
+    noised release) are passed on.
     """
     unreduced = _without_reduction(loss)
     ignored = ignored_target(loss)
@@ -87,8 +87,8 @@ def check_separation(losses: Callable[[list[int]], Tensor], records: int, model:
     """Refuse a model or loss in which a record's loss depends on the other records.
 
     Typical causes are statistics over the batch, or outputs [B, 1] compared with targets [B]. A
-    record must have the same loss among other records as among copies of itself, and both batches
-    must leave the model in the same state.
+    record must have the same loss in a batch of other records as in a batch of its own copies, and
+    both batches must leave the model in the same state.
 
     Args:
         losses: returns the losses of the given rows of a batch.
@@ -113,7 +113,7 @@ def check_separation(losses: Callable[[list[int]], Tensor], records: int, model:
     pair = among_others[middle], among_copies[middle]
     if not torch.isclose(*pair, rtol=1e-3, atol=1e-6, equal_nan=True):
         raise OwnerwiseError(
-            "the loss of a record changes with the other records of its batch, so its influence "
+            "the loss of a record changes with the other records in its batch, so its influence "
             "cannot be bounded: make model and loss treat each record separately (no statistics "
             "over dimension 0, randomness only from torch), and give outputs and targets the same "
             "shape"
@@ -121,7 +121,7 @@ def check_separation(losses: Callable[[list[int]], Tensor], records: int, model:
 
 
 def loss_problems(loss: Loss, model: nn.Module) -> Iterator[str]:
-    """Yield the problem of a loss with trainable parameters, which the private step would miss."""
+    """Yield a problem if the loss has trainable parameters, which the private step would miss."""
     if not isinstance(loss, nn.Module):
         loss = getattr(loss, "plain", loss)  # the loss inside a `PenalisedLoss`
     if isinstance(loss, nn.Module):

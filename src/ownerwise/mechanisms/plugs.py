@@ -1,4 +1,4 @@
-"""Plugs of the private step: protocols of weights, releases and steering, and what they see."""
+"""Plugs: protocols for weights, releases and steering in the private step, and their data types."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Weights(Protocol):
         ...
 
     def score_slack(self, roundoff: float) -> float:
-        """Return how far the weighted sum may move if rounding moves all losses.
+        """Return how far the weighted sum may move if rounding changes all losses.
 
-        In units of the batch's total clip norm, for roundings of some units of `roundoff`. The step
-        shortens contributions by it, unless the plan is hardened.
+        The result is in units of the batch's total clip norm, for rounding errors of a few times
+        `roundoff`. The step scales contributions down accordingly, unless the plan is hardened.
         """
         ...
 
 
 class Release(Protocol):
-    """A sum over the batch, such as a histogram, noised and released before the loss.
+    """A sum over the batch, such as a histogram, released with noise before the loss is computed.
 
     The plan must pay for it (`release_std`). Every record's contribution is clipped to L2 norm 1
     (L1 norm 1 for Laplace noise). The release happens in every step, even for an empty batch, so
@@ -60,12 +60,12 @@ class Release(Protocol):
         ...
 
     def contributions(self, outputs: Any, targets: Any) -> Tensor:
-        """Return one contribution per record, [records, ...], from its own outputs and targets."""
+        """Return one contribution per record, from its own outputs and targets, [records, ...]."""
         ...
 
 
 class Steering(Protocol):
-    """Adapts sampling rates and clip norms during a run to a noisy count of records.
+    """Adapts sampling rates and clip norms during a run, based on a noisy count of records.
 
     The plan pays for the count (`release_std`): each record adds 0 or 1 to it, based on its own
     clipping factor. Required guarantee: `keep_probability` and `clip_scale` depend only on public
@@ -76,7 +76,7 @@ class Steering(Protocol):
 
     @property
     def keep_probability(self) -> float:
-        """Probability that a drawn record takes part, in (0, 1]."""
+        """Probability that a drawn record is used, in (0, 1]."""
         ...
 
     @property
@@ -85,7 +85,7 @@ class Steering(Protocol):
         ...
 
     def select(self, batch: Batch, stream: StepStream) -> Batch:
-        """Start a step: return the records of the batch that take part."""
+        """Start a step: return the part of the batch that is used."""
         ...
 
     def observe(self, factors: Tensor) -> None:
@@ -104,19 +104,19 @@ class Steering(Protocol):
 
 @runtime_checkable
 class Steered(Protocol):
-    """A clipping rule that may bring its own steering."""
+    """A clipping rule that may provide its own steering."""
 
     def steering(self, plan: Plan) -> Steering | None:
-        """Return the initial steering of one run, or None if nothing is steered."""
+        """Return the initial steering for one run, or None if nothing is steered."""
         ...
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A plug with state that lasts from step to step and is stored in checkpoints."""
+    """A plug whose state persists from step to step and is stored in checkpoints."""
 
     def state(self) -> dict[str, Any]:
-        """Return what the next step needs, as JSON types; nothing un-noised of private records."""
+        """Return the state for the next step, as JSON types; no private data without noise."""
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -129,11 +129,11 @@ class AdaptiveRelease(Release, Protocol):
     """A release that adapts to its own noised sums: post-processing, at no further cost."""
 
     def bind(self, plan: Plan) -> Self:
-        """Return the release in its initial state for a run of the plan."""
+        """Return the release in its initial state for a run under the plan."""
         ...
 
     def process(self, noised: Tensor) -> Tensor:
-        """Update from the noised sum of a step, and return what the loss receives instead."""
+        """Update from a step's noised sum, and return the tensor that the loss receives instead."""
         ...
 
 
@@ -147,7 +147,7 @@ class SummedRelease(ABC):
 
     @abstractmethod
     def total(self, outputs: Any, targets: Any, scales: Tensor | None) -> Tensor:
-        """Return the sum over the records, float64; `scales` has a factor for each, 1 if None."""
+        """Return the sum over the records, float64; `scales` has their factors, 1 if None."""
         ...
 
 
@@ -163,7 +163,7 @@ class Peek:
 
 @dataclass(frozen=True)
 class Randomness:
-    """Random numbers of one step other than the gradient's noise.
+    """Random numbers for one step, other than the gradient's noise.
 
     The default uses a fixed seed for dropout and adds no noise to a release: NOT private, for
     research.
@@ -192,15 +192,15 @@ def sum_of_unit_rows(
         contributions: one row per record, micro-batch by micro-batch; none for an empty batch.
         parts: the records of each micro-batch.
         shape: shape of a row.
-        scales: factor of each record after clipping, 1 if not given.
+        scales: factor on each record after clipping, 1 if not given.
         absolute: clip the L1 norm instead of the L2 norm, as Laplace noise requires.
     """
     for rows, part in zip(contributions, parts, strict=True):
         if rows.shape != (part.stop - part.start, *shape):
             raise OwnerwiseError(
-                f"a release returned rows of shape {list(rows.shape[1:])}, or not one per record; "
-                f"expected one row of shape {list(shape)} per record: the step itself clips, sums "
-                "and noises them"
+                f"a release returned rows of shape {list(rows.shape[1:])}, or not one row per "
+                f"record; expected one row of shape {list(shape)} per record: the step itself "
+                "clips and sums them and adds the noise"
             )
     if not contributions:
         return torch.zeros(shape, dtype=torch.float64)

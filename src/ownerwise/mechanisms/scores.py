@@ -1,8 +1,8 @@
-"""Scores order the records of a batch. The highest score is the most important.
+"""Scores that order the records in a batch. The highest score is the most important.
 
-A score may depend on the record itself, on the model (past private outputs) and on public constants
-of the plan, never on other records. Adding a record then does not reorder the others, which the
-sensitivity of INO relies on (docs/proofs/ino.md).
+A score may depend on the record itself, on the model (past private outputs) and on the plan's
+public constants, never on other records. Adding a record therefore does not reorder the others;
+INO's sensitivity relies on this (docs/proofs/ino.md).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 Score = Callable[[np.ndarray, "np.ndarray | None", "Plan | None"], np.ndarray]
 """score(log_losses, owner_index, plan): one finite number per record.
 
-Log losses are clamped to a public range. A score must not change by more than the log loss does:
-rounding would otherwise move the weights further than the step allows for.
+Log losses are clamped to a public range. A score must not change by more than the log loss does;
+otherwise rounding would move the weights further than the step allows for.
 """
 
 
@@ -48,9 +48,9 @@ class BudgetAware:
     """loss * (r_max / r_o)^kappa, where r_o is the owner's public pull (sampling rate * clip norm).
 
     kappa = 0 orders by loss; a very large kappa orders by owner and gives the laxest owners no
-    weight. In between, both the records of strict owners and the hard records of lax owners keep
-    their weight. The score depends only on the record's own loss and public constants, so INO's
-    guarantee covers it.
+    weight. Values in between preserve the weight of both the strict owners' records and the lax
+    owners' hard records. The score depends only on the record's own loss and public constants, so
+    INO's guarantee covers it.
     """
 
     kappa: float = 1.0
@@ -68,7 +68,7 @@ class BudgetAware:
 
 
 def needed_plan(plan: Plan | None) -> Plan:
-    """Return the plan that a score is bound to."""
+    """Return the plan to which a score is bound, or raise if there is none."""
     if plan is None:
         raise ValueError(
             "this score uses the owners' sampling rates and clip norms: bind it to a plan first"
@@ -79,6 +79,6 @@ def needed_plan(plan: Plan | None) -> Plan:
 ORDERS: Registry[Callable[[SecretStream | None], Score]] = Registry(
     "ownerwise.orders", {"loss": lambda stream: ByLoss()}
 )
-"""Orders by name, for configuration files: functions that return the score. They get the run's own
-stream if its seed is fixed, else None. Other packages add orders by entry points of the group
-`ownerwise.orders`."""
+"""Orders by name, for configuration files: functions that return a score. Each receives the run's
+own stream if its seed is fixed, else None. Other packages add orders through entry points in the
+group `ownerwise.orders`."""

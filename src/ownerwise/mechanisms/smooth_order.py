@@ -1,17 +1,19 @@
-"""INO's weights for a batch: an order of records that rounding cannot turn around.
+"""INO's weights for a batch: a smooth order of records, which rounding hardly changes.
 
-A hard order by computed losses is not safe. Kernels round a row by its place in the batch, so
-removing one record changes the last bits of all other losses, and records of nearly equal loss and
-opposite gradients change places by the hundred. The order here is smooth instead:
+A hard order by computed losses is not safe. Kernels round a row differently depending on its
+position in the batch, so removing one record changes the last bits of all other losses, and
+hundreds of records with nearly equal losses and opposite gradients can swap places. The order here
+is smooth instead:
 
 - Levels lie at the multiples of a public width h. Records at one level share one weight.
-- A record between two levels counts at both, in proportion: with its score at t of the way from
-  level k to level k + 1, it is a record of clip norm (1 - t) C at k and one of t C at k + 1.
+- A record between two levels counts proportionally at both: if its score is a fraction t of the way
+  from level k to level k + 1, it counts as a record with clip norm (1 - t) C at k and as one with
+  clip norm t C at k + 1.
 
-Adding record i therefore adds two parts of clip norms (1 - t) C_i and t C_i, so it moves the sum by
-at most C_i. The weights are continuous: if no score moves by more than e, the sum moves by at most
-2 e G / h, G being the total clip norm of the batch. Both are proved in docs/proofs/ino.md. A width
-of 0 is the hard order, in which equal scores share a weight.
+Adding record i therefore adds two parts with clip norms (1 - t) C_i and t C_i, so it moves the sum
+by at most C_i. The weights are continuous: if no score moves by more than e, the sum moves by at
+most 2 e G / h, where G is the batch's total clip norm. Both are proved in docs/proofs/ino.md. A
+width of 0 is the hard order, in which equal scores share a weight.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from ownerwise.mechanisms.tails import Tail
 __all__ = ["MOST_LEVELS", "ordered_weights"]
 
 MOST_LEVELS = 100_000
-"""Scores that spread over more levels than these are refused."""
+"""Scores that spread over more levels than this are refused."""
 
 
 def ordered_weights(
@@ -33,10 +35,10 @@ def ordered_weights(
 
     Args:
         scores: one finite number per record; the highest is the most important.
-        clip_norms: of the records' owners, positive.
+        clip_norms: clip norm of each record's owner, positive.
         tail: shape of the tail.
         tail_length: its length in units of clip norm, positive.
-        width: distance of two levels; 0 for the hard order.
+        width: distance between two levels; 0 for the hard order.
     """
     if width == 0:
         _, level = np.unique(scores, return_inverse=True)
@@ -61,11 +63,12 @@ def ordered_weights(
 
 
 def _shared_weights(totals: np.ndarray, tail: Tail, tail_length: float) -> np.ndarray:
-    """Return the weight that the records of each level share; levels rise.
+    """Return the weight that the records at each level share; levels are ascending.
 
-    With R the clip norms of a level and of all below it, and H the integral of the importance read
-    from the batch's end, a level of total C has the weight (H(R) - H(R - C)) / C: the average
-    importance over its stretch of the batch, which lies between the importance at both ends.
+    Let R be the total clip norm of a level and all levels below it, and H the integral of the
+    importance, measured from the batch's end. A level with total C has weight
+    (H(R) - H(R - C)) / C: the average importance over its stretch of the batch, which lies between
+    the importance at its two ends.
     """
     end = np.cumsum(totals) / tail_length
     within = np.minimum(end, 1.0)

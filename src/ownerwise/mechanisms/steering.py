@@ -1,8 +1,8 @@
-"""Steering by the fraction of records that importance sampling accepts.
+"""Steering based on the fraction of records that importance sampling accepts.
 
 A record is accepted with probability min(|g|, C) / C, so the accepted fraction estimates K / (C N),
-where K is the sum of clipped norms over all N records. It is computed from noisy counts only, each
-of which the plan pays for, so everything below is post-processing and may be published.
+where K is the sum of clipped norms over all N records. It is computed only from noisy counts that
+the plan pays for, so everything below is post-processing and may be published.
 
 Formal guarantee (docs/proofs/dpis.md): `keep_probability` lowers the planned sampling rates by a
 public factor, and `clip_scale` scales clip norms and noise together. Neither makes a step cost more
@@ -22,9 +22,9 @@ from ownerwise.batches import Batch, take
 from ownerwise.randomness import StepStream
 
 _LEAST_KEEP_PROBABILITY = 0.01
-"""Bounds the influence of one record on an update to 100 times that without selection."""
+"""Limits one record's influence on an update to 100 times its influence without selection."""
 _MOST_LOG_SCALE = 10.0
-"""Keeps squared clip norms within float32, whatever the counts are."""
+"""Keeps squared clip norms within the range of float32, whatever the counts are."""
 
 
 class AcceptanceSteering:
@@ -57,7 +57,7 @@ class AcceptanceSteering:
 
     @property
     def keep_probability(self) -> float:
-        """Probability that a drawn record takes part, in (0, 1]."""
+        """Probability that a drawn record is used, in (0, 1]."""
         if self._accepted_batch is None:
             return 1.0
         wanted = self._accepted_batch / (self._expected_batch * max(self.accepted_share, 1e-9))
@@ -82,16 +82,16 @@ class AcceptanceSteering:
         )
 
     def observe(self, factors: Tensor) -> None:
-        """Count the accepted records, whose factor is not zero."""
+        """Count the accepted records, which have a nonzero factor."""
         self._count += int(factors.count_nonzero())
 
     @property
     def count(self) -> int:
-        """NOT private: the accepted records of this step."""
+        """NOT private: the number of records accepted in this step."""
         return self._count
 
     def update(self, noisy_count: float) -> None:
-        """Finish a step: follow the noisy fraction of accepted candidates.
+        """Finish a step: adapt to the noisy fraction of accepted candidates.
 
         The clip norms change geometrically, by exp(gain * excess), as in Andrew, Thakkar, McMahan,
         Ramaswamy (2021), "Differentially Private Learning with Adaptive Clipping".
@@ -104,7 +104,7 @@ class AcceptanceSteering:
         self.accepted_share += self._gain * (accepted - self.accepted_share)
 
     def state(self) -> dict[str, Any]:
-        """Return what the next step needs, computed from noisy counts only."""
+        """Return the state for the next step, computed from noisy counts only."""
         return {
             "accepted_share": self.accepted_share,
             "log_clip_scale": self._log_clip_scale,

@@ -3,8 +3,8 @@
 A tail function f on [0, gamma] is non-increasing with values in [0, 1] (INO-SGD, Definition 3.2).
 Here it is rescaled to the unit interval and measured from its END, which is numerically more
 accurate: `rising(x)` = f(gamma - gamma x) for x in [0, 1], and `area(x)` is its integral from 0 to
-x. Both are exact, because the integral determines the weights, and a rounded lookup table could
-push a weight above 1.
+x. Both are exact: the integral determines the weights, and a rounded lookup table could push a
+weight above 1.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Steps:
     """Equal steps with the given values, from the start of the tail to its end.
 
     `Steps()` is the paper's 1/2, 1/4, 1/8, 0. `Steps.of(function)` turns any function into a
-    piecewise constant one, so that exactly what is used is checked and integrated.
+    piecewise constant one, so that the checks and the integral apply to exactly the function used.
     """
 
     def __init__(self, values: Sequence[float] = (1 / 2, 1 / 4, 1 / 8, 0.0)):
@@ -86,7 +86,7 @@ class Steps:
 
     @classmethod
     def of(cls, function: Callable[[float], float], pieces: int = 1000) -> Steps:
-        """Return `function`, defined on [0, 1] from start to end of the tail, in equal pieces."""
+        """Return equal steps from `function`, defined on [0, 1] from start to end of the tail."""
         middles = (np.arange(pieces) + 0.5) / pieces
         return cls([float(function(float(x))) for x in middles])
 

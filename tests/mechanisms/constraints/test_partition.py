@@ -57,7 +57,7 @@ def test_everything_wrong_with_columns_is_listed():
         part().cells({"sex": ["F", "M"], "label": [0]})
     with pytest.raises(ow.OwnerwiseError, match=r"labels has 7 .*; expected one of 0, 1, 2"):
         part().targets([7], {"sex": ["F"]})
-    with pytest.raises(ow.OwnerwiseError, match="got 2 labels, but columns of 1"):
+    with pytest.raises(ow.OwnerwiseError, match="got 2 labels, but columns for 1"):
         ow.Partition({"sex": ("F", "M")}, classes=2).targets([0, 1], {"sex": ["F"]})
 
 

@@ -1,8 +1,8 @@
 """Rate constraints: bounds on a private model's predictions, overall and per group.
 
 `Partition` sorts records into cells, `rate` builds rates that can be added, subtracted and
-compared, `common` has the usual constraints, and `RateConstraints` trains under them. Imports what
-`mechanisms` may import, and its `losses` and `plugs`.
+compared, `common` has the usual constraints, and `RateConstraints` enforces them in training.
+Imports what `mechanisms` may import, plus its `losses` and `plugs`.
 """
 
 from ownerwise.mechanisms.constraints.common import (

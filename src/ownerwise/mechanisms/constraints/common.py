@@ -1,7 +1,7 @@
 """Common constraints: fairness between groups, and lower and upper bounds on the usual rates.
 
 Each function returns a list of one-sided constraints. The gap between a group and all others is
-bounded on both sides; for two groups, one gap is enough.
+bounded from both sides; with two groups, one gap is enough.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ownerwise.mechanisms.constraints.rates import Constraint, Expression, rate
 def demographic_parity(
     part: Partition, column: str, *, max_gap: float, pred: Any = None
 ) -> list[Constraint]:
-    """Keep the rate at which a class is predicted similar in each group and all others.
+    """Keep the rate at which a class is predicted similar between each group and all others.
 
     Args:
         part: the partition.
@@ -32,14 +32,14 @@ def demographic_parity(
 def equalized_odds(
     part: Partition, column: str, *, max_gap: float, pred: Any = None
 ) -> list[Constraint]:
-    """Keep the same rates similar among the records of each true class."""
+    """Keep the rates of `demographic_parity` similar among the records of each true class."""
     return _gaps("odds", part, column, max_gap, _counted(part, pred), _classes(part))
 
 
 def equal_opportunity(
     part: Partition, column: str, *, max_gap: float, positive: Any = None
 ) -> list[Constraint]:
-    """Keep each group's recall of a class (by default the last) similar to that of all others."""
+    """Keep each group's recall for a class (by default the last) similar to that of all others."""
     positive = _positive(part, positive)
     return _gaps("opportunity", part, column, max_gap, [positive], [positive])
 
@@ -110,7 +110,7 @@ def _gaps(
     counted: Iterable[Any],
     labels: Iterable[Any],
 ) -> list[Constraint]:
-    """Return the gap of each group to the rest, for every counted class and label."""
+    """Return bounds on the gap between each group and the rest, by counted class and label."""
     groups = part[column]
     _check_fraction("max_gap", max_gap)
     if len(groups.values) < 2:

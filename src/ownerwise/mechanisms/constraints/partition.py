@@ -1,4 +1,4 @@
-"""Partitions: a public rule that assigns every record to one cell, by group, label or others."""
+"""Partitions: a public rule that assigns every record to one cell, by group, label and so on."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Partition:
         return np.atleast_1d(cells)
 
     def targets(self, labels: Any, columns: Mapping[str, Any] | None = None) -> Tensor:
-        """Return the targets of constrained training: class and cell, int64 [records, 2].
+        """Return the targets for constrained training: class and cell, int64 [records, 2].
 
         Args:
             labels: the class of each record, one of `classes`.
@@ -100,7 +100,7 @@ class Partition:
         cells = self.cells(columns) if self.columns else np.zeros_like(classes)
         if len(cells) != len(classes):
             raise OwnerwiseError(
-                f"got {len(classes)} labels, but columns of {len(cells)} records; expected the same"
+                f"got {len(classes)} labels, but columns for {len(cells)}; expected the same number"
             )
         return torch.from_numpy(np.stack([classes, cells], axis=1))
 
@@ -164,7 +164,7 @@ class Condition:
     def __bool__(self) -> NoReturn:
         """Refuse `and`, `or` and `not`, which would silently drop a condition."""
         raise OwnerwiseError(
-            f"the condition {self.name!r} is neither true nor false by itself; combine conditions "
+            f"the condition {self.name!r} is neither true nor false on its own; combine conditions "
             "with & (and), | (or) and ~ (not), each in brackets: "
             '(part["sex"] == "F") & (part["label"] == 1)'
         )

@@ -3,7 +3,7 @@
 Formal guarantee (docs/proofs/raco.md): each record adds its class probabilities to one cell of the
 histogram, so it changes the histogram by at most 1 in L1 and L2 norm. With the noise the plan pays
 for, the histogram is a private release; rates, multipliers and prices are computed from it alone
-and cost nothing more. Given the prices, a record's loss depends on that record only, so the clipped
+at no further cost. Given the prices, a record's loss depends on that record only, so the clipped
 gradients have their usual sensitivity. Public: the partition's rule, the constraints, all options.
 Private: a record's cell.
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class RateConstraints(SummedRelease):
-    """Constraints and their multipliers: an adaptive release of the private step.
+    """Constraints and their multipliers: an adaptive release in the private step.
 
     Every step releases the noised sum of class probabilities per cell and class. This histogram
     gives the rates, the rates raise or lower the multipliers (which stay in [0, cap]), and the
@@ -41,7 +41,7 @@ class RateConstraints(SummedRelease):
     plus the price of its prediction.
 
     Args:
-        constraints: one or more constraints, nested in any way.
+        constraints: one constraint, or arbitrarily nested lists of them.
         ascent: step size of the multipliers.
         damping: weight of the last step's excess, added to each multiplier. It keeps model and
             multipliers from oscillating; 0 is plain gradient ascent.
@@ -62,7 +62,7 @@ class RateConstraints(SummedRelease):
         Then train with it: `ow.Trainer(model, plan, lr=1.0, constraints=fair)`.
     """
 
-    release_share = 0.1  # of a step's cost, unless the plan states otherwise
+    release_share = 0.1  # share of a step's cost, unless the plan states otherwise
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class RateConstraints(SummedRelease):
         if not 0 <= damping < math.inf:
             problems.append(f"damping={damping}: expected a finite number of at least 0")
         if not 0 <= smoothing < 1:
-            problems.append(f"smoothing={smoothing}: expected 0 to below 1")
+            problems.append(f"smoothing={smoothing}: expected at least 0 and below 1")
         if problems:
             raise OwnerwiseError(problems)
         terms = [term for constraint in self.constraints for term in constraint.expression.terms]
@@ -130,7 +130,7 @@ class RateConstraints(SummedRelease):
         return self._state["multipliers"].copy()
 
     def bind(self, plan: Plan) -> Self:
-        """Return these constraints in their initial state for a run of the plan."""
+        """Return these constraints in their initial state for a run under the plan."""
         bound = copy.copy(self)
         bound._state = {name: np.zeros_like(value) for name, value in self._state.items()}
         bound._plan = plan
@@ -140,7 +140,7 @@ class RateConstraints(SummedRelease):
         return bound
 
     def contributions(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return what each record adds to the histogram: its class probabilities in its cell."""
+        """Return the class probabilities that each record adds to its cell of the histogram."""
         self._check(outputs, targets)
         counts = self._probabilities(outputs).T
         if self.options["hard"]:
@@ -170,8 +170,8 @@ class RateConstraints(SummedRelease):
         """Update the multipliers from a noised histogram and return the resulting prices.
 
         Prices [cells, classes] are the derivative of sum_j multiplier_j * rate_j with respect to a
-        record's class probabilities, times the histogram's expected total, which is about what the
-        loss is divided by.
+        record's class probabilities, times the histogram's expected total, which roughly offsets
+        the division by the expected batch size.
         """
         assert self._plan is not None
         assert self._plan.release_std is not None
@@ -186,7 +186,8 @@ class RateConstraints(SummedRelease):
         state["raised"] = raised = np.minimum(np.maximum(raised, 0.0), cap)
         damped = raised + self.options["damping"] * excess
         state["multipliers"] = np.minimum(np.maximum(damped, 0.0), cap)
-        per_count = self._weights / bases  # derivative of each constraint by each sum of counts
+        # derivative of each constraint with respect to each sum of counts
+        per_count = self._weights / bases
         slopes = per_count @ self._numerators - (per_count * rates) @ self._denominators
         state["noise"] = self._plan.release_std * np.sqrt((slopes * slopes).sum(axis=1))
         prices = (self._mass * self._signs * state["multipliers"]) @ slopes
@@ -214,7 +215,7 @@ class RateConstraints(SummedRelease):
         }
 
     def measure(self, predicted: np.ndarray, cells: np.ndarray) -> dict[str, float | None]:
-        """Return each constraint's value on predicted classes. NOT private: no noise is added."""
+        """Return each constraint's value for predicted classes. NOT private: no noise is added."""
         histogram = np.zeros(self.shape)
         np.add.at(histogram, (cells, predicted), 1.0)
         return {constraint.name: constraint.value(histogram) for constraint in self.constraints}
@@ -226,7 +227,7 @@ class RateConstraints(SummedRelease):
         return {"constraints": listed, "partition": columns, **self.options}
 
     def state(self) -> dict[str, Any]:
-        """Return what the next step needs: multipliers and smoothed denominators."""
+        """Return the state for the next step: multipliers and smoothed denominators."""
         return {name: value.tolist() for name, value in self._state.items()}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -262,7 +263,7 @@ class RateConstraints(SummedRelease):
 
 
 class PenalisedLoss:
-    """A per-record loss plus the price of the record's prediction; just the loss without prices."""
+    """A per-record loss plus the price of the prediction; the loss alone if there are no prices."""
 
     def __init__(self, loss: Loss, constraints: RateConstraints):
         self.plain = loss

@@ -20,7 +20,7 @@ def rate(
     where: Condition | None = None,
     given: Condition | None = None,
 ) -> Expression:
-    """Return the fraction of records with an event among those that satisfy `where` and `given`.
+    """Return the fraction of records with an event, among those that satisfy `where` and `given`.
 
     Args:
         event: the event to count, such as `part.wrong`.
@@ -133,7 +133,7 @@ def _constraint(left: Expression, sense: str, right: Expression | float) -> Cons
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Constraint:
-    """An upper or lower bound on an expression of rates."""
+    """An upper or lower bound on an expression in rates."""
 
     name: str
     expression: Expression
@@ -142,7 +142,7 @@ class Constraint:
 
     @property
     def partition(self) -> Partition:
-        """The partition of its rates."""
+        """The partition that its rates refer to."""
         return self.expression.terms[0][1].partition
 
     def named(self, name: str) -> Constraint:
@@ -154,7 +154,7 @@ class Constraint:
         return value - self.bound if self.sense == "≤" else self.bound - value
 
     def value(self, histogram: np.ndarray) -> float | None:
-        """Return the value on a histogram [cells, classes]; None if a group is empty."""
+        """Return the value for a histogram [cells, classes]; None if a group is empty."""
         total = self.expression.constant
         for weight, term in self.expression.terms:
             among = histogram[term.denominator].sum()
@@ -166,7 +166,7 @@ class Constraint:
     def __bool__(self) -> NoReturn:
         """Refuse `low <= rate <= high` and `and`, which would silently drop a constraint."""
         raise OwnerwiseError(
-            f"{self.name} is neither true nor false by itself, and low <= rate <= high would keep "
+            f"{self.name} is neither true nor false on its own, and low <= rate <= high would keep "
             "only one bound; write two constraints, [rate >= low, rate <= high]"
         )
 
