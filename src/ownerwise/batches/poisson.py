@@ -51,7 +51,7 @@ class Batch:
 
 
 class PoissonBatches:
-    """An iterable over the batches of a plan, one per step.
+    """An iterable over a plan's batches, one per step.
 
     Each pass draws the batch for step t from (key, t) alone. The position of the pass, worker
     processes and other passes running at the same time make no difference. With a private stream

@@ -100,7 +100,7 @@ def data_problems(dataset: Any, records: int) -> list[str]:
             "pass a map-style Dataset (__getitem__ and __len__)"
         ]
     if isinstance(dataset, tuple):
-        named = [(f"array {number} of the data", array) for number, array in enumerate(dataset)]
+        named = [(f"array {number} in the data", array) for number, array in enumerate(dataset)]
         problems = [text for name, array in named for text in _array_problems(name, array, records)]
         return problems if dataset else ["the data is an empty tuple: pass (X, y)"]
     by_column = isinstance(dataset, dict) or hasattr(dataset, "iloc")

@@ -19,7 +19,7 @@ from ownerwise.randomness import StepStream
 
 
 class ClippingRule(Protocol):
-    """The interface that the private step requires of a rule."""
+    """The interface of a rule for the private step."""
 
     @property
     def randomised(self) -> bool:

@@ -30,7 +30,7 @@ _LOSS_ROUNDOFFS = 8.0  # change in a loss by rounding: absolute up to 1, relativ
 
 @dataclass(frozen=True)
 class INO:
-    """Weight 1 for the important records of a batch, falling to 0 over a tail of fixed length.
+    """Weight 1 for the important records in a batch, falling to 0 over a tail of fixed length.
 
     Args:
         tail: tail length as a fraction of the plan's expected total clip norm; needs `bind`.

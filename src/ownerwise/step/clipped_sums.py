@@ -238,7 +238,7 @@ class ClippedSums:
     def _batch_weights(
         self, losses: np.ndarray, owner_index: np.ndarray, clip_norms: np.ndarray
     ) -> np.ndarray:
-        """Return one checked weight per record of the logical batch."""
+        """Return one checked weight per record in the logical batch."""
         assert self.weights is not None
         weights = self.weights.weights(losses, clip_norms, owner_index)
         weights = np.asarray(weights, dtype=np.float64)

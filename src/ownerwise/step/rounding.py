@@ -19,7 +19,7 @@ from ownerwise.planning import Plan, largest_total
 GRID_TOLERANCE = 1e-4
 """Distance by which the noise grid may move two neighbouring sums apart, in clip norms."""
 RELEASE_SLACK = 1e-3
-"""Allowance for rounding in a release of sensitivity 1: by its grid, and in other records' rows."""
+"""Allowance for rounding in a release of sensitivity 1, by the grid and in other records' rows."""
 _SUM_ROUNDOFFS = 2.0  # change in a sum's rounding if one record goes, in roundoffs of its size
 _ENOUGH = 1e-3  # with a larger slack, summing in classes of clip norms pays off
 LARGEST_SLACK = 0.05

@@ -126,7 +126,7 @@ class RateConstraints(SummedRelease):
 
     @property
     def multipliers(self) -> np.ndarray:
-        """The current multiplier of each constraint."""
+        """The current multiplier for each constraint."""
         return self._state["multipliers"].copy()
 
     def bind(self, plan: Plan) -> Self:
@@ -140,7 +140,7 @@ class RateConstraints(SummedRelease):
         return bound
 
     def contributions(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the class probabilities that each record adds to its cell of the histogram."""
+        """Return the class probabilities that each record adds to its cell in the histogram."""
         self._check(outputs, targets)
         counts = self._probabilities(outputs).T
         if self.options["hard"]:

@@ -54,7 +54,7 @@ def rate(
 
 @dataclass(frozen=True, eq=False)
 class Rate:
-    """A ratio of two counts, each a sum of the histogram over a set of (cell, class) pairs."""
+    """A ratio of two counts, each the histogram summed over a set of (cell, class) pairs."""
 
     name: str
     partition: Partition
