@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-IS_A_FOLDER = "--out {} is a folder; expected the name of a file"
+IS_A_FOLDER = "--out {} is a folder; expected a file name"
 
 
 class OwnerwiseError(ValueError):
@@ -36,7 +36,7 @@ class AccountingError(OwnerwiseError, ArithmeticError):
 
 
 class PrivacyWarning(UserWarning):
-    """The request is possible, but it weakens what the guarantee means."""
+    """The request is possible, but weakens the guarantee."""
 
 
 def name_some(items: Any, label: Callable[[Any], str] = str, *, shown: int = 3) -> str:
@@ -46,7 +46,7 @@ def name_some(items: Any, label: Callable[[Any], str] = str, *, shown: int = 3) 
 
 
 def known_names(given: object, known: Iterable[str]) -> str:
-    """Return the name that was probably meant, and all known names."""
+    """Return a hint with the name that was probably meant, and all known names."""
     spelled = {name.lower(): name for name in known}
     near = difflib.get_close_matches(str(given).lower(), spelled, 1, cutoff=0.5)
     hint = f"did you mean {spelled[near[0]]!r}? " if near else ""

@@ -46,7 +46,7 @@ class _Lineage:
         if (self.copies > 1 or self.fits) and not self.warned:
             self.warned = True
             warnings.warn(
-                "this estimator is fitted, or was cloned, several times (a search, "
+                "this estimator has been fitted or cloned several times (a search, "
                 "cross-validation, an ensemble). Each fit spends every owner's budget again, and "
                 "choosing among fits by their scores on private records is not accounted for: the "
                 "epsilon of a single fit does not cover it. Tune on public data, or add the "
@@ -66,7 +66,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     Assumed public: all parameters here, who the owners are and how many records each has, the
     number of features, and the classes. Without `classes`, labels are read off `y`, which reveals
     which of them occur: that fit is NOT private (a `PrivacyWarning`, `private_` and the card say
-    so). Inputs are not standardised by statistics of the data; give a public `input_range` instead
+    so). Inputs are not standardised with data statistics; give a public `input_range` instead
     (a scaler before this step in a pipeline would be fitted to private records without noise). Each
     further fit on the same records spends the budgets again: a parameter search or cross-validation
     is NOT accounted for (a `PrivacyWarning` says so). Records on which `score` is computed have no
@@ -346,7 +346,7 @@ def _missing_problems(X: np.ndarray) -> list[str]:
     return [
         "X has entries that are NaN or infinite; expected numbers: fill them with a public "
         "constant, as SimpleImputer(strategy='constant') does. An imputer that is fitted to the "
-        "records (mean, median, neighbours) releases statistics of them without noise"
+        "records (mean, median, neighbours) releases their statistics without noise"
     ]
 
 
@@ -375,6 +375,6 @@ def _by_owner(name: str, given: Any, ids: np.ndarray, problems: list[str]) -> An
     if differing:
         problems.append(
             f"{name} differs between records of owner {name_some(sorted(differing))}; expected one "
-            "value per owner, or every record its own owner"
+            "value per owner, or a separate owner for every record"
         )
     return chosen

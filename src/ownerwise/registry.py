@@ -1,8 +1,8 @@
 """Tables of names that other packages can add to.
 
-A package adds a name by an entry point: of the group `ownerwise.datasets` for a data set,
-`ownerwise.models` for a network, `ownerwise.assignments` for a way to assign records to owners, and
-`ownerwise.orders` for an order of records in INO-SGD. The library's own names take precedence.
+A package adds a name with an entry point in the group `ownerwise.datasets` (data sets),
+`ownerwise.models` (networks), `ownerwise.assignments` (methods of assigning records to owners) or
+`ownerwise.orders` (orders of records in INO-SGD). The library's own names take precedence.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Entry = TypeVar("Entry")
 
 
 class Registry(Mapping[str, Entry]):
-    """The library's own entries by name, followed by those of installed packages.
+    """The library's own entries by name, followed by those from installed packages.
 
-    An entry of another package is imported when it is looked up, not when names are listed.
+    An entry from another package is imported when it is looked up, not when names are listed.
 
     Args:
-        group: of the entry points.
+        group: the group of the entry points.
         own: the library's own entries.
     """
 

@@ -1,4 +1,4 @@
-"""Numbers as people read them: rounded to the digits that matter, with their units."""
+"""Numbers as text for readers: rounded to the digits that matter, with their units."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Amount:
-    """A mean over seeds; `deviation` is their standard deviation, None for a single run."""
+    """A mean over seeds; `deviation` is the standard deviation, or None for a single run."""
 
     mean: float
     deviation: float | None
@@ -54,7 +54,7 @@ def epsilon(value: float) -> str:
 
 
 def delta(value: float) -> str:
-    """Return a delta rounded up to two significant digits, its exponent not padded: "1e-5"."""
+    """Return a delta rounded up to two significant digits, with an unpadded exponent: "1e-5"."""
     return up(value, 2).replace("e-0", "e-")
 
 
@@ -93,7 +93,7 @@ def percent_up(share: float, places: int = 2) -> str:
 
 
 def whole(count: float) -> str:
-    """Return a count with separated thousands: "12,000"."""
+    """Return a count with thousands separators: "12,000"."""
     return f"{count:,.0f}"
 
 

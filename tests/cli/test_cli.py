@@ -91,7 +91,7 @@ def test_all_problems_at_once_exit_code_2_and_nothing_written(tmp_path, capsys):
     [
         (None, REQUEST, "table.csv"),
         ("", REQUEST, "table.csv"),
-        ("owner,epsilon\n", REQUEST, "a header and no rows"),
+        ("owner,epsilon\n", REQUEST, "a header but no rows"),
         ("owner;epsilon\na;1\n", REQUEST, "looks separated by ';'; expected commas"),
         ("owner,epsilon\na,1\na,2\n", REQUEST, "more than once"),
         ("owner,epsilon,records\na,1,50\n", REQUEST, "at most the 50 declared"),
@@ -107,7 +107,7 @@ def test_bad_input_is_explained(tmp_path, capsys, content, arguments, message):
     assert message in capsys.readouterr().err
 
 
-NO_RECORDS = "no column records: one record per owner is assumed; add the column"
+NO_RECORDS = "has no records column: one record per owner is assumed; add the column"
 
 
 def test_a_table_without_records_is_planned_with_a_warning(two_owners, tmp_path, capsys):
@@ -116,7 +116,7 @@ def test_a_table_without_records_is_planned_with_a_warning(two_owners, tmp_path,
     out = tmp_path / "plan.json"
     request = ["plan", str(table), "--steps", "10", "--batch-size", "1"]
     assert main([*request, "--out", str(out)]) == 0
-    assert f"ownerwise: warning: {table}: {NO_RECORDS}" in capsys.readouterr().err
+    assert f"ownerwise: warning: {table} {NO_RECORDS}" in capsys.readouterr().err
     assert main([*request, "--json"]) == 0
     captured = capsys.readouterr()
     assert NO_RECORDS in captured.err
@@ -131,7 +131,7 @@ def test_a_batch_beyond_assumed_records(tmp_path, capsys):
     assert main(["plan", str(table), *REQUEST]) == 2
     message = capsys.readouterr().err
     assert "1 problem\n" in message
-    assert f"batch_size 64 for 2 owners; {table}: {NO_RECORDS}" in message
+    assert f"batch_size 64 for 2 owners; {table} {NO_RECORDS}" in message
     assert "declared" not in message
 
 
@@ -166,7 +166,7 @@ def test_nothing_but_a_plan_is_overwritten(tmp_path, capsys):
     text = "owner,epsilon,records\na,1,100\nb,2,100\n"
     table.write_text(text)
     assert main(["plan", str(table), *REQUEST, "--out", str(table)]) == 2
-    assert "already exists and is not a plan: give another name" in capsys.readouterr().err
+    assert "already exists and is not a plan: choose another name" in capsys.readouterr().err
     assert table.read_text() == text
     assert sorted(tmp_path.iterdir()) == [table]
     for _ in range(2):

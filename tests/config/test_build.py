@@ -270,4 +270,4 @@ def test_other_numbers_of_records_than_declared_are_named(tmp_path):
     (tmp_path / "budgets.csv").write_text(rows)
     with pytest.warns(UserWarning, match=r"not private\): clinic 0 declares 70, has \d+") as found:
         prepare_run(make_config(content, base=tmp_path), folder=tmp_path / "run")
-    assert "% of the plan's" in str(found[0].message)
+    assert "% of the planned size" in str(found[0].message)

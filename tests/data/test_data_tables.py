@@ -171,7 +171,7 @@ class TestRefusals:
         [
             ("t.csv", "", "is empty"),
             ("t.csv", "\n\n", "is empty"),
-            ("t.csv", "a,b\n", "has a header and no rows"),
+            ("t.csv", "a,b\n", "has a header but no rows"),
             ("t.csv", "a;b\n1,5;2\n", "looks separated by ';'; expected commas"),
             ("t.csv", '"a";"b"\n"1";"2"\n', "looks separated by ';'; expected commas"),
             ("t.csv", "a,b\n1\n", "2 cells"),

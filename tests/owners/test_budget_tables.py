@@ -241,7 +241,7 @@ class TestBadTables:
 
     def test_a_header_without_rows_is_refused(self, tmp_path):
         path = write(tmp_path, "owner,epsilon\n")
-        only_problem(path, "has a header and no rows", "one row per owner")
+        only_problem(path, "has a header but no rows", "one row per owner")
 
     @pytest.mark.parametrize(
         ("text", "mark"),
@@ -265,7 +265,7 @@ class TestBadTables:
         assert "more than one column epsilon" in problems(path)[-1]
 
     def test_an_empty_data_frame_is_refused(self, frame):
-        only_problem(frame.iloc[:0], "the table has a header and no rows", "one row per owner")
+        only_problem(frame.iloc[:0], "the table has a header but no rows", "one row per owner")
 
     def test_unknown_columns_and_a_wrong_value(self, tmp_path):
         path = write(tmp_path, "owner,epsilon,name,town\na,-1,x,y\n")

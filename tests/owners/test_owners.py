@@ -256,7 +256,7 @@ class TestBadOwners:
         only_problem(None, [], says=["empty"])
 
     def test_owners_must_be_named_somewhere(self):
-        only_problem(None, 1.0, says=["nothing says who the owners are", "one owner id per record"])
+        only_problem(None, 1.0, says=["the owners are unknown", "one owner id per record"])
 
     @pytest.mark.parametrize("gap", [None, "", np.nan, pd.NA, pd.NaT])
     def test_records_without_an_id_are_named(self, gap):
@@ -277,7 +277,7 @@ class TestBadOwners:
 
 class TestBadLengths:
     def test_one_epsilon_per_record_with_several_records_per_owner(self):
-        says = ["each of 5 records", "owner b has 3", "{id: epsilon}", "its own owner"]
+        says = ["each of 5 records", "owner b has 3", "{id: epsilon}", "a separate owner"]
         only_problem(RECORD_OWNER, [1.0, 2.0, 3.0, 4.0, 5.0], says=says)
 
     def test_values_with_two_possible_orders_are_refused(self):

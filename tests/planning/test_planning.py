@@ -246,8 +246,10 @@ def test_a_rate_is_capped_at_one_and_the_unspent_budget_reported(owners):
     plan = ow.plan(owners, "sample", steps=5, batch_size=600)
     assert plan.sampling_rates.max() <= 1
     assert plan.unspent.tolist() == [False, False, True, True]
-    assert "cannot use up their budget" in plan.describe()
-    with pytest.raises(ow.PlanError, match=r"2 owners cannot use up .* owner 2 \(epsilon 2\)"):
+    assert "cannot use up the whole budget" in plan.describe()
+    with pytest.raises(
+        ow.PlanError, match=r"2 of \d+ budgets cannot be used up.* owner 2 \(epsilon 2\)"
+    ):
         ow.plan(owners, "sample", steps=5, batch_size=600, strict=True)
 
 

@@ -1,6 +1,6 @@
-"""Accounting: what a private run costs each owner.
+"""Accounting: the privacy cost of a run for each owner.
 
-May import `errors` alone. `epsilon` is vectorised over owners (`per_owner`); a `Schedule` says how
+May import only `errors`. `epsilon` is vectorised over owners (`per_owner`); a `Schedule` says how
 many steps are taken and with how much noise. There are two accountants, `pld` (tight, the default)
 and `rdp`; `release` adds the cost of a further release; `curves` inverts an accountant for a
 million owners; `reference` checks the results with dp-accounting.

@@ -1,6 +1,6 @@
-"""Sampling rates or noise multipliers that spend many budgets, without a loop over owners.
+"""Sampling rates or noise multipliers that use up many budgets, without a loop over owners.
 
-For a fixed delta, the quantity that the planner asks for (a sampling rate, a noise multiplier) is a
+For a fixed delta, the quantity that the planner needs (a sampling rate, a noise multiplier) is a
 smooth monotone function of epsilon. It is solved for at a few nodes, interpolated by a cubic spline
 in logarithms, and checked between the nodes by the accountant itself: an interval in which the
 interpolated value misses its target by more than the tolerance gets another node. If there are only
@@ -25,12 +25,12 @@ Cost = tuple[float, float, float]
 """Sampling rate, noise multiplier, release sensitivity."""
 
 LogQuantity = Callable[[int, np.ndarray], np.ndarray]
-"""Logarithm of a quantity, as a function of (number of the delta, log epsilon)."""
+"""Logarithm of a quantity, as a function of (index of the delta, log epsilon)."""
 
 SAMPLING_RATE_RANGE = (1e-9, 1.0)
 MULTIPLIER_RANGE = (0.2, 1e5)
 TOLERANCE = 2e-4
-"""Relative error of epsilon that solving and interpolating may each leave."""
+"""Relative error in epsilon that solving and interpolating may each introduce."""
 
 MAX_NODES = 24  # distinct budgets per delta up to which each is a node
 _MAX_DELTAS = 64
@@ -64,7 +64,7 @@ class Budgets:
 
 @dataclass(frozen=True)
 class DeltaGroup:
-    """Owners with the same delta: its number, its value, and the positions of the owners."""
+    """Owners with the same delta: its index, its value, and the positions of the owners."""
 
     number: int
     delta: float
@@ -82,7 +82,7 @@ class BudgetCurve:
         self.unreachable: list[tuple[float, float]] = []
 
     def log_at(self, number: int, log_epsilon: np.ndarray) -> np.ndarray:
-        """Return the logarithm of the quantity at points of delta `number`."""
+        """Return the log of the quantity at each log epsilon, for the delta at index `number`."""
         x, y = self.nodes[number]
         return _interpolate(x, y, log_epsilon)
 
@@ -116,10 +116,10 @@ def sampling_rate_curve(
 ) -> BudgetCurve:
     """Return the sampling rate that spends each budget, given the noise multiplier.
 
-    `log_multiplier(number, log_epsilon)` is the logarithm of the multiplier at points of delta
-    `number`. A sampling rate is at most 1 (the budget is then not used up). With
-    `least_sampling_rate`, records that are drawn more often than that contribute proportionally
-    less to the release.
+    `log_multiplier(number, log_epsilon)` is the logarithm of the multiplier for the delta at index
+    `number`. A sampling rate is at most 1; at that limit, part of the budget may stay
+    unspent. With `least_sampling_rate`, records that are drawn more often than that contribute
+    proportionally less to the release.
     """
 
     def cost(log_sampling_rate: float, number: int, log_epsilon: float) -> Cost:
@@ -180,7 +180,7 @@ def _solve(
     release: PaidRelease | None,
     tolerance: float,
 ) -> BudgetCurve:
-    """Return the curve of the unknown whose `cost` spends exactly each epsilon."""
+    """Return the curve of the values whose `cost` spends each epsilon exactly."""
     safest = bounds[0] if slope > 0 else bounds[1]
     curve = BudgetCurve()
     for group in budgets.groups:
@@ -207,7 +207,7 @@ def _solve(
                 start = float(guess(number, np.array([point]))[0])
             else:
                 start = first_guess(number, float(point), delta)
-                if values:  # the neighbour's solution, shifted as the rough formula shifts
+                if values:  # the neighbour's solution, shifted by the rough formula's change
                     start += values[-1] - first_guess(number, float(x[len(values) - 1]), delta)
             values.append(solve(float(point), start))
             if values[-1] == safest and miss(safest, float(point)) > tolerance:

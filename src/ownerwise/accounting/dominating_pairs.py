@@ -1,14 +1,14 @@
-"""Dominating pairs of one step: its output with and without a record, before sampling.
+"""Dominating pairs for one step: its output with and without a record, before sampling.
 
-In units of the record's contribution, the output without the record is Q, with the record P. For
+In units of the record's contribution, the output is Q without the record and P with it. For
 the gradient alone, Q = N(0, m^2) and P = N(1, m^2). For the gradient and a release with Laplace
 noise of scale v, Q = N(0, m^2) x Lap(0, v) and P = N(1, m^2) x Lap(1, v); this dominates every pair
-of neighbours, because a release is worst if a record's contribution lies in one coordinate. Both
+of neighbours, because a release costs most if a record's contribution lies in one coordinate. Both
 outputs come from one Poisson batch, so they are one mechanism that is sampled once. (If the release
 has Gaussian noise too, the pair is again Gaussian: see `joint_multiplier`.)
 
 An accountant only needs the distribution of L = log(P/Q). Both pairs are symmetric: L under P is
-distributed as -L under Q. With Laplace noise, L is the sum of a Gaussian and of
+distributed as -L under Q. With Laplace noise, L is the sum of a Gaussian and
 (|a| - |a - 1|) / v, which has two atoms and an exponential piece between them; that sum is
 integrated in closed form.
 """
@@ -24,12 +24,12 @@ from ownerwise.accounting.moments import TAIL, log_moments, moments_at
 
 _LOG_ROOT = 0.5 * np.log(2 * np.pi)
 _BEYOND = 700.0  # exp stays finite
-_LARGEST = 1000.0  # multipliers above it are treated as this: less noise never costs less
+_LARGEST = 1000.0  # larger multipliers are treated as this one: less noise never costs less
 
 
 @dataclass(frozen=True)
 class GaussianPair:
-    """The gradient alone."""
+    """The pair for the gradient alone."""
 
     multiplier: float
 
@@ -54,7 +54,7 @@ class GaussianPair:
 
 @dataclass(frozen=True)
 class LaplacePair:
-    """The gradient, and a release with Laplace noise of scale `scale`."""
+    """The pair for the gradient and a release with Laplace noise of scale `scale`."""
 
     multiplier: float
     scale: float
@@ -96,7 +96,7 @@ class LaplacePair:
         step = min(0.25, m / 2.0) / m
         upper = (max(1.0, float(orders.max())) / m + TAIL) / m + jump
         least = min(0.0, float(orders.min())) / m
-        if sampling_rate < 1:  # the sampled loss falls no further
+        if sampling_rate < 1:  # the sampled loss does not fall any further
             least = max(least, -40.0 * m)
         lower = (least - TAIL - half) / m - jump
         loss = np.arange(lower, upper + step, step)

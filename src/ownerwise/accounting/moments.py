@@ -1,12 +1,13 @@
 """Moments of one step: the Poisson-sampled Gaussian mechanism SGM(q, m).
 
-One step with a record is P = (1-q) N(0, m^2) + q N(1, m^2), without it Q = N(0, m^2) (in units of
-the record's clip norm). All that an accountant needs to know of a step is M(a) = E_Q[(P/Q)^a]: the
-Renyi divergence of order a is log M(a) / (a - 1); the privacy loss log(P/Q) has the log moment
-generating function log M(1+t) when the record is removed, and -log(P/Q) has log M(-t) when added.
+The output of one step is P = (1-q) N(0, m^2) + q N(1, m^2) with a record and Q = N(0, m^2) without
+it, in units of the record's clip norm. All that an accountant needs to know about a step is
+M(a) = E_Q[(P/Q)^a]: the Renyi divergence of order a is log M(a) / (a - 1); the privacy loss
+log(P/Q) has the log moment generating function log M(1+t) when the record is removed, and -log(P/Q)
+has log M(-t) when it is added.
 
 References: Mironov, Talwar, Zhang (2019), "Renyi Differential Privacy of the Sampled Gaussian
-Mechanism", section 3, for why these two directions are the worst case.
+Mechanism", section 3, shows that these two directions are the worst case.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ MAX_SHIFT = 1000.0
 """Orders above MAX_SHIFT * m are not evaluated: their mass lies too far out to tabulate."""
 
 LEAST_MULTIPLIER = 0.02
-"""Smaller multipliers are refused: epsilon exceeds a thousand, and integrals grow without bound."""
+"""Smaller multipliers are refused: epsilon would exceed 1000, and integrals grow without bound."""
 
 TAIL = 13.0
-"""Standard deviations that are integrated: 1e-38 of the mass lies outside."""
+"""Number of standard deviations to integrate over: 1e-38 of the mass lies outside."""
 
 
 def highest_order(sampling_rate: float, multiplier: float) -> float:
     """Return the largest order worth evaluating.
 
     Above about 2 m^2 log(1/q) the sampled Gaussian's moments explode (the branch with the record
-    dominates), so no useful bound is attained there; three times that is kept as a margin.
+    dominates), so higher orders give no useful bound; half as much again is kept as a margin.
     """
     if multiplier < LEAST_MULTIPLIER:
         raise AccountingError(
@@ -67,7 +68,7 @@ def log_moments(sampling_rate: float, multiplier: float, orders: np.ndarray) -> 
 def moments_at(
     sampling_rate: float, loss: np.ndarray, log_weight: np.ndarray, orders: np.ndarray
 ) -> np.ndarray:
-    """Return log E_Q[(P/Q)^a] from nodes: log density ratios before sampling, and log masses of Q.
+    """Return log E_Q[(P/Q)^a] from nodes: log density ratios before sampling, log masses under Q.
 
     The masses must add up to 1, and E_Q[exp(loss)] must be 1.
     """

@@ -1,8 +1,8 @@
-"""Epsilon of each of many owners, without running the accountant for every one of them.
+"""Epsilon for each of many owners, without running the accountant for every one of them.
 
-The owners of a plan lie on a smooth curve of rising cost. Epsilon is evaluated at a few nodes of
+The owners in a plan lie on a smooth curve of rising cost. Epsilon is evaluated at a few nodes of
 the curve, interpolated by a cubic spline in logarithms, checked between the nodes by the
-accountant, and rounded up. Owners who lie on no smooth curve are evaluated one by one.
+accountant, and rounded up. Owners who do not lie on a smooth curve are evaluated one by one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ownerwise.accounting.release import PaidRelease, owner_epsilon
 from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
 
-_MAX_ROUNDS = 8  # of adding nodes where a path has corners
+_MAX_ROUNDS = 8  # rounds of adding nodes where a path has corners
 
 
 def epsilon(
@@ -31,18 +31,18 @@ def epsilon(
     release: PaidRelease | None = None,
     release_sensitivity: np.ndarray | float = 1.0,
 ) -> np.ndarray:
-    """Return the epsilon of every owner after `steps` steps.
+    """Return every owner's epsilon after `steps` steps.
 
-    Owners with equal parameters cost one evaluation. Owners who, for their delta, lie on one smooth
-    curve of rising cost (as in every plan) are interpolated and rounded up. Where multipliers do
-    not fall as sampling rates rise, each distinct rate has its own curve.
+    Owners with equal parameters share one evaluation. Owners who, for their delta, lie on one
+    smooth curve of rising cost (as in every plan) are interpolated and rounded up. Where
+    multipliers do not fall as sampling rates rise, each distinct rate has its own curve.
 
     Args:
-        sampling_rate, multiplier, delta: of each owner, or one value for all.
+        sampling_rate, multiplier, delta: one value per owner, or one for all.
         steps: number of steps, or a schedule.
         accountant: "pld" or "rdp".
         release: a further release from the same batches, if any.
-        release_sensitivity: how much one record of each owner contributes to it at most.
+        release_sensitivity: the most that one record of each owner contributes to it.
     """
     schedule = Schedule.of(steps)
     given = (sampling_rate, multiplier, release_sensitivity, delta)
@@ -76,7 +76,7 @@ def _along_curve(
     accountant: str,
     release: PaidRelease | None,
 ) -> np.ndarray:
-    """Return epsilon, rounded up, for points (rate, multiplier, sensitivity) of rising cost.
+    """Return epsilon, rounded up, for points (rate, multiplier, sensitivity) in order of cost.
 
     Points that lie off the smooth path are evaluated one by one.
     """
@@ -133,8 +133,8 @@ def _along_path(
     """Return nodes whose spline follows the path, and the points that the spline misses.
 
     Epsilon is a smooth function of (rate, multiplier, sensitivity), hence of the position only
-    where these are smooth: between nodes the path may have corners that no check of epsilon would
-    see. An error of `tolerance` in their logarithms moves log epsilon by about an eighth of
+    where these are smooth: between nodes the path may have corners that checking epsilon would
+    miss. An error of `tolerance` in their logarithms moves log epsilon by about an eighth of
     `TOLERANCE`: its slope is at most 2 / m^2 in the log multiplier where sampling amplifies, and
     about 1 in the log rate.
     """
@@ -157,7 +157,7 @@ def _along_path(
 
 
 def _check(costs: Sequence[np.ndarray], delta: np.ndarray) -> None:
-    """Refuse impossible values; NaN fails every comparison."""
+    """Raise an error if a value is impossible; NaN fails every comparison."""
     rate, multiplier, sensitivity = costs
     expected = (
         ("sampling rate", rate, (rate >= 0) & (rate <= 1), "0 to 1"),

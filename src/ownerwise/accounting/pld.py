@@ -2,14 +2,14 @@
 
 One step's privacy loss is placed on a grid by connecting the dots (each interval's mass goes to
 its two ends so that its probability under both hypotheses is kept), which can only overstate the
-loss; T steps are one power in Fourier space; epsilon is read off the hockey-stick curve. Both
-directions, a record removed and a record added, are computed, and the larger epsilon counts.
+loss; T steps become one power in Fourier space; epsilon is read off the hockey-stick curve. Both
+directions, a record removed and a record added, are computed, and the larger epsilon is used.
 
 Two things make it fast, and tight even for the strictest owners. The width of the grid adapts to
-the run: it is as fine as it must be for an overstatement of 1e-4 of epsilon, however small epsilon
-is. And the distribution is tilted exponentially towards the losses that determine epsilon, so that
-a small delta is not lost in the rounding of the Fourier transform, and a window of a few standard
-deviations holds everything that matters.
+the run: it is just fine enough to overstate epsilon by no more than about 1e-4 of its value,
+however small that is. And the distribution is tilted exponentially towards the losses that
+determine epsilon, so that a small delta is not lost in the rounding of the Fourier transform, and a
+window of a few standard deviations holds everything that matters.
 
 References: Koskela, Jalko, Honkela (2020) for Fourier accounting; Doroshenko, Ghazi, Kamath,
 Kumar, Manurangsi (2022), "Connect the Dots", for the discretisation and its domination proof;
@@ -40,7 +40,7 @@ _SPARE = 1e-7  # fraction of delta reserved for each tail that is cut off
 _LOG_WIDEST_TAIL = np.log(1e-6)
 _ROUNDING = 2e-16  # error of a Fourier transform per composed step
 _MAX_ROUNDING = 1e-4  # relative to delta: about 1e-5 of epsilon
-_HIGHEST_LOSS = 600.0  # exp stays finite, and no real epsilon lies above
+_HIGHEST_LOSS = 600.0  # exp stays finite, and no realistic epsilon is larger
 _MAX_CELLS = 1 << 20
 _ORDER_SPACING = 1.15
 _SMOOTH_STEPS = 20
@@ -67,7 +67,7 @@ def epsilon(
 
 @dataclass(frozen=True)
 class _Window:
-    """The table of the composed loss: `cells` cells of `width`, from cell number `low` on.
+    """The table of the composed loss: `cells` cells of width `width`, starting at cell `low`.
 
     The bounds on truncation and rounding errors hold for every epsilon above `least_epsilon`.
     """
@@ -100,15 +100,15 @@ class _Direction:
             self.cumulant += count * step.log_moments(sampling_rate, orders)
         if not np.isfinite(self.cumulant).all():
             raise AccountingError(
-                f"the moments of sampling rate {sampling_rate:g}, noise multiplier {lowest:g} are "
+                f"the moments at sampling rate {sampling_rate:g}, noise multiplier {lowest:g} are "
                 f"not finite over {schedule.steps} steps; use a larger noise multiplier"
             )
 
     def epsilon(self, floor: float = 0.0) -> float:
         """Return epsilon, or `floor` if that is larger (epsilon is then not resolved further).
 
-        The grid is first chosen for the moments' bound, and again if that bound is far off. The
-        moments' own bound is valid too, and is returned where the table cannot resolve delta.
+        The grid is first chosen from the bound that the moments give, and again if that bound is
+        far off. That bound is valid too, and is returned where the table cannot resolve delta.
         """
         positive = self.tilts[self.zero + 1 :]
         bounds = convert(self.cumulant[self.zero + 1 :], positive, self.delta)
@@ -140,8 +140,8 @@ class _Direction:
         """Return the cell width whose connected dots add OVERSTATEMENT to epsilon.
 
         Cells of width w add about T w^2 order / 12, where the order is the one that determines
-        delta. This holds only after some steps, because the loss of a few steps is less smooth:
-        they get the width of 20 steps.
+        delta. This holds only after some steps, because the loss over a few steps is less smooth:
+        shorter runs get the width for 20 steps.
         """
         steps = max(self.total_steps, _SMOOTH_STEPS)
         return float(np.sqrt(12.0 * OVERSTATEMENT * epsilon / (steps * order)))
@@ -174,7 +174,7 @@ class _Direction:
         return _Window(width, start, 2 * half, tilt, least_epsilon)
 
     def _tabulate(self, window: _Window) -> tuple[float, float]:
-        """Return epsilon by composing all steps on the window's grid, and -d log(delta)/d eps."""
+        """Compose all steps on the window's grid; return epsilon and -d log(delta)/d epsilon."""
         spectrum = np.ones(window.cells // 2 + 1, dtype=np.complex128)
         log_mass, cut = 0.0, 0.0
         for count, pair in self.steps:
@@ -205,7 +205,7 @@ class _Direction:
 
 
 def _power(values: np.ndarray, exponent: int) -> np.ndarray:
-    """Return values**exponent by repeated squaring: faster and more accurate than by logarithms."""
+    """Return values**exponent by repeated squaring: faster and more accurate than logarithms."""
     result = None
     while exponent:
         if exponent & 1:
@@ -219,7 +219,7 @@ def _power(values: np.ndarray, exponent: int) -> np.ndarray:
 def _one_step(
     sampling_rate: float, pair: Pair, width: float, tail: float, *, removing: bool
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return (cell numbers, probabilities, probability beyond the last cell) of one step's loss.
+    """Return (cell numbers, probabilities, probability beyond the last cell) for one step's loss.
 
     L is the loss before sampling. If the record is removed, the step's loss rises with L, and L is
     drawn under (1-q) Q + q P. If it is added, the step's loss falls with L, and L is drawn under Q.
@@ -239,7 +239,7 @@ def _one_step(
     high = int(np.ceil(loss(ends[1], extra) / width))
     index = np.arange(low, high + 1)
     edges = width * index
-    # L at which the loss equals the edge; -inf where the loss never gets that low (high)
+    # L at which the loss equals the edge; -inf where the loss never falls so low (rises so high)
     argument = np.expm1(edges if removing else -edges) / sampling_rate
     with np.errstate(divide="ignore"):
         crossing = np.log1p(np.maximum(argument, -1.0))

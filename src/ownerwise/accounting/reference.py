@@ -1,8 +1,8 @@
-"""The field's reference accountant, dp-accounting, as an independent check of every plan.
+"""The field's reference accountant, dp-accounting, as an independent check on every plan.
 
-It shares no numerical code with the accountants that make plans: discretisation, composition and
-conversion are dp-accounting's own. Its privacy loss distributions are the reference for both kinds
-of plans: a plan made with RDP must stay below its targets there too, by a wide margin.
+It shares no numerical code with the accountants used for planning: discretisation, composition and
+conversion are dp-accounting's own. Its privacy loss distributions are the reference for plans
+made with either accountant: one made with RDP must stay below its targets too, by a wide margin.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _compose(
 ) -> float:
     from dp_accounting.pld import privacy_loss_distribution
 
-    # A grid of width w adds about T w^2 order / 12 to epsilon (see pld.py), the order being where
-    # a Gaussian of the same budget decides delta.
+    # A grid of width w adds about T w^2 order / 12 to epsilon (see pld.py), where the order is
+    # the one that determines delta for a Gaussian with the same budget.
     order = 1.5 + target / gaussian_mu(target, delta) ** 2
     width = min(5e-3, np.sqrt(12.0 * OVERSTATEMENT * target / (schedule.steps * order)))
     composed = None
@@ -93,9 +93,9 @@ def _compose(
 def _laplace_step(
     sampling_rate: float, multiplier: float, scale: float, width: float, log_cut: float
 ):
-    """Return dp-accounting's distribution of a step with a Gaussian and a Laplace release.
+    """Return dp-accounting's distribution for a step with a Gaussian and a Laplace release.
 
-    dp-accounting has no such mechanism, but builds a distribution from any curve of deltas. The
+    dp-accounting has no such mechanism, but can build a distribution from any curve of deltas. The
     curve is integrated over the Laplace coordinate by quadrature: atoms outside [0, 1], nodes
     inside.
     """

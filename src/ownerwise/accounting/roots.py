@@ -18,7 +18,7 @@ def find_root(
 ) -> float:
     """Return x in [low, high] with |function(x)| <= tolerance.
 
-    `function` is monotone in the direction of `slope`, a guess of its steepness. If it does not
+    `function` is monotone in the direction of `slope`, an estimate of its steepness. If it does not
     cross zero within the bounds, the bound nearest to the crossing is returned: the caller must
     check the value there.
     """

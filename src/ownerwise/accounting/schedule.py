@@ -1,4 +1,4 @@
-"""How many steps are taken, and how much noise each one has."""
+"""The number of steps in a run, and the noise in each of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Schedule:
     """Consecutive segments (number of steps, noise factor); the factor multiplies the noise std.
 
-    `Schedule.constant(2000)` is an ordinary run. Noise that decays has several segments; each is
+    `Schedule.constant(2000)` is an ordinary run. Decaying noise has several segments; each is
     accounted for with its own noise, never with the mean of the multipliers.
     """
 
@@ -28,7 +28,7 @@ class Schedule:
 
     @classmethod
     def constant(cls, steps: int) -> Schedule:
-        """Return `steps` steps with equal noise."""
+        """Return a schedule of `steps` steps with equal noise."""
         return cls(((steps, 1.0),))
 
     @classmethod

@@ -1,5 +1,5 @@
 """The command line, one file per command.
 
 May import every other room. A command's file imports them inside the functions that need them, so
-that `ownerwise --help` answers at once.
+that `ownerwise --help` responds quickly.
 """

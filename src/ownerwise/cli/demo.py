@@ -33,7 +33,7 @@ def _run(options: argparse.Namespace) -> None:
     from ownerwise.report import plotly_script, write_report
     from ownerwise.wording import duration
 
-    plotly_script()  # complains before the training, not after it, if plotly is missing
+    plotly_script()  # fails before training, not after it, if plotly is missing
     search = demo_comparison.DemoSearch()
     if options.quick:
         search = demo_comparison.DemoSearch((1.0,), (4.0,), (101,), (1, 2), steps=20, evaluations=4)

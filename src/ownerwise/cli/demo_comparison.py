@@ -1,12 +1,12 @@
-"""What `ownerwise demo` runs: four methods, ten owners, one per digit, budgets from strict to lax.
+"""The comparison in `ownerwise demo`: four methods, and ten owners, one per digit.
 
-Seeds and search space are fixed in advance. Every method is tuned over the same clip norms and
-learning rates, on validation data, with the same number of runs; tail and kappa are the library's
-defaults and are not tuned. The results are shown even where nothing was gained. The setting
-(budgets 1 to 10, 120 steps) was chosen after trying about ten others on these digits, and
-docs/how-to/tail-and-kappa.md compares nine choices of tail and kappa on the same test images: the
-seeds here are fresh, the images are not. The runs have fixed seeds so that they are repeatable,
-which makes them NOT private; the data are public.
+Budgets range from strict to lax. Seeds and search space are fixed in advance. Every method is tuned
+over the same clip norms and learning rates, on validation data, with the same number of runs; tail
+and kappa are the library's defaults and are not tuned. The results are shown even where nothing was
+gained. The setting (budgets 1 to 10, 120 steps) was chosen after trying about ten others on these
+digits, and docs/how-to/tail-and-kappa.md compares nine choices of tail and kappa on the same test
+images: the seeds here are fresh, the images are not. The runs have fixed seeds so that they are
+repeatable, which makes them NOT private; the data are public.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Demo:
 
     @cached_property
     def data(self) -> DataSet:
-        """The digits of scikit-learn."""
+        """The digits from scikit-learn."""
         return load_digits()
 
     @cached_property
@@ -196,7 +196,7 @@ class Demo:
             label=method.label,
             evaluate_every=max(1, steps // self.search.evaluations) if final else steps,
             progress=False,
-            notes={"model": "64-64-10 with ReLU", "data": "digits of scikit-learn"},
+            notes={"model": "64-64-10 with ReLU", "data": "digits from scikit-learn"},
         )
         options = {}
         if final:
@@ -255,7 +255,7 @@ def owner_table(summaries: Sequence[DemoSummary], budgets: Mapping[str, float]) 
 
 
 def findings(summaries: Sequence[DemoSummary]) -> Iterator[str]:
-    """Yield a sentence per method on what it gained over the simpler one, and what it did not.
+    """Yield a sentence per method on its gains and losses compared with the simpler one.
 
     A difference counts if it exceeds two standard errors of the difference of two means.
     """

@@ -18,7 +18,7 @@ EXIT_INTERRUPTED = 130
 
 _COMMANDS = (demo, plan, train, report)
 _INSTALLED_COMMANDS = "ownerwise.commands"
-"""Entry points of this group add commands: each names a module with `add(commands)`."""
+"""Entry points in this group add commands: each names a module with `add(commands)`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             command(options)
             sys.stdout.flush()
-        except BrokenPipeError:  # the reader has seen enough, such as `head`
+        except BrokenPipeError:  # the reader, such as `head`, has stopped
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except OwnerwiseError as error:
             return _complain(error.problems)
@@ -45,9 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser(command: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser of the command line.
+    """Return the parser for the command line.
 
-    Commands of other packages are loaded only if they are called: `command` is the one that is
+    Commands from other packages are loaded only if they are called: `command` is the one being
     called. None loads all of them.
     """
     parser = argparse.ArgumentParser(
@@ -67,7 +67,7 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
 
 
 def _summary(point: EntryPoint) -> str:
-    """Return what the package that brings a command says of itself."""
+    """Return the summary of the package that provides a command."""
     summary = None if point.dist is None else point.dist.metadata["Summary"]
     return (summary or "").replace("%", "%%")
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ownerwise.owners import Owners
 
 ASSUMED = "assumed one each"
-NO_RECORDS = "{}: no column records: one record per owner is assumed; add the column"
+NO_RECORDS = "{} has no records column: one record per owner is assumed; add the column"
 
 
 def add(commands: Any) -> None:
@@ -41,14 +41,14 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--accountant", default="pld", help="pld or rdp [pld]")
     command.add_argument(
-        "--delta", type=float, help="delta of owners whose table row has none [1e-5]"
+        "--delta", type=float, help="delta for owners whose table row has none [1e-5]"
     )
     command.add_argument(
         "--level",
         action="append",
         default=[],
         metavar="NAME=EPSILON",
-        help="what a categorical budget means; may be repeated",
+        help="epsilon for a categorical budget; may be repeated",
     )
     command.add_argument(
         "--strict", action="store_true", help="refuse plans that cannot use up every budget"
@@ -85,7 +85,7 @@ def _run(options: argparse.Namespace) -> None:
             options.budgets, delta=options.delta, levels=_levels(options.level, problems)
         )
     except OwnerwiseError as error:
-        problems += reworded(error.problems, "--level NAME=EPSILON", "add a column records")
+        problems += reworded(error.problems, "--level NAME=EPSILON", "add a records column")
     problems += _request_problems(owners, options, request)
     if options.out is not None:
         problems += _out_problems(options.out)
@@ -124,7 +124,7 @@ def _request_problems(
 
 
 def _out_problems(out: Path) -> list[str]:
-    """Return why no plan can be written there; only another plan may be overwritten."""
+    """Return problems with writing a plan to `out`; only another plan may be overwritten."""
     from ownerwise.planning import Plan
 
     if out.is_dir():
@@ -133,7 +133,7 @@ def _out_problems(out: Path) -> list[str]:
         try:
             Plan.load(out)
         except PlanError:
-            return [f"--out {out} already exists and is not a plan: give another name"]
+            return [f"--out {out} already exists and is not a plan: choose another name"]
     return []
 
 

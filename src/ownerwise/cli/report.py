@@ -13,9 +13,9 @@ def add(commands: Any) -> None:
     """Add the command's parser."""
     command = commands.add_parser(
         "report",
-        help="write the HTML report of one or several runs",
-        description="Write one HTML file about one or several runs. Runs with the same label are "
-        "seeds of one method.",
+        help="write an HTML report on one or several runs",
+        description="Write one HTML file about one or several runs. Runs with the same label count "
+        "as seeds of one method.",
     )
     command.set_defaults(command=_run)
     command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder")

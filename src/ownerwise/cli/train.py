@@ -29,9 +29,9 @@ def add(commands: Any) -> None:
         default=[],
         dest="changes",
         metavar="SECTION.KEY=VALUE",
-        help="change a value of the file; may be repeated",
+        help="change a value in the file; may be repeated",
     )
-    command.add_argument("--resume", action="store_true", help="resume the run in this folder")
+    command.add_argument("--resume", action="store_true", help="resume the run in the run folder")
     command.add_argument(
         "--folder", type=Path, help="run folder [the one in the file, or runs/NAME]"
     )
@@ -73,7 +73,7 @@ def _write(run: Run) -> list[str]:
 
 
 def summary(run: Run) -> list[str]:
-    """Return the last evaluation and what was spent, in words."""
+    """Return lines that state the last evaluation and the epsilon spent."""
     from ownerwise.owners import UNIT
     from ownerwise.wording import span, span_up
 

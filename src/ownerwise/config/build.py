@@ -1,4 +1,4 @@
-"""From a configuration to a run that is ready to start, as `ownerwise train` does it."""
+"""From a configuration to a run that is ready to start, for `ownerwise train`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def prepare_run(
     """Load the data, make owners, plan and model, and return the prepared run.
 
     Args:
-        config: what to train.
+        config: the configuration.
         folder: run folder; by default the one in the configuration, else runs/NAME.
         data_dir: folder that holds the data sets (see `ownerwise.data.load`).
         resume: use the plan of the run in the folder, if there is one.
@@ -123,7 +123,7 @@ def prepare_run(
 
 
 def load_data(config: Config, data_dir: str | PathLike | None) -> DataSet:
-    """Return the data set that the configuration names, or its table."""
+    """Return the data set or the table that the configuration names."""
     settings = dict(config["data"])
     only = settings.pop("only", None)
     for key in ("validation_share", "validation_seed"):
@@ -169,7 +169,7 @@ def split_records(
 
 
 def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
-    """Return who owns which record, and the owners with their budgets."""
+    """Return the assignment of records to owners, and the owners with their budgets."""
     settings = config["owners"]
     delta = settings.get("delta")
     if "assignment" in settings:
@@ -188,12 +188,12 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
     table: Any = settings.get("epsilon")
     if table is None:
         table = config.base / settings["budgets"]
-    elif ids.dtype.kind == "i":  # keys of TOML are text
+    elif ids.dtype.kind == "i":  # TOML keys are text
         table = dict(zip(text_ids(list(table)).tolist(), table.values(), strict=True))
     try:
         owners = Owners(ids, table, delta, levels=settings.get("levels"))
     except BudgetError as error:
-        records = "give owners.budgets, a file with a column records"
+        records = "give owners.budgets, a file with a records column"
         problems = reworded(error.problems, "owners.levels = { high = 0.5, ... }", records)
         raise BudgetError(problems) from None
     _warn_of_other_counts(owners)
@@ -202,7 +202,7 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
 
 
 def _warn_of_other_counts(owners: Owners) -> None:
-    """Warn if numbers of training records differ from the declared ones, which set the rates."""
+    """Warn if training record counts differ from the declared ones, which set the rates."""
     assert owners.record_owner_index is not None
     counts = np.bincount(owners.record_owner_index, minlength=len(owners))
     other = np.flatnonzero(counts != owners.records)
@@ -214,7 +214,7 @@ def _warn_of_other_counts(owners: Owners) -> None:
         warnings.warn(
             "the number of training records differs from the declared one (not private): "
             f"{named}. Rates are planned for the declared records, so batches are about "
-            f"{ratio:.0%} of the plan's. Declare the training records without those held out",
+            f"{ratio:.0%} of the planned size. Declare only the records that are not held out",
             stacklevel=2,
         )
 
@@ -230,7 +230,7 @@ def stored_plan(folder: Path, owners: Owners) -> Plan | None:
 
 
 def make_model(config: Config, data: DataSet, problems: list[str]) -> torch.nn.Module | None:
-    """Return the model; the data sets its numbers of inputs and classes, unless they are given."""
+    """Return the model, with inputs and classes counted from the data unless they are given."""
     options = dict(config["model"])
     name = options.pop("name")
     known = model_options(name)
@@ -289,13 +289,13 @@ def make_clipping(settings: str | Mapping[str, Any]) -> ClippingRule:
 
 
 def _pair(records: Records, loss: Loss) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (X, y); targets for a single logit have its shape."""
+    """Return (X, y); for a single logit, the targets have the shape of the logits."""
     inputs, targets = records.tensors()
     return inputs, targets.float()[:, None] if loss is _SINGLE_LOGIT else targets
 
 
 def _notes(config: Config, data: DataSet, assignment: Assignment) -> dict[str, Any]:
-    """Return what the run's config records besides the Trainer's settings."""
+    """Return the notes that the run's config holds in addition to the Trainer's settings."""
     notes: dict[str, Any] = {
         "data": f"{data.name}, {assignment.description}",
         "model": config["model"]["name"],

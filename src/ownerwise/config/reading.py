@@ -1,4 +1,4 @@
-"""Configuration files of `ownerwise train`: every key is checked, and all problems are listed."""
+"""Configuration files for `ownerwise train`: every key is checked, and all problems are listed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_TABLES = ("target", "owner", "features", "classes", "columns", "scale", "tes
 
 @dataclass(frozen=True)
 class Config:
-    """A valid configuration: the sections by name, and the folder of its files.
+    """A valid configuration: the sections by name, and the folder for relative paths.
 
     Attributes:
         sections: {section: {key: value}}; every section is present, possibly empty.
@@ -46,10 +46,10 @@ def read_config(path: str | PathLike, changes: Sequence[str] = ()) -> Config:
 
     Args:
         path: the file.
-        changes: "section.key=value" each, with values as in TOML (strings need no quotes).
+        changes: strings "section.key=value", with values as in TOML (strings need no quotes).
 
     Raises:
-        OwnerwiseError: lists everything that is wrong with it.
+        OwnerwiseError: with a list of everything that is wrong in the file.
     """
     path = Path(path)
     try:
@@ -97,7 +97,7 @@ def make_config(
 
 
 def _apply(change: str, sections: dict[str, dict[str, Any]], problems: list[str]) -> None:
-    """Apply one "section.key=value"; longer paths reach into tables."""
+    """Apply one "section.key=value"; longer paths reach into nested tables."""
     path, equals, text = change.partition("=")
     section, *keys = path.strip().split(".")
     if not equals or not keys or not all(keys):
@@ -140,11 +140,11 @@ def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         if "target" not in content:
             yield "data.target is missing; expected the column with the class of each record"
         if "options" in content:
-            yield "data.options belongs to a named data set; a file has its own keys"
+            yield "data.options goes with a named data set; a file has its own keys"
         return
     for key in _OF_TABLES:
         if key in content:
-            yield f"data.{key} belongs to a file; a named data set has data.options"
+            yield f"data.{key} goes with a file; a named data set has data.options"
     name, options = content["name"], content.get("options", {})
     if name not in LOADERS:
         yield f"data.name {name!r} is not known; {known_names(name, LOADERS)}"
@@ -161,7 +161,7 @@ def _owner_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     if len(given) != 1:
         yield (
             f"owners has {' and '.join(given) or 'no budgets'}; expected one of budgets (a file), "
-            "epsilon (a table) and assignment"
+            "epsilon (a table) or assignment"
         )
         return
     if given == ["assignment"]:
@@ -172,8 +172,8 @@ def _owner_problems(sections: Mapping[str, Any]) -> Iterator[str]:
             yield from _assignment_problems(content["assignment"])
     elif "column" not in content and "owner" not in sections["data"]:
         yield (
-            "nothing says who owns which record; expected data.owner (a column of the file) or "
-            "owners.column (a column of the data set)"
+            "the owners of the records are not given; expected data.owner (a column of the file) "
+            "or owners.column (a column of the data set)"
         )
 
 
@@ -191,7 +191,7 @@ def _assignment_problems(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def assignment_options(kind: str) -> dict[str, bool]:
-    """Return the options of a way to assign records, and whether each is required."""
+    """Return the options an assignment method takes, and whether each is required."""
     _, *options = inspect.signature(ASSIGNMENTS[kind]).parameters.values()
     return {option.name: option.default is option.empty for option in options}
 
@@ -201,8 +201,8 @@ def _plan_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     given = [key for key in ("steps", "batch_size", "noise_multiplier") if key in content]
     if len(given) != 2:
         yield (
-            f"plan has {' and '.join(given) or 'none'} of steps, batch_size and noise_multiplier; "
-            "expected two (the third follows from the budgets)"
+            f"plan has {', '.join(given) or 'none'}; expected two of steps, batch_size and "
+            "noise_multiplier (the third follows from the budgets)"
         )
     if "mixture" in content and content.get("method") != "both":
         yield 'plan.mixture goes with plan.method = "both"'
@@ -227,7 +227,7 @@ def _model_problems(sections: Mapping[str, Any]) -> Iterator[str]:
 
 
 def model_options(name: str) -> list[str]:
-    """Return the options of a model."""
+    """Return the options a model takes."""
     return [*inspect.signature(BUILDERS[name]).parameters]
 
 
@@ -261,10 +261,10 @@ def _weight_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     if order not in ORDERS:
         yield f"weights.order is {order!r}; {known_names(order, ORDERS)}"
     if content.get("kappa") and order != "loss":
-        yield "weights.kappa belongs to the order loss"
+        yield 'weights.kappa goes with weights.order = "loss"'
     shape = content.get("shape", "beta")
     if shape != "beta" and ("alpha" in content or "beta" in content):
-        yield "weights.alpha and weights.beta belong to the shape beta"
+        yield 'weights.alpha and weights.beta go with weights.shape = "beta"'
     if isinstance(shape, list) and SECTIONS["weights"]["shape"].fits(shape):
         try:
             Steps(shape)

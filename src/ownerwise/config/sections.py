@@ -1,6 +1,6 @@
 """The sections of a configuration file: every key with its rule and its meaning.
 
-The tables of docs/configuration.md are generated from here, so meanings are Markdown, and their
+The tables in docs/configuration.md are generated from here, so meanings are Markdown, and their
 links are relative to that page.
 """
 
@@ -82,12 +82,12 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "loggers": list_of(
             f"a list of {' or '.join(LOGGERS)}",
             lambda value: isinstance(value, str) and value in LOGGERS,
-        ).means("where lines of history are sent besides the run folder"),
+        ).means("where history lines are sent in addition to the run folder"),
     },
     "data": {
         "name": text().means("name of a [data set](api/data.md#data-sets-by-name)"),
-        "options": table("a table of options of the data set").means(
-            "arguments of its loader, such as `scale`"
+        "options": table("a table of data set options").means(
+            "arguments for its loader, such as `scale`"
         ),
         "only": texts().means("keep only these classes"),
         "file": text().means("CSV, Parquet or .npz file with one row per record"),
@@ -107,13 +107,13 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "by declared ranges (default); statistics of the records are NOT private"
         ),
         "test_every": whole(2).means(
-            "one in so many records of each class is a test record; 5 by default"
+            "one record in this many, in each class, is a test record; 5 by default"
         ),
         "validation_share": between(0, 1).means(
             "fraction of the training records held out for validation; by default the validation "
             "or test part of the data set is used"
         ),
-        "validation_seed": whole(0).means("public seed of that draw; 0 by default"),
+        "validation_seed": whole(0).means("public seed for that draw; 0 by default"),
     },
     "owners": {
         "budgets": text().means("CSV or Parquet file of [budgets](how-to/budgets.md)"),
@@ -124,7 +124,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "column of the data that names the owner; by default that of `data.owner`"
         ),
         "levels": table("a table {level = positive number}", POSITIVE.fits).means(
-            "epsilon of each categorical budget"
+            "epsilon for each categorical budget"
         ),
         "assignment": table("a table with kind and budgets").means(
             "assigns records of a public data set to fictitious owners, for experiments"
@@ -141,7 +141,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "batch_size": POSITIVE.means("expected number of records per step"),
         "noise_multiplier": POSITIVE.means("noise std over clip norm"),
         "clip_norm": POSITIVE.means("bound on a record's gradient; 1 by default"),
-        "accountant": choice(ACCOUNTANTS).means("`pld` by default, the tight one"),
+        "accountant": choice(ACCOUNTANTS).means("`pld` by default, which is tight"),
         "mixture": within(0, 1).means("for `both`: from 0 (sample) to 1 (scale); 0.5 by default"),
         "noise_schedule": either(
             "a name, a table with name and options, or a list of [steps, factor]",
@@ -153,7 +153,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "([planning](planning.md#noise-schedules))"
         ),
         "release_std": POSITIVE.means(
-            "noise of a further release of sensitivity 1, such as the count that steers "
+            "noise std of a further release with sensitivity 1, such as the count that steers "
             "importance sampling"
         ),
         "strict": flag().means("refuse plans in which some owner cannot use up their budget"),
@@ -162,12 +162,12 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "([why](proofs/arithmetic.md#rows-that-nobody-knows))"
         ),
     },
-    "model": {"name": text().means("the network")},  # and the options of the model
+    "model": {"name": text().means("the network")},  # plus the model's options
     "training": {
         "optimizer": choice(OPTIMIZERS).means("`sgd` by default"),
         "lr": POSITIVE.means("learning rate; required"),
         "momentum": within(0, 1).means("for sgd and rmsprop"),
-        "options": table("a table of further options of the optimizer").means(
+        "options": table("a table of further optimizer options").means(
             "such as `{ weight_decay = 1e-4 }`"
         ),
         "schedule": either("a name, or a table with name and options", text(), table("")).means(
@@ -189,7 +189,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "([importance](how-to/importance-sampling.md))"
         ),
         "micro_batch_size": whole(1).means(
-            "records that are processed at once; by default chosen to fit the memory"
+            "number of records processed together; by default chosen to fit the memory"
         ),
         "lean": flag().means("use less memory and more time"),
     },
@@ -198,20 +198,20 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "tail": within(0, 1).means(
             "length of the tail as a fraction of the expected batch; 0.4 by default"
         ),
-        "tail_length": POSITIVE.means("the same in units of the clip norm"),
+        "tail_length": POSITIVE.means("length of the tail in units of the clip norm"),
         "alpha": POSITIVE.means("shape of the tail; 1 by default"),
         "beta": POSITIVE.means("shape of the tail; 1 by default"),
         "kappa": ValueRule(
             "a number of at least 0", lambda value: is_number(value) and value >= 0
         ).means("how much budgets influence the order; 0 by default"),
         "order": text().means(
-            "what orders the records; `loss` by default, other packages may add others"
+            "how records are ordered; `loss` by default; other packages may add orders"
         ),
         "shape": either(
             '"beta", "steps", or a list of falling values from 0 to 1',
             choice(("beta", "steps")),
             list_of("", within(0, 1).fits),
-        ).means("another tail function"),
+        ).means("shape of the tail function; `beta` by default"),
     },
 }
-"""Sections and keys of a configuration; a model's options are further keys of its section."""
+"""Sections and keys of a configuration; a model's options are further keys in its section."""

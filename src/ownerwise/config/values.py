@@ -1,4 +1,4 @@
-"""What the value of a key must be: rules with a test and the words that describe it."""
+"""Rules for the values of keys: each has a test and words that describe it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ValueRule:
-    """A rule for the value of a key: in words, as a test, and what the key means."""
+    """A rule for the value of a key: its description, its test, and the meaning of the key."""
 
     expected: str
     fits: Callable[[Any], bool]

@@ -1,6 +1,6 @@
 """Owners: who owns which record, and the privacy budget that each owner sets.
 
-The first room: it may import `errors` alone. It also reads tables for the `data` room, so that
+The first room: it may import only `errors`. It also reads tables for the `data` room, so that
 owner ids mean the same in a table of budgets and in a table of records.
 """
 

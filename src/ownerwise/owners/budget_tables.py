@@ -1,9 +1,9 @@
-"""Budgets as people give them: mappings, arrays, DataFrames, CSV and Parquet files.
+"""Budgets in every form a user may give: mappings, arrays, DataFrames, CSV and Parquet files.
 
 A table has the columns `owner, epsilon[, delta][, records]`, one row per owner; a delta may be left
 blank. Every source becomes one `BudgetColumn` for each of epsilon, delta and records, and one more
-for the deltas of a table. Reading does not stop at the first problem: each problem is added to a
-list, and reading continues with what is known.
+for the deltas in a table. Reading does not stop at the first problem: each problem is added to a
+list, and reading continues with the values that are valid.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from ownerwise.owners.tables import (
 COLUMNS = ("owner", "epsilon", "delta", "records")
 DEFAULT_DELTA = 1e-5
 OWN_DELTA = "own delta"
-"""Key of a table's column of deltas; "delta" is for owners whose row has none."""
+"""Key for the delta column of a table; "delta" applies to owners whose row has none."""
 GIVE_LEVELS = "levels={'high': 0.5, ...}"
 GIVE_RECORDS = "declare the numbers of records with records="
 
 Pairs = Sequence[tuple[str, np.ndarray]]
-"""The columns of a table as they were read: name and cells."""
+"""The columns of a table as read, each a pair (name, cells)."""
 
 _VALID: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "epsilon": lambda values: np.isfinite(values) & (values > 0),
@@ -46,9 +46,9 @@ _VALID: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "records": lambda values: (values >= 1) & (values < 2**53) & (values == np.floor(values)),
 }
 _EXPECTED = {
-    "epsilon": "expected a positive, finite number (common: 0.1 to 10)",
-    "delta": "expected a number above 0 and below 1, well below 1/records (common: 1e-5)",
-    "records": "expected a whole number of at least 1; leave out owners without any",
+    "epsilon": "expected a positive, finite number (typically 0.1 to 10)",
+    "delta": "expected a number above 0 and below 1, well below 1/records (typically 1e-5)",
+    "records": "expected a whole number of at least 1; leave out owners who have none",
 }
 
 
@@ -58,8 +58,8 @@ class BudgetColumn:
 
     Attributes:
         what: "epsilon", "delta" or "records".
-        cells: the values as given, [owners]; of shape [] if one value is given for all owners.
-        where: the source, for messages.
+        cells: the values as given, [owners]; shape [] if one value is given for all owners.
+        where: the source, as named in messages.
         names: the owner of each cell as given; None if the cells follow the sorted ids of all
             owners.
         rows: the row of each cell in a table.
@@ -129,7 +129,7 @@ def read_budgets(
 
     `epsilon` may be a table. `records` then takes precedence over the table's column of that name.
     The table's deltas are returned under the key `OWN_DELTA` and take precedence over `delta`,
-    which is for owners whose row has none.
+    which applies to owners whose row has none.
     """
     if hasattr(epsilon, "columns") and hasattr(epsilon, "to_dict"):  # a DataFrame
         pairs = [(str(name), as_array(epsilon[name])) for name in epsilon.columns]
@@ -146,7 +146,7 @@ def read_budgets(
 
 
 def reworded(problems: Sequence[str], levels: str, records: str) -> list[str]:
-    """Return problems whose advice fits a caller outside Python, such as the command line."""
+    """Return the problems with advice that suits callers outside Python (the command line)."""
     return [text.replace(GIVE_LEVELS, levels).replace(GIVE_RECORDS, records) for text in problems]
 
 
@@ -155,7 +155,9 @@ def read_levels(levels: Mapping[str, float] | None, problems: list[str]) -> dict
     meaning: dict[str, float] = {}
     for name, given in (levels or {}).items():
         if not isinstance(name, str) or _number(name, {}) is not None:
-            problems.append(f"level {name!r} can be mistaken for a number; expected a name: 'high'")
+            problems.append(
+                f"level {name!r} can be mistaken for a number; expected a name like 'high'"
+            )
             continue
         value = _number(given, {})
         if value is None or not 0 < value < math.inf:
@@ -183,11 +185,13 @@ def _read_argument(what: str, given: Any, problems: list[str]) -> dict[str, Budg
         return _keyed({what: cells}, names, None, f"the mapping {what}", problems)
     cells = as_array(given)
     if cells.ndim > 1:
-        problems.append(f"{what} has shape {cells.shape}; expected one dimension, one value each")
+        problems.append(
+            f"{what} has shape {cells.shape}; expected one dimension, one value per owner"
+        )
         return {}
     if hasattr(given, "to_numpy") and hasattr(given, "index"):  # a pandas Series
         names = as_array(given.index)
-        if not np.array_equal(names, np.arange(len(names))):  # a default index names no owners
+        if not np.array_equal(names, np.arange(len(names))):  # a default index does not name owners
             return _keyed({what: cells}, names, None, f"the index of {what}", problems)
     return {what: BudgetColumn(what, cells, what)}
 
@@ -199,7 +203,7 @@ def _keyed(
     where: str,
     problems: list[str],
 ) -> dict[str, BudgetColumn]:
-    """Return columns whose cells are named by owner, sorted by owner if the names are valid."""
+    """Return columns that name the owner of each cell, sorted by owner if the names are valid."""
     numbers = None if rows is None else np.asarray(rows)
     place = (lambda at: f"entry {at}") if rows is None else (lambda at: f"row {rows[at]}")
     ids = as_ids(names, where, problems, place)
@@ -260,7 +264,7 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, BudgetColumn]:
         problems += error.problems
     except FileNotFoundError:
         problems.append(
-            f"no file {path}; expected the path of a CSV or Parquet table (or, with levels=, the "
+            f"no file {path}; expected the path to a CSV or Parquet table (or, with levels=, the "
             "name of a level)"
         )
     except (OSError, ValueError, csv.Error) as error:
@@ -274,7 +278,7 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, BudgetColumn]:
 
 
 def _read_csv(path: Path, problems: list[str]) -> tuple[Pairs, Sequence[int]]:
-    cells: list[str] = []  # row after row: a million small lists would slow garbage collection
+    cells: list[str] = []  # in one list: a million small lists would slow down garbage collection
     rows: list[int] = []
     misfits: list[str] = []
     if_empty = f"{path} is empty; expected a header (owner, epsilon) and rows"
@@ -291,7 +295,7 @@ def _read_csv(path: Path, problems: list[str]) -> tuple[Pairs, Sequence[int]]:
     if misfits:
         problems.append(
             f"{path}, {name_some(misfits)}: expected {len(header)} cells, as in the header; fill "
-            "in the row, and quote names that hold a comma"
+            "in the row, and quote names that contain a comma"
         )
     pairs = [
         (name, _csv_column(name.lower(), cells[at :: len(header)]))
@@ -301,7 +305,7 @@ def _read_csv(path: Path, problems: list[str]) -> tuple[Pairs, Sequence[int]]:
 
 
 def _csv_column(name: str, cells: list[str]) -> np.ndarray:
-    """Return the cells as ids, as numbers if all of them are numbers, or as they are."""
+    """Return the cells as ids, as numbers if all of them are numbers, or unchanged."""
     if name == "owner":
         return text_ids(cells)
     try:

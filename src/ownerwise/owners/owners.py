@@ -22,7 +22,7 @@ from ownerwise.owners.budget_tables import (
 from ownerwise.owners.tables import as_array, as_ids
 
 UNIT = "ONE RECORD, not one owner"
-"""The unit of privacy, as every table states it."""
+"""The unit of privacy, as stated in every table."""
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -48,8 +48,8 @@ class Owners:
         delta: as above, for owners whose delta is not in the table (no such column, or a blank
             cell); by default 1e-5. A delta in the table takes precedence.
         records: declared number of records, as above; by default the table's column, else the
-            counts of `record_owner`, else one each. Declared counts are used as they are; the
-            actual counts may differ.
+            counts in `record_owner`, else one each. Declared counts are used unchanged; the actual
+            counts may differ.
         levels: the epsilon of categorical budgets, e.g. `{"high": 0.5, "medium": 2, "low": 5}`.
 
     Attributes:
@@ -60,7 +60,7 @@ class Owners:
         record_owner_index: position of each record's owner in `ids`, int64, or None.
 
     Raises:
-        BudgetError: lists all problems at once.
+        BudgetError: with a list of all problems.
 
     Example:
         >>> Owners(["ann", "bob", "bob"], {"ann": 0.5, "bob": 2.0})
@@ -130,7 +130,7 @@ class Owners:
         return cls(None, table, delta, records=records, levels=levels)
 
     def with_records(self, record_owner: Iterable[Any]) -> Owners:
-        """Return these owners with the owner ids of the records attached; budgets and counts stay.
+        """Return these owners with the records' owner ids attached; budgets and counts are kept.
 
         Records are counted only if they were neither declared nor counted ("assumed one each").
         """
@@ -151,19 +151,19 @@ class Owners:
 
     @property
     def total_records(self) -> int:
-        """Declared number of records of all owners."""
+        """Total number of records that the owners declare."""
         return int(self.records.sum())
 
     @property
     def largest_holding(self) -> int:
-        """Largest declared number of records of one owner."""
+        """Largest number of records that one owner declares."""
         return int(self.records.max())
 
     @property
     def fingerprint(self) -> str:
-        """Hash of ids and declared counts: ties a stored plan to its owners."""
+        """Hash of ids and declared counts, which ties a stored plan to its owners."""
         ids = self.ids
-        if ids.dtype.kind == "U":  # as wide as the longest id, whatever the array was
+        if ids.dtype.kind == "U":  # as wide as the longest id, however wide the array was
             ids = ids.astype(f"U{np.char.str_len(ids).max()}")
         digest = hashlib.sha256(f"{ids.dtype.newbyteorder('<').str} {len(ids)}\n".encode())
         for array in (ids, self.records):
@@ -215,11 +215,11 @@ def _kind(ids: np.ndarray) -> str:
 
 
 def _record_each(epsilon: BudgetColumn, problems: list[str]) -> np.ndarray | None:
-    """Return the owner ids if none are given: every record is its own owner."""
+    """Return owner ids where none were given, so that every record is its own owner."""
     if epsilon.cells.ndim:
         return np.arange(len(epsilon.cells))
     problems.append(
-        "record_owner is None and epsilon is one value for all: nothing says who the owners are; "
+        "record_owner is None and epsilon is one value for all: the owners are unknown; "
         "expected one owner id per record, one epsilon per record, or a table of budgets"
     )
     return None
@@ -230,7 +230,8 @@ def _match(
 ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
     """Return the ids, the position of each record's owner in them, and each owner's record count.
 
-    With `find_ids` the ids are those of the records. None stands for what problems leave unknown.
+    With `find_ids`, the ids are taken from the records. A result is None if problems prevent
+    finding it.
     """
     given = as_array(record_owner)
     present = as_ids(given, "record_owner", problems)
@@ -259,8 +260,8 @@ def _report_other_kind(other: np.ndarray, where: str, ids: np.ndarray, problems:
         return False
     problems.append(
         f"owner ids are {_kind(other)} in {where} (such as {other.tolist()[0]!r}) and {_kind(ids)} "
-        f"in the budgets (such as {ids.tolist()[0]!r}); expected the same in both: convert those "
-        f"in {where} to {_kind(ids)}"
+        f"in the budgets (such as {ids.tolist()[0]!r}); expected the same type in both: convert "
+        f"those in {where} to {_kind(ids)}"
     )
     return True
 
@@ -268,7 +269,7 @@ def _report_other_kind(other: np.ndarray, where: str, ids: np.ndarray, problems:
 def _report_without_records(ids: np.ndarray, counts: np.ndarray, problems: list[str]) -> None:
     if not counts.all():
         problems.append(
-            f"owner without records: {name_some(ids[counts == 0])} has a budget but none of the "
+            f"owner without records: {name_some(ids[counts == 0])} has a budget but no "
             f"records; remove the owner, or {GIVE_RECORDS}"
         )
 
@@ -289,7 +290,7 @@ def _report_misfit(
     if len(values) == len(ids):
         if index is not None and _two_orders(values, index):
             problems.append(
-                f"{column.what}: {len(ids)} values for as many owners with one record each, but "
+                f"{column.what}: {len(ids)} values for {len(ids)} owners with one record each, but "
                 f"the ids of the records ({name_some(ids[index])}) are not in ascending order; "
                 "it is unclear whether the values follow the records or the sorted ids: give "
                 f"{mapping}"
@@ -299,7 +300,7 @@ def _report_misfit(
         problems.append(
             f"{column.what}: one value for each of {len(index)} records, but there are {len(ids)} "
             f"owners (owner {ids[counts.argmax()]} has {counts.max()} of the records); expected "
-            f"one value per owner ({mapping}), or every record its own owner"
+            f"one value per owner ({mapping}), or a separate owner for every record"
         )
     else:
         problems.append(

@@ -1,6 +1,6 @@
-"""Tables as people keep them: rows of CSV files, columns of Parquet files, and owner ids in both.
+"""Reading tables: rows of CSV files, columns of Parquet files, and owner ids in both.
 
-Cells keep what was written: the id "007" stays a text, and an int column with gaps does not become
+Cells stay as written: the id "007" remains text, and an int column with gaps does not become
 floats.
 """
 
@@ -17,17 +17,17 @@ import numpy as np
 from ownerwise.errors import OwnerwiseError, name_some
 
 PARQUET = (".parquet", ".pq")
-"""Endings of the names of Parquet files."""
+"""File name suffixes of Parquet files."""
 
-HEADER_ALONE = "{} has a header and no rows; expected one row per {}"
+HEADER_ALONE = "{} has a header but no rows; expected one row per {}"
 _OTHER_SEPARATOR = "{} looks separated by {!r}; expected commas: export the table again"
 _NEEDS_PYARROW = "{}: Parquet needs pyarrow: pip install 'ownerwise[table]', or use CSV"
 
 
 def csv_rows(file: TextIO, path: Path, if_empty: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line number, stripped cells) of each row of a CSV file, without blank rows.
+    """Yield (line number, stripped cells) for each row of a CSV file, skipping blank rows.
 
-    `path` is for messages, `if_empty` is the message for a file without any text.
+    `path` is named in messages; `if_empty` is the message for a file without any text.
     """
     first = next(filter(str.strip, file), None)
     if first is None:
@@ -42,7 +42,7 @@ def csv_rows(file: TextIO, path: Path, if_empty: str) -> Iterator[tuple[int, lis
 
 
 def parquet_columns(path: Path) -> list[tuple[str, np.ndarray]]:
-    """Return the columns of a Parquet file, (name, cells) each."""
+    """Return the columns of a Parquet file as pairs (name, cells)."""
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError:
@@ -57,7 +57,7 @@ def parquet_columns(path: Path) -> list[tuple[str, np.ndarray]]:
 
 
 def text_ids(cells: Sequence[str]) -> np.ndarray:
-    """Return ids read from text: ints if every cell is written as an int is, so not "007"."""
+    """Return ids read from text: ints if every cell is written like an int, which "007" is not."""
     try:
         ids = np.array(list(map(int, cells)), dtype=np.int64)
     except (ValueError, OverflowError):
@@ -88,7 +88,7 @@ def as_ids(
 ) -> np.ndarray | None:
     """Return owner ids as int64 or str, without the missing ones; None if they cannot be used.
 
-    `place` names the place of the id at a position, for messages.
+    `place` turns a position into the words that messages use for it.
     """
     if given.ndim != 1:
         problems.append(f"{where} has shape {given.shape}; expected a list of owner ids")
@@ -122,7 +122,7 @@ def as_ids(
 
 
 def is_missing(cell: Any) -> bool:
-    """Return whether a cell is blank: "", NaN, None, or a missing value of pandas."""
+    """Return whether a cell is blank: "", NaN, None, or a pandas missing value."""
     if isinstance(cell, str):
         return not cell
     if isinstance(cell, float | np.floating):

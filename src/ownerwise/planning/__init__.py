@@ -1,6 +1,6 @@
 """Planning: from a request and the owners' budgets to one frozen, verified `Plan`.
 
-May import owners and accounting. A mechanism of a later room whose release the plan pays for
+May import owners and accounting. A mechanism in a later room whose release the plan pays for
 states its cost through a protocol defined here.
 """
 

@@ -1,7 +1,7 @@
-"""Public bounds on what a batch holds: its number of records, and its total clip norm.
+"""Public bounds on the size of a batch: its number of records, and its total clip norm.
 
-Both are sums of independent coins of known probabilities, so their tails follow from the plan alone
-(Chernoff). Nothing here looks at data.
+Both are sums of independent coin flips with known probabilities, so their tails follow from the
+plan alone (Chernoff). Nothing here looks at data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def delta_reserve(hardened: bool) -> float:
 def rows_needed(rates: np.ndarray, records: np.ndarray, probability: float) -> int:
     """Return a number of rows that a batch fills or exceeds with at most this probability.
 
-    A batch cannot have more records than there are, so no more rows are ever needed.
+    It is never more than the total number of records.
     """
     bound = largest_total(rates, records.astype(np.float64), np.ones(len(rates)), probability)
     return max(1, math.ceil(bound - 1e-9))
@@ -31,11 +31,11 @@ def rows_needed(rates: np.ndarray, records: np.ndarray, probability: float) -> i
 def largest_total(
     rates: np.ndarray, records: np.ndarray, amounts: np.ndarray, probability: float
 ) -> float:
-    """Return a total that a batch exceeds, or reaches, with at most the given probability.
+    """Return a total that a batch reaches or exceeds with at most the given probability.
 
     Each of `records[o]` records of owner o adds `amounts[o]` with probability `rates[o]`. By
-    Chernoff's bound P(total >= t) <= exp(L(x) - x t) for every x > 0, L being the logarithm of the
-    moment generating function; the returned t is the smallest found over x.
+    Chernoff's bound P(total >= t) <= exp(L(x) - x t) for every x > 0, where L is the logarithm of
+    the moment generating function; the returned t is the smallest found over x.
 
     Args:
         rates, records, amounts: per owner; amounts are positive.

@@ -18,14 +18,14 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True, eq=False)
 class BudgetClass:
-    """What a plan gives to owners whose budgets are the same, or nearly the same.
+    """A plan's values for owners whose budgets are the same, or nearly the same.
 
     Attributes:
         members: positions of the owners in the plan, the strictest first.
-        records: declared number of records of all of them.
-        batch_share: fraction of the expected batch that is theirs.
+        records: number of records that they declare in total.
+        batch_share: fraction of the expected batch that their records make up.
         epsilon_spent: epsilon after all planned steps.
-        owner: id of the owner if the class stands for a single one, else None.
+        owner: id of the owner if this is the row of a single owner, else None.
     """
 
     members: np.ndarray
@@ -65,7 +65,7 @@ class BudgetClass:
 
 
 def class_members(targets: np.ndarray, deltas: np.ndarray) -> list[np.ndarray]:
-    """Return the owners of each budget class, or of each range of epsilon if there are many."""
+    """Return the owners in each budget class, or in each range of epsilon if there are many."""
     first, index = distinct_budgets(targets, deltas)
     if len(first) > _MOST_CLASSES:
         edges = np.geomspace(targets.min(), targets.max(), _RANGES + 1)[1:-1]
@@ -74,7 +74,7 @@ def class_members(targets: np.ndarray, deltas: np.ndarray) -> list[np.ndarray]:
 
 
 def distinct_budgets(targets: np.ndarray, deltas: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return one owner of each distinct (epsilon, delta), and the number of each owner's budget.
+    """Return one owner for each distinct (epsilon, delta), and the index of each owner's budget.
 
     Budgets are sorted by delta, then by epsilon.
     """

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Segments = tuple[tuple[int, float], ...]
-"""Consecutive segments: (number of steps, noise factor) each."""
+"""Consecutive segments, each a pair (number of steps, noise factor)."""
 
 PieceFactor = Callable[[int], float]
 """Noise factor of the piece with the given number, counted from 0."""
@@ -44,7 +44,7 @@ def step(pieces: int, *, factor: float = 0.7) -> PieceFactor:
 
 
 def polynomial(pieces: int, *, floor: float = 0.5, power: float = 1.0) -> PieceFactor:
-    """Return a factor that falls from 1 towards `floor` with a power of the remaining pieces."""
+    """Return a factor that falls from 1 towards `floor` as a power of the remaining fraction."""
     return lambda piece: floor + (1.0 - floor) * (1.0 - piece / pieces) ** power
 
 
@@ -61,7 +61,7 @@ NoiseSchedule = str | Mapping[str, Any] | Iterable[tuple[int, float]]
 `every` is the number of steps in a piece; or the segments themselves."""
 
 PIECES = 10
-"""Number of pieces if `every` is not given. Each takes the accountant as long as a whole run."""
+"""Number of pieces if `every` is not given. Each takes as long to account for as a whole run."""
 _STEP_PIECES = 3
 _AT_MOST_ONE = ("factor", "floor")
 
@@ -91,7 +91,7 @@ def schedule_problems(schedule: NoiseSchedule, steps: int | None) -> list[str]:
         return [f"noise_schedule {name!r}: expected one of {', '.join(SCHEDULES)}, or segments"]
     problems = []
     if steps is None:
-        problems.append(f"noise_schedule {name!r} needs steps=: its pieces divide them")
+        problems.append(f"noise_schedule {name!r} needs steps=, the number that its pieces divide")
     known = [*inspect.signature(SCHEDULES[name]).parameters][1:]
     for option, value in options.items():
         where = f"noise_schedule {name}: {option} is {value!r}"

@@ -100,7 +100,7 @@ class Plan:
 
     @property
     def release(self) -> PaidRelease | None:
-        """The release besides the gradient that the plan pays for."""
+        """The release that the plan pays for in addition to the gradient."""
         if self.release_std is None:
             return None
         return PaidRelease(self.release_std, self.release_noise)
@@ -146,13 +146,13 @@ class Plan:
     def release_std_at(self, step: int) -> float:
         """Return the std of the noise on the release in step `step`."""
         if self.release_std is None:
-            raise PlanError("this plan pays for no release; make a plan with release_std=")
+            raise PlanError("this plan does not pay for a release; make a plan with release_std=")
         return self.release_std * self.schedule.factor_at(step)
 
     def epsilon(self, steps: int | None = None) -> np.ndarray:
         """Return the epsilon spent by each owner's records after `steps` steps (default: all).
 
-        Computed by the plan's own accountant and rounded up. Reading it has no effect.
+        Computed by the plan's own accountant and rounded up, without side effects.
         """
         if steps is None or steps == self.steps:
             return self._epsilon_at_end
@@ -181,14 +181,14 @@ class Plan:
 
     @property
     def unspent(self) -> np.ndarray:
-        """Whether an owner's budget is not used up, because a rate or the noise is at its limit."""
+        """Whether an owner cannot use up their budget, as a rate or the noise is at its limit."""
         return self.epsilon() < 0.99 * self.targets
 
     def verify(self, points: int = 8) -> Verification:
         """Recompute epsilon and raise PlanError where it exceeds a target.
 
         The plan's accountant checks all owners. dp-accounting checks `points` budgets spread over
-        the table, among them the strictest and the laxest. The divisor is checked too.
+        the table, including the strictest and the laxest. The divisor is checked too.
         """
         problems = self._row_problems()
         divisor = float(self.sampling_rates @ self.records)
@@ -201,8 +201,8 @@ class Plan:
         if len(over):
             worst = over[np.argmax(self.epsilon()[over] / self.targets[over])]
             problems.append(
-                f"{len(over)} owners would spend more than their budgets, the worst of them "
-                f"{self.epsilon()[worst]:.6g} of epsilon {self.targets[worst]:g}"
+                f"{_owners(len(over))} would spend more than budgeted, at worst "
+                f"{self.epsilon()[worst]:.6g} instead of epsilon {self.targets[worst]:g}"
             )
         chosen = self._spread(points)
         ratios = np.empty(len(chosen))
@@ -220,8 +220,8 @@ class Plan:
             ratios[at] = spent / target
             if spent > target:
                 problems.append(
-                    f"a budget of epsilon {target:g}, delta {self.deltas[owner]:g} would spend "
-                    f"{spent:.6g} by {reference.name()}"
+                    f"an owner with epsilon {target:g}, delta {self.deltas[owner]:g} would spend "
+                    f"{spent:.6g} according to {reference.name()}"
                 )
         if problems:
             raise PlanError(problems)
@@ -235,11 +235,11 @@ class Plan:
             return []
         return [
             f"a hardened plan with these rates needs {needed} rows; this one has "
-            f"{self.hardened_rows}, so more batches would overflow than delta pays for"
+            f"{self.hardened_rows}, so more batches would overflow than delta allows for"
         ]
 
     def _spread(self, points: int) -> np.ndarray:
-        """Return owners with distinct budgets: the extremes of every delta, then some between."""
+        """Return owners with distinct budgets: the extremes for every delta, and some between."""
         first, _ = distinct_budgets(self.targets, self.deltas)
         if len(first) <= points:
             return first
@@ -251,7 +251,7 @@ class Plan:
         return first[np.unique(np.concatenate([ends, between]))]
 
     def rows(self, owners: bool = False) -> list[BudgetClass]:
-        """Return what the plan gives to each budget class, or to each owner if `owners`.
+        """Return the plan's values for each budget class, or for each owner if `owners`.
 
         Where there are more than 12 distinct budgets, a class is a range of epsilon.
         """
@@ -314,8 +314,8 @@ class Plan:
         unspent = int(self.unspent.sum())
         if unspent:
             notes.append(
-                f"{unspent} owners cannot use up their budgets (sampling rates are at most 1, and "
-                "there is a minimum amount of noise); strict=True refuses such plans."
+                f"{_owners(unspent)} cannot use up the whole budget (sampling rates are at most 1, "
+                "and there is a minimum amount of noise); strict=True refuses such plans."
             )
         return notes
 
@@ -369,9 +369,9 @@ class Plan:
         header, arrays, stored_hash = storage.load(path)
         if owners is not None and owners.fingerprint != header["owners_fingerprint"]:
             raise PlanError(
-                f"{path} was made for other owners: ids or declared numbers of records differ "
+                f"{path} was made for different owners: ids or declared numbers of records differ "
                 f"({header['owners']} owners in the plan, {len(owners)} given); make a new plan, "
-                "or give Owners(..., records=) the counts that were declared"
+                "or pass the counts that were declared to Owners(..., records=)"
             )
         plan = cls(
             method=header["method"],
@@ -394,6 +394,12 @@ class Plan:
             np.array_equal(owners.epsilon, plan.targets)
             and np.array_equal(owners.delta, plan.deltas)
         ):
-            raise PlanError(f"{path} was made for other budgets of these owners; make a new plan")
+            raise PlanError(
+                f"{path} was made for these owners with different budgets; make a new plan"
+            )
         plan.verify()
         return plan
+
+
+def _owners(count: int) -> str:
+    return "1 owner" if count == 1 else f"{count} owners"

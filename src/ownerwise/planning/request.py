@@ -21,7 +21,7 @@ NO_CONSTRAINTS = "constraints={!r}: expected them wrapped in RateConstraints(...
 
 @runtime_checkable
 class PaidMechanism(Protocol):
-    """A mechanism that releases something in every step, which the plan pays for.
+    """A mechanism with a release in every step that the plan pays for.
 
     Attributes:
         release_share: fraction of a step's cost that the release takes, unless the caller gives it.
@@ -54,11 +54,12 @@ def plan(
     `noise_multiplier` (noise std over `clip_norm`); the third follows from the budgets.
 
     Args:
-        owners: who owns how many records, with which budgets.
+        owners: the owners, with their budgets and numbers of records.
         method: `uniform`: one sampling rate and one clip norm, with noise for the strictest owner
             (DP-SGD). `sample`: individual sampling rates, one clip norm. `scale`: one sampling
             rate, individual clip norms whose average over records is `clip_norm`. `both`: clip
-            norms of `scale` raised to the power `mixture`; individual sampling rates do the rest.
+            norms of `scale` raised to the power `mixture`; individual sampling rates make up the
+            rest.
         steps: number of steps.
         batch_size: expected batch size; the divisor of the private step.
         noise_multiplier: noise std of the sum, over `clip_norm`.
@@ -66,8 +67,8 @@ def plan(
         mixture: for `both`, from 0 (sample) to 1 (scale); by default 0.5.
         noise_schedule: how the noise changes over the steps: "constant", "exponential", "time",
             "step" or "polynomial"; with options, {"name": "exponential", "rate": 0.02, "every":
-            117}; or segments (number of steps, noise factor) that add up to `steps`. The noise that
-            is given or found belongs to factor 1, the start.
+            117}; or segments (number of steps, noise factor) that add up to `steps`. The noise
+            multiplier, whether given or found, applies at factor 1, the start.
         release_std: noise std of a further sum that is released in every step (a histogram, counts)
             and to which each record contributes a vector of length at most 1; it is accounted for
             jointly with the gradient.
@@ -75,14 +76,14 @@ def plan(
             The cost is the squared inverse noise multiplier of the strictest owner.
         release_noise: "gaussian", or "laplace" (for vectors whose absolute values add up to at most
             1; needs `pld`).
-        constraints: rate constraints whose histogram the plan pays for; a release with
-            `release_share` 0.1 if neither that nor `release_std` is given. Records that are drawn
-            more often contribute less to it, so that all records count alike.
+        constraints: rate constraints whose histogram the plan pays for, with a `release_share` of
+            0.1 if neither that nor `release_std` is given. Records that are drawn more often
+            contribute less to it, so that all records count equally.
         accountant: `pld` (tight) or `rdp`.
         strict: refuse plans in which some owner cannot use up their budget.
         hardened: compute every batch in the same public number of rows, in which records take
-            secret random places. No record then changes a bit of what is computed for another one,
-            at the price of computing empty rows (docs/proofs/arithmetic.md).
+            secret random places. No record then changes a single bit of what is computed for
+            another, at the price of computing empty rows (docs/proofs/arithmetic.md).
     """
     named = isinstance(noise_schedule, str | Mapping)
     pieces = None if noise_schedule is None or named else segments(noise_schedule, steps)
@@ -170,9 +171,9 @@ def plan(
         unspent = np.flatnonzero(result.unspent)
         first = unspent[0]
         raise PlanError(
-            f"{len(unspent)} owners cannot use up their budgets, first owner {owners.ids[first]} "
-            f"(epsilon {owners.epsilon[first]:g}): the sampling rate would exceed 1. Use more "
-            "steps, a smaller batch, method='scale', or strict=False"
+            f"{len(unspent)} of {len(owners)} budgets cannot be used up, for example that of owner "
+            f"{owners.ids[first]} (epsilon {owners.epsilon[first]:g}): the sampling rate would "
+            "exceed 1. Use more steps, a smaller batch, method='scale', or strict=False"
         )
     return result
 
@@ -200,7 +201,7 @@ def request_problems(
         ("release_noise", release_noise, NOISES),
     ):
         if given not in known:
-            problems.append(f"no {what} {given!r}; {known_names(given, known)}")
+            problems.append(f"unknown {what} {given!r}; {known_names(given, known)}")
     given = sum(value is not None for value in (steps, batch_size, noise_multiplier))
     if given != 2:
         problems.append(

@@ -31,21 +31,21 @@ from ownerwise.planning.batch_bounds import delta_reserve
 
 METHODS = ("uniform", "sample", "scale", "both")
 SAFETY = 8e-4
-"""Relative distance by which plans stay below each epsilon. It covers interpolation (4e-4) and the
+"""Relative margin by which plans stay below each epsilon. It covers interpolation (4e-4) and the
 grid of the reference accountant that checks plans (2e-4)."""
 
 _BATCH_TOLERANCE = 1.5e-4
 MAX_STEPS = 10_000_000
-MIN_CLIP_NORM = 1e-10  # float32 must hold its square, also after scaling and steering
+MIN_CLIP_NORM = 1e-10  # float32 must hold its square, even after scaling and steering
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What the solver found.
+    """The result of the solver.
 
     Attributes:
         noise: noise std over the plan's clip norm.
-        sampling_rates: of each owner.
+        sampling_rates: one per owner.
         relative_clips: each owner's clip norm over the plan's clip norm.
     """
 
@@ -59,9 +59,9 @@ class Planner:
 
     Args:
         owners, method, mixture, accountant: as for `ownerwise.plan`.
-        release: what every step releases besides the gradient.
+        release: the release that every step makes in addition to the gradient.
         reweighted: whether records contribute to the release in inverse proportion to their
-            sampling rates (those drawn least often in full), so that all records count alike.
+            sampling rates (in full if drawn least often), so that all records count equally.
         hardened: whether the plan is hardened, which reserves more of every delta.
     """
 
@@ -94,7 +94,7 @@ class Planner:
         self.last_noise: float | None = None
         self.reached: Solution
 
-    # -- noise is free -------------------------------------------------------------------------
+    # -- noise is unknown ----------------------------------------------------------------------
 
     def find_noise(self, schedule: Schedule, batch_size: float) -> Solution:
         """Return the solution for a given expected batch size."""
@@ -139,7 +139,7 @@ class Planner:
         reached = float(self.records @ rates)
         if not 0 <= np.log(reached / batch_size) <= 2.1 * _BATCH_TOLERANCE:
             raise PlanError(
-                f"at no noise do the sampling rates add up to a batch of {batch_size:g} (nearest: "
+                f"no noise makes the sampling rates add up to a batch of {batch_size:g} (nearest: "
                 f"{reached:g} at noise multiplier {self.last_noise:g}); change batch_size or "
                 "steps, or use method='scale'"
             )
@@ -219,7 +219,7 @@ class Planner:
             (1 + weight) * last.log_at(number, at) - weight * before.log_at(number, at)
         )
 
-    # -- batch or steps are free ---------------------------------------------------------------
+    # -- batch or steps are unknown ------------------------------------------------------------
 
     def find_batch(self, schedule: Schedule, noise: float) -> Solution:
         """Return the solution for a given noise; the sampling rates and the batch size follow."""
@@ -267,7 +267,7 @@ class Planner:
         schedule = Schedule.constant(steps)
         if not individual_rates:
             solution = self.find_noise(schedule, batch_size)
-            return steps, self._with_noise(solution, noise, "steps", steps)
+            return steps, self._with_noise(solution, noise, "a step count of", steps)
         reach = self._reach(schedule, noise, batch_size)
         if reach < batch_size:
             raise PlanError(
@@ -278,7 +278,7 @@ class Planner:
         return steps, Solution(noise, rates, self.reached.relative_clips)
 
     def _reach(self, schedule: Schedule, noise: float, batch_size: float) -> float:
-        """Return the batch size to which individual rates add up; `reached` holds the solution.
+        """Return the batch size that individual rates add up to; store the solution in `reached`.
 
         `batch_size` only affects the clip norms of `both`.
         """
@@ -290,7 +290,7 @@ class Planner:
         return float(self.records @ rates)
 
     def _with_noise(self, solution: Solution, noise: float, what: str, value: float) -> Solution:
-        """Return the solution with the given noise, which must be at least what it needs."""
+        """Return the solution with the given noise, which must not be less than it needs."""
         if solution.noise > noise:
             raise PlanError(
                 f"noise_multiplier {noise:g} is too small: even {what} {value:.4g} needs "
@@ -302,7 +302,7 @@ class Planner:
         if curve is None or not curve.unreachable:
             return
         problems = []
-        other = ", or accountant='pld', which proves more" if self.accountant == "rdp" else ""
+        other = ", or accountant='pld', which is tighter" if self.accountant == "rdp" else ""
         for epsilon, delta in curve.unreachable:
             close = np.isclose(self.budgets.epsilon, epsilon, rtol=1e-6)
             who = self.owners.ids[close][:1]

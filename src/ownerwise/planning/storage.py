@@ -15,7 +15,7 @@ from ownerwise.errors import PlanError
 from ownerwise.files import write_json, write_whole
 
 FORMAT = 1
-"""Version of the format of plan files. A change to what is stored or hashed needs a new one."""
+"""Version of the plan file format. Increase it if the stored or hashed values change."""
 
 ARRAYS = ("sampling_rates", "clip_norms", "targets", "deltas", "records")
 """Per-owner arrays of a plan, in the order in which they are hashed."""
@@ -42,7 +42,7 @@ def save(header: dict[str, Any], source: Any, path: str | os.PathLike, content_h
 
 
 def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray], str]:
-    """Return (header, arrays, stored hash), or raise PlanError that says what is wrong."""
+    """Return (header, arrays, stored hash), or raise a PlanError that says what is wrong."""
     try:
         stored = json.loads(Path(path).read_text(encoding="utf-8"))
         stored_hash, _ = stored.pop("hash"), stored.pop("arrays")

@@ -1,4 +1,4 @@
-"""The rows of a plan as a table that a person can read."""
+"""The rows of a plan as a human-readable table."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _cells(row: BudgetClass) -> tuple[str, ...]:
 
 
 def _rounded_up(values: Range) -> Range:
-    """Return spent epsilons to four decimal places, never understated."""
+    """Return spent epsilons rounded up to four decimal places."""
     low, high = (math.ceil(1e4 * value - 1e-8) / 1e4 for value in values)
     return low, high
 
