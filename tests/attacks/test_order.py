@@ -76,7 +76,7 @@ def test_a_narrow_order_tends_to_the_hard_one():
     rng = np.random.default_rng(0)
     losses, clips = rng.uniform(0.1, 5, 50), rng.uniform(0.5, 2, 50)
     hard = INO(tail_length=12.0, width=0.0).weights(losses, clips)
-    narrow = INO(tail_length=12.0, width=1e-6 + 1e-4).weights(losses, clips)
+    narrow = INO(tail_length=12.0, width=0.01).weights(losses, clips)
     assert np.abs(hard - narrow).max() < 0.05
 
 

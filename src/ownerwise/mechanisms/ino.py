@@ -66,8 +66,8 @@ class INO:
                 raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
         if self.shape is not None and (self.alpha, self.beta) != (1.0, 1.0):
             raise ValueError("alpha and beta shape the Beta tail; do not give them with shape")
-        if not 0 <= self.width <= 10:
-            raise ValueError(f"width must be a number from 0 to 10, got {self.width}")
+        if self.width != 0 and not 0.01 <= self.width <= 10:
+            raise ValueError(f"width must be 0 or a number from 0.01 to 10, got {self.width}")
         Beta(self.alpha, self.beta)  # validates both now
 
     @property

@@ -190,7 +190,7 @@ class Plan:
         The plan's accountant checks all owners. dp-accounting checks `points` budgets spread over
         the table, including the strictest and the laxest. The divisor is checked too.
         """
-        problems = self._row_problems()
+        problems = self.row_problems()
         divisor = float(self.sampling_rates @ self.records)
         if not np.isclose(divisor, self.expected_batch_size, rtol=1e-9):
             problems.append(
@@ -227,7 +227,8 @@ class Plan:
             raise PlanError(problems)
         return Verification(reference.name(), len(chosen), float(ratios.min()), float(ratios.max()))
 
-    def _row_problems(self) -> list[str]:
+    def row_problems(self) -> list[str]:
+        """Return the problem if a hardened plan has fewer rows than its rates need."""
         if self.hardened_rows is None:
             return []
         needed = rows_needed(self.sampling_rates, self.records, self.overflow_probability)

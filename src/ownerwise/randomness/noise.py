@@ -207,10 +207,10 @@ def _noised(
     device = devices.pop() if len(devices) == 1 else torch.device("cpu")
     parts = [tensor.detach().reshape(-1).to(device, dtype) for tensor in sums]
     flat = torch.cat(parts) if parts else torch.empty(0)
-    flat.mul_(1.0 / grid).round_()
     start = 0
     for block in flat.split(_BLOCK) if len(flat) else ():
-        units = noise(start, len(block)).to(device) + block
+        units = noise(start, len(block)).to(device)
+        units.add_(block.mul_(1.0 / grid).round_())
         torch.mul(units, grid * factor, out=block)
         start += len(block)
     shaped = _unflatten_dense_tensors(flat, sums)

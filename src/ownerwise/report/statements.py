@@ -189,8 +189,11 @@ def not_covered(runs: Sequence[Run]) -> list[str]:
         "General facts about people that a model can learn with or without any one record, and "
         "anything an attacker already knows.",
         "How long training took, and any other side channel apart from the released model.",
-        "Noise consists of floating-point numbers. Known attacks on their low-order bits are "
-        "outside the accounting.",
+        *(
+            ["Records crafted to change the rounding of other records: the plan is not hardened."]
+            if any(run.plan.hardened_rows is None for run in runs)
+            else []
+        ),
     ]
     if len(runs) > 1:
         items.insert(

@@ -93,6 +93,7 @@ class PrivateStep:
         rule: ClippingRule = Standard() if clipping is None else clipping
         steering = rule.steering(plan) if isinstance(rule, Steered) else None
         problems += release_problems(rule, steering, release, plan)
+        problems += plan.row_problems()
         problems += rounding_problems(plan, model, None if weights is None else weights.bind(plan))
         if micro_batch_size is not None and micro_batch_size < 1:
             problems.append(f"micro_batch_size={micro_batch_size}: expected at least 1")
