@@ -153,6 +153,7 @@ def test_rows_are_distinct_secret_and_empty_ones_hold_zeros():
 def test_a_batch_that_overflows_its_rows_is_noise_only_and_the_reserve_pays_for_it():
     plan = plan_of(hardened=True)
     ordinary = plan_of(hardened=False)
+    assert plan.hardened_rows is not None
     assert plan.hardened_rows < 1.6 * RECORDS
     assert plan.overflow_probability * plan.steps <= 0.01 * 1e-5
     np.testing.assert_allclose(plan.accounted_deltas, 0.99e-5)
@@ -166,6 +167,7 @@ def test_a_batch_that_overflows_its_rows_is_noise_only_and_the_reserve_pays_for_
 
 def test_hardened_plans_are_stored_and_too_few_rows_are_refused(tmp_path):
     plan = plan_of(hardened=True)
+    assert plan.hardened_rows is not None
     plan.save(tmp_path / "plan.json")
     assert ow.Plan.load(tmp_path / "plan.json", OWNERS) == plan
     with pytest.raises(ow.PlanError, match=r"needs \d+ rows; this one has"):
