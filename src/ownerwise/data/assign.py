@@ -146,8 +146,7 @@ def owners_of_classes(data: DataSet, classes: Mapping[str, Sequence[str]]) -> tu
 
 def _column(records: Records, column: str) -> np.ndarray:
     if column not in records.columns:
-        raise OwnerwiseError(
-            f"the records have no column {column!r}; expected one of "
-            f"{name_some(list(records.columns), repr, shown=20) or 'their columns: they have none'}"
-        )
+        known = name_some(list(records.columns), repr, shown=20)
+        expected = f"expected one of {known}" if known else "they have no columns"
+        raise OwnerwiseError(f"the records have no column {column!r}; {expected}")
     return records.columns[column]

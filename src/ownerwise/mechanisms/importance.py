@@ -41,8 +41,8 @@ class ImportanceSampling:
     of the expected batch size is plenty).
 
     Args:
-        accepted_batch: approximate number of records to accept per step. As many candidates are
-            used as this requires, up to all that the plan draws.
+        accepted_batch: approximate number of records to accept per step. The rule uses as many
+            candidates as it needs for this, up to all that the plan draws.
         acceptance: approximate fraction of the candidates to accept. All clip norms, and the noise
             with them, grow while too many are accepted and shrink while too few are.
         gain: how quickly the steering reacts, between 0 and 1.

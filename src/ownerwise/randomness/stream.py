@@ -17,7 +17,7 @@ No (key, counter) pair is used twice:
 - a private stream hands out each child at most once, and cannot be pickled or copied;
 - a forked process is REFUSED (an error, not a new key): re-keying would silently give different
   batches to the ranks of a run.
-A stream from a fixed seed is meant to be created again, so it is not private.
+A stream with a fixed seed is meant to be reproducible, so it is not private.
 
 References: NIST SP 800-38A (CTR mode), RFC 5869 (HKDF); Garfinkel & Leclerc, "Randomness Concerns
 When Deploying Differential Privacy", WPES 2020 (why the generator must be cryptographic).

@@ -1,4 +1,4 @@
-"""The first section: the runs, whether they are private, and which results improved or not."""
+"""The first section: the runs, whether they are private, and which results improved."""
 
 from __future__ import annotations
 
