@@ -1,12 +1,12 @@
-"""The private step of this checkout against that of another one: the ratio of their times.
+"""Compare the speed of the private step in this checkout with that in another checkout.
 
     python benchmarks/compare.py OTHER_CHECKOUT                     # all models
     python benchmarks/compare.py OTHER_CHECKOUT --models mlp,lstm --quick
 
-Each checkout runs in a process of its own, on its own `src` and its own models. The two processes
-take turns of about a tenth of a second, so that noise on the machine hits both. A ratio below 1
-means that this checkout is faster. On a busy machine trust the fastest turns and repeat, or count
-the CPU time of one thread (`--cpu`), which waiting for a core does not touch.
+Each checkout runs in its own process, with its own `src` and models. The two processes take turns
+of about a tenth of a second, so noise on the machine affects both. A ratio below 1 means that this
+checkout is faster. On a busy machine, rely on the fastest turns and repeat the comparison, or
+measure the CPU time of one thread (`--cpu`), which does not include waiting for a core.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Worker:
         )
 
     def ask(self, *words: object) -> float:
-        """Send a command, and return the number that answers it."""
+        """Send a command, and return the number received in reply."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(*words, file=self.process.stdin, flush=True)
@@ -59,7 +59,7 @@ class Worker:
 
 
 def work(checkout: Path, cpu: bool) -> None:
-    """In the worker: prepare models and time turns, as the parent commands."""
+    """In the worker process: prepare models and time turns on the parent's command."""
     import warnings
 
     import torch
@@ -93,7 +93,7 @@ def _seconds(run: Callable[[], None], steps: int, clock: Callable[[], float]) ->
 
 
 def compare(new: Worker, old: Worker, name: str, seconds: float) -> str:
-    """One row of the table: fastest and median turns of both, and their ratios."""
+    """Return one row of the table: fastest and median turns of both checkouts, and their ratios."""
     single = min(worker.ask("prepare", name) for worker in (new, old))
     steps = max(1, round(TURN / single))
     turns: dict[Worker, list[float]] = {new: [], old: []}
@@ -111,7 +111,7 @@ def compare(new: Worker, old: Worker, name: str, seconds: float) -> str:
 
 
 def main() -> int:
-    """Compare the checkouts on every model named."""
+    """Compare the checkouts on every requested model."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("other", type=Path, nargs="?", help="the checkout to compare with")
     parser.add_argument("--models", default=MODELS, help="comma-separated")

@@ -1,6 +1,6 @@
-"""The six models of the step benchmark, each with one batch of made-up data.
+"""The six models for the step benchmark, each with one batch of synthetic data.
 
-``build(name)`` gives the model, inputs and targets.
+``build(name)`` returns the model, inputs and targets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from ownerwise.models import ResNet18, mlp, mnist_cnn
-from ownerwise_reproduction.models import cifar_cnn
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,17 @@ class Transformer(nn.Module):
         return self.head(self.encoder(self.embedding(x) + self.position).mean(dim=1))
 
 
+def cifar_cnn() -> nn.Module:
+    """Return the network for CIFAR of Papernot et al. (2021), with 550,570 parameters."""
+    layers: list[nn.Module] = []
+    width = 3
+    for out in (32, 64, 128):
+        layers += [nn.Conv2d(width, out, 3, padding=1), nn.Tanh()]
+        layers += [nn.Conv2d(out, out, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)]
+        width = out
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048, 128), nn.Tanh(), nn.Linear(128, 10))
+
+
 def resnet18() -> nn.Module:
     return ResNet18()
 
@@ -71,7 +81,7 @@ CASES = {
 
 
 def build(name: str) -> tuple[nn.Module, Tensor, Tensor]:
-    """Model, inputs and targets; the same every time."""
+    """Return the model, inputs and targets; they are the same in every call."""
     torch.manual_seed(0)
     case = CASES[name]
     model = case.model()

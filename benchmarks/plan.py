@@ -1,11 +1,11 @@
-"""How long planning takes: 10 to 1,000,000 owners with distinct budgets.
+"""Measure planning time for 10 to 1,000,000 owners with distinct budgets.
 
     python benchmarks/plan.py [--owners 1000000] [--json OUT]
 
-Every case runs in its own process, so that peak memory is its own. Prints, per method, the time to
-plan, to verify, and to read epsilon after half of the steps for all owners, with the ratio to the
-same method for 10 owners; and, for scale, what one owner costs where a public accountant is
-bisected for each owner in turn.
+Every case runs in its own process, so its peak memory is measured separately. For each method, it
+prints the time to plan, to verify, and to read epsilon for all owners after half of the steps, and
+the ratio to the same method with 10 owners. For comparison, it also prints the time to find one
+owner's multiplier by bisection with a public accountant.
 """
 
 from __future__ import annotations

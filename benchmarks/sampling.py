@@ -1,4 +1,4 @@
-"""What a Poisson batch and a step's noise cost: minima over many steps, in milliseconds.
+"""Measure the time for a Poisson batch and for a step's noise, in milliseconds per step.
 
 Run: python benchmarks/sampling.py
 """
@@ -43,7 +43,7 @@ def shared_rates(records: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def own_rates(records: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rates spread log-uniformly over three decades."""
+    """Return rates that are log-uniform over three decades."""
     rates = 10.0 ** np.linspace(0, 3, records)
     return rates * BATCH / rates.sum(), np.arange(records)
 

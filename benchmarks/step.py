@@ -1,13 +1,13 @@
-"""One private step against one plain step: time and memory, ours and others.
+"""Compare time and memory of private steps, ours and others, with a plain step.
 
     python benchmarks/step.py                        # all six models, all contenders
     python benchmarks/step.py --quick --models mlp,mnist --json out.json
 
-Time: all contenders of a model run interleaved in one process, in turns of a tenth of a second;
-the figure is the ratio of the fastest turn of each to that of the plain (contiguous, non-private)
-step. Memory: peak resident
-memory of a process that does nothing but a few steps of one contender. A step is forward, backward,
-update; private ones also clip to norm 1 and add Gaussian noise.
+Time: all contenders for a model run interleaved in one process, in turns of a tenth of a second.
+The figure is the ratio of each contender's fastest turn to the fastest turn of the plain
+(contiguous, non-private) step. Memory: peak resident memory of a process that only takes a few
+steps with one contender. A step consists of forward pass, backward pass and update; private steps
+also clip to norm 1 and add Gaussian noise.
 
 Contenders: plain, plain-cl (channels-last), ours, lean (ours with less memory), the Opacus modes
 hooks, ew, functorch and ghost, and vmap (torch.func per-record gradients). Where a mode does not
@@ -65,7 +65,7 @@ def make_plan(batch: int) -> ow.Plan:
 
 
 def ours(name: str, **options: Any) -> Step:
-    """The private step of this library: noise from the secret stream, per-owner clip norms."""
+    """Return this library's private step, with secret noise and per-owner clip norms."""
     model, x, y = build(name)
     plan = make_plan(len(x))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
@@ -145,7 +145,7 @@ CONTENDERS: dict[str, Callable[[str], Step]] = {
 
 
 def start(contender: str, name: str) -> Step | str:
-    """The step, after two warm-up runs; or why there is none."""
+    """Return the step after two warm-up runs, or the reason why there is none."""
     try:
         step = CONTENDERS[contender](name)
         step()
@@ -156,10 +156,10 @@ def start(contender: str, name: str) -> Step | str:
 
 
 def interleaved(steps: dict[str, Step], seconds: float, rounds: int) -> dict[str, float]:
-    """The seconds a step of each in its fastest turn; contenders take turns, noise hits all.
+    """Return each contender's seconds per step in its fastest turn; contenders take turns.
 
-    A turn is as many steps as take TURN seconds: some contenders do work ahead, and a single step
-    would not show what it costs.
+    A turn lasts TURN seconds: some contenders prepare work for later steps, and the time of a
+    single step would not include it.
     """
     turns = {key: _steps_per_turn(step) for key, step in steps.items()}
     best = dict.fromkeys(steps, float("inf"))
@@ -184,14 +184,14 @@ def _steps_per_turn(step: Step) -> int:
 
 
 def peak_memory(contender: str, name: str) -> float | None:
-    """Peak resident megabytes of a process of its own."""
+    """Return the peak resident memory of a separate process, in megabytes."""
     command = [sys.executable, __file__, "--memory-of", contender, "--models", name]
     answer = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     return float(answer.stdout.split()[-1]) if answer.returncode == 0 else None
 
 
 def report_memory(contender: str, name: str) -> int:
-    """In the child process: a few steps, then the peak of these steps alone."""
+    """In the child process: take a few steps and print the peak memory of these steps alone."""
     make_plan(len(build(name)[1]))  # in every process: the same libraries, the same remains
     step = start(contender, name)
     if isinstance(step, str):

@@ -77,7 +77,7 @@ def _first_line(path: Path) -> str:
 
 
 def examples() -> str:
-    """Return the files of examples/ in full, tables shortened."""
+    """Return the files in examples/ in full, except that tables are shortened."""
     parts = []
     for path in sorted(_EXAMPLES.glob("*.*")):
         text = path.read_text(encoding="utf-8")

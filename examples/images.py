@@ -1,4 +1,4 @@
-"""Images: handwritten digits held by three sites, a small convolutional network.
+"""Images: handwritten digits held by three sites, and a small convolutional network.
 
 python examples/images.py
 

@@ -3,7 +3,7 @@
 python examples/tabular.py
 
 PRIVATE: the contents of each single visit used for training, with its clinic's epsilon.
-NOT PRIVATE: the test visits (every fifth) that the model is evaluated on, the budgets, and how many
+NOT PRIVATE: the test visits (one in five) that the model is evaluated on, the budgets, and how many
 visits each clinic has.
 """
 

@@ -1,5 +1,6 @@
 """PrivateClassifier: scikit-learn's own checks, budgets by owner, and what it says of privacy."""
 
+import copy
 import importlib
 import pickle
 import sys
@@ -19,6 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 import ownerwise as ow
+from ownerwise import estimators
 from ownerwise.estimators import PrivateClassifier
 from ownerwise.models import mlp
 from tools import step_tools as tools
@@ -28,6 +30,12 @@ _thread = pytest.fixture(autouse=True)(tools.one_thread)
 X, Y = make_classification(240, 6, class_sep=2.0, random_state=0)
 OWNERS = np.array(["ann", "bob", "cem"])[np.arange(240) % 3]
 BUDGETS = {"ann": 1.0, "bob": 2.0, "cem": 8.0}
+
+
+_several = pytest.mark.filterwarnings(
+    "ignore:owners with the same ids and counts:ownerwise.PrivacyWarning"
+)
+"""For tests that fit several estimators to the same records."""
 
 
 def quick(epsilon=BUDGETS, **options) -> PrivateClassifier:
@@ -52,6 +60,7 @@ def test_every_owner_spends_its_own_budget():
     assert fitted.run_.steps_spent == fitted.plan_.steps == 5
 
 
+@_several
 def test_it_learns_what_noise_permits():
     generous = quick(200.0, steps=60, method="uniform").fit(X, Y)
     assert generous.score(X, Y) > 0.85
@@ -84,6 +93,7 @@ def test_one_number_is_for_every_record():
     assert by_owner.plan_.deltas.tolist() == [1e-6, 1e-5, 1e-5]
 
 
+@_several
 def test_predictions_agree_with_each_other():
     y = np.array(["a", "b", "c"])[np.arange(240) % 3]
     fitted = quick(5.0, classes=["a", "b", "c"]).fit(X, y)
@@ -97,6 +107,7 @@ def test_predictions_agree_with_each_other():
     np.testing.assert_allclose(1 / (1 + np.exp(-positive)), binary.predict_proba(X)[:, 1])
 
 
+@_several
 def test_a_fixed_random_state_repeats_and_says_not_private():
     with pytest.warns(ow.PrivacyWarning, match="NOT private"):
         first = quick(random_state=3).fit(X, Y, owners=OWNERS)
@@ -119,10 +130,11 @@ def test_classes_may_be_declared():
     fitted = quick(5.0, classes=[2, 0, 1]).fit(X, Y)
     assert fitted.classes_.tolist() == [0, 1, 2]
     assert fitted.predict_proba(X).shape == (240, 3)
-    with pytest.raises(ow.OwnerwiseError, match=r"y holds 1 \(not private\), which classes=0 "):
+    with pytest.raises(ow.OwnerwiseError, match=r"label of record 0, .* is not in classes=0;"):
         quick(5.0, classes=[0]).fit(X, Y)
 
 
+@_several
 def test_classes_found_in_the_records_are_not_private(tmp_path):
     with pytest.warns(ow.PrivacyWarning, match="found in y: the list is NOT private"):
         fitted = quick(classes=None).fit(X, Y, owners=OWNERS)
@@ -188,6 +200,7 @@ def test_weights_reach_the_run(weights, tail):
     assert (found and found["tail"]) == tail
 
 
+@_several
 def test_hidden_layers_and_own_models():
     linear = quick(5.0, hidden=()).fit(X, Y).model_
     assert sum(p.numel() for p in linear.parameters()) == 7 * 2
@@ -204,8 +217,8 @@ def test_all_problems_are_listed_before_anything_is_spent():
     with pytest.raises(ow.OwnerwiseError) as refusal:
         wrong.fit(X, Y)
     text = str(refusal.value)
-    for word in ("y holds 1", "called without owners", "input_range=(1.0, 0.0)", "'sample'?",
-                 "steps 0", "batch_size 500", "weights 'inn'", "lr -1.0"):  # fmt: skip
+    for word in ("label of record 0", "called without owners", "input_range=(1.0, 0.0)",
+                 "'sample'?", "steps 0", "batch_size 500", "weights 'inn'", "lr -1.0"):  # fmt: skip
         assert word in text
     assert len(refusal.value.problems) == 8
     assert not hasattr(wrong, "plan_")
@@ -245,6 +258,7 @@ def test_a_search_takes_each_folds_owners_and_warns_that_it_is_not_accounted():
     assert search.predict(X).shape == (240,)
 
 
+@_several
 def test_fitting_twice_warns_and_fitting_a_single_clone_does_not():
     estimator = quick()
     clone(estimator).fit(X, Y, owners=OWNERS)
@@ -252,6 +266,31 @@ def test_fitting_twice_warns_and_fitting_a_single_clone_does_not():
         estimator.fit(X, Y, owners=OWNERS)
     with pytest.warns(ow.PrivacyWarning, match="spends every owner's budget again"):
         cross_val_score(quick(3.0), X, Y, cv=2)
+
+
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda estimator: pickle.loads(pickle.dumps(estimator)),
+}
+
+
+@pytest.mark.parametrize("original_first", [True, False])
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_does_not_forget_that_its_original_was_fitted(way, original_first):
+    original = quick()
+    fits = [original, COPIES[way](original)]
+    fits = fits if original_first else fits[::-1]
+    fits[0].fit(X, Y, owners=OWNERS)
+    with pytest.warns(ow.PrivacyWarning, match="spends every owner's budget again"):
+        fits[1].fit(X, Y, owners=OWNERS)
+
+
+def test_another_process_goes_on_counting(monkeypatch):
+    stored = pickle.dumps(quick().fit(X, Y, owners=OWNERS))
+    monkeypatch.setattr(estimators._Lineage, "living", {})  # as in a new process
+    with pytest.warns(ow.PrivacyWarning, match="spends every owner's budget again"):
+        pickle.loads(stored).fit(X, Y, owners=OWNERS)
 
 
 def test_clones_have_the_parameters_and_nothing_fitted():

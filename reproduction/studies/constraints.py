@@ -1,11 +1,11 @@
-"""Rate constraints under privacy: frontiers of error against constraint, and what they cost.
+"""Rate constraints under privacy: trade-offs between error and constraint, and their cost.
 
     OWNERWISE_DATA=... python reproduction/studies/constraints.py   # half an hour on one core
 
 Every result is one entry of reproduction/results/constraints/runs.json. Existing entries are not
-computed again; index.md beside that file is written from them. Settings were chosen on a validation
-part of the training records, never on test records; the choice itself is not accounted for. Runs
-have fixed seeds and are NOT PRIVATE: they show how private runs would perform.
+computed again; index.md next to that file is written from them. Settings were chosen on a
+validation part of the training records, never on test records; this choice is not accounted for.
+Runs have fixed seeds and are NOT PRIVATE: they show how private runs would perform.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from constraints_table import write_table
 from ownerwise.batches import (
     Batch,
 )
+from ownerwise.data.splits import positional_split
 from ownerwise.files import write_json
 from ownerwise.mechanisms import constraints as rates
 
@@ -44,7 +45,7 @@ DELTA = 1e-5
 
 @dataclass(frozen=True)
 class Settings:
-    """How one model is trained; batch and clip norm as shares of the records and of 1."""
+    """How to train one model; the batch is given as a share of the records."""
 
     steps: int = 60
     batch: float = 0.5
@@ -78,7 +79,7 @@ def task(name: str) -> Task:
 
 @cache
 def parts(name: str, seed: int, tuning: bool = False) -> tuple[Task, Task]:
-    """Training and test records, split anew by every seed; for tuning, two parts of the former."""
+    """Return training and test records, split by seed; for tuning, parts of the former."""
     train, test = task(name).split(0.75, seed)
     return train.split(0.8, 1) if tuning else (train, test)
 
@@ -90,7 +91,7 @@ def partition(name: str, by_label: bool) -> ow.Partition:
 
 
 def make_constraints(name: str, kind: str, bound: float) -> list[rates.Constraint]:
-    """The constraints of an experiment."""
+    """Return the constraints of an experiment."""
     if kind == "parity":
         column = "group" if name == "nine" else "sex"
         return rates.demographic_parity(partition(name, False), column, max_gap=bound)
@@ -135,7 +136,7 @@ def make_plan(name: str, tuning: bool, settings: Settings, constrained: bool) ->
 def private(
     name: str, kind: str, bound: float, seed: int, settings: Settings, tuning: bool = False
 ) -> dict[str, Any]:
-    """One private run, and its figures on the other part."""
+    """Train once with privacy, and return the results on the other part."""
     train, test = parts(name, seed, tuning)
     made = make_constraints(name, kind, bound)
     part = made[0].partition
@@ -159,7 +160,7 @@ def private(
 
 
 def unconstrained(name: str, seed: int, settings: Settings) -> dict[str, Any]:
-    """Plain private training, and the constraint's value all the same."""
+    """Train without constraints, but measure the constraint's value."""
     train, test = parts(name, seed)
     model = linear(train)
     trainer = ow.Trainer(
@@ -176,7 +177,7 @@ def without_noise(
 ) -> dict[str, Any]:
     """Constrained training by the same step on all records, without noise: NOT private.
 
-    Besides the figures on test records, how far the constraint was met on those of training.
+    Also returns how well the constraint was met on the training records.
     """
     train, test = parts(name, seed)
     made = make_constraints(name, kind, bound)
@@ -184,8 +185,9 @@ def without_noise(
     fair = ow.RateConstraints(made, hard=True, cap=30.0, ascent=ascent)
     owners = ow.Owners(np.zeros(len(train), dtype=int), {0: 1.0}, delta=DELTA)
     plan = ow.plan(
-        owners, "uniform", steps=1, batch_size=len(train), clip_norm=clip, release_std=1000.0
-    )
+        owners, "uniform", steps=1, batch_size=len(train), clip_norm=clip, release_std=1000.0,
+        hardened=True,
+    )  # fmt: skip
     model = linear(train)
     optimizer = torch.optim.Adam(model.parameters())
     step = ow.PrivateStep(
@@ -217,7 +219,7 @@ def measured(model: nn.Module, made: list[rates.Constraint], test: Task) -> dict
 
 
 def figures(made: list[rates.Constraint], found: dict[str, Any]) -> dict[str, Any]:
-    """Error, the largest value that is held, and by how much the worst bound is exceeded."""
+    """Return the error, the largest constrained value, and the largest violation of a bound."""
     values = {one: found["constraints"][one.name] for one in made}
     return {
         "error": 1 - found["accuracy"],
@@ -227,7 +229,7 @@ def figures(made: list[rates.Constraint], found: dict[str, Any]) -> dict[str, An
 
 
 def step_time() -> dict[str, Any]:
-    """Processor time of a constrained private step over that of a plain one, taken in turns."""
+    """Return CPU times of constrained and plain private steps, measured alternately."""
     train, _ = parts("adult", 0)
     made = ow.RateConstraints(make_constraints("adult", "parity", 0.1))
     both = targets(made.partition, train)
@@ -261,7 +263,7 @@ def step_time() -> dict[str, Any]:
 
 
 def make_pictures(folder: Path, records: int = 4500, size: int = 12) -> Path:
-    """Write grey pictures and a list of their attributes: bright ones mostly have vertical bars."""
+    """Write grey pictures and a list of their attributes; bright ones mostly have vertical bars."""
     from PIL import Image
 
     random = np.random.default_rng(5)
@@ -282,25 +284,27 @@ def make_pictures(folder: Path, records: int = 4500, size: int = 12) -> Path:
 
 
 def images() -> dict[str, Any]:
-    """A residual network on a folder of pictures: bars upright or not, whether bright or not."""
+    """Train a residual network on a folder of pictures: are the bars vertical, is it bright?"""
     with TemporaryDirectory() as folder:
         data = ow.data.load_table(
             make_pictures(Path(folder)), target="vertical", classes=[-1, 1], columns=["bright"],
-            features={"file": ow.data.Pictures(channels=1, scale="signed")}, test_every=3,
+            features={"file": ow.data.Pictures(channels=1, scale="signed")}, test_share=None,
         )  # fmt: skip
-    assert data.test is not None
+    third = positional_split(data.train.targets, every=3)
     part = ow.Partition({"bright": ("-1", "1")}, classes=2)
     train, test = (
         (records.tensors()[0], part.targets(records.targets, {"bright": records.columns["bright"]}))
-        for records in (data.train, data.test)
+        for records in (data.train.take(~third), data.train.take(third))
     )
-    owners = ow.Owners(np.zeros(len(data.train), dtype=int), {0: 8.0}, delta=DELTA)
+    owners = ow.Owners(np.zeros(len(train[0]), dtype=int), {0: 8.0}, delta=DELTA)
     found = {}
     for name, bound in (("constrained", 0.1), ("unconstrained", 1.0)):
         fair = ow.RateConstraints(
             rates.demographic_parity(part, "bright", max_gap=bound), hard=True
         )
-        plan = ow.plan(owners, "uniform", steps=100, batch_size=300, constraints=fair)
+        plan = ow.plan(
+            owners, "uniform", steps=100, batch_size=300, constraints=fair, hardened=True
+        )
         torch.manual_seed(0)
         model = ow.models.ResNet18(classes=2, channels=1, width=8, groups=4)
         trainer = ow.Trainer(
@@ -313,7 +317,7 @@ def images() -> dict[str, Any]:
 
 
 def jobs() -> dict[str, Job]:
-    """Everything that is computed, by name."""
+    """Return all jobs by name."""
     found: dict[str, Job] = {"step time": step_time}
 
     def add(name: str, kind: str, bound: float, label: str = "private", **changes: Any) -> None:

@@ -1,4 +1,4 @@
-"""The records that constraints.py trains on."""
+"""The data sets used by constraints.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ownerwise_reproduction.data import (
 
 @dataclass(frozen=True)
 class Task:
-    """Records with their columns, split once: training, and test or validation."""
+    """Records with their columns, split into training and test (or validation)."""
 
     inputs: Tensor
     labels: np.ndarray
@@ -53,13 +53,13 @@ def _features(data: DataSet, column: str) -> list[int]:
 
 
 def _buckets(values: Tensor, number: int) -> Tensor:
-    """Which of so many equal parts of the declared range, -1 to 1, each value lies in: one-hot."""
+    """Return a one-hot encoding of values by equal parts of the declared range, -1 to 1."""
     at = ((values + 1) / 2 * number).long().clamp(0, number - 1)
     return functional.one_hot(at, number).flatten(1).float()
 
 
 def adult() -> Task:
-    """The 45,222 complete rows; numbers also one-hot, by 20 parts of their public ranges."""
+    """Return the 45,222 complete rows; numbers are also one-hot, by 20 parts of their ranges."""
     data = load_adult(download=False)
     inputs, labels, columns = _all([data.train, data.test])
     numbers = [at for at, name in enumerate(data.features) if "=" not in name]
@@ -71,7 +71,7 @@ def adult() -> Task:
 
 
 def credit() -> Task:
-    """Education, marriage and the six payment states one-hot, the rest scaled by public ranges."""
+    """Return education, marriage and payment states one-hot, the rest scaled by public ranges."""
     data = load_credit_default(download=False)
     inputs, labels, columns = _all([data.train, data.test])
     states = [at for at, name in enumerate(data.features) if name.startswith("PAY_")
@@ -83,7 +83,7 @@ def credit() -> Task:
 
 
 def parkinsons() -> Task:
-    """Recordings, split as records: both sides hear the same 42 people."""
+    """Return recordings, split by record: both parts contain the same 42 people."""
     data = load_parkinsons_telemonitoring(download=False, motor_score=True, split="records")
     return Task(*_all([data.train, data.test]))
 
@@ -94,7 +94,7 @@ def heart() -> Task:
 
 
 def nine() -> Task:
-    """A made population: nine groups, one in three people each of three regions and three ages."""
+    """Return a synthetic population with nine equal groups: three regions times three ages."""
     random = np.random.default_rng(9)
     records = 60_000
     group = random.choice(9, records, p=np.array([20, 16, 14, 12, 10, 9, 8, 6, 5]) / 100)

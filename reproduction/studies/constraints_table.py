@@ -1,4 +1,4 @@
-"""The results of constraints.py as a page."""
+"""Write the results of constraints.py as a page."""
 
 from __future__ import annotations
 
@@ -32,18 +32,21 @@ def _page(results: Results) -> list[str]:
     lines = [
         "# Rate constraints: results",
         "",
-        "Logistic regression, ε 1 unless said otherwise, δ 1e-5, the whole record protected; 75 % "
-        "for training; mean ± standard deviation over five seeds, each with its own split and "
-        "noise, on test records. Adult: 45,222 complete rows, its five numbers also one-hot by 20 "
-        "equal parts of their public ranges. Steps, batch, learning rate and clip norm of Adult, "
-        "credit and Parkinsons were chosen on a validation part of the training records, which no "
-        "accounting covers (of the first two to four splits, so a test record of one split can "
-        "have been there in another); the other settings were not tuned. The damping of "
-        "multipliers was added after five runs on Adult (gap 0.05) had been seen on test records; "
-        "its one size was checked on validation records. Without noise: unclipped, all records in "
-        "every step, on the same splits. Runs had fixed seeds: NOT PRIVATE, they tell what private "
-        "ones do. `python reproduction/studies/constraints.py` computes all of it; what is missing "
-        "below was not run.",
+        "The model is logistic regression with ε 1 (unless stated otherwise) and δ 1e-5, which "
+        "protects the whole record. 75 % of the records are used for training. Results are mean "
+        "± standard deviation on test records over five seeds, each with its own split and "
+        "noise. Adult has 45,222 complete rows; its five numeric columns are also one-hot "
+        "encoded by 20 equal parts of their public ranges. Steps, batch, learning rate and clip "
+        "norm for Adult, credit and Parkinsons were chosen on a validation part of the training "
+        "records; this choice is not accounted for. It used the first two to four splits, so a "
+        "test record of one split may have been used in another. The other settings were not "
+        "tuned. The damping of multipliers was added after five runs on Adult (gap 0.05) had "
+        "been evaluated on test records; only one value was tried, and it was checked on "
+        "validation records. The columns *without noise* show training without clipping, with all "
+        "records in every step, on the same splits. The runs use fixed seeds and are NOT PRIVATE; "
+        "they show how private runs would perform. `python "
+        "reproduction/studies/constraints.py` computes all results; those missing below were not "
+        "run.",
         "",
     ]
     for name, title in TITLES.items():
@@ -63,31 +66,36 @@ def _page(results: Results) -> list[str]:
         lines += [f"## {title}: demographic parity", ""]
         if name == "parkinsons":
             lines += [
-                "5,875 recordings of 42 people: the guarantee is that of one recording, and "
-                "protects no patient. The gap on 1,469 test records has a sampling error of about "
-                "0.026, as large as the smaller bounds: training without noise meets them no "
-                "better.",
+                "There are 5,875 recordings of 42 people: the guarantee is for one recording and "
+                "does not protect a patient. The gap on 1,469 test records has a sampling error "
+                "of about 0.026, as large as the smaller bounds, so training without noise does "
+                "not meet them any better.",
                 "",
             ]
         heads = ["largest gap asked", "error", "gap", "error without noise", "gap without noise"]
         lines += _table(heads, rows)
         lines += [
             "",
-            f"Published at the same ε, protecting only the attribute: {PUBLISHED[name]}.",
+            "Published results at the same ε, which protect only the attribute: "
+            f"{PUBLISHED[name]}.",
             "",
         ]
     lines += _section(results, "Adult: equalized odds", "largest gap asked", {
         bound: f"adult odds {bound} private" for bound in ("0.02", "0.05", "0.1", "0.15")
     })  # fmt: skip
-    lines += ["Published at the same ε, protecting only the attribute: .1701@.139, .1821@.034.", ""]
-    lines += _section(results, "Heart: cap on false negatives (227 records)", "cap asked, ε", {
+    lines += [
+        "Published results at the same ε, which protect only the attribute: "
+        ".1701@.139, .1821@.034.",
+        "",
+    ]
+    lines += _section(results, "Heart: bound on false negatives (227 records)", "cap asked, ε", {
         f"{bound}, ε {epsilon}": f"heart misses {bound} epsilon {epsilon}"
         for epsilon in ("1", "4") for bound in ("0.05", "0.1", "0.2")
     })  # fmt: skip
-    lines += _section(results, "Nine groups of a made population: 18 constraints at once", "gap", {
+    lines += _section(results, "Nine synthetic groups: 18 constraints at once", "gap", {
         "0.05": "nine parity 0.05 private", "0.05 without noise": "nine parity 0.05 without noise",
     })  # fmt: skip
-    lines += _section(results, "Adult at 0.05: what the histogram counts, and its noise", "", {
+    lines += _section(results, "Adult at 0.05: contents and noise of the histogram", "", {
         "classes (hard)": "adult parity 0.05 private",
         "shares (soft), temperature 1": "adult parity 0.05 soft,",
         "shares, temperature 2": "adult parity 0.05 soft, temperature 2",
@@ -95,8 +103,8 @@ def _page(results: Results) -> list[str]:
         "classes, Laplace noise": "adult parity 0.05 Laplace",
     })  # fmt: skip
     lines += [
-        "Temperature 1 suffices: sharper shares cost accuracy. Classes and shares, Gaussian and "
-        "Laplace noise meet the bound alike.",
+        "Temperature 1 is sufficient: sharper probabilities cost accuracy. Counting classes or "
+        "probabilities, with Gaussian or Laplace noise, meets the bound equally well.",
         "",
     ]
     clips = ("0.05", "0.3", "1", "3", "12.5", "100")
@@ -105,11 +113,11 @@ def _page(results: Results) -> list[str]:
         for clip in clips
         if (entries := _of(results, f"heart misses 0 without noise, clip {clip}"))
     ]
-    lines += ["## Heart, no false negatives asked, without noise", ""]
+    lines += ["## Heart, bound 0 on false negatives, without noise", ""]
     lines += [*_table(["clip norm", "error", "false negatives", "of training records"], rows), ""]
-    lines += ["A small clip norm keeps the constraint from being met, with no noise at all.", ""]
+    lines += ["A small clip norm keeps the constraint from being met, even without noise.", ""]
     if "images" in results:
-        lines += _section(results["images"], "A residual network on made images, ε 8", "gap", {
+        lines += _section(results["images"], "A residual network on synthetic images, ε 8", "gap", {
             "0.1": "constrained", "none": "unconstrained",
         })  # fmt: skip
     if "step time" in results:
@@ -126,7 +134,7 @@ def _page(results: Results) -> list[str]:
 
 
 def _of(results: Results, start: str) -> list[dict[str, Any]]:
-    """The entries of a name, whatever their seed."""
+    """Return the entries with a name, for all seeds."""
     return [
         entry
         for name, entry in sorted(results.items())

@@ -1,10 +1,10 @@
-"""How long a tail, how strong a budget-aware order? Every choice tuned alike, on the digits.
+"""Compare values of tail and kappa on the digits, each tuned in the same way.
 
     python reproduction/studies/tail_and_kappa.py      # about ten minutes
 
-Each setting is a demonstration of its own (`ownerwise demo`): ten owners, one per digit, budgets
-evenly spaced between two ends. Each choice of tail and kappa is tuned over the same clip norms and
-learning rates on validation data, then run with fresh seeds; the figures are those of test data.
+Each setting is a variant of `ownerwise demo`: ten owners, one per digit, with evenly spaced
+budgets. Each choice of tail and kappa is tuned over the same clip norms and learning rates on
+validation data, then run with new seeds; the results are measured on test data.
 """
 
 from __future__ import annotations

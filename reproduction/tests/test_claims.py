@@ -82,7 +82,7 @@ def test_claims_without_results_say_so():
     assert "| not run | theirs | command |" in shown
     assert "| it helps (INO-SGD, Table 9) | 60.00 ± 1.00 points | `run digits --method" in shown
     assert "](" not in shown
-    assert "Not among the claims above:\n\n- IDP-SGD, Table 3" in shown
+    assert "The claims above do not include:\n\n- IDP-SGD, Table 3" in shown
 
 
 def test_every_profile_that_was_run_has_its_row():
@@ -107,7 +107,7 @@ def test_a_drop_that_is_not_there_ends_at_once():
     assert find([run], metric="drop_end", method="idp")[0].ours == "0.00 %"
 
 
-def test_what_is_reached_early_is_set_beside_the_others_own_curve():
+def test_reaching_a_recall_early_is_compared_with_the_other_methods_own_curve():
     """IDP-SGD is half-way where it ends, so INO-SGD, which is, too, is no earlier."""
     results = both()
     for run in results:
@@ -151,7 +151,7 @@ def test_verdicts(gains, expect, verdict):
         assert found.ours == f"{mean:+.2f} [{low:.2f}, {high:.2f}] points"
 
 
-def test_a_gap_is_reached_from_above():
+def test_a_gap_counts_as_reached_if_it_is_at_most_the_papers():
     assert find(both(), metric="gap", method="idp", theirs=60.0)[0].verdict == "reached"
     assert find(both(), metric="gap", method="idp", theirs=40.0)[0].verdict == "not reached"
 
@@ -164,7 +164,7 @@ def test_the_table_and_its_notes():
         "| reached | it helps (INO-SGD, Table 9) | 50.00 ± 1.00 % | **60.00 ± 0.00 %** (+10.00), "
         "2 seeds, [digits](digits/paper/index.md) | `run digits --method ino --seeds 2` |"
     )
-    assert "2 claims were tested: 2 reached. Another 0 were not run." in shown
+    assert "2 claims were tested: 2 reached. Another 0 claims were not tested." in shown
     assert shown.count("- INO-SGD, Table 9, digits: other data") == 1
     assert "| not run" not in shown
 

@@ -1,13 +1,29 @@
 """`ownerwise experiments` from the command line."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
-from ownerwise.cli.main import EXIT_BAD_INPUT, main
+from ownerwise.cli.main import EXIT_BAD_INPUT, main, make_parser
+
+ROOT = Path(__file__).parents[2]
 
 FAST = ["--steps", "3", "--accountant", "rdp", "--set", "run.evaluate_every=1"]
+
+
+def test_commands_shown_in_the_documentation_are_known():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    shown = [
+        line
+        for page in pages
+        for line in re.findall(r"^ {4,8}ownerwise (experiments .+)$", page.read_text(), re.M)
+    ]
+    assert shown
+    for line in shown:
+        make_parser().parse_args(shlex.split(line.partition("#")[0]))
 
 
 def test_list(capsys):

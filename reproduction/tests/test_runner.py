@@ -62,7 +62,7 @@ def test_a_result_is_not_made_twice(tmp_path, monkeypatch, capsys):
     assert not is_current(result | {"changes": ["plan.steps=10"]})
 
 
-def test_a_result_that_is_there_under_another_name_is_said_to_be(tmp_path, capsys):
+def test_a_result_stored_under_another_heading_is_reported(tmp_path, capsys):
     setting = replace(DIGITS, short=TINY)
     (method,) = methods.parse("ino")
     store = Store(tmp_path)
@@ -159,7 +159,7 @@ def test_folders_count_with_all_their_files(data_dir):
 @pytest.mark.parametrize(
     ("spec", "step"), [("ino", 6), ("ino-order:random", 6), ("sequential:lax-first", 4)]
 )
-def test_a_killed_run_goes_on_and_comes_to_the_same(tmp_path, spec, step):
+def test_a_killed_run_resumes_with_the_same_result(tmp_path, spec, step):
     whole = run_one(trial(spec), tmp_path / "whole" / "seed-0-x.json")
     path = tmp_path / "killed" / "seed-0-x.json"
     with pytest.raises(Killed):
@@ -174,7 +174,7 @@ def test_a_killed_run_goes_on_and_comes_to_the_same(tmp_path, spec, step):
 
 
 @pytest.mark.long
-def test_a_process_killed_for_good_goes_on(tmp_path, data_dir):
+def test_a_killed_process_can_be_resumed(tmp_path, data_dir):
     """A real kill: nothing of the process can clean up."""
     options = ("--steps", "3000", "--set", "run.evaluate_every=20", "--seeds", "1")
     command = [

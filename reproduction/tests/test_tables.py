@@ -45,7 +45,7 @@ def test_a_study_gets_a_page_and_a_json_file(study, tmp_path):
     assert places == ["README.md", "digits/paper/index.md", "digits/paper/runs.json"]
     page = (tmp_path / "digits/paper/index.md").read_text()
     assert "NOT PRIVATE" in page
-    assert "- learning rate: between values of a scan" in page  # choices of ours are shown
+    assert "- learning rate: in the middle of the values" in page  # choices of ours are shown
     assert "| IDP-SGD | 30.00 ± 14.14 |" in page  # group a
     assert "10 to 10 (0.50)" in page  # its drop
     assert "What is seen.\n\n![picture](picture.svg)" in page
@@ -112,7 +112,7 @@ def test_a_page_names_the_changes_to_its_setting():
 def test_page_names_the_records_of_its_figures():
     (study,) = summary.studies([result(evaluated_on="validation")])
     page = tables.page(study, tables.describe(study))
-    assert "initial drop and figures over training show the former" in page
+    assert "initial drop and the figures over training use the validation records" in page
 
 
 def test_page_with_methods_that_do_not_keep_budgets():
@@ -129,7 +129,7 @@ def test_page_with_methods_that_do_not_keep_budgets():
     assert "| plain SGD |  | not private | 0 |" in page
 
 
-def test_one_strict_owner_stands_once():
+def test_a_single_strict_owner_is_listed_once():
     def only(budgets):
         (study,) = summary.studies([result(budgets=dict(zip("abcd", budgets, strict=True)))])
         return tables.page(study, tables.describe(study)) + tables.overview([study])

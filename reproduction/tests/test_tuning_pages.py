@@ -40,7 +40,7 @@ def search(tmp_path):
     return read
 
 
-def test_what_stays_of_a_gain(search):
+def test_the_remaining_share_of_a_gain(search):
     assert search.methods == ["idp", "ino"]
     kept = tuning_pages.kept(search, "ino", "accuracy", "strict")
     assert kept.fixed == pytest.approx(40.0)  # 0.7 - 0.3
@@ -60,7 +60,7 @@ def test_the_page_says_what_remains_of_a_gain(search, tmp_path):
         "At the first draw (lr 0.5) INO-SGD differs from IDP-SGD by +40.00 points of recall "
         "(strict owners); with both tuned for accuracy, by +10.00 points: 25% of the gain remains."
     ) in page
-    assert "The first draw is the setting as it stands." in page
+    assert "The first draw is the setting, unchanged." in page
     assert "mean and standard deviation over seeds 0, 1, 2" in page
     assert "| INO-SGD | the first draw | +9.00 | +9.00 | +40.00 | +20.00 |" in page
     assert "| INO-SGD | accuracy, held out | -11.00 | -11.00 | +10.00 | +5.00 |" in page
@@ -83,7 +83,7 @@ def test_page_of_a_setting_with_changes_and_one_seed(search, tmp_path):
     (changed,) = tuning_pages.read(tmp_path)
     page = tuning_pages.page(changed)
     assert page.startswith("# digits (short profile, plan.steps=400), tuned against tuned\n")
-    assert "The first draw is the setting as in the heading." in page
+    assert "The first draw is the setting, as in the heading." in page
     assert "measured on test records, one seed (7), in per cent" in page
     assert "with both tuned for accuracy, by +10.00 points.\n" in page
     assert "remains" not in page
@@ -98,5 +98,5 @@ def test_nothing_is_said_of_gains_without_a_baseline(tmp_path):
 
 def test_files_of_another_version_are_named(tmp_path):
     (tmp_path / "digits.json").write_text('{"methods": {"idp": {"points": [{"number": 0}]}}}')
-    with pytest.raises(OwnerwiseError, match=r"digits\.json is no search"):
+    with pytest.raises(OwnerwiseError, match=r"digits\.json is not a search"):
         tuning_pages.read(tmp_path)

@@ -1,7 +1,7 @@
 """Differentially private training in which each data owner sets their own privacy budget.
 
-Public names are loaded when they are first used, so that `import ownerwise` and `ownerwise --help`
-do not have to load PyTorch.
+Public names are loaded on first use, so `import ownerwise` and `ownerwise --help` do not have to
+load PyTorch.
 """
 
 import importlib

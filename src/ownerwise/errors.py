@@ -10,11 +10,23 @@ from typing import Any
 IS_A_FOLDER = "--out {} is a folder; expected a file name"
 
 
+def printable(text: object) -> str:
+    """Return text on one line, with control characters and direction marks escaped.
+
+    Names come from tables: a line break in one could forge a row of another table, and a direction
+    mark could reverse the digits of a number. Everything that is printed goes through here.
+    """
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in str(text)
+    )
+
+
 class OwnerwiseError(ValueError):
     """One or several problems with the input; `problems` lists all of them."""
 
     def __init__(self, problems: str | Sequence[str]):
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        self.problems = list(map(printable, [problems] if isinstance(problems, str) else problems))
         if len(self.problems) == 1:
             message = self.problems[0]
         else:
@@ -38,15 +50,18 @@ class AccountingError(OwnerwiseError, ArithmeticError):
 class PrivacyWarning(UserWarning):
     """The request is possible, but weakens the guarantee."""
 
+    def __init__(self, message: object = ""):
+        super().__init__(printable(message))
+
 
 def name_some(items: Any, label: Callable[[Any], str] = str, *, shown: int = 3) -> str:
     """Return the first items of a list or array in words: "a, b, c and 4 more"."""
-    named = ", ".join(label(item) for item in items[:shown])
+    named = ", ".join(printable(label(item)) for item in items[:shown])
     return f"{named} and {len(items) - shown} more" if len(items) > shown else named
 
 
 def known_names(given: object, known: Iterable[str]) -> str:
-    """Return a hint with the name that was probably meant, and all known names."""
+    """Return a hint with the most similar known name, if any, and all known names."""
     spelled = {name.lower(): name for name in known}
     near = difflib.get_close_matches(str(given).lower(), spelled, 1, cutoff=0.5)
     hint = f"did you mean {spelled[near[0]]!r}? " if near else ""

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+from uuid import uuid4
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from torch import nn
 
 from ownerwise.errors import BudgetError, OwnerwiseError, PrivacyWarning, name_some
+from ownerwise.marks import marks_of
 from ownerwise.mechanisms import INO, Weights
 from ownerwise.models import hidden_problems, mlp
 from ownerwise.owners import Owners
 from ownerwise.planning import plan, request_problems
-from ownerwise.training import Trainer
+from ownerwise.training import TRAINED_BEFORE, Trainer
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
-    from sklearn.utils import check_random_state
+    from sklearn.frozen import FrozenEstimator
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import Pipeline
+    from sklearn.utils import check_random_state, get_tags
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 except ImportError as error:
@@ -35,26 +42,43 @@ _LARGEST_DEFAULT_BATCH = 512
 
 
 class _Lineage:
-    """Counts the copies and fits of an estimator; each fit spends the budgets again."""
+    """Counts the clones and fits of an estimator; each fit spends the budgets again.
 
-    def __init__(self) -> None:
-        self.copies = self.fits = 0
-        self.warned = False
+    All clones and copies of an estimator in a process share one instance, even after unpickling. In
+    another process, counting continues from the pickled counts.
+    """
+
+    living: ClassVar[WeakValueDictionary[str, _Lineage]] = WeakValueDictionary()
+
+    def __init__(self, key: str, clones: int = 0, fits: int = 0, warned: bool = False) -> None:
+        self.key = key
+        self.clones = clones
+        self.fits = fits
+        self.warned = warned
+        self.living[key] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _lineage, (self.key, self.clones, self.fits, self.warned)
 
     def note_fit(self) -> None:
-        """Count a fit; warn once if it is one of several."""
-        if (self.copies > 1 or self.fits) and not self.warned:
+        """Count a fit; warn once if it is one of several, so that the Trainer need not."""
+        if (self.clones > 1 or self.fits) and not self.warned:
             self.warned = True
             warnings.warn(
-                "this estimator has been fitted or cloned several times (a search, "
+                "this estimator or a copy of it has been fitted or cloned several times (a search, "
                 "cross-validation, an ensemble). Each fit spends every owner's budget again, and "
-                "choosing among fits by their scores on private records is not accounted for: the "
-                "epsilon of a single fit does not cover it. Tune on public data, or add the "
-                "epsilons up",
+                "choosing among fits by their scores on private records is not accounted for: "
+                "the epsilon of a single fit does not cover it. Tune on public data, or add up "
+                "the epsilons",
                 PrivacyWarning,
                 stacklevel=3,
             )
         self.fits += 1
+
+
+def _lineage(key: str, *counts: Any) -> _Lineage:
+    """Return the lineage with this key, or a new one with these counts."""
+    return _Lineage.living.get(key) or _Lineage(key, *counts)
 
 
 class PrivateClassifier(ClassifierMixin, BaseEstimator):
@@ -64,13 +88,14 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     private for each single record of owner o (add or remove one record), and everything that was
     fitted may be published. This is the guarantee of `PrivateStep` with the plan in `plan_`.
     Assumed public: all parameters here, who the owners are and how many records each has, the
-    number of features, and the classes. Without `classes`, labels are read off `y`, which reveals
-    which of them occur: that fit is NOT private (a `PrivacyWarning`, `private_` and the card say
-    so). Inputs are not standardised with data statistics; give a public `input_range` instead
-    (a scaler before this step in a pipeline would be fitted to private records without noise). Each
-    further fit on the same records spends the budgets again: a parameter search or cross-validation
-    is NOT accounted for (a `PrivacyWarning` says so). Records on which `score` is computed have no
-    guarantee.
+    number of features, and the classes. Without `classes`, labels are taken from `y`, which reveals
+    which of them occur. Such a fit is NOT private; a `PrivacyWarning`, `private_` and the card say
+    so. Inputs are not standardised with data statistics; pass a public `input_range` instead. A
+    scaler that a pipeline fits before this step releases statistics of the records without noise;
+    that fit is NOT private either, and is reported in the same places. A scaler that you call
+    yourself cannot be detected. Each additional fit on the same records spends the budgets again. A
+    parameter search or cross-validation is NOT accounted for; it triggers a `PrivacyWarning`.
+    No guarantee covers the records on which `score` is computed.
 
     Args:
         epsilon: one number for all owners; a mapping {owner: epsilon}, which may list more owners
@@ -87,7 +112,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         model: function (n_features, n_classes) -> module, instead of `hidden`.
         classes: all class labels, known in advance; None uses those in `y`: NOT private.
         input_range: public (low, high), each a number or one per feature; inputs are clipped to it
-            and scaled to [-1, 1]. None leaves them unchanged.
+            and scaled to [-1, 1]. With None, inputs are left unchanged.
         accountant: "pld" (tight) or "rdp".
         verbose: whether to show a progress bar.
         random_state: None uses secret randomness. Any other value makes the result repeatable
@@ -99,8 +124,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         plan_: the plan, with `plan_.owners`.
         run_: the run, for reports and cards.
         epsilon_: epsilon spent on each owner's records, in the order of `plan_.owners.ids`.
-        private_: whether the guarantee holds: False after a fit with a fixed `random_state`, or
-            without `classes`.
+        private_: whether the guarantee holds: False after a fit with a fixed `random_state`,
+            without `classes`, after a step that a pipeline fitted, or with marked inputs (see
+            `ownerwise.marks`).
         n_features_in_, feature_names_in_: as usual in scikit-learn.
 
     Example:
@@ -157,6 +183,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             y: class labels, [records].
             owners: owner id (int or str) of each record; None makes every record its own owner.
         """
+        marked = marks_of(X, y)
+        fitted_before = _warn_of_fitted_steps(self)
         X, y = validate_data(self, X, y, dtype=np.float32, ensure_all_finite=False)
         check_classification_targets(y)
         problems = _missing_problems(X)
@@ -172,7 +200,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         seed = self._seed()
         if seed is None:
             self._relatives.note_fit()
-        notes = {} if self.classes is not None else {"not_private": [_warn_of_found_classes()]}
+        reasons = [] if self.classes is not None else [_warn_of_found_classes()]
+        reasons += [*fitted_before, *marked]
         self.plan_ = plan(
             budgets,
             self.method,
@@ -183,7 +212,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         )
         self.classes_ = classes
         self.model_ = self._fresh_model(seed)
-        self.run_ = Trainer(
+        trainer = Trainer(
             self.model_,
             self.plan_,
             lr=self.lr,
@@ -191,8 +220,14 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             seed=seed,
             name=type(self).__name__,
             progress=self.verbose,
-            notes=notes,
-        ).fit((torch.from_numpy(inputs), torch.from_numpy(np.searchsorted(classes, y))))
+            notes={"not_private": reasons} if reasons else None,
+        )
+        with warnings.catch_warnings():
+            if self._relatives.warned:
+                warnings.filterwarnings("ignore", TRAINED_BEFORE, PrivacyWarning)
+            self.run_ = trainer.fit(
+                (torch.from_numpy(inputs), torch.from_numpy(np.searchsorted(classes, y)))
+            )
         self.model_.eval()
         self.epsilon_ = self.run_.epsilon()
         self.private_ = self.run_.private
@@ -219,7 +254,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         if problems := _missing_problems(X):
             raise OwnerwiseError(problems)
         inputs = torch.from_numpy(self._scaled(X, [])).double()
-        # in float64, a record's outputs do not depend on the others, to more digits than matter
+        # in float64, the effect of other records on a record's outputs is negligible
         model = copy.deepcopy(self.model_).double()
         with torch.no_grad():
             return model(inputs).numpy()
@@ -229,11 +264,11 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         if self.classes is None:
             return np.unique(y)
         classes = np.unique(np.asarray(self.classes))
-        strange = np.setdiff1d(y, classes)
+        strange = np.flatnonzero(~np.isin(y, classes))
         if len(strange):
             problems.append(
-                f"y holds {name_some(strange)} (not private), which classes={name_some(classes)} "
-                "does not list; add the label there, or leave the records out"
+                f"the label of {name_some(strange, 'record {}'.format)} is not in "
+                f"classes={name_some(classes)}; add it there, or leave the records out"
             )
         return classes
 
@@ -317,23 +352,62 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def _relatives(self) -> _Lineage:
-        """The counts shared with this estimator's clones; not a parameter, so set on first use."""
-        return vars(self).setdefault("_lineage", _Lineage())
+        """The counts shared with all copies; not a parameter, so set on first use."""
+        if "_lineage" not in vars(self):
+            vars(self)["_lineage"] = _Lineage(uuid4().hex)
+        return vars(self)["_lineage"]
+
+    def __getstate__(self) -> Any:
+        """Return the state for copies and pickles, which are counted together with this one."""
+        _ = self._relatives
+        return super().__getstate__()
 
     def __sklearn_clone__(self) -> Self:
         """Return an unfitted copy that is counted together with this estimator."""
         relatives = self._relatives
-        relatives.copies += 1
+        relatives.clones += 1
         copied: Any = super().__sklearn_clone__()
         vars(copied)["_lineage"] = relatives
         return copied
 
 
+def _warn_of_fitted_steps(estimator: PrivateClassifier) -> list[str]:
+    """Warn about transformers that a pipeline has just fitted to the records; return notes on them.
+
+    A step has no reference to its pipeline, so the pipeline is found among the callers.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, Pipeline) and caller.steps[-1][1] is estimator:
+            break
+        frame = frame.f_back
+    else:
+        return []
+    fitted = [name for name, step in caller.steps[:-1] if _learns_from_records(step)]
+    if fitted:
+        warnings.warn(
+            f"the pipeline fitted {name_some(fitted)} to the records without noise: this fit is "
+            "NOT private. Fit it to public data and wrap it in sklearn.frozen.FrozenEstimator, or "
+            "give a public input_range instead",
+            PrivacyWarning,
+            stacklevel=3,
+        )
+    return [f"{name}, fitted to the records in a pipeline" for name in fitted]
+
+
+def _learns_from_records(step: Any) -> bool:
+    if step in (None, "passthrough") or isinstance(step, FrozenEstimator):
+        return False
+    constant = isinstance(step, SimpleImputer) and step.strategy == "constant"
+    return not constant and get_tags(step).requires_fit
+
+
 def _warn_of_found_classes() -> str:
-    """Warn that class labels were read off the records; return the note for the run."""
+    """Warn that class labels were taken from the records; return the note for the run."""
     warnings.warn(
-        "the classes were found in y: the list is NOT private; give it as classes=[...], from "
-        "public knowledge",
+        "the classes were found in y: the list is NOT private; pass classes=[...] from public "
+        "knowledge instead",
         PrivacyWarning,
         stacklevel=3,
     )
@@ -361,9 +435,9 @@ def _by_owner(name: str, given: Any, ids: np.ndarray, problems: list[str]) -> An
     values = np.asarray(given)
     if values.shape != ids.shape:
         problems.append(
-            f"{name} has shape {list(values.shape)} for {len(ids)} records; expected one value per "
-            "record. Where data is split (cross-validation), give a mapping {owner: value} and "
-            "owners"
+            f"{name} has shape {list(values.shape)} for {len(ids)} records; expected one value "
+            f"per record. Where data is split (cross-validation), pass a mapping {{owner: value}} "
+            "and owners"
         )
         return None
     chosen: dict[Any, Any] = {}

@@ -1,4 +1,4 @@
-"""Numbers as text for readers: rounded to the digits that matter, with their units."""
+"""Numbers as text for readers, rounded to the digits that matter, with units."""
 
 from __future__ import annotations
 

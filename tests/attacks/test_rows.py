@@ -59,20 +59,6 @@ def summed(step, inputs, targets, chosen, stream=None):
     return tools.flat(step.clipped_sum(batch, randomness))
 
 
-class CoupledRows:
-    """Random rows that records keep when another one leaves."""
-
-    def __init__(self, rows, removed=None):
-        order = np.random.default_rng(5).permutation(rows)
-        self._order = order if removed is None else np.delete(order, removed)
-        self._rows = rows
-
-    def words(self, count):
-        ranks = np.full(self._rows, self._rows, dtype=np.uint64)
-        ranks[self._order] = np.arange(len(self._order), dtype=np.uint64)
-        return ranks[:count]
-
-
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("micro", [None, 64])
 @pytest.mark.parametrize("size", [1.0, 1e4, 1e6])
@@ -86,10 +72,10 @@ def test_removing_a_record_moves_the_sum_by_its_clip_norm_alone(size, micro, cli
         model, plan, torch.optim.SGD(model.parameters(), lr=0.1), squared,
         clipping=clipping, micro_batch_size=micro,
     )  # fmt: skip
-    whole = summed(step, inputs, targets, range(RECORDS), CoupledRows(plan.hardened_rows))
+    whole = summed(step, inputs, targets, range(RECORDS), tools.CoupledRows(plan.hardened_rows))
     for removed in (0, 1, 200, 400):
         rest = np.delete(np.arange(RECORDS), removed)
-        part = summed(step, inputs, targets, rest, CoupledRows(plan.hardened_rows, removed))
+        part = summed(step, inputs, targets, rest, tools.CoupledRows(plan.hardened_rows, removed))
         assert float((whole - part).norm()) <= float(plan.clip_norms[0])
 
 
@@ -124,11 +110,11 @@ def test_losses_norms_and_factors_of_the_others_keep_every_bit(name, dtype, micr
         model, plan, torch.optim.SGD(model.parameters(), lr=0.1), functional.cross_entropy,
         weights=INO(tail=0.0), micro_batch_size=micro, not_private=True,
     )  # fmt: skip
-    summed(step, inputs, targets, range(90), CoupledRows(plan.hardened_rows))
+    summed(step, inputs, targets, range(90), tools.CoupledRows(plan.hardened_rows))
     whole = step.peek
     for removed in (0, 44, 89):
         rest = np.delete(np.arange(90), removed)
-        summed(step, inputs, targets, rest, CoupledRows(plan.hardened_rows, removed))
+        summed(step, inputs, targets, rest, tools.CoupledRows(plan.hardened_rows, removed))
         for column in ("losses", "norms", "factors"):
             before = np.delete(getattr(whole, column), removed)
             assert np.array_equal(before, getattr(step.peek, column))
@@ -202,7 +188,7 @@ def test_a_small_clip_norm_beside_large_ones_keeps_its_bound(count):
 
     def total(chosen, removed=None):
         data = (inputs[chosen], targets[chosen])
-        rows = CoupledRows(plan.hardened_rows, removed)
+        rows = tools.CoupledRows(plan.hardened_rows, removed)
         randomness = dataclasses.replace(ow.mechanisms.Randomness(), rows=rows)
         batch = ow.Batch(0, chosen, owner_index[chosen], data)
         return tools.flat(step.clipped_sum(batch, randomness))
@@ -252,7 +238,7 @@ def test_identical_records_under_ino_stay_within_the_slack(records, hardened):
         targets = torch.zeros(records, dtype=torch.long)
         rows = (None, None)
         if hardened:
-            rows = CoupledRows(plan.hardened_rows), CoupledRows(plan.hardened_rows, 0)
+            rows = tools.CoupledRows(plan.hardened_rows), tools.CoupledRows(plan.hardened_rows, 0)
         whole = summed(step, inputs, targets, range(records), rows[0])
         part = summed(step, inputs, targets, range(1, records), rows[1])
         assert float((whole - part).norm()) <= float(plan.clip_norms[0])

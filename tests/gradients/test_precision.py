@@ -1,5 +1,6 @@
 """What single precision, autocast and huge numbers must not take from norms and sums."""
 
+import contextlib
 import math
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import ownerwise as ow
-from ownerwise.gradients.precision import HUGE, without_huge
+from ownerwise.gradients.precision import HUGE, full_precision, without_huge
 from ownerwise.mechanisms import (
     Randomness,
 )
@@ -74,6 +75,25 @@ def test_a_huge_input_beside_a_vanishing_gradient_stays_within_the_clip_norm(rul
     assert float(total.norm()) <= clip_norm * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_tf32_is_off_for_norms_and_sums_on_gpus_and_back_on_afterwards(fails):
+    products, kernels = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, kernels.allow_tf32
+    try:
+        products.allow_tf32 = kernels.allow_tf32 = True
+        with contextlib.suppress(ZeroDivisionError), full_precision(torch.device("cuda")):
+            assert not products.allow_tf32
+            assert not kernels.allow_tf32
+            assert not torch.is_autocast_enabled("cuda")
+            _ = 1 / (0 if fails else 1)
+        assert products.allow_tf32
+        assert kernels.allow_tf32
+        with full_precision(torch.device("cpu")):
+            assert products.allow_tf32
+    finally:
+        products.allow_tf32, kernels.allow_tf32 = before
+
+
 def test_huge_factors_are_not_finite_and_others_stay():
     norms = torch.tensor([1.0, 2.0, 3.0])
     large = torch.tensor([[0.0, 2 * HUGE, 0.0], [HUGE, 0.0, 0.0]])
@@ -104,7 +124,7 @@ def test_under_autocast_sums_are_single_precision(model):
         batch = ow.Batch(0, which, 0 * which, (inputs[:count], targets[:count]))
         with torch.autocast("cpu", torch.bfloat16):
             sums = step.clipped_sum(batch)
-        assert {one.dtype for one in sums.values()} == {torch.float32}
+        assert {one.dtype for one in sums.values()} <= {torch.float32, torch.float64}
         return tools.flat(sums)
 
     sums = [total(count) for count in range(1020, 1030)]

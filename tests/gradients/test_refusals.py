@@ -64,7 +64,7 @@ def test_records_that_mix_before_the_first_layer():
 
 
 def test_parameter_used_out_of_sight():
-    """Pitfall 19: such a parameter would train without clipping."""
+    """Pitfall 19: such a parameter would be trained without clipping."""
     model = nn.Linear(3, 4)
     tape = Tape(model)
     with tape:
@@ -91,7 +91,7 @@ def test_parameter_in_a_custom_autograd_function():
     model = Model(
         lambda m, x: Double.apply(m.layer(x), m.w), layer=nn.Linear(3, 4), w=torch.ones(4)
     )
-    refused(model, torch.randn(5, 3), "w: used where")
+    refused(model, torch.randn(5, 3), "w: it is used where")
 
 
 def test_parameter_in_compiled_code():

@@ -1,16 +1,139 @@
 """Internals of torch that the gradients rely on; each test says what to do when they change."""
 
 import inspect
+import re
+import tomllib
+import warnings
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+import ownerwise as ow
+from ownerwise import torch_internals as internals
 from ownerwise.gradients.calls import map_tensors, tensors_in
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "src" / "ownerwise").rglob("*.py"))
+
+
+def test_the_declared_version_is_the_tested_one():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (declared,) = (d for d in project["dependencies"] if re.match(r"torch\b", d))
+    major, minor = map(int, internals.TESTED.split("."))
+    assert declared == f"torch>={internals.TESTED},<{major}.{minor + 1}"
+    assert f"torch=={internals.TESTED}." in (ROOT / "constraints.txt").read_text()
+    assert torch.__version__.startswith(f"{internals.TESTED}."), (
+        "the tests run with another torch than TESTED: read each test here, then raise both"
+    )
+
+
+def test_nothing_is_missing_and_no_warning_is_due():
+    assert internals.missing() == []
+    with warnings.catch_warnings(record=True) as seen:
+        internals.check()
+    assert seen == []
+
+
+@pytest.mark.parametrize(
+    ("path", "use"),
+    [
+        ("torch.nn.modules.module._no_such_hook", "find hooks"),
+        ("torch.no_such_module._function", "walk"),
+        ("torch.Tensor._no_such_counter", "notice changes"),
+        ("torch.ops.aten.no_such_backward.default", "derivative"),
+        ("torch.ops.aten.tanh_backward.no_such_overload", "derivative"),
+    ],
+)
+def test_a_missing_internal_is_named_with_its_use_and_the_tested_version(path, use):
+    with pytest.raises(ImportError, match=f"relies on: {re.escape(path)}") as error:
+        internals.check("2.5.0", {**internals.INTERNALS, path: use})
+    assert f"({use})" in str(error.value)
+    assert f"pip install 'torch=={internals.TESTED}.*'" in str(error.value)
+
+
+@pytest.mark.parametrize("names", ["MODULE_STATE", "OPTIMIZER_STATE"])
+def test_a_missing_attribute_is_named_too(names, monkeypatch):
+    monkeypatch.setattr(internals, names, {"_no_such_dictionary": "find hooks"})
+    with pytest.raises(ImportError, match=r"_no_such_dictionary \(find hooks\)"):
+        internals.check()
+
+
+@pytest.mark.parametrize("version", ["2.12.1", "2.14.0", "3.0.0+cpu", "2.1.3"])
+def test_an_untested_version_is_warned_of(version):
+    with pytest.warns(ow.PrivacyWarning, match=f"tested with torch {internals.TESTED}"):
+        internals.check(version)
+
+
+def test_every_private_name_of_torch_in_the_sources_is_listed():
+    """A private name is an import from torch or an attribute of its objects, with an underscore."""
+    named = {part for path in internals.INTERNALS for part in path.split(".")}
+    named |= {*internals.MODULE_STATE, *internals.OPTIMIZER_STATE}
+    objects = r"tensor|output|parameter|args\[0\]|module|layer|optimizer"
+    private = re.compile(
+        r"\b(?:torch|nn|functional|batchnorm|instancenorm|optim)(?:\.\w+)*\.(_[a-zA-Z]\w*)"
+        r"|^from torch\S* import .*?\b(_\w+)"
+        rf"|\b(?:{objects})\.(_[a-z]\w*)"
+        r"|\bstate\[\"(_\w+)\"\]",
+        re.MULTILINE,
+    )
+    found = {}
+    for path in SOURCES:
+        if path.name != "torch_internals.py":
+            for match in private.finditer(path.read_text()):
+                found[next(filter(None, match.groups()))] = path.name
+    assert {"_version", "_is_view", "_BatchNorm", "_buffers", "_forward_hooks"} <= found.keys()
+    assert found.keys() - named == set(), found
+    imported = re.compile(r"^(?:from|import) torch\S*\._", re.MULTILINE)
+    assert [p.name for p in SOURCES if imported.search(p.read_text())] == []
+
+
+def test_step_hooks_are_in_the_dictionaries_of_optimizers():
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    remedy = "torch keeps step hooks elsewhere: adapt `step_hooks` in step/parameter_watch.py"
+    assert not any(vars(optimizer)[name] for name in internals.OPTIMIZER_STATE), remedy
+    optimizer.register_step_pre_hook(lambda *_: None)
+    optimizer.register_step_post_hook(lambda *_: None)
+    assert all(vars(optimizer)[name] for name in internals.OPTIMIZER_STATE), remedy
+    assert not any(internals.global_step_hooks), remedy
+    handles = [
+        register(lambda *_: None)
+        for register in (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
+    ]
+    try:
+        assert all(internals.global_step_hooks), remedy
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def test_flat_noise_takes_the_shapes_of_the_parameters():
+    like = [torch.zeros(2, 3), torch.zeros(()), torch.zeros(4)]
+    shaped = internals.unflatten_dense_tensors(torch.arange(11.0), like)
+    remedy = "torch._utils._unflatten_dense_tensors changed: adapt randomness/noise.py"
+    assert [tuple(part.shape) for part in shaped] == [(2, 3), (), (4,)], remedy
+    assert torch.equal(torch.cat([part.flatten() for part in shaped]), torch.arange(11.0)), remedy
+
+
+def test_fused_optimizers_and_data_do_not_count_versions():
+    """Why the watch over the parameters compares values as well."""
+    parameter = nn.Parameter(torch.ones(2))
+    version = parameter._version
+    parameter.grad = torch.ones(2)
+    torch.optim.SGD([parameter], lr=1.0, fused=True).step()
+    parameter.data.add_(1)
+    assert parameter._version == version
+    torch.optim.SGD([parameter], lr=0.0).step()
+    assert parameter._version > version
 
 
 def test_attention_is_plain_python_that_dispatches_once():

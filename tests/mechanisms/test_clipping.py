@@ -62,9 +62,9 @@ def test_the_formulas_of_the_papers():
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_constants_must_be_positive(value):
-    with pytest.raises(ValueError, match="stability must be a positive finite number"):
+    with pytest.raises(ValueError, match="stability must be at least 1e-06 and finite"):
         AutoS(value)
-    with pytest.raises(ValueError, match="r must be a positive finite number"):
+    with pytest.raises(ValueError, match="r must be at least 1e-06 and finite"):
         Psac(value)
 
 
@@ -102,7 +102,6 @@ class Accepts:
     """Importance sampling: a record counts in full length with probability norm / C, else not."""
 
     randomised = True
-    proven = False
 
     def factors(self, norms, clip_norms, stream):
         full = clip_norms / norms.clamp(min=1e-30)
@@ -144,22 +143,22 @@ def test_a_randomised_rule_draws_from_the_secret_stream():
 
 
 def test_a_private_run_keeps_a_randomised_rule_secret():
-    model = nn.Linear(3, 2)
+    model, plan = nn.Linear(3, 2), tools.make_plan()
     step = ow.PrivateStep(
-        model, tools.make_plan(), torch.optim.SGD(model.parameters(), lr=0.1),
+        model, plan, torch.optim.SGD(model.parameters(), lr=0.1),
         functional.mse_loss, clipping=Accepts(),
     )  # fmt: skip
-    step(tools.batch_of(torch.randn(9, 3), torch.randn(9, 2)))
+    records = len(plan.owners.record_owner_index)
+    data = torch.randn(records, 3), torch.randn(records, 2)
+    step(next(iter(ow.PoissonBatches(data, plan))))
     assert step.private
     assert step.peek is None
 
 
-def test_a_rule_of_ones_own_may_not_turn_gradients_around():
+def test_a_custom_rule_must_not_reverse_gradients():
     """Factors below 0 count by their size."""
 
     class Turned(Standard):
-        proven = False
-
         def factors(self, norms, clip_norms, stream=None):
             return -100 * clip_norms / norms
 

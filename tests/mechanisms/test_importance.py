@@ -142,7 +142,7 @@ def test_the_rate_of_the_accepted_batch_understates(ratio, truth):
     assert pld.epsilon(ratio * rate, 1.1526, steps, 1e-5) == pytest.approx(truth, rel=2e-3)
 
 
-def test_a_lower_rate_is_never_dearer():
+def test_a_lower_sampling_rate_never_costs_more():
     """What steering rests on, for both directions: orders above 1, and below 0."""
     orders = np.array([-8.0, -1.0, 1.5, 2.0, 8.0, 32.0])
     for multiplier in (0.7, 2.0, 5.0):

@@ -10,7 +10,7 @@ def release(values, scores, bounds, tail=2.0, std=1e-6, seed=0):
     return ow.ino_sum(values, scores, bounds, tail, std, stream=stream)
 
 
-def test_a_private_mean_that_favours_trusted_records():
+def test_ino_sum_can_favour_trusted_records():
     """Untrusted records (low score) lie far off; the ordered sum leaves most of them out."""
     rng = np.random.default_rng(0)
     trusted, untrusted = rng.normal(1.0, 0.1, 800), rng.normal(-1.0, 0.1, 200)

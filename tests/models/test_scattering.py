@@ -70,7 +70,7 @@ def direct(image: np.ndarray, scales: int, angles: int) -> np.ndarray:
     ("shape", "scales", "angles"),
     [((1, 2, 8, 12), 2, 8), ((2, 3, 6, 4), 1, 3), ((1, 1, 16, 16), 3, 3)],
 )
-def test_it_is_the_slow_transform(shape, scales, angles):
+def test_coefficients_equal_those_of_a_slow_transform(shape, scales, angles):
     images = np.random.default_rng(0).normal(size=shape)
     transform = Scattering(*shape[2:], scales, angles)
     found = transform(torch.from_numpy(images)).numpy()
@@ -158,7 +158,7 @@ def test_a_record_is_transformed_by_itself_and_at_any_precision():
     torch.testing.assert_close(single.double(), Scattering(12, 12)(images), rtol=0, atol=1e-5)
 
 
-def test_what_does_not_fit_is_refused():
+def test_unsuitable_sizes_and_images_are_refused():
     with pytest.raises(ow.OwnerwiseError, match=r"3 problems(.|\n)*height 30(.|\n)*width 4"):
         Scattering(30, 4, angles=0)
     with pytest.raises(ow.OwnerwiseError, match=r"\[2, 28, 28\]; expected \[batch, channels, 28"):

@@ -188,7 +188,7 @@ class TestDeltas:
         assert Owners.from_table(path).delta.tolist() == [1e-5, 1e-5]
 
     @pytest.mark.parametrize("delta", [{"a": 1e-4, "b": 1e-8, "c": 1e-9}, [1e-4, 1e-8, 1e-9]])
-    def test_every_owner_gets_its_own_of_several(self, tmp_path, delta):
+    def test_each_owner_gets_their_own_default_delta(self, tmp_path, delta):
         owners = Owners.from_table(write(tmp_path, self.BLANK), delta)
         assert owners.delta.tolist() == [1e-7, 1e-8, 1e-9]
 
@@ -252,7 +252,7 @@ class TestBadTables:
         ],
     )
     def test_another_separator_is_named(self, tmp_path, text, mark):
-        only_problem(write(tmp_path, text), f"looks separated by {mark}; expected commas")
+        only_problem(write(tmp_path, text), f"seems to be separated by {mark}; expected commas")
 
     def test_names_that_differ_by_case(self, tmp_path):
         path = write(tmp_path, "Owner,EPSILON,records\n1,1,5\n2,-2,5\n")
@@ -293,7 +293,7 @@ class TestBadTables:
         path = write(tmp_path, "owner,epsilon,delta\na,1\n")
         row, budget = problems(path, ["a", "b"])
         assert "row 2 (2 cells)" in row
-        assert "no budget for owner b (" in budget
+        assert "no budget for owner b;" in budget
 
     def test_cells_that_are_no_numbers(self, tmp_path):
         path = write(tmp_path, 'owner,epsilon,delta,records\na,"0,5",none,many\nb,1,1e-5,2\n')
@@ -316,7 +316,7 @@ class TestBadTables:
     def test_duplicates_do_not_hide_records_without_budget(self, frame):
         twice, budget = problems(pd.concat([frame, frame]), ["clinic a", "clinic x"])
         assert "more than once" in twice
-        assert "owner clinic x (1 of the records)" in budget
+        assert "no budget for owner clinic x;" in budget
 
     def test_rows_without_an_id_are_named(self, tmp_path, frame):
         path = write(tmp_path, "owner,epsilon\na,1\n,2\nb,-3\n")

@@ -32,7 +32,7 @@ def test_an_id_means_the_same_owner_in_budgets_and_in_records(names, tmp_path):
     budgets, visits = tmp_path / "budgets.csv", tmp_path / "visits.csv"
     budgets.write_text(f"owner,epsilon\n{first},1\n{second},2\n")
     visits.write_text(f"age,clinic,ill\n30,{first},0\n40,{second},1\n50,{second},0\n")
-    data = load_table(visits, target="ill", owner="clinic", classes=["0", "1"], test_every=None)
+    data = load_table(visits, target="ill", owner="clinic", classes=["0", "1"], test_share=None)
     owners = ow.Owners(data.train.columns["owner"], budgets)
     assert owners.records.tolist() == [1, 2]
     assert list(map(str, owners.ids)) == list(names)

@@ -114,7 +114,7 @@ def test_counters_and_keys_of_a_run_are_all_different(monkeypatch):
     assert len({key for key, _ in pairs}) == 10
 
 
-def test_a_step_never_runs_into_the_next(monkeypatch):
+def test_the_numbers_of_a_step_never_overlap_those_of_the_next(monkeypatch):
     monkeypatch.setattr(ow_random, "_WORDS_PER_STEP", 10)
     stream = seeded()
     stream.words(8)
@@ -201,7 +201,7 @@ def test_integers_reject_the_incomplete_cycle():
     thirds = np.bincount(drawn // 2**61, minlength=3)
     assert stats.chisquare(thirds).pvalue > ALARM
     for wrong in (0, -1, 2**63 + 1):
-        with pytest.raises(ValueError, match="high must lie in"):
+        with pytest.raises(ValueError, match="high must be in"):
             stream.integers(wrong, 1)
 
 

@@ -207,7 +207,7 @@ def test_the_theme_follows_the_system_and_the_toggle(page):
     assert [ask(page, script) for script in (background, axis, line, key)] == dark
 
 
-def test_nothing_goes_over_the_network_and_nothing_goes_wrong(page):
+def test_the_report_uses_no_network_and_has_no_errors(page):
     point(page, page.find_element("css selector", "#gain-0 .nsewdrag"), 0.5, 0.5)
     assert ask(page, "performance.getEntriesByType('resource').length") == 0
     messages = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]

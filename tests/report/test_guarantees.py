@@ -67,7 +67,7 @@ def test_bounds_are_rounded_up():
     assert attacker_words(75.0) == "75.0 in 100"
 
 
-def test_certainty_is_not_claimed_where_there_is_none():
+def test_bounds_below_100_are_not_rounded_to_100():
     assert attacker_words(attacker_bound(10.0, 1e-6)) == "99.996 in 100"
     assert attacker_words(57.41) == "57.5 in 100"
     assert attacker_words(100.0) == "100 in 100"

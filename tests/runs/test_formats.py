@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import ownerwise as ow
+from ownerwise.step import read_account
 
 FILES = Path(__file__).parents[1] / "files" / "run-0.1.0"
 EPSILON = [0.99906521, 3.99592929]
@@ -42,7 +43,8 @@ def resume(folder):
         seed=7, folder=folder, name="tiny", evaluate_every=2, progress=False,
     )  # fmt: skip
     inputs, labels = data()
-    return trainer.fit((inputs, labels), validation=(inputs[:10], labels[:10]), resume=True)
+    copies = (inputs[:10].clone(), labels[:10].clone())
+    return trainer.fit((inputs, labels), validation=copies, resume=True)
 
 
 @pytest.fixture
@@ -69,6 +71,8 @@ def test_a_run_of_0_1_0_resumes_from_where_it_stopped(stopped):
     run = resume(stopped)
     finished = ow.Run.load(FILES / "trained")
     assert run.steps_spent == 8
+    assert read_account(stopped).spent == 8
+    assert not (stopped / "steps.json").exists()
     np.testing.assert_array_equal(run.epsilon(), finished.epsilon())
     assert run.history[: len(before.history)] == before.history
     for line, expected in zip(run.history, finished.history, strict=True):
@@ -97,11 +101,34 @@ def test_a_run_folder_says_its_format_and_a_future_one_is_refused(stopped):
     path = stopped / "config.json"
     resume(stopped)
     config = json.loads(path.read_text())
-    assert config["run_format"] == 1
+    assert config["run_format"] == 2
+    assert config["run_id"] == read_account(stopped).run
     assert "run_format" not in ow.Run.load(stopped).config
-    path.write_text(json.dumps({**config, "run_format": 2}))
-    sentence = r"config.json has format 2, but this version of ownerwise reads format 1: use the"
+    path.write_text(json.dumps({**config, "run_format": 3}))
+    sentence = (
+        r"config.json has format 3, but this version of ownerwise reads format 2 and older ones"
+    )
     for attempt in (ow.Run.load, resume):
         with pytest.raises(ow.OwnerwiseError, match=sentence) as caught:
             attempt(stopped)
         assert len(caught.value.problems) == 1
+
+
+def test_an_account_of_0_1_0_is_upgraded_once_and_never_used_again(stopped):
+    """A kill between the two files leaves both: the new account counts."""
+    old = (stopped / "steps.json").read_bytes()
+    resume(stopped)
+    (stopped / "steps.json").write_bytes(old)
+    assert ow.Run.load(stopped).steps_spent == 8
+    (stopped / "account.db").unlink()
+    with pytest.raises(ow.OwnerwiseError, match="account next to the checkpoint is missing"):
+        ow.Run.load(stopped)
+    with pytest.raises(ow.OwnerwiseError, match="account next to the checkpoint is missing"):
+        resume(stopped)
+
+
+def test_a_folder_of_0_1_0_without_its_account_is_refused(stopped):
+    (stopped / "steps.json").unlink()
+    for attempt in (ow.Run.load, resume):
+        with pytest.raises(ow.OwnerwiseError, match=r"account .* is missing"):
+            attempt(stopped)

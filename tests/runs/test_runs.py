@@ -10,8 +10,8 @@ import pytest
 import ownerwise as ow
 from ownerwise.runs import (
     Run,
+    reading,
 )
-from ownerwise.runs import run as runs
 from tools import step_tools
 from tools import training_tools as tools
 
@@ -39,13 +39,17 @@ def test_a_run_is_read_as_it_was_written(tmp_path):
     assert (loaded.epsilon() <= loaded.plan.targets).all()
 
 
-def test_a_run_under_way_has_spent_what_its_ledger_says(folder):
-    (folder / "steps.json").write_text(
-        json.dumps({"format": 1, "plan": tools.make_plan().hash, "steps_spent": 5})
-    )
-    run = Run.load(folder)
-    assert run.steps_spent == 5
-    assert run.epsilon().tolist() == run.plan.epsilon(steps=5).tolist()
+def test_a_run_under_way_has_spent_what_its_account_says(tmp_path):
+    seen = []
+
+    class Reader(tools.NoLogger):
+        def log(self, line):
+            run = Run.load(tmp_path)
+            assert run.epsilon().tolist() == run.plan.epsilon(steps=run.steps_spent).tolist()
+            seen.append((line["step"], run.steps_spent))
+
+    tools.make_trainer(folder=tmp_path, loggers=[Reader()]).fit(tools.data())
+    assert seen == [(step, step) for step in (0, 4, 8, 12)]
 
 
 def test_statistics_without_noise_make_a_run_not_private():
@@ -74,7 +78,8 @@ def test_the_environment_names_versions_and_nobody(folder):
         ("config.json", "{", "damaged: expected JSON"),
         ("config.json", "[]", "expected a JSON object"),
         ("plan.json", None, "no plan"),
-        ("history.jsonl", "{}\nhalf\n{}\n", "history.jsonl is damaged"),
+        ("account.db", None, "account .* is missing"),
+        ("account.db", "SQLite format 3", "account .* is damaged"),
     ],
 )
 def test_damage_is_explained(folder, name, content, message):
@@ -86,10 +91,41 @@ def test_damage_is_explained(folder, name, content, message):
         Run.load(folder)
 
 
-def test_a_run_before_its_first_line_can_be_read(folder):
-    for name in ("history.jsonl", "steps.json", "checkpoint-00000012.safetensors"):
-        (folder / name).unlink()
-    run = Run.load(folder)
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("history.jsonl", "{}\nhalf\n{}\n"),
+        ("history.jsonl", '{"step": "x"}\n'),
+        ("environment.json", "{"),
+        ("environment.json", None),
+    ],
+)
+def test_damage_that_no_figure_depends_on_is_reported(folder, name, content):
+    whole = Run.load(folder)
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_text(content)
+    with pytest.warns(match=name):
+        run = Run.load(folder)
+    assert [name in problem for problem in run.problems] == [True]
+    assert run.epsilon().tolist() == whole.epsilon().tolist()
+    with pytest.warns(match=name):
+        again = tools.make_trainer(folder=folder).fit(
+            tools.data(), **tools.validation(), resume=True
+        )
+    assert again.steps_spent == whole.steps_spent
+    assert Run.load(folder).problems == []
+
+
+def test_a_run_before_its_first_line_can_be_read(tmp_path):
+    class Failing(tools.NoLogger):
+        def start(self, run):
+            raise OSError
+
+    trainer = tools.make_trainer(folder=tmp_path, loggers=[Failing()])
+    with pytest.raises(OSError):
+        trainer.fit(tools.data())
+    run = Run.load(tmp_path)
     assert (run.history, run.steps_spent, run.updates) == ([], 0, 0)
 
 
@@ -110,12 +146,12 @@ def test_report_and_card_of_runs_in_memory(tmp_path):
     assert "fixed seed" in (tmp_path / "other.md").read_text().lower()
 
 
-def test_half_a_line_is_no_line(tmp_path):
-    path = tmp_path / "history.jsonl"
-    path.write_text('{"step": 0}\n{"step": 4')
-    assert runs.read_history(path) == [{"step": 0}]
-    path.write_text('{"step": 0}\n{"step": 4}')
-    assert runs.read_history(path) == [{"step": 0}], "without its end a line may be cut"
+def test_half_a_line_is_no_line(folder):
+    path = folder / "history.jsonl"
+    whole = Run.load(folder).history
+    for cut in (1, 30):  # without its end a line may be cut
+        path.write_bytes(path.read_bytes()[:-cut])
+        assert reading.read_history(path, Run.load(folder).identity, []) == whole[:-1]
 
 
 def test_the_model_of_a_run_is_found_in_its_folder(tmp_path):

@@ -1,5 +1,6 @@
 """Checkpoints: a run killed at any time resumes within its budgets."""
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -19,9 +20,9 @@ from ownerwise.randomness import (
     SecretStream,
 )
 from ownerwise.randomness import stream as random
-from ownerwise.step import checkpoints
-from ownerwise_reproduction.orders import AtRandom
+from ownerwise.step import checkpoints, read_account
 from tools import step_tools as tools
+from tools.orders import Shuffled
 
 _one_thread = pytest.fixture(autouse=True)(tools.one_thread)
 
@@ -101,7 +102,8 @@ def test_a_resumed_run_with_a_fixed_seed_is_the_uninterrupted_one(tmp_path, opti
     if at:
         go_on(first, at, seed=8)
     first.save(tmp_path)
-    checkpoints.record_steps(tmp_path, first.plan, 6)  # lost steps are redrawn, not skipped
+    go_on(first, seed=8)  # lost steps are redrawn, not skipped
+    assert read_account(tmp_path).spent == 6
     second = new_step(8, optimizer)
     second.restore(tmp_path)
     assert second.steps_spent == at
@@ -146,7 +148,7 @@ def test_lost_steps_of_a_private_run_stay_spent(tmp_path):
     assert (again.updates, again.steps_spent) == (4, 6)
 
 
-def test_one_checkpoint_gives_no_second_run_for_free(tmp_path):
+def test_every_restore_counts_the_steps_already_spent(tmp_path):
     """Whoever restores counts on: all models that were ever seen stay within one plan."""
     taken = go_on(new_step(), 1)
     taken.save(tmp_path)
@@ -157,48 +159,20 @@ def test_one_checkpoint_gives_no_second_run_for_free(tmp_path):
         assert (step.updates, step.steps_spent) == (1, 6)
 
 
-def test_a_caller_that_lets_nothing_leave_counts_by_itself(tmp_path):
-    step = go_on(new_step(), 1)
-    step.save(tmp_path, count_steps=False)
-    go_on(step, 2)
-    other = new_step()
-    other.restore(tmp_path, count_steps=False)
-    assert other.steps_spent == 1
-    checkpoints.record_steps(tmp_path, step.plan, step.steps_spent)  # a history line, say
-    other = new_step()
-    other.restore(tmp_path)
-    assert other.steps_spent == 3
-
-
 def test_two_private_runs_from_one_checkpoint_draw_other_noise(tmp_path):
     """Pitfall 15: a fresh key on resume, so that no (key, counter) is used twice."""
     go_on(new_step(), 1).save(tmp_path)
     found = []
     for _ in range(2):
         step = new_step()
-        step.restore(tmp_path, count_steps=False)
+        step.restore(tmp_path)
         inputs, labels = data()
-        step(tools.batch_of(inputs[:0], labels[:0], 1))
+        step(tools.batch_of(inputs[:0], labels[:0], step.steps_spent))
         found.append(tools.weights_of(step.model))
     assert not torch.isclose(found[0], found[1]).all()  # single ones may agree by chance
 
 
-def test_the_ledger_never_goes_back(tmp_path):
-    """Steps are never under-counted, and a folder belongs to one run."""
-    plan = tools.make_plan()
-    checkpoints.record_steps(tmp_path, plan, 5)
-    checkpoints.record_steps(tmp_path, plan, 3)
-    new_step().save(tmp_path)
-    assert json.loads((tmp_path / "steps.json").read_text())["steps_spent"] == 5
-    other = tools.make_plan(steps=7)
-    with pytest.raises(ow.OwnerwiseError, match="give each run its own folder"):
-        checkpoints.record_steps(tmp_path, other, 1)
-    (tmp_path / "steps.json").write_text("{")
-    with pytest.raises(ow.OwnerwiseError, match="missing or damaged"):
-        checkpoints.record_steps(tmp_path, plan, 6)
-
-
-def test_the_ledger_is_written_before_the_checkpoint(tmp_path, monkeypatch):
+def test_the_account_is_written_before_the_checkpoint(tmp_path, monkeypatch):
     """Killed in between, the steps are counted; what was there before stays readable."""
     step = go_on(new_step(), 1)
     step.save(tmp_path)
@@ -211,8 +185,8 @@ def test_the_ledger_is_written_before_the_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         step.save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "account.db",
         "checkpoint-00000001.safetensors",
-        "steps.json",
     ]
     other = new_step()
     other.restore(tmp_path)
@@ -236,7 +210,6 @@ def test_no_key_of_a_private_run_is_in_any_file(tmp_path, monkeypatch):
     )  # fmt: skip
     go_on(step, 2)
     step.save(tmp_path)
-    checkpoints.record_steps(tmp_path, step.plan, 3)
     content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert len(list(tmp_path.iterdir())) == 2
     assert len(set(keys)) >= 8  # of the root, the batches, the noise
@@ -253,8 +226,9 @@ def rewrite(path, change):
         header = json.loads(file.metadata()["ownerwise"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     change(header, tensors)
+    header["tensors"] = checkpoints._tensors_hash(hashlib.sha256(), tensors)
     text = json.dumps(header)
-    digest = checkpoints._content_hash(text, tensors)
+    digest = hashlib.sha256(text.encode()).hexdigest()
     save_file(tensors, path, metadata={"ownerwise": text, "sha256": digest})
 
 
@@ -267,6 +241,23 @@ def flip(path, place):
 def shorten(path, share):
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
+
+
+def account(checkpoint):
+    return checkpoint.parent / "account.db"
+
+
+def replace_account(checkpoint):
+    (checkpoint.parent / "other" / "account.db").replace(account(checkpoint))
+
+
+def go_on_after_copying(checkpoint):
+    """Take and store another step; return the account from before."""
+    before = account(checkpoint).read_bytes()
+    step = new_step()
+    step.restore(checkpoint.parent)
+    go_on(step, 1).save(checkpoint.parent)
+    return before
 
 
 DAMAGES = {
@@ -288,23 +279,19 @@ DAMAGES = {
     ),
     "format": (
         lambda p: rewrite(p, lambda h, _: h.update(format=9)),
-        "has format 9, but this version of ownerwise reads format 1",
+        "has format 9, but this version of ownerwise reads format 2 and older ones",
     ),
     "tensor lost": (lambda p: rewrite(p, lambda _, t: t.pop("model.0.bias")), "0.bias is missing"),
-    "no ledger": (lambda p: (p.parent / "steps.json").unlink(), "ledger .* missing or damaged"),
-    "ledger cut": (lambda p: shorten(p.parent / "steps.json", 0.5), "missing or damaged"),
-    "ledger empty": (lambda p: (p.parent / "steps.json").write_text("[]"), "missing or damaged"),
-    "ledger of others": (
-        lambda p: (p.parent / "steps.json").write_text(
-            '{"format": 1, "plan": "abc", "steps_spent": 1}'
-        ),
-        "the ledger steps.json belongs to plan abc",
+    "no account": (lambda p: account(p).unlink(), "account .* is missing"),
+    "account cut": (lambda p: shorten(account(p), 0.5), "account .* (damaged|cannot be used)"),
+    "account empty": (lambda p: account(p).write_bytes(b""), "account .* is missing"),
+    "account of others": (
+        lambda p: go_on(new_step(), 2).save(p.parent / "other") and replace_account(p),
+        "the account belongs to run .* one of them is from another folder",
     ),
-    "ledger of the future": (
-        lambda p: (p.parent / "steps.json").write_text(
-            '{"format": 2, "plan": "abc", "steps_spent": 1}'
-        ),
-        "steps.json has format 2, but this version of ownerwise reads format 1",
+    "account of the past": (
+        lambda p: account(p).write_bytes(go_on_after_copying(p)),
+        "an old copy was restored",
     ),
     "gone": (lambda p: p.unlink(), "no checkpoint in"),
 }
@@ -317,7 +304,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path, name):
     path = go_on(new_step(), 2).save(tmp_path)
     before = path.read_bytes()
     change(path)
-    assert not path.exists() or path.read_bytes() != before or "ledger" in name
+    assert not path.exists() or path.read_bytes() != before or "account" in name
     assert_refused(new_step(), tmp_path, message)
 
 
@@ -355,13 +342,13 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, other, message):
 
 def test_all_reasons_are_given_at_once(tmp_path):
     go_on(new_step(4), 2, seed=4).save(tmp_path)
-    (tmp_path / "steps.json").unlink()
+    (tmp_path / "account.db").unlink()
     step = new_step(None, plan=tools.make_plan(steps=7), width=6)
     with pytest.raises(ow.OwnerwiseError) as caught:
         step.restore(tmp_path)
     text = str(caught.value)
     assert len(caught.value.problems) == 4
-    for part in ("belongs to plan", "the fixed seed 4", "ledger", "a different model"):
+    for part in ("belongs to plan", "the fixed seed 4", "account", "a different model"):
         assert part in text
 
 
@@ -410,7 +397,6 @@ def child(folder: Path, seed: str, ends: str, at: int) -> None:
     batches = ow.PoissonBatches(data(), step.plan, stream=stream, start=step.steps_spent)
     for batch in batches:
         step(batch)
-        checkpoints.record_steps(folder, step.plan, step.steps_spent)
         if ends == "between" and step.steps_spent == at:
             os._exit(1)
         if step.updates % 2 == 0:
@@ -432,7 +418,7 @@ def test_a_run_that_was_killed_goes_on(tmp_path, ends, at):
     """SIGKILL in the middle of writing, or between steps: a half-written file is never read.
 
     With a fixed seed the end is bit for bit that of the uninterrupted run; a private run has
-    spent what its ledger says, and ends early by the updates that were lost.
+    spent what its account says, and ends early by the updates that were lost.
     """
     for seed in (6, None):
         folder = tmp_path / str(seed)
@@ -461,14 +447,14 @@ def test_a_run_that_was_not_private_once_is_not_after_restoring(tmp_path, how):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         return ow.PrivateStep(model, plan, optimizer, functional.cross_entropy, **options)
 
-    known = ow.INO(score_by=AtRandom(SecretStream.from_seed(0)))
+    known = ow.INO(score_by=Shuffled(SecretStream.from_seed(0)))
     first = step(not_private=how == "peek", weights=known if how == "order" else None)
     stream = SecretStream.from_seed(1) if how == "batches" else None
     for batch in ow.PoissonBatches(data, plan, stream=stream, steps=3):
         first(batch)
     assert not first.private
     first.save(tmp_path)
-    secret = ow.INO(score_by=AtRandom())
+    secret = ow.INO(score_by=Shuffled())
     second = step(weights=secret if how == "order" else None)
     second.restore(tmp_path)
     assert not second.private

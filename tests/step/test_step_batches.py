@@ -56,7 +56,6 @@ class Greedy:
     """A rule that clips to twice the clip norm."""
 
     randomised = False
-    proven = False
 
     def factors(self, norms, clip_norms, stream):
         return 2 * clip_norms / norms

@@ -50,13 +50,13 @@ def seeded(seed: int = SEED) -> ow.SecretStream:
 
 
 def batch_of(inputs, targets, step: int = 0, indices=None) -> Batch:
-    """A batch as PoissonBatches makes it, of chosen records (the first ones if not given)."""
+    """A batch made by hand, of chosen records (the first ones if not given)."""
     first = inputs
     while not isinstance(first, Tensor):
         first = next(iter(first.values() if isinstance(first, dict) else first))
     indices = np.arange(len(first)) if indices is None else np.asarray(indices, dtype=np.int64)
     owner_index = owners().record_owner_index[indices].astype(np.int64)
-    return Batch(step, indices, owner_index, (inputs, targets), private=True)
+    return Batch(step, indices, owner_index, (inputs, targets))
 
 
 def make_step(model, loss, *, plan=None, optimizer=None, seed=SEED, **options) -> ow.PrivateStep:
@@ -127,6 +127,20 @@ def loop_over_records(model, loss, batch, step, weights=None) -> list[Tensor]:
         for total, gradient in zip(totals, gradients, strict=True):
             total += factor * gradient
     return totals
+
+
+class CoupledRows:
+    """Random rows that records keep when another one leaves."""
+
+    def __init__(self, rows, removed=None):
+        order = np.random.default_rng(5).permutation(rows)
+        self._order = order if removed is None else np.delete(order, removed)
+        self._rows = rows
+
+    def words(self, count):
+        ranks = np.full(self._rows, self._rows, dtype=np.uint64)
+        ranks[self._order] = np.arange(len(self._order), dtype=np.uint64)
+        return ranks[:count]
 
 
 class ByRank:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import ownerwise as ow
+from ownerwise.step import read_account
 from ownerwise.training import (
     Trainer,
 )
@@ -32,9 +33,12 @@ def data():
 
 
 def validation():
-    """Another task's records would do; these are the first ones."""
+    """Another task's records would do; these are copies of the first ones."""
     inputs, targets, owner = task()
-    return {"validation": (inputs[:45], targets[:45]), "validation_groups": owner[:45]}
+    return {
+        "validation": (inputs[:45].clone(), targets[:45].clone()),
+        "validation_groups": owner[:45],
+    }
 
 
 @cache
@@ -73,4 +77,21 @@ def timeless(history: list[dict]) -> list[dict]:
 
 
 def lines(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    """The lines of the history on disk, without the name of the run that each of them holds."""
+    found = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    run = read_account(folder).run
+    assert all(line.pop("run_id") == run for line in found)
+    return found
+
+
+class NoLogger:
+    """A logger that does nothing; tests override what they need."""
+
+    def start(self, run):
+        pass
+
+    def log(self, line):
+        pass
+
+    def finish(self, run):
+        pass

@@ -110,7 +110,8 @@ def test_json_lines_are_valid_json_without_folder_or_user_names(tmp_path):
         raise AssertionError(constant)
 
     text = (tmp_path / "history.jsonl").read_text()
-    assert [json.loads(x, parse_constant=refuse) for x in text.splitlines()] == run.history
+    lines = [json.loads(x, parse_constant=refuse) for x in text.splitlines()]
+    assert lines == [{**line, "run_id": run.identity} for line in run.history]
     assert str(tmp_path) not in text
 
 

@@ -22,7 +22,7 @@ _QUARTERS = (0.25, 0.5, 0.75, 1.0)
 
 
 def is_ablation(run: Result) -> bool:
-    """Return whether a run varies a part of INO-SGD: a method of `KINDS` with an argument."""
+    """Return whether a run varies one part of INO-SGD (a method in `KINDS` with an argument)."""
     name, _, argument = run["spec"].partition(":")
     return name in KINDS and argument != ""
 
@@ -36,7 +36,7 @@ def main_methods(study: Study) -> list[str]:
 def part(study: Study, kind: str) -> Study | None:
     """Return an ablation together with IDP-SGD and INO-SGD, over shared seeds.
 
-    None if there is nothing to compare.
+    Return None if there is nothing to compare.
     """
     varied = [
         name

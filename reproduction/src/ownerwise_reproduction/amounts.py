@@ -1,4 +1,4 @@
-"""Amounts over seeds, as the pages of the papers show them."""
+"""Amounts over seeds, formatted for the result pages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A page of settings in which all owners share one budget: methods by epsilon.
+"""A page about settings in which all owners share one budget: methods by epsilon.
 
-A setting is run at several budgets with `--set owners.assignment.budgets=[EPSILON]`. Each is a
-study of its own; this page shows them side by side, with published numbers.
+A setting is run at several budgets with `--set owners.assignment.budgets=[EPSILON]`. Each of these
+is a separate study; this page shows them side by side, with published numbers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PUBLISHED: Mapping[str, Mapping[str, Mapping[float, float]]] = {
 
 
 def families(studies: Sequence[Study]) -> dict[str, dict[float, Study]]:
-    """Return {heading: {epsilon: study}} of studies that differ only in the common budget."""
+    """Return {heading: {epsilon: study}} for studies that differ only in the common budget."""
     found: dict[str, dict[float, Study]] = {}
     for study in studies:
         budgets = set(study.budgets.values())
@@ -66,14 +66,14 @@ def page(found: Mapping[str, Mapping[float, Study]]) -> str:
     """Return the Markdown page."""
     parts = [
         f"# {TITLE}",
-        "Test accuracy in per cent by epsilon at delta 1e-5: the mean and, with several seeds, the "
-        "standard deviation. Links lead to seeds, commands and plan hashes. All methods of a table "
-        "share the network and the number of steps; only the tempered sigmoid changes the "
-        "activation. DP-SGD uses all candidates of importance sampling; the rows at a share of the "
-        "batch use about as many records as importance sampling accepts. Gradients per run are "
-        "counted in thousands: norms evaluated and, in brackets, gradients summed. Published "
-        "numbers come from other numbers of steps and, in the second and third table, probably "
-        "from other inputs. See [how to sample by "
+        "Test accuracy in per cent by epsilon at delta 1e-5: the mean and, with several seeds, "
+        "the standard deviation. Links lead to seeds, commands and plan hashes. All methods in a "
+        "table use the same network and number of steps; only the tempered sigmoid changes the "
+        "activation. DP-SGD uses all candidates of importance sampling; the rows with a share of "
+        "the batch use about as many records as importance sampling accepts. The last column "
+        "counts gradients per run in thousands: norms evaluated and, in parentheses, gradients "
+        "summed. Published results used different numbers of steps and, in the second and third "
+        "tables, probably different inputs. See [how to sample by "
         "importance](../../../docs/how-to/importance-sampling.md) for the conclusions.",
     ]
     for heading, by_budget in found.items():

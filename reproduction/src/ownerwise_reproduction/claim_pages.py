@@ -18,15 +18,15 @@ def page_part(findings: Sequence[Finding]) -> str:
         found = [finding.verdict for finding in run]
         counts = [f"{found.count(word)} {word}" for word in VERDICTS if word in found]
         if "" in found:
-            counts.append(f"{found.count('')} without a verdict, as the paper gives no number")
+            counts.append(f"{found.count('')} without a verdict, because the paper gives no number")
         rules = "; ".join(f"*{word}*: {rule}" for word, rule in VERDICTS.items() if word in found)
         parts += [
-            f"{len(run)} claims were tested: {', '.join(counts)}. Another {len(missing)} were not "
-            "run. The short profile takes fewer steps than the papers.",
+            f"{len(run)} claims were tested: {', '.join(counts)}. Another {len(missing)} claims "
+            "were not tested. The short profile takes fewer steps than the papers.",
             f"{rules[:1].upper()}{rules[1:]}. Numbers are means and standard deviations over "
-            "seeds, with ours minus theirs in brackets; differences have their 95 % interval over "
-            "the seeds that both methods share. Put "
-            f"`{provenance.PROGRAM}` in front of each command.",
+            "seeds, with our result minus theirs in parentheses; differences are shown with "
+            "their 95 % interval over the seeds that both methods share. Prefix each command "
+            f"with `{provenance.PROGRAM}`.",
             table(["verdict", "claim", "theirs", "ours", "command"], list(map(_row, run)), texts=5),
         ]
     claims = [finding.claim for finding in run if finding.claim.note]
@@ -37,7 +37,7 @@ def page_part(findings: Sequence[Finding]) -> str:
         parts.append(
             table(["not run", "theirs", "command"], list(map(_missing_row, missing)), texts=3)
         )
-    parts += ["Not among the claims above:", "\n".join(f"- {words}" for words in left_out())]
+    parts += ["The claims above do not include:", "\n".join(f"- {words}" for words in left_out())]
     return "\n\n".join(parts)
 
 

@@ -1,8 +1,8 @@
-"""The papers' claims next to our results.
+"""The papers' claims compared with our results.
 
-`claims.toml` holds the claims as data. A claim names a setting, a method and a metric; with
+`claims.toml` contains the claims as data. A claim names a setting, a method and a metric; with
 `minus`, the metric is the difference from another method over shared seeds. The same rules
-(`_verdict`) give every finding its verdict.
+(`_verdict`) decide the verdict of every finding.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ SEEDS = 5
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a paper, and how it is measured here.
+    """A statement in a paper, and how it is measured here.
 
     Attributes:
         paper: its name.
         where: the table, figure or section.
         claim: the statement, in our words.
         theirs: the paper's number in the metric's unit, or words if it gives none.
-        deviation: over the paper's trials, if given.
+        deviation: standard deviation over the paper's trials, if given.
         setting: the setting here.
         method: the method here, with its argument.
         metric: one of `METRICS`, `MEASURES`, `COMPARISONS`, or "group:NAME" for a group's recall.
         minus: the method to compare with.
-        expect: the paper's direction of a difference or correlation: one of `EXPECTATIONS`.
+        expect: direction of a difference or correlation according to the paper: one of
+            `EXPECTATIONS`.
         changes: "section.key=value" each, as in the runs.
         note: the likely reason for a difference.
     """
@@ -61,25 +62,25 @@ class Claim:
 
     @property
     def methods(self) -> list[Method]:
-        """The methods that must have run; the subtracted one comes first."""
+        """The methods that must have been run; the one to subtract comes first."""
         return methods.parse(self.method if self.minus is None else f"{self.minus},{self.method}")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim and our result, as tables show it.
+    """A claim and our result, formatted for tables.
 
     Attributes:
-        claim: of the paper.
-        theirs: its number, formatted.
+        claim: the paper's claim.
+        theirs: the paper's number, formatted.
         ours: mean and deviation, or the interval of a difference, in words; "not run" without
             results.
-        distance: ours minus theirs, where both are numbers.
+        distance: our result minus theirs, if both are numbers.
         verdict: one of `VERDICTS`, or "" if there is nothing to decide.
         seeds: number of seeds.
-        study: name of the study it comes from; None if not run.
-        heading: of that study.
-        command: that makes the runs.
+        study: name of the study behind our result; None if not run.
+        heading: heading of that study.
+        command: the command that reproduces the runs.
     """
 
     claim: Claim
@@ -99,7 +100,7 @@ def read() -> list[Claim]:
 
 
 def left_out() -> list[str]:
-    """Return what the papers show beyond these claims."""
+    """Return results of the papers that these claims do not cover."""
     return _file()["left_out"]
 
 
@@ -109,7 +110,7 @@ def _file() -> dict[str, Any]:
 
 
 def make_claims(entries: Sequence[Mapping[str, Any]]) -> list[Claim]:
-    """Return claims from the tables of a TOML file, or report all of their problems."""
+    """Return claims from the tables of a TOML file, or raise with all their problems."""
     problems = [
         f"claim {number}: {problem}"
         for number, entry in enumerate(entries, 1)
@@ -230,7 +231,7 @@ def _span(interval: tuple[float, float] | None) -> str:
 
 
 def _verdict(expect: str | None, interval: tuple[float, float] | None) -> str:
-    """Return whether a paper's expectation holds, as far as the 95 % interval tells."""
+    """Return whether a paper's expectation holds, judging by the 95 % interval."""
     if expect is None:
         return ""
     if interval is None:
@@ -257,7 +258,7 @@ def _value(metric: str, run: Result) -> float:
 
 
 def _drop_end(runs: Sequence[Result]) -> Amount:
-    """Return after which share of the steps the strictest group's initial drop ends; 0 if none."""
+    """Return the share of the steps after which the strictest group's drop ends; 0 if none."""
     strictest = min(runs[0]["budgets"], key=runs[0]["budgets"].__getitem__)
     drops = [summary.drops([run]).get(strictest) for run in runs]
     ends = [
@@ -274,7 +275,7 @@ def _gap(runs: Sequence[Result]) -> Amount:
 
 
 Compared = tuple[str, tuple[float, float] | None]
-"""The result of a comparison in words, and the interval that decides."""
+"""The result of a comparison in words, and the interval that decides its verdict."""
 
 
 def _correlation(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
@@ -286,10 +287,11 @@ def _correlation(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
 
 
 def _reach(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
-    """Return after which share of the steps the strict owners have what the other ends with.
+    """Return the share of steps at which strict owners reach the other method's final recall.
 
-    A curve that goes up and down has its own last value before the end, too; so the other's share
-    stands beside it, and the interval is that of the difference by seed.
+    A curve that goes up and down may also reach its own final value before the end, so the same
+    share is computed for the other method and shown next to it. The interval is that of the
+    difference between the two over seeds.
     """
     pairs = list(zip(before, runs, strict=True))
     shares = [_share_to_reach(old, new) for old, new in pairs]
@@ -300,7 +302,7 @@ def _reach(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
 
 
 def _share_to_reach(old: Result, new: Result) -> float:
-    """Return after which share of its steps one run has what the other ends with; 1 if never."""
+    """Return the share of steps after which a run reaches the other's final recall; 1 if never."""
     wanted = summary.measure(old, "validation")["strict"]
     for line in new["history"]:
         if summary.measure_line(line, new["budgets"])["strict"] >= wanted:
@@ -312,8 +314,9 @@ MEASURES: Mapping[str, Callable[[Sequence[Result]], Amount]] = {
     "drop_end": _drop_end,
     "gap": _gap,
 }
-"""What a claim may measure of a method beside `METRICS`: after which share of the steps the
-strictest group's initial drop ends, and the best minus the worst recall."""
+"""Measures of a method in addition to `METRICS`: the share of the steps after which the strictest
+group's initial drop ends, and the best minus the worst recall.
+"""
 
 LOWER_IS_BETTER = ("gap",)
 
@@ -324,18 +327,18 @@ COMPARISONS: Mapping[str, Callable[[Sequence[Result], Sequence[Result]], Compare
 """Comparisons of two methods that are not differences."""
 
 EXPECTATIONS = ("above", "below", "kept")
-"""The paper's direction of a comparison: above 0, below 0, or kept to within `KEPT` points."""
+"""Expected direction of a comparison: above 0, below 0, or kept to within `KEPT` points."""
 
 KEPT = 1.0
-"""Points that accuracy may lose and still count as kept."""
+"""Number of points that accuracy may lose and still count as kept."""
 
 VERDICTS = {
     "reached": "our mean is at least the paper's number (at most, for gaps)",
-    "not reached": "our mean falls short of it",
-    "agrees": "the 95 % interval lies on the side that the paper states (above -1 point where the "
-    "paper says that accuracy is kept)",
-    "undecided": "the interval extends to both sides, or there are fewer than three seeds",
-    "disagrees": "the interval lies on the other side",
+    "not reached": "our mean falls short of the paper's number",
+    "agrees": "the 95 % interval is on the side that the paper states (above -1 point if the paper "
+    "says that accuracy is kept)",
+    "undecided": "the interval includes both sides, or there are fewer than three seeds",
+    "disagrees": "the interval is on the opposite side",
 }
 """The possible verdicts and their rules."""
 

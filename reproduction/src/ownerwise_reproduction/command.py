@@ -36,7 +36,7 @@ _OTHER_PAGES = {
     "Tail and kappa of INO-SGD": "tail-and-kappa/index.md",
 }
 """Pages that other commands write into the same folder."""
-_SCIENCE = "NOT PRIVATE (science): seeds are fixed."
+_SCIENCE = "NOT PRIVATE (research): seeds are fixed."
 
 
 def add(commands: Any) -> None:
@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
         "experiments",
         help="run the papers' experiments",
         description="Run the experiments of the papers on individualized privacy. Seeds are fixed: "
-        "the runs are science on public data, NOT PRIVATE.",
+        "the runs are research on public data and NOT PRIVATE.",
     )
     actions = command.add_subparsers(required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="list settings and methods")
@@ -66,7 +66,7 @@ def _add_run(actions: Any) -> None:
     run.set_defaults(command=_run)
     _add_trial_options(run, "idp,ino", seeds=5)
     run.add_argument("--first-seed", type=int, default=0, help="number of the first seed [0]")
-    run.add_argument("--keep-runs", action="store_true", help="keep run folders beside results")
+    run.add_argument("--keep-runs", action="store_true", help="keep the run folders")
 
 
 def _add_table(actions: Any) -> None:
@@ -88,9 +88,9 @@ def _add_tune(actions: Any) -> None:
     tune = actions.add_parser(
         "tune",
         help="tune every method with the same effort",
-        description="Draw clip norm, learning rate, steps and the tail and kappa of INO. Every "
-        "method gets the same number of draws. Values are chosen on training records that are held "
-        "out, never on test records. Writes NAME.json and NAME.svg.",
+        description="Draw random values for clip norm, learning rate, steps, and INO's tail and "
+        "kappa. Every method gets the same number of draws. Values are chosen on held-out training "
+        "records, never on test records. Writes NAME.json and NAME.svg.",
     )
     tune.set_defaults(command=_tune)
     _add_trial_options(tune, "idp,ino,ino-budget", seeds=3)
@@ -104,11 +104,11 @@ def _add_plans(actions: Any) -> None:
         help="plan settings with both accountants, without training",
         description="Plan settings with every method and accountant, and write plans/index.md: "
         "noise, rates and clip norms of the strictest owners, and budgets spent over the steps. "
-        "Nothing is trained; the data are read only to count records.",
+        "Nothing is trained; data sets are only read to count records.",
     )
     plans.set_defaults(command=_plans)
     plans.add_argument(
-        "names", nargs="*", metavar="NAME", help="settings [those of the papers' tables]"
+        "names", nargs="*", metavar="NAME", help="settings [those in the papers' tables]"
     )
     plans.add_argument("--out", type=Path, required=True, help="folder to write to")
     plans.add_argument("--data-dir", type=Path, help="folder of the data sets")
@@ -118,7 +118,7 @@ def _add_plans(actions: Any) -> None:
 def _add_trial_options(command: argparse.ArgumentParser, wanted: str, seeds: int) -> None:
     command.add_argument("names", nargs="+", metavar="NAME", help="setting, such as MN-PC")
     command.add_argument(
-        "--method", default=wanted, help=f"methods of `list`, with commas [{wanted}]"
+        "--method", default=wanted, help=f"methods from `list`, separated by commas [{wanted}]"
     )
     command.add_argument("--seeds", type=int, default=seeds, help=f"seeds 0, 1, ... [{seeds}]")
     command.add_argument("--profile", default="paper", help=f"{' or '.join(PROFILES)} [paper]")
@@ -131,7 +131,7 @@ def _add_trial_options(command: argparse.ArgumentParser, wanted: str, seeds: int
         default=[],
         dest="changes",
         metavar="SECTION.KEY=VALUE",
-        help="change a value of the setting; can be repeated",
+        help="change a value in the setting; may be repeated",
     )
     command.add_argument("--results", type=Path, default=RESULTS, help=f"folder [{RESULTS}]")
     command.add_argument("--data-dir", type=Path, help="folder of the data sets")
@@ -172,7 +172,7 @@ def _table(options: argparse.Namespace) -> None:
         found = [result for result in found if result["setting"] in names]
     studies = summary.studies(found)
     if not studies:
-        raise OwnerwiseError(f"no results of {', '.join(names) or 'any setting'}")
+        raise OwnerwiseError(f"no results for {', '.join(names) or 'any setting'}")
     if options.out is None:
         print(tables.overview(studies), end="")
         return
@@ -268,7 +268,7 @@ def _asked(options: argparse.Namespace) -> tuple[list[Setting], list[methods.Met
 
 
 def _known(names: Sequence[str]) -> list[Setting]:
-    """Return the settings of some names, or raise all problems."""
+    """Return the settings with these names, or raise all problems."""
     problems: list[str] = []
     found = _settings(names, problems)
     if problems:

@@ -1,4 +1,4 @@
-"""The work of a run: how many gradients it evaluates, and how many of them it sums."""
+"""The work done in a run: how many gradients it evaluates, and how many of them it sums."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from ownerwise.mechanisms import ClippingRule, ImportanceSampling
-from ownerwise.randomness import (
-    StepStream,
-)
+from ownerwise.randomness import StepStream
+from ownerwise.step.plug_separation import Replay
 
 
 @dataclass
@@ -24,19 +23,20 @@ class Counts:
 
 @dataclass(frozen=True)
 class CountedSampling(ImportanceSampling):
-    """Importance sampling that counts: NOT PRIVATE, for experiments with a fixed seed."""
+    """Importance sampling that counts its work: NOT PRIVATE, for runs with a fixed seed."""
 
     counts: Counts = field(default_factory=Counts, repr=False, compare=False)
 
     def factors(self, norms: Tensor, clip_norms: Tensor, stream: StepStream | None) -> Tensor:
-        """Return the factors of the rule and count them."""
+        """Return the rule's factors and count the records."""
         found = super().factors(norms, clip_norms, stream)
-        self.counts.evaluated += len(found)
-        self.counts.summed += int(found.count_nonzero())
+        if isinstance(stream, StepStream | Replay):  # not the step's check of a part of the batch
+            self.counts.evaluated += len(found)
+            self.counts.summed += int(found.count_nonzero())
         return found
 
     def state(self) -> dict[str, Any]:
-        """Return the counts, so that a resumed run keeps counting."""
+        """Return the counts, from which a resumed run continues."""
         return asdict(self.counts)
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -52,9 +52,9 @@ def counted(rule: ClippingRule) -> ClippingRule:
 
 
 def gradients(rule: ClippingRule, plans: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the gradients evaluated and summed: counted, or expected if all of them are summed.
+    """Return the numbers of gradients evaluated and summed: counted, or expected if all are summed.
 
-    `plans` has the plan options of each phase.
+    `plans` contains the plan options for each phase.
     """
     if isinstance(rule, CountedSampling):
         return asdict(rule.counts)

@@ -12,7 +12,7 @@ from ownerwise.files import write_whole
 
 
 def new_figure(panels: int) -> tuple[Any, list[Any]]:
-    """Return a figure with panels side by side, at most three to a row, and the panels."""
+    """Return a figure with up to three panels per row, and its panels."""
     columns = 2 if panels == 4 else min(panels, 3)
     rows = -(-panels // columns)
     make = require("matplotlib.figure", "ownerwise[figures]", "drawing figures").Figure
@@ -26,7 +26,7 @@ def new_figure(panels: int) -> tuple[Any, list[Any]]:
 def finish(
     figure: Any, axes: list[Any], x: str, y: str, *, legend: bool = True, share: bool = False
 ) -> Any:
-    """Name the axes and return the figure; with `share`, the upward axis goes from 0 to 1."""
+    """Label the axes and return the figure; with `share`, the y-axis runs from 0 to 1."""
     for axis in axes:
         axis.set_xlabel(x)
         axis.set_ylabel(y)
@@ -39,7 +39,7 @@ def finish(
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure, the same bytes for the same figure."""
+    """Write a figure; the same figure always gives the same bytes."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "ownerwise"}):

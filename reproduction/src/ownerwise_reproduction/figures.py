@@ -37,7 +37,7 @@ class Picture:
     """A figure on disk.
 
     Attributes:
-        path: where it lies.
+        path: path of the file.
         caption: what it shows.
     """
 
@@ -46,7 +46,7 @@ class Picture:
 
 
 def write_figures(study: Study, folder: str | PathLike) -> list[Picture]:
-    """Draw every figure that the runs of a study allow, and return them."""
+    """Draw every figure for which a study has the necessary runs, and return them."""
     written = []
     for name, (draw, caption) in _FIGURES.items():
         figure = draw(study)
@@ -139,10 +139,10 @@ def class_curves(study: Study) -> Any:
 
 
 def trade_off(study: Study) -> Any:
-    """Draw the spread over groups against overall accuracy: down and right is better.
+    """Draw the spread over groups against overall accuracy; lower and further right is better.
 
-    Methods whose weakest form is IDP-SGD start at its point. Bars are deviations over seeds;
-    the star is INO-SGD as the setting has it.
+    Curves of methods that include IDP-SGD as a limit start at its point. Bars are deviations over
+    seeds; the star is INO-SGD with the setting's values.
     """
     members = {
         method: sorted(
@@ -172,7 +172,7 @@ def trade_off(study: Study) -> Any:
 
 
 def _point(runs: Sequence[Result], overall: str) -> tuple[float, float, float, float]:
-    """Return both means over seeds, each followed by its deviation."""
+    """Return both means over seeds, each with its deviation."""
     measured = summary.over_seeds(runs)
     x, y = measured[overall], measured["spread"]
     return x.mean, x.deviation or 0.0, y.mean, y.deviation or 0.0
@@ -183,7 +183,7 @@ def _method(runs: Sequence[Result]) -> str:
 
 
 def _strength(runs: Sequence[Result]) -> tuple[float, ...]:
-    """Return how strongly a method acts, for the order of a curve: its argument, or its tail."""
+    """Return the strength of a method, which orders a curve: its argument, or its tail."""
     argument = runs[0]["spec"].partition(":")[2]
     numbers = argument.split("/") if argument else [_tail(runs)]
     return tuple(map(float, numbers))
@@ -213,7 +213,7 @@ def _curve(
     label: str | None = None,
     band: bool = True,
 ) -> None:
-    """Draw the mean over seeds and, as a band, the deviation."""
+    """Draw the mean over seeds, and the deviation as a band."""
     runs: Sequence[Result] = study.methods[method]
     steps = [line["step"] for line in runs[0]["history"]]
     values = np.array([[value(line) for line in run["history"]] for run in runs])
@@ -242,7 +242,7 @@ _FIGURES: dict[str, tuple[Callable[[Study], Any], str]] = {
     "shapes": (ablations.shapes, "INO-SGD by the shape of its tail, alpha and beta."),
     "orders": (ablations.orders, "INO-SGD by the order in which records lose weight."),
 }
-"""Figures by name: those of INO-SGD numbered 5, 7 and 12, 6, 15, 20, 16, 17, and 19."""
+"""Figures by name; they correspond to INO-SGD's Figures 5, 7 and 12, 6, 15, 20, 16, 17, and 19."""
 
 _OF_GROUPS = {
     "owners": "Recall of groups over training.",

@@ -12,9 +12,10 @@ class InitialDrop:
     """The minority initial drop of one group.
 
     Attributes:
-        first, last: the first evaluations in a row (one in between may be better) at which the
-            group's loss lies above its start while the overall loss lies below its own, as indices.
-        depth: by how much the group's loss rises above its start there, at most.
+        first, last: indices of the first series of evaluations (with at most one exception in
+            between) at which the group's loss is above its initial value while the overall loss is
+            below its own.
+        depth: largest rise of the group's loss above its initial value in this series.
     """
 
     first: int
@@ -25,7 +26,7 @@ class InitialDrop:
 def minority_initial_drop(
     group_losses: np.ndarray, overall_losses: np.ndarray
 ) -> list[InitialDrop | None]:
-    """Return the drop of every group from losses over training; None for a group without.
+    """Return each group's initial drop, computed from its losses; None for a group without one.
 
     Args:
         group_losses: [evaluations, groups], the first row before training.

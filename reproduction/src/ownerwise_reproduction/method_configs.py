@@ -17,7 +17,7 @@ def without_weights(sections: Sections, argument: str) -> Sections:
 
 
 def ino(sections: Sections, argument: str) -> Sections:
-    """INO-SGD by falling loss; the argument is its tail."""
+    """INO-SGD with records ordered by decreasing loss; the argument is its tail."""
     weights = {"kind": "ino", **sections["weights"]}
     weights.pop("kappa", None)
     if argument:
@@ -38,12 +38,12 @@ def ino_shape(sections: Sections, argument: str) -> Sections:
 
 
 def ino_order(sections: Sections, argument: str) -> Sections:
-    """Records ordered by something else than the loss."""
+    """INO-SGD with records ordered by something other than the loss."""
     return sections | {"weights": ino(sections, "")["weights"] | {"order": argument}}
 
 
 def ino_budget(sections: Sections, argument: str) -> Sections:
-    """Budgets count in the order too: "kappa", or "kappa/tail"."""
+    """The order also depends on budgets: "kappa", or "kappa/tail"."""
     weights = {"kind": "ino", "kappa": 1.0, **sections["weights"]}
     kappa, _, tail = argument.partition("/")
     if kappa:
@@ -61,7 +61,7 @@ def uniform(sections: Sections, argument: str) -> Sections:
 
 
 def dpis(sections: Sections, argument: str) -> Sections:
-    """Accept by norm; with an argument, steer the clip norm towards accepting such a share."""
+    """Accept records by norm; with an argument, steer the clip norm to accept that share."""
     changed = uniform(sections, "")
     clipping: dict[str, Any] = {"kind": "importance"}
     if argument:

@@ -1,11 +1,11 @@
-"""What methods make of a population: the trainings that a run consists of.
+"""The training phases of a run, and how each method changes the population in them.
 
-Accounting of groups of owners one after another, each by DP-SGD at the lowest budget within it: a
-record takes part in the phase of its own group alone. Before that phase nothing depends on it;
-after it, the later phases take the model, which is an output, and other records, so they are
-post-processing for this record. Hence it spends what its own phase spends, and every phase is
-planned for the full budget of its group. That needs groups which are public and made from budgets,
-never from contents.
+Accounting for training on groups of owners one after another, each with DP-SGD at the lowest budget
+in the group: a record takes part only in the phase of its own group. Nothing before that phase
+depends on the record. Later phases use the model, which is an output, and other records, so for
+this record they are post-processing. The record therefore spends only what its own phase spends,
+and every phase is planned for the full budget of its group. This requires groups that are public
+and formed from budgets, never from contents.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from ownerwise_reproduction.population import Population
 
 MOST_TIERS = 10
-"""Groups that `one_after_another` makes of the budgets, at most."""
+"""Largest number of groups that `one_after_another` forms from the budgets."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,14 +33,14 @@ class Phase:
 def all_at_once(
     population: Population, plan: Mapping[str, Any], argument: str, seed: int
 ) -> Sequence[Phase]:
-    """One training on everybody's records."""
+    """Train once, on all records."""
     return [Phase(population, plan)]
 
 
 def at_the_laxest(
     population: Population, plan: Mapping[str, Any], argument: str, seed: int
 ) -> Sequence[Phase]:
-    """One training at the laxest budget: NOT within the budgets."""
+    """Train once, at the laxest budget: NOT within the budgets."""
     laxest = np.full(len(population), population.epsilon.max())
     return [Phase(population.with_budgets(laxest), plan)]
 
@@ -48,14 +48,14 @@ def at_the_laxest(
 def lax_alone(
     population: Population, plan: Mapping[str, Any], argument: str, seed: int
 ) -> Sequence[Phase]:
-    """One training without the strict owners."""
+    """Train once, without the strict owners."""
     return [_fitting(population.keep(population.lax), plan)]
 
 
 def fewer_lax(
     population: Population, plan: Mapping[str, Any], argument: str, seed: int
 ) -> Sequence[Phase]:
-    """Drop a share of the lax owners' records, drawn without looking at them."""
+    """Drop a random share of the lax owners' records, chosen independently of their contents."""
     generator = np.random.default_rng(seed)
     kept = np.ones(len(population), dtype=bool)
     lax = np.flatnonzero(population.lax)
@@ -66,7 +66,7 @@ def fewer_lax(
 def lowered(
     population: Population, plan: Mapping[str, Any], argument: str, seed: int
 ) -> Sequence[Phase]:
-    """Move every budget a share of its way down to the strictest: 0 is IDP-SGD, 1 is DP-SGD."""
+    """Lower every budget by a share of its distance to the strictest: 0 is IDP-SGD, 1 DP-SGD."""
     strictest = population.epsilon.min()
     lowered = population.epsilon - float(argument) * (population.epsilon - strictest)
     return [Phase(population.with_budgets(lowered), plan)]
@@ -75,7 +75,7 @@ def lowered(
 def one_after_another(
     population: Population, plan: Mapping[str, Any], argument: str, seed: int
 ) -> Sequence[Phase]:
-    """Train on tiers of budgets in turn; steps are shared out by numbers of records."""
+    """Train on one tier of budgets after another; steps are in proportion to records."""
     tier = tiers(population.epsilon)
     parts = [population.keep(tier == number) for number in range(tier.max() + 1)]
     phases = []
@@ -87,7 +87,7 @@ def one_after_another(
 
 
 def tiers(epsilon: np.ndarray) -> np.ndarray:
-    """Return the tier of each record, 0 the strictest: the budgets there are, or ten like-sized."""
+    """Return each record's tier, 0 for the strictest: distinct budgets, or ten equal tiers."""
     budgets, index, counts = np.unique(epsilon, return_inverse=True, return_counts=True)
     if len(budgets) <= MOST_TIERS:
         return index
@@ -97,5 +97,5 @@ def tiers(epsilon: np.ndarray) -> np.ndarray:
 
 
 def _fitting(population: Population, plan: Mapping[str, Any]) -> Phase:
-    """Return a phase whose batch is at most half of the records that are left."""
+    """Return a phase whose batch is at most half of the remaining records."""
     return Phase(population, {**plan, "batch_size": min(plan["batch_size"], len(population) / 2)})

@@ -1,4 +1,4 @@
-"""The methods under comparison, by their names on the command line.
+"""The methods to compare, by their names on the command line.
 
 `parse("idp,undersample:0.3")` reads a list of methods. A method with several levels and no argument
 stands for all of them: `undersample` means `undersample:0.1` to `undersample:0.5`.
@@ -19,7 +19,7 @@ from ownerwise_reproduction.method_phases import Phase
 from ownerwise_reproduction.population import Population
 
 ABLATED_ORDERS = ("negative-loss", "random", "owner-then-loss")
-"""Orders of records that INO-SGD is compared with, as `orders` has them."""
+"""Orders of records to compare with INO-SGD's, as named in `orders`."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Method:
     """A method with its argument, such as undersample with 0.3.
 
     Attributes:
-        name: as on the command line.
+        name: name on the command line.
         argument: what follows the colon, or "".
-        label: as tables and legends show it.
+        label: name in tables and legends.
         notes: caveats shown with its results; empty if it keeps all budgets.
         private: False for plain SGD.
     """
@@ -42,26 +42,26 @@ class Method:
 
     @property
     def spec(self) -> str:
-        """Name and argument, as `parse` reads them."""
+        """Name and argument, in the form that `parse` reads."""
         return f"{self.name}:{self.argument}" if self.argument else self.name
 
     @property
     def slug(self) -> str:
-        """Name and argument, as files are named."""
+        """Name and argument, in the form used in file names."""
         return self.spec.replace(":", "-").replace("/", "-")
 
     def sections(self, sections: Mapping[str, Mapping[str, Any]]) -> Sections:
-        """Return the sections of the configuration that this method trains with."""
+        """Return the configuration sections for training with this method."""
         return KINDS[self.name].sections({k: dict(v) for k, v in sections.items()}, self.argument)
 
     def phases(self, population: Population, plan: Mapping[str, Any], seed: int) -> Sequence[Phase]:
-        """Return the training phases of a run, with the options of their plans."""
+        """Return the training phases of a run, with their plan options."""
         return KINDS[self.name].phases(population, plan, self.argument, seed)
 
 
 @dataclass(frozen=True)
 class _MethodKind:
-    """A method without its argument."""
+    """A kind of method, without its argument."""
 
     label: str
     sections: Callable[[Sections, str], Sections]
@@ -146,7 +146,7 @@ KINDS: Mapping[str, _MethodKind] = {
         "INO-SGD budget-aware, kappa {}",
         slash=", tail ",
         check=_is_kappa,
-        expected="a kappa of at least 0, with /TAIL if it has its own, or the setting's",
+        expected="a kappa of at least 0, optionally followed by /TAIL, or the setting's",
     ),
     "ino-shape": _MethodKind(
         "INO-SGD, shape {}",

@@ -1,4 +1,4 @@
-"""The networks of the papers that the library itself does not have.
+"""Networks from the papers that the library itself does not include.
 
 References:
     Papernot, Thakurta, Song, Chien, Erlingsson (2021), "Tempered Sigmoid Activations for Deep
@@ -16,7 +16,7 @@ from ownerwise.models.text import PADDING, at_places, token_counts
 
 
 def cifar_cnn(classes: int = 10, activation: Activation = "tanh") -> nn.Sequential:
-    """Return the network for colour images [batch, 3, 32, 32]: 550,570 parameters with 10."""
+    """Return the network for colour images [batch, 3, 32, 32] (550,570 parameters by default)."""
     make = activation_maker(activation)
     layers: list[nn.Module] = []
     width = 3
@@ -39,11 +39,11 @@ class ImdbLSTM(nn.Module):
     """Embedding, linear, LSTM in both directions, mean over words, two linear layers: for IMDb.
 
     Args:
-        words: number of token ids, padding included.
+        words: number of token ids, including padding.
         classes: number of outputs.
         embedding: size of the embedding.
         hidden: size of the first linear layer and of the LSTM's state in each direction.
-        activation: of the two inner linear layers.
+        activation: activation of the two inner linear layers.
     """
 
     def __init__(

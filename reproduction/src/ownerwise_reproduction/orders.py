@@ -1,7 +1,7 @@
-"""Orders of records for ablations of INO-SGD: what if not the hardest records came first?
+"""Other orders of records, for ablations of INO-SGD.
 
-Each function at the end makes the score of an order by name; the entry points of the group
-`ownerwise.orders` refer to them.
+Each function at the end returns the score for a named order; the entry points in the group
+`ownerwise.orders` refer to these functions.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class ByNegativeLoss:
 
 
 class AtRandom:
-    """A random order, from a secret stream of its own.
+    """A random order, drawn from its own secret stream.
 
     With a fixed seed, a resumed run draws the same numbers as an uninterrupted one. A private
-    stream never goes back.
+    stream never repeats its numbers.
     """
 
     def __init__(self, stream: SecretStream | None = None):
@@ -44,18 +44,18 @@ class AtRandom:
     def __call__(
         self, log_losses: np.ndarray, owner_index: np.ndarray | None, plan: Plan | None
     ) -> np.ndarray:
-        """Return uniform random numbers, spread so widely that hardly two share a level."""
+        """Return uniform random numbers, spread so widely that few records share a level."""
         numbers = self._stream.at_step(self._draws)
         self._draws += 1
         return 1000.0 * numbers.uniforms(len(log_losses))
 
     @property
     def private(self) -> bool:
-        """Whether the numbers are secret: INO's guarantee rests on that here."""
+        """Whether the numbers are secret, as INO's guarantee requires for this order."""
         return self._stream.private
 
     def state(self) -> dict[str, Any]:
-        """Return the number of draws; nothing if private, since it would reveal empty batches."""
+        """Return the number of draws, unless private: it would reveal empty batches."""
         return {} if self._stream.private else {"draws": self._draws}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ class AtRandom:
 
 @dataclass(frozen=True)
 class OwnerThenLoss:
-    """The mixed order: owners with the least pull first, and by loss within an owner."""
+    """The mixed order: owners with the least pull first, and records by loss within an owner."""
 
     def __call__(
         self, log_losses: np.ndarray, owner_index: np.ndarray | None, plan: Plan | None

@@ -1,7 +1,7 @@
 """Measurements of a run: history lines with recalls of groups and of classes within groups.
 
-The Trainer evaluates cells, the classes within each group. Groups follow from their cells exactly:
-a group's recall and loss are the means over its cells, weighted by their records.
+The Trainer evaluates cells, the classes within each group. The values for groups follow exactly: a
+group's recall and loss are means over its cells, weighted by number of records.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ownerwise.data import (
 
 @dataclass(frozen=True)
 class Cells:
-    """Classes within groups, by the names that histories have.
+    """Classes within groups, by their names in the history.
 
     Attributes:
         members: {cell: (group, class)}.
-        budgets: {group: epsilon as declared}.
+        budgets: {group: declared epsilon}.
     """
 
     members: Mapping[str, tuple[str, str]]
@@ -32,7 +32,7 @@ class Cells:
 
     @classmethod
     def of(cls, assignment: Assignment, classes: Sequence[str]) -> Cells:
-        """Return the cells of an assignment in which every class falls into one group."""
+        """Return the cells of an assignment in which every class belongs to one group."""
         groups = assignment.class_groups
         alone = {group for group in groups if groups.count(group) == 1}
         members = {
@@ -51,7 +51,7 @@ class Cells:
         return {cell: self.budgets[group] for cell, (group, _) in self.members.items()}
 
     def line(self, evaluation: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an evaluation by cells as one by groups, with the classes of each group."""
+        """Return an evaluation by cell as one by group, with the classes of each group."""
         cells = evaluation["groups"]
         by_group: dict[str, list[str]] = {}
         for cell, (group, _) in self.members.items():

@@ -1,4 +1,4 @@
-"""Plans of the settings, without training: PLD against RDP, and budgets spent over the steps.
+"""Plans for the settings, without training: PLD against RDP, and spending over the steps.
 
 Both accountants plan for the same budgets. The tighter one (PLD) needs less noise. With `sample`,
 the rates differ as well; with `scale`, the clip norms.
@@ -38,21 +38,21 @@ ACCOUNTANTS = ("pld", "rdp")
 _POINTS = 16
 _MOST_BUDGETS = 4
 PAGE = "plans/index.md"
-TITLE = "Plans by PLD and by RDP accounting"
+TITLE = "Plans with PLD and RDP accounting"
 
 
 @dataclass(frozen=True)
 class PlanSummary:
-    """What a plan means for the strictest owner.
+    """The values in a plan for the strictest owner.
 
     Attributes:
-        setting, method, accountant: of the plan.
-        own: whether the method is the setting's.
-        epsilon: of the strictest owner.
-        noise_std: of the noise on the sum.
-        sampling_rate, clip_norm: of the strictest owner.
+        setting, method, accountant: those of the plan.
+        own: whether the method is the setting's own.
+        epsilon: budget of the strictest owner.
+        noise_std: standard deviation of the noise on the sum.
+        sampling_rate, clip_norm: those of the strictest owner.
         least_spent: smallest share of a budget that is spent after all steps.
-        hash: of the plan.
+        hash: hash of the plan.
     """
 
     setting: str
@@ -69,7 +69,7 @@ class PlanSummary:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """The plans of a setting, {(method, accountant): plan}."""
+    """The plans for a setting, {(method, accountant): plan}."""
 
     setting: Setting
     plans: dict[tuple[str, str], Plan]
@@ -93,7 +93,7 @@ class Planned:
 
 
 def make_plans(setting: Setting, data_dir: str | PathLike | None = None) -> Planned:
-    """Plan a setting with every method and accountant. Its data are read; nothing is trained."""
+    """Plan a setting with every method and accountant; read its data, but train nothing."""
     config = setting.configure(0)
     owners = populate(config, setting.label_noise, data_dir).owners()
     asked = {key: value for key, value in config["plan"].items() if key != "mixture"}
@@ -132,17 +132,17 @@ def page(rows: Sequence[PlanSummary], pictures: Sequence[Path], command: str) ->
     """Return the Markdown page of plans."""
     parts = [
         f"# {TITLE}",
-        "Noise on the sum of each step, and sampling rate and clip norm of the strictest owner, by "
-        "accountant: privacy loss distributions (PLD) and Rényi divergence (RDP), for the same "
-        "budgets, steps and expected batch size. `uniform` is DP-SGD at the strictest budget. The "
-        "last column is the smallest share of a budget that any owner has spent after all steps; "
-        "with individual rates or clip norms it is nearly 100 %. A star marks the setting's own "
-        "method.",
+        "The table shows the noise on the sum in each step, and the strictest owner's sampling "
+        "rate and clip norm, with two accountants: privacy loss distributions (PLD) and Rényi "
+        "divergences (RDP). Budgets, steps and expected batch size are the same for both. "
+        "`uniform` is DP-SGD at the strictest budget. The last column is the smallest share of a "
+        "budget that any owner has spent after all steps; with individual rates or clip norms it "
+        "is nearly 100 %. A star marks the setting's own method.",
         _table(rows),
     ]
     for picture in pictures:
         parts += [
-            "## All budgets are spent at the same pace",
+            "## All budgets are spent at the same rate",
             f"Epsilon spent by owners of each budget over the steps of {SHOWN}; dotted: DP-SGD at "
             "the strictest budget.",
             f"![{picture.stem}]({picture.name})",
@@ -150,7 +150,7 @@ def page(rows: Sequence[PlanSummary], pictures: Sequence[Path], command: str) ->
     parts += [
         "## How to reproduce it",
         f"    {command}",
-        "Nothing is trained. `plans.json` beside this page lists the plan hashes.",
+        "Nothing is trained. `plans.json` next to this page lists the plan hashes.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -195,7 +195,7 @@ def spending_figure(planned: Planned) -> Any:
 
 
 def _spending(made: Plan) -> tuple[list[int], np.ndarray]:
-    """Return some steps and what each owner (a column) has spent after them."""
+    """Return some of the steps, and what each owner (a column) has spent after them."""
     steps = [round(made.steps * k / _POINTS) for k in range(1, _POINTS + 1)]
     spent = [np.zeros(len(made.targets)), *map(made.epsilon, steps)]
     return [0, *steps], np.array(spent)

@@ -1,4 +1,4 @@
-"""The records of an experiment, their owners and budgets, and how methods change them."""
+"""The records in an experiment, their owners and budgets, and how methods change them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Population:
     """Training records with their owners and budgets, and the records to evaluate on.
 
     Attributes:
-        data: the data set; `data.train` are the training records.
+        data: the data set; `data.train` holds the training records.
         record_owner: owner id of each training record.
         epsilon: budget of each training record, which is its owner's.
         delta: of all.
@@ -70,7 +70,7 @@ class Population:
 
     @property
     def lax(self) -> np.ndarray:
-        """Which records have a lax owner: a budget of at least the mean over owners."""
+        """Mask of the records whose owner is lax: a budget of at least the mean over owners."""
         _, first = np.unique(self.record_owner, return_index=True)
         return self.epsilon >= self.epsilon[first].mean() - 1e-12
 
@@ -112,5 +112,5 @@ def _loaded(config: Config, data_dir: str | PathLike | None) -> DataSet:
 
 @lru_cache(maxsize=1)
 def _read(asked: str, place: str | None) -> DataSet:
-    """Read a data set once for several runs of a process."""
+    """Read a data set once for several runs in a process."""
     return load_data(Config({"data": json.loads(asked)}, Path(), "data"), place)

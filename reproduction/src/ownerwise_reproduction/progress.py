@@ -18,9 +18,9 @@ class Progress:
     """Print progress to standard error as plain lines, for terminals and files alike.
 
     Args:
-        names: of the pending runs, by the paths of their results.
-        steps: their numbers of steps.
-        total: number of runs, finished ones included.
+        names: names of the pending runs, by the paths of their results.
+        steps: number of steps of each run.
+        total: number of runs, including finished ones.
         quiet: print nothing.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""How results came about: commands to reproduce them, seeds, times and plans."""
+"""The provenance of results: commands to reproduce them, seeds, times and plans."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ownerwise_reproduction.summary import Result, Study
 
 PROGRAM = "ownerwise experiments"
 TABLE = f"{PROGRAM} table --out reproduction/results"
-"""The command that writes the pages from runs and searches."""
+"""The command that writes the pages about runs and searches."""
 
 _MIXED = ("random_shares", "overlapping", "one_each")  # kinds of assignments
 
@@ -31,7 +31,7 @@ def command(
         action: "run" or "tune".
         setting: its name.
         specs: methods with their arguments.
-        seeds: of the runs; they follow one another.
+        seeds: seeds of the runs, which are consecutive.
         profile: "paper" or "short".
         changes: "section.key=value" each.
         options: further arguments.
@@ -48,7 +48,7 @@ def command(
 
 
 def asked(text: str) -> tuple[str, list[str]]:
-    """Return the profile and the changes that a command asks for."""
+    """Return the profile and the changes in a command."""
     profile, changes = "paper", []
     words = shlex.split(text)
     for word, value in itertools.pairwise(words):
@@ -60,7 +60,7 @@ def asked(text: str) -> tuple[str, list[str]]:
 
 
 def commands(study: Study) -> list[str]:
-    """Return the commands of a study, one for all methods with the same seeds."""
+    """Return the commands for a study, one for all methods with the same seeds."""
     together: dict[tuple[int, ...], list[str]] = {}
     for runs in study.methods.values():
         together.setdefault(tuple(run["seed"] for run in runs), []).append(runs[0]["spec"])
@@ -72,7 +72,7 @@ def commands(study: Study) -> list[str]:
 
 
 def is_mixed(study: Study) -> bool:
-    """Return whether records of one group have different budgets, so that groups are not owners."""
+    """Return whether groups are not owners: records of one group have different budgets."""
     assignment = study.first["config"].get("owners", {}).get("assignment", {})
     return assignment.get("kind") in _MIXED
 
@@ -80,7 +80,7 @@ def is_mixed(study: Study) -> bool:
 def origin(runs: Sequence[Result]) -> dict[str, Any]:
     """Return seeds, times by run and plans of a method, as JSON types.
 
-    Training time is over all parts of a run that was stopped; wall time is that of its last part.
+    Training time covers all sessions of an interrupted run, wall time only its last session.
     `within_budgets` is None for plain SGD, which has no plans.
     """
     plans = plan_hashes(runs)

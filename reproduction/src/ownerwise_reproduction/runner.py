@@ -55,7 +55,7 @@ def run_trials(
         store: where results go.
         data_dir: folder of the data sets.
         jobs: number of parallel processes; 1 runs in this process.
-        keep_runs: keep the run folder (plan, history, model) beside each result.
+        keep_runs: keep the run folder (plan, history, model) next to each result.
         quiet: show no progress.
 
     Raises:

@@ -1,9 +1,9 @@
-"""Settings of the papers: one TOML file each, a configuration of `ownerwise train` and a heading.
+"""The papers' settings: one TOML file each, a configuration for `ownerwise train` and a heading.
 
 The sections `data`, `owners`, `plan`, `model`, `training` and `weights` are those of a
-configuration; `weights` is what INO-SGD takes, and other methods leave it out. The heading
-`[experiment]` states where the setting comes from, which values we chose because the paper leaves
-them open, and how the short profile differs.
+configuration; `weights` is used by INO-SGD and left out by other methods. The heading
+`[experiment]` states where the setting comes from, which values we chose because the paper does not
+state them, and how the short profile differs.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _HEADING = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting as its file says.
+    """A setting, as read from its file.
 
     Attributes:
-        name: such as MN-PC.
-        title: what it is, in words.
-        source: the paper, and where in it.
-        choices: what the paper leaves open, and what we chose.
-        short: changes "section.key=value" of the short profile.
+        name: name of the setting, such as MN-PC.
+        title: description in words.
+        source: the paper, and the place in it.
+        choices: values that the paper does not state, and our choices.
+        short: changes "section.key=value" for the short profile.
         evaluations: approximate number per run.
-        label_noise: share of training labels that are replaced.
+        label_noise: share of training labels to replace.
         plain_lr: learning rate of the non-private method.
         sections: the sections of the configuration.
     """
@@ -64,13 +64,14 @@ class Setting:
     def configure(self, seed: int, profile: str = "paper", changes: Sequence[str] = ()) -> Config:
         """Return the configuration of one run.
 
-        Random owners are drawn anew for every seed, so the variation over seeds includes them.
+        Random owners are drawn again for every seed, so the variation over seeds includes this
+        draw.
 
         Args:
-            seed: of the run: noise, batches, first weights, random owners. It makes the run
+            seed: seed for noise, batches, initial weights and random owners. It makes the run
                 repeatable and NOT PRIVATE.
             profile: "paper", or "short" for fewer steps.
-            changes: "section.key=value" each, after those of the profile.
+            changes: "section.key=value" each, applied after those of the profile.
         """
         if profile not in PROFILES:
             raise OwnerwiseError(f"profile {profile!r}: expected one of {', '.join(PROFILES)}")
@@ -93,7 +94,7 @@ def names() -> list[str]:
 
 
 def setting(name: str) -> Setting:
-    """Return a setting by its name; upper and lower case are the same."""
+    """Return a setting by its name, which is not case-sensitive."""
     known = {key.lower(): key for key in _files()}
     if name.lower() not in known:
         raise OwnerwiseError(f"no setting {name!r}; {known_names(name, names())}")

@@ -29,24 +29,26 @@ METRICS = {
     "strict": "strict owners",
     "spread": "spread",
 }
-"""The metrics of a run, and their names in tables. `strictest` is the recall of the group with
-the lowest budget, `strict` the mean recall over groups with less than the mean budget; both are
-missing where all groups have one budget. `worst_half`, the mean recall over the worse half of the
-groups, is there if they are many."""
+"""The metrics of a run, and their names in tables. `strictest` is the recall of the group with the
+lowest budget, `strict` the mean recall over groups with less than the mean budget; both are missing
+if all groups have the same budget. `worst_half`, the mean recall over the worse half of the groups,
+is included if there are many groups."""
+
 MANY_GROUPS = 20
-"""With this many groups or more, which group is worst is mostly chance."""
+"""With this many groups or more, it is mostly chance which group is worst."""
+
 FEWEST_SEEDS = 3
-"""Fewer seeds decide nothing."""
+"""With fewer seeds, there is no verdict."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """Comparable runs: one setting, one profile, the same changes.
+    """Comparable runs: the same setting, profile and changes.
 
     Attributes:
-        name: SETTING/VARIANT, the folder of its pages.
+        name: SETTING/VARIANT, the folder for its pages.
         heading: in words.
-        methods: {method: its runs, by seed}.
+        methods: {method: its runs in order of seed}.
     """
 
     name: str
@@ -55,7 +57,7 @@ class Study:
 
     @property
     def first(self) -> Result:
-        """Any run, for what all of them have in common."""
+        """One of the runs, for properties that all of them share."""
         return next(iter(self.methods.values()))[0]
 
     @property
@@ -80,11 +82,11 @@ class Gain:
     """Recall of a method minus that of the baseline, by group, against the budget.
 
     Attributes:
-        by_group: mean over the seeds that both have.
+        by_group: mean over the seeds that both methods have.
         correlation: Pearson's r of gain and budget over groups; None for fewer than `FEW_GROUPS`
-            or budgets without differences.
+            groups, or if all budgets are equal.
         interval: its 95 % confidence interval (Fisher).
-        p: of the hypothesis that there is no correlation.
+        p: p-value under the hypothesis of no correlation.
         seeds: number of seeds.
     """
 
@@ -100,10 +102,10 @@ class Drop:
     """The minority initial drop of a group, as means over the seeds that have one.
 
     Attributes:
-        first, last: steps between which evaluations show the group's loss above its start while
+        first, last: first and last step at which the group's loss is above its initial value while
             the overall loss is below its own (`minority_initial_drop`).
-        depth: by how much at most.
-        seeds: number of seeds that have one.
+        depth: largest rise of the group's loss.
+        seeds: number of seeds with such a drop.
     """
 
     first: float
@@ -138,12 +140,12 @@ def studies(results: Sequence[Result]) -> list[Study]:
 
 
 def measure(result: Result, part: str = "final") -> dict[str, float]:
-    """Return the numbers of a run's last evaluation, those of `METRICS` that it has."""
+    """Return the metrics in a run's last evaluation that are listed in `METRICS`."""
     return measure_line(result[part], result["budgets"])
 
 
 def measure_line(line: Result, declared: Mapping[str, float]) -> dict[str, float]:
-    """Return the numbers of one evaluation, for groups with the declared budgets."""
+    """Return the metrics of one evaluation, for groups with the declared budgets."""
     recalls = {group: found["recall"] for group, found in line["groups"].items()}
     budgets = {group: declared[group] for group in recalls}
     measured = {
@@ -192,7 +194,7 @@ def group_recalls(runs: Sequence[Result]) -> dict[str, Amount]:
 def gain(baseline: Sequence[Result], runs: Sequence[Result]) -> Gain | None:
     """Return the gain of each group over shared seeds; None if there are none.
 
-    Also None if the method's groups have other budgets than the baseline's.
+    Also None if the method's groups have different budgets from the baseline's.
     """
     before = {run["seed"]: run for run in baseline}
     pairs = [(before[run["seed"]], run) for run in runs if run["seed"] in before]
@@ -252,7 +254,7 @@ def epoch_seconds(runs: Sequence[Result]) -> float | None:
 def gradients(runs: Sequence[Result]) -> tuple[float, float] | None:
     """Return the mean numbers of gradients evaluated and summed per run; None if unknown.
 
-    They differ where records are accepted by the norms of their gradients.
+    The two differ if records are accepted by the norms of their gradients.
     """
     found = [run["gradients"] for run in runs if "gradients" in run]
     if not found:

@@ -23,8 +23,8 @@ _MOST_GROUPS = 10
 _MOST_HASHES = 3
 _WITHIN = {True: "yes", False: "no", None: "not private"}
 CAUTION = (
-    "Seeds are fixed: these runs are science on public data, NOT PRIVATE. Accuracies are measured "
-    "on test records, which no guarantee covers."
+    "Seeds are fixed: these runs are research on public data and NOT PRIVATE. Accuracies are "
+    "measured on test records, which no guarantee covers."
 )
 
 
@@ -39,11 +39,11 @@ def write_tables(
     """Write all pages into a folder and return them, the overview first.
 
     Args:
-        studies: to write about.
-        folder: created if needed.
+        studies: the studies to write about.
+        folder: the folder, created if needed.
         pictures: {study: its figures}, shown on its page.
         findings: the papers' claims with our results, for the overview.
-        further: {title: file} of other pages in the folder, for the overview.
+        further: {title: file} for other pages in the folder, listed in the overview.
     """
     folder = Path(folder)
     index = folder / "README.md"
@@ -63,7 +63,7 @@ def write_tables(
 
 
 def describe(study: Study) -> dict[str, Any]:
-    """Return everything known about a study over seeds, as JSON types."""
+    """Return the results of a study over seeds, as JSON types."""
     methods = {}
     baseline = study.methods.get(BASELINE)
     for name, runs in study.methods.items():
@@ -83,7 +83,7 @@ def describe(study: Study) -> dict[str, Any]:
         "study": study.name,
         "setting": first["setting"],
         "title": _title(study),
-        "not_private": "NOT PRIVATE (science): fixed seeds",
+        "not_private": "NOT PRIVATE (research): fixed seeds",
         "commands": provenance.commands(study),
         "environment": first["environment"],
         "data": first["data"],
@@ -118,17 +118,18 @@ def page(study: Study, content: dict[str, Any], pictures: Sequence[Picture] = ()
     if any(found.correlation is not None for found in known.values()):
         parts += [
             "## Who gains",
-            "Correlation between the gain in recall over IDP-SGD and the budget: Pearson's r over "
-            "the groups' means, its 95 % confidence interval and its p-value. Negative r: strict "
-            "owners gain more.",
+            "Correlation between the gain in recall over IDP-SGD and the budget: Pearson's r "
+            "over the groups' means, its 95 % confidence interval and its p-value. A negative r "
+            "means that strict owners gain more.",
             _gain_table(main, known),
         ]
     if len(study.budgets) > 1:
         parts += [
             "## Minority initial drop",
-            "The first run of evaluations, with gaps of at most one, at which a group's loss is "
-            "above its initial value while the overall loss is below its own: first and last step, "
-            "and in brackets the largest rise. Means over the seeds that show such a drop.",
+            "The table shows the first series of evaluations, with gaps of at most one, at which "
+            "a group's loss is above its initial value while the overall loss is below its own: "
+            "first and last step, and in parentheses the largest rise. The values are means over "
+            "the seeds that show such a drop.",
             _drop_table(main),
         ]
     for kind, heading in ablations.KINDS.items():
@@ -142,9 +143,10 @@ def page(study: Study, content: dict[str, Any], pictures: Sequence[Picture] = ()
     parts += [
         "## How to reproduce it",
         "\n".join(f"    {command}" for command in (*content["commands"], provenance.TABLE)),
-        "Within budgets: whether every plan spends at most the budgets that the setting declares. "
-        "Training time covers all sessions of an interrupted run, wall time only its last session. "
-        "`runs.json` beside this page lists all plan hashes and the times of each run.",
+        "*Within budgets* says whether every plan spends at most the budgets that the setting "
+        "declares. Training time covers all sessions of an interrupted run, wall time only its "
+        "last session. `runs.json` next to this page lists all plan hashes and the times of each "
+        "run.",
         _origin_table(content),
     ]
     return "\n\n".join(parts) + "\n"
@@ -160,15 +162,16 @@ def _notes(study: Study, columns: Sequence[str]) -> str:
     """Return notes on the tables and figures of a study."""
     said = [
         "Mean and standard deviation over seeds, in per cent. Spread is the standard deviation "
-        "over groups. Epoch times count training alone, on a machine with other load."
+        "over groups. Epoch times cover training only and were measured on a machine with other "
+        "load."
     ]
     if "strict" in columns:
         said.append("Strict owners are those with less than the mean budget.")
     if study.first["evaluated_on"] == "validation":
         said.append(
             "Models were evaluated on validation records during training, and on test records at "
-            "the end. The initial drop and figures over training show the former, tables and other "
-            "figures the latter."
+            "the end. The initial drop and the figures over training use the validation records; "
+            "the tables and other figures use the test records."
         )
     if "nonprivate" in study.methods:
         rate = study.methods["nonprivate"][0]["history"][-1]["learning_rate"]
@@ -209,7 +212,7 @@ def _origin_table(content: dict[str, Any]) -> str:
 
 
 def _origin(name: str) -> str:
-    """Return where a setting comes from, and which of its values we chose."""
+    """Return the source of a setting, and which of its values we chose."""
     setting = settings.setting(name)
     lines = [f"Source: {setting.source}."]
     if setting.choices:
@@ -240,9 +243,9 @@ def overview(
 
 
 def _columns(study: Study) -> list[str]:
-    """Return the metrics that tables of a study show, each number once.
+    """Return the metrics to show in a study's tables, without duplicates.
 
-    Strict owners are left out where the strictest is the only one.
+    Strict owners are left out if the strictest is the only one.
     """
     measured = [summary.measure(run) for runs in study.methods.values() for run in runs]
     found = [key for key in METRICS if any(key in one for one in measured)]
@@ -262,7 +265,7 @@ def overall_table(study: Study, columns: Sequence[str] = (), *, times: bool = Tr
 
     Args:
         study: to show.
-        columns: metrics; all that differ by default.
+        columns: the metrics; by default all that differ.
         times: whether to show the time per epoch.
     """
     measured = {name: summary.over_seeds(runs) for name, runs in study.methods.items()}
@@ -286,7 +289,7 @@ def overall_table(study: Study, columns: Sequence[str] = (), *, times: bool = Tr
 
 
 def _work(study: Study) -> dict[str, list[str]]:
-    """Return the gradients of every method, if some method sums fewer than it evaluates."""
+    """Return the gradients for every method if some method sums fewer than it evaluates."""
     found = {name: summary.gradients(runs) for name, runs in study.methods.items()}
     if all(one is None or one[0] == one[1] for one in found.values()):
         return {}
@@ -306,7 +309,7 @@ def _group_table(study: Study) -> str:
 
 
 def _group_titles(study: Study, groups: Sequence[str]) -> list[str]:
-    """Return groups with their budgets, where each group has one."""
+    """Return groups with their budgets, if each group has one."""
     if provenance.is_mixed(study):
         return list(groups)
     return [f"{group} (ε {study.budgets[group]:g})" for group in groups]

@@ -1,7 +1,7 @@
 """One run of an experiment: a setting, a method and a seed become a result.
 
-Every run has a fixed seed and can be repeated. It is science on public data, NOT PRIVATE, and its
-result says so.
+Every run has a fixed seed and can be repeated. It is research on public data and NOT PRIVATE, and
+its result says so.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ Report = Callable[[int], None]
 """report(steps): called with the number of steps taken so far."""
 
 PLAIN_MOMENTUM = 0.9
-"""Of plain SGD, the non-private method."""
+"""Momentum of plain SGD, the non-private method."""
 
 _MOST_OWNERS_LISTED = 100
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """What is run: a method in a setting with a seed.
+    """A run to do: a method in a setting with a seed.
 
     Attributes:
         setting: the setting.
         method: the method.
-        seed: of noise, batches, first weights and random owners.
+        seed: seed for noise, batches, initial weights and random owners.
         profile: "paper" or "short".
         changes: "section.key=value" each.
     """
@@ -158,7 +158,7 @@ def _train(
     folder: Path,
     report: Report,
 ) -> list[Run]:
-    """Train phase after phase; finished phases are only restored."""
+    """Train one phase after another; finished phases are only restored."""
     runs = []
     before = 0
     for number, phase in enumerate(phases, 1):

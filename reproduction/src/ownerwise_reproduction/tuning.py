@@ -1,9 +1,9 @@
-"""Tuned against tuned: every method gets the same number of draws.
+"""A fair comparison of tuned methods: every method gets the same number of draws.
 
-A comparison at fixed values favours the method that they suit. Here all methods search the same
-ranges of clip norm, learning rate and steps with the same draws; INO-SGD's tail and kappa are drawn
-along with them. Values are chosen on held-out training records, and the chosen models are evaluated
-on test records. The first draw is the setting as it stands.
+A comparison at fixed values favours the methods that happen to suit these values. Here all methods
+search the same ranges of clip norm, learning rate and steps with the same draws; INO-SGD's tail and
+kappa are drawn along with them. Values are chosen on held-out training records, and the chosen
+models are evaluated on test records. The first draw is the unchanged setting.
 
 Choosing values by private records would be a release: this is a study on public data, NOT PRIVATE.
 """
@@ -41,10 +41,10 @@ class Point:
 
     Attributes:
         method: its name.
-        number: of the draw, the same for all methods.
+        number: number of the draw, the same for all methods.
         values: {"section.key": value}.
         validation, test: every metric over seeds; values are chosen by the former.
-        wall_seconds: of all seeds together.
+        wall_seconds: wall time for all seeds together.
         plans: hashes of the plans behind it.
     """
 
@@ -60,7 +60,7 @@ class Point:
 def draw(
     setting: Setting, profile: str, changes: Sequence[str], trials: int
 ) -> list[dict[str, float]]:
-    """Return the values of every trial, those of INO-SGD included; the first is the setting's."""
+    """Return the values for every trial, including INO-SGD's; the first are the setting's."""
     config = setting.configure(0, profile, changes)
     plan, weights = config["plan"], config["weights"]
     generator = np.random.default_rng(0)
@@ -151,10 +151,10 @@ def frontier(found: Sequence[Point], other: str) -> list[Point]:
 def describe(
     found: Sequence[Point], trials: int, seeds: Sequence[int], command: str
 ) -> dict[str, Any]:
-    """Return the search as JSON types: all points, the frontiers, and what each method chose."""
+    """Return the search as JSON types: all points, the frontiers, and each method's choice."""
     methods = list(dict.fromkeys(point.method for point in found))
     described: dict[str, Any] = {
-        "not_private": "NOT PRIVATE (science): fixed seeds, values chosen on held-out records",
+        "not_private": "NOT PRIVATE (research): fixed seeds, values chosen on held-out records",
         "command": command,
         "trials": trials,
         "seeds": list(seeds),
@@ -186,12 +186,12 @@ def write(
     """Write the search as NAME.json and its figure as NAME.svg, and return both.
 
     Args:
-        name: of the setting.
+        name: name of the setting.
         found: every method and draw.
         trials: number of draws.
-        seeds: of the runs.
-        command: that runs the search.
-        folder: to write to.
+        seeds: seeds of the runs.
+        command: the command that runs the search.
+        folder: the folder to write to.
     """
     table, picture = Path(folder) / f"{name}.json", Path(folder) / f"{name}.svg"
     write_json(table, describe(found, trials, seeds, command))
@@ -226,11 +226,11 @@ def frontier_figure(found: Sequence[Point]) -> Any:
 
 
 def _relevant(run: Result, values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values that a run depends on: those that its configuration holds."""
+    """Return the values that a run depends on, which are those in its configuration."""
     held = {f"{name}.{key}" for name, section in run["config"].items() for key in section}
     return {key: value for key, value in values.items() if key in held}
 
 
 def _round(value: float) -> float:
-    """Return the value rounded to three digits, easy to type again."""
+    """Return the value rounded to three digits, which is easy to type."""
     return float(f"{value:.3g}")

@@ -1,4 +1,4 @@
-"""Pages of searches: the values that each method chose, their results, and what remains of a gain.
+"""Pages about searches: the values each method chose, the results, and how much gain remains.
 
 Values are chosen on held-out records; all numbers on a page are measured on test records.
 """
@@ -31,8 +31,8 @@ class Search:
     """A search, as read from its file.
 
     Attributes:
-        name: of the setting.
-        content: of the file.
+        name: name of the setting.
+        content: content of the file.
         points: every method and draw.
     """
 
@@ -73,8 +73,8 @@ class Kept:
     """A method's gain over IDP-SGD on test records, in points.
 
     Attributes:
-        fixed: both with the values of the first draw.
-        tuned: both with the values that they chose.
+        fixed: the gain with the values of the first draw.
+        tuned: the gain with the values that each method chose.
     """
 
     fixed: float
@@ -98,8 +98,8 @@ def read(folder: str | PathLike, names: Sequence[str] = ()) -> list[Search]:
             points = list(map(_point, stored))
         except (ValueError, KeyError, TypeError):
             raise OwnerwiseError(
-                f"{path} is no search of this version: repeat its `ownerwise experiments tune`; "
-                "finished runs are not repeated"
+                f"{path} is not a search of this version: repeat its `ownerwise experiments "
+                "tune`; finished runs are not repeated"
             ) from None
         found.append(Search(path.stem, content, points))
     return found
@@ -133,11 +133,11 @@ def write_pages(
 def page(search: Search, picture: Path | None = None) -> str:
     """Return the Markdown page of a search."""
     content = search.content
-    as_it_is = "as it stands" if search.heading == search.name else "as in the heading"
+    as_it_is = "unchanged" if search.heading == search.name else "as in the heading"
     parts = [
         f"# {_title(search)}",
         f"Every method gets the same {content['trials']} draws of clip norm, learning rate and "
-        "steps; INO-SGD's own values are drawn along with them. The first draw is the setting "
+        "steps; INO-SGD's own values are drawn along with them. The first draw is the setting, "
         f"{as_it_is}. Values were chosen on a held-out share of {content['validation_share']:g} of "
         "the training records; the numbers here are measured on test records, "
         f"{_over(content['seeds'])}, in per cent.",
@@ -150,14 +150,14 @@ def page(search: Search, picture: Path | None = None) -> str:
         parts += [
             "## Frontiers",
             "Test results of the draws that no other draw of the same method beats on held-out "
-            "records; all other draws are faint.",
+            "records; all other draws are shown faintly.",
             f"![{picture.stem}]({picture.name})",
         ]
     wall = duration(sum(point.wall_seconds for point in search.points))
     parts += [
         "## How to reproduce it",
         f"    {content['command']}\n    {provenance.TABLE}",
-        f"Total wall time: {wall}. `search.json` beside this page lists every draw with its plan "
+        f"Total wall time: {wall}. `search.json` next to this page lists every draw with its plan "
         "hashes.",
     ]
     return "\n\n".join(parts) + "\n"
@@ -185,7 +185,7 @@ def _gain(before: Point, after: Point, metric: str) -> float:
 
 
 def _sentences(search: Search) -> list[str]:
-    """Return what remains of gains when values are chosen by accuracy, the usual way."""
+    """Return how much gain remains when values are chosen by accuracy, as is usual."""
     metric = "strict" if "strict" in search.criteria else "worst_group"
     enough = len(search.content["seeds"]) >= FEWEST_SEEDS
     values = _values(search.first(BASELINE))
@@ -236,7 +236,7 @@ def _values(point: Point) -> str:
 
 
 def _compared(search: Search) -> list[str]:
-    """Return the methods beside IDP-SGD; none if that was not searched."""
+    """Return the methods other than IDP-SGD; none if IDP-SGD was not searched."""
     return search.methods[1:] if search.methods[0] == BASELINE else []
 
 

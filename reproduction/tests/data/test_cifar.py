@@ -100,7 +100,7 @@ class TestPickles:
             read_batch(content, ("labels",))
 
     def test_no_array(self):
-        with pytest.raises(ValueError, match="no array"):
+        with pytest.raises(ValueError, match="not an array"):
             read_batch(old_pickle({"labels": [1], "data": [1]}), ("labels",))
 
 
@@ -121,7 +121,7 @@ class TestDamage:
         files = cifar_files("cifar10")
         del files["data_batch_1"], files["test_batch"]
         make_folder(root / "cifar-10-batches-py", files)
-        problems(lambda: data.load_cifar10(root), "lacks data_batch_1, test_batch")
+        problems(lambda: data.load_cifar10(root), "does not contain data_batch_1, test_batch")
 
     def test_archive_cut_short(self, root):
         path = made(root, "cifar100", "archive") / ARCHIVES["cifar100"]

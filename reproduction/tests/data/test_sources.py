@@ -156,7 +156,7 @@ class TestFetching:
         [
             ("missing", None, ("404",)),
             ("short", None, (f"1000 of {len(CONTENT)} bytes",)),
-            ("whole", "0" * 64, ("SHA-256", "0" * 64, "is discarded")),
+            ("whole", "0" * 64, ("SHA-256", "0" * 64, "was discarded")),
         ],
     )
     def test_nothing_is_left_behind(self, tmp_path, site, path, digest, words):

@@ -2,7 +2,7 @@
 
 May import only `errors`. `epsilon` is vectorised over owners (`per_owner`); a `Schedule` says how
 many steps are taken and with how much noise. There are two accountants, `pld` (tight, the default)
-and `rdp`; `release` adds the cost of a further release; `curves` inverts an accountant for a
+and `rdp`; `release` adds the cost of an additional release; `curves` inverts an accountant for a
 million owners; `reference` checks the results with dp-accounting.
 """
 

@@ -1,10 +1,10 @@
-"""Sampling rates or noise multipliers that use up many budgets, without a loop over owners.
+"""Sampling rates or noise multipliers for many budgets, found without a loop over owners.
 
 For a fixed delta, the quantity that the planner needs (a sampling rate, a noise multiplier) is a
-smooth monotone function of epsilon. It is solved for at a few nodes, interpolated by a cubic spline
-in logarithms, and checked between the nodes by the accountant itself: an interval in which the
-interpolated value misses its target by more than the tolerance gets another node. If there are only
-a few distinct budgets, all of them are nodes and nothing is interpolated.
+smooth monotone function of epsilon. This module solves for it at a few nodes, interpolates with a
+cubic spline in logarithms, and checks the result between the nodes with the accountant itself: an
+interval in which the interpolated value misses its target by more than the tolerance gets another
+node. If there are only a few distinct budgets, all of them are nodes and nothing is interpolated.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Budgets:
             for number, (delta, members) in enumerate(zip(values, parts, strict=True))
             if len(members)
         ]
-        """One group for each delta that occurs."""
+        """One group for each distinct delta."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,9 @@ def sampling_rate_curve(
     """Return the sampling rate that spends each budget, given the noise multiplier.
 
     `log_multiplier(number, log_epsilon)` is the logarithm of the multiplier for the delta at index
-    `number`. A sampling rate is at most 1; at that limit, part of the budget may stay
-    unspent. With `least_sampling_rate`, records that are drawn more often than that contribute
-    proportionally less to the release.
+    `number`. Sampling rates are capped at 1; at the cap, part of the budget may stay unspent. With
+    `least_sampling_rate`, records that are drawn more often than that contribute proportionally
+    less to the release.
     """
 
     def cost(log_sampling_rate: float, number: int, log_epsilon: float) -> Cost:

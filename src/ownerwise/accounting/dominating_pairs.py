@@ -1,11 +1,11 @@
 """Dominating pairs for one step: its output with and without a record, before sampling.
 
-In units of the record's contribution, the output is Q without the record and P with it. For
-the gradient alone, Q = N(0, m^2) and P = N(1, m^2). For the gradient and a release with Laplace
-noise of scale v, Q = N(0, m^2) x Lap(0, v) and P = N(1, m^2) x Lap(1, v); this dominates every pair
-of neighbours, because a release costs most if a record's contribution lies in one coordinate. Both
-outputs come from one Poisson batch, so they are one mechanism that is sampled once. (If the release
-has Gaussian noise too, the pair is again Gaussian: see `joint_multiplier`.)
+In units of the record's contribution, the output is Q without the record and P with it. For the
+gradient alone, Q = N(0, m^2) and P = N(1, m^2). For the gradient and a release with Laplace noise
+of scale v, Q = N(0, m^2) x Lap(0, v) and P = N(1, m^2) x Lap(1, v); this dominates every pair of
+neighbours, because a release costs most if a record's entire contribution is in one coordinate.
+Both outputs come from one Poisson batch, so they are one mechanism that is sampled once. (If the
+release has Gaussian noise too, the pair is again Gaussian: see `joint_multiplier`.)
 
 An accountant only needs the distribution of L = log(P/Q). Both pairs are symmetric: L under P is
 distributed as -L under Q. With Laplace noise, L is the sum of a Gaussian and

@@ -20,7 +20,7 @@ from scipy.special import logsumexp
 from ownerwise.errors import AccountingError
 
 MAX_SHIFT = 1000.0
-"""Orders above MAX_SHIFT * m are not evaluated: their mass lies too far out to tabulate."""
+"""Orders above MAX_SHIFT * m are not evaluated: their mass is too far out to tabulate."""
 
 LEAST_MULTIPLIER = 0.02
 """Smaller multipliers are refused: epsilon would exceed 1000, and integrals grow without bound."""
@@ -33,7 +33,7 @@ def highest_order(sampling_rate: float, multiplier: float) -> float:
     """Return the largest order worth evaluating.
 
     Above about 2 m^2 log(1/q) the sampled Gaussian's moments explode (the branch with the record
-    dominates), so higher orders give no useful bound; half as much again is kept as a margin.
+    dominates), so higher orders give no useful bound; a margin of 50 % is added.
     """
     if multiplier < LEAST_MULTIPLIER:
         raise AccountingError(
@@ -47,9 +47,10 @@ def highest_order(sampling_rate: float, multiplier: float) -> float:
 def log_moments(sampling_rate: float, multiplier: float, orders: np.ndarray) -> np.ndarray:
     """Return log E_Q[(P/Q)^a] for every real order a in `orders`.
 
-    Integrated by the trapezoidal rule over the whole line, which converges faster than any power
-    of the step for this analytic integrand (nearest singularity pi*m off the axis; the step keeps
-    the error below e^-39). E_Q[P/Q - 1] = 0 is used exactly, so tiny rates keep full precision.
+    The integral is computed by the trapezoidal rule over the whole line, which converges faster
+    than any power of the step for this analytic integrand. The nearest singularity is pi*m off the
+    axis, and the step is small enough to keep the error below e^-39. E_Q[P/Q - 1] = 0 is used
+    exactly, so tiny rates keep full precision.
     """
     orders = np.asarray(orders, dtype=np.float64)
     if sampling_rate == 0.0:

@@ -1,4 +1,4 @@
-"""Epsilon for each of many owners, without running the accountant for every one of them.
+"""Epsilon for each of many owners, without running the accountant once per owner.
 
 The owners in a plan lie on a smooth curve of rising cost. Epsilon is evaluated at a few nodes of
 the curve, interpolated by a cubic spline in logarithms, checked between the nodes by the
@@ -41,8 +41,8 @@ def epsilon(
         sampling_rate, multiplier, delta: one value per owner, or one for all.
         steps: number of steps, or a schedule.
         accountant: "pld" or "rdp".
-        release: a further release from the same batches, if any.
-        release_sensitivity: the most that one record of each owner contributes to it.
+        release: an additional release from the same batches, if any.
+        release_sensitivity: the most that one record of each owner can contribute to that release.
     """
     schedule = Schedule.of(steps)
     given = (sampling_rate, multiplier, release_sensitivity, delta)
@@ -132,8 +132,8 @@ def _along_path(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return nodes whose spline follows the path, and the points that the spline misses.
 
-    Epsilon is a smooth function of (rate, multiplier, sensitivity), hence of the position only
-    where these are smooth: between nodes the path may have corners that checking epsilon would
+    Epsilon is a smooth function of (rate, multiplier, sensitivity), so it is smooth along the path
+    only where these are: between nodes the path may have corners that a check of epsilon would
     miss. An error of `tolerance` in their logarithms moves log epsilon by about an eighth of
     `TOLERANCE`: its slope is at most 2 / m^2 in the log multiplier where sampling amplifies, and
     about 1 in the log rate.
@@ -157,7 +157,7 @@ def _along_path(
 
 
 def _check(costs: Sequence[np.ndarray], delta: np.ndarray) -> None:
-    """Raise an error if a value is impossible; NaN fails every comparison."""
+    """Raise an error if a value is out of range; NaN is too, because it fails every comparison."""
     rate, multiplier, sensitivity = costs
     expected = (
         ("sampling rate", rate, (rate >= 0) & (rate <= 1), "0 to 1"),

@@ -1,15 +1,16 @@
 """Privacy loss distributions of the Poisson-sampled Gaussian: the default accountant.
 
-One step's privacy loss is placed on a grid by connecting the dots (each interval's mass goes to
-its two ends so that its probability under both hypotheses is kept), which can only overstate the
-loss; T steps become one power in Fourier space; epsilon is read off the hockey-stick curve. Both
-directions, a record removed and a record added, are computed, and the larger epsilon is used.
+One step's privacy loss is placed on a grid by connecting the dots (each interval's mass goes to its
+two ends such that its probability under both hypotheses is preserved), which can only overstate the
+loss; T steps are composed by raising to the power T in Fourier space; epsilon is read off the
+hockey-stick curve. Both directions, a record removed and a record added, are computed, and the
+larger epsilon is used.
 
-Two things make it fast, and tight even for the strictest owners. The width of the grid adapts to
-the run: it is just fine enough to overstate epsilon by no more than about 1e-4 of its value,
-however small that is. And the distribution is tilted exponentially towards the losses that
-determine epsilon, so that a small delta is not lost in the rounding of the Fourier transform, and a
-window of a few standard deviations holds everything that matters.
+Two techniques make it fast, and tight even for the strictest owners. First, the width of the grid
+adapts to the run: it is just fine enough to overstate epsilon by no more than about 1e-4 of its
+value, however small that is. Second, the distribution is tilted exponentially towards the losses
+that determine epsilon. This keeps a small delta from being lost in the rounding of the Fourier
+transform, and a window of a few standard deviations holds everything that matters.
 
 References: Koskela, Jalko, Honkela (2020) for Fourier accounting; Doroshenko, Ghazi, Kamath,
 Kumar, Manurangsi (2022), "Connect the Dots", for the discretisation and its domination proof;
@@ -34,7 +35,7 @@ OVERSTATEMENT = 1e-4
 """Intended relative overstatement of epsilon by the grid."""
 
 LEAST_EPSILON = 1e-5
-"""Smaller values are reported as this one: an upper bound, and below any real budget."""
+"""Smaller values are reported as this one, which is an upper bound and below any real budget."""
 
 _SPARE = 1e-7  # fraction of delta reserved for each tail that is cut off
 _LOG_WIDEST_TAIL = np.log(1e-6)
@@ -107,8 +108,9 @@ class _Direction:
     def epsilon(self, floor: float = 0.0) -> float:
         """Return epsilon, or `floor` if that is larger (epsilon is then not resolved further).
 
-        The grid is first chosen from the bound that the moments give, and again if that bound is
-        far off. That bound is valid too, and is returned where the table cannot resolve delta.
+        The grid is first chosen from the bound given by the moments, and is chosen again if that
+        bound is far off. That bound is valid too, and is returned where the table cannot resolve
+        delta.
         """
         positive = self.tilts[self.zero + 1 :]
         bounds = convert(self.cumulant[self.zero + 1 :], positive, self.delta)
@@ -137,11 +139,11 @@ class _Direction:
             estimate = max(estimate / 8.0, LEAST_EPSILON)
 
     def _width(self, epsilon: float, order: float) -> float:
-        """Return the cell width whose connected dots add OVERSTATEMENT to epsilon.
+        """Return the cell width at which connecting the dots adds OVERSTATEMENT to epsilon.
 
         Cells of width w add about T w^2 order / 12, where the order is the one that determines
-        delta. This holds only after some steps, because the loss over a few steps is less smooth:
-        shorter runs get the width for 20 steps.
+        delta. This holds only for longer runs, because the loss over a few steps is less smooth;
+        runs with fewer than 20 steps get the width for 20 steps.
         """
         steps = max(self.total_steps, _SMOOTH_STEPS)
         return float(np.sqrt(12.0 * OVERSTATEMENT * epsilon / (steps * order)))
@@ -263,8 +265,8 @@ def _one_step(
 def _read_epsilon(losses: np.ndarray, masses: np.ndarray, delta: float) -> tuple[float, float]:
     """Return the smallest epsilon with E[(1 - exp(epsilon - loss))+] <= delta, and the steepness.
 
-    Only losses above some level are given: if epsilon lies below that level, so does the result,
-    which is then not exact.
+    Only losses above some level are given: if epsilon is below that level, the result is also below
+    it, but not exact.
     """
     if delta <= 0:
         raise AccountingError("delta is too small for the tabulated loss; use accountant='rdp'")
@@ -279,5 +281,5 @@ def _read_epsilon(losses: np.ndarray, masses: np.ndarray, delta: float) -> tuple
         return 0.0, 0.0
     epsilon = float(np.log((above[cell] - delta) / discounted[cell]))
     if not np.isfinite(epsilon) or epsilon > losses[cell] + 1e-9:
-        raise AccountingError("the privacy loss curve could not be read off; use 'rdp'")
+        raise AccountingError("no epsilon found on the privacy loss curve; use accountant='rdp'")
     return max(epsilon, 0.0), float(np.exp(epsilon) * discounted[cell] / delta)

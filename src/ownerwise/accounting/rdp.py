@@ -1,9 +1,9 @@
 """Renyi accounting for the Poisson-sampled Gaussian on a dense grid of orders.
 
-A sparse grid is ruinous for strict owners: their best order is in the hundreds, where common grids
-have few entries. Here real orders are spaced 5 % apart from 1.02 up to where the moments explode,
-and then 0.2 % apart around the best one, so that almost nothing is lost compared with the best real
-order for any owner.
+A sparse grid is very costly for strict owners: their best order is in the hundreds, where common
+grids have few entries. Here real orders are spaced 5 % apart from 1.02 up to where the moments
+explode, and then 0.2 % apart around the best one, so for every owner the loss compared with the
+best real order is negligible.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def _bounds(
     if not np.isfinite(total).all() or (total < 0).any():
         raise AccountingError(
             f"the moments at sampling rate {sampling_rate:g}, noise multiplier {multiplier:g} are "
-            "infinite or negative; expected non-negative numbers. Use a larger noise multiplier"
+            "infinite or negative; expected finite, non-negative numbers. Use a larger noise "
+            "multiplier"
         )
     return convert(total, excess, delta)

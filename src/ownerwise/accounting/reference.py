@@ -1,8 +1,9 @@
 """The field's reference accountant, dp-accounting, as an independent check on every plan.
 
 It shares no numerical code with the accountants used for planning: discretisation, composition and
-conversion are dp-accounting's own. Its privacy loss distributions are the reference for plans
-made with either accountant: one made with RDP must stay below its targets too, by a wide margin.
+conversion are dp-accounting's own. Its privacy loss distributions are the reference for plans made
+with either accountant: a plan made with RDP must also stay below its targets, which it does by a
+wide margin.
 """
 
 from __future__ import annotations

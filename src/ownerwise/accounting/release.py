@@ -1,4 +1,4 @@
-"""The cost of a further release from the same batches, in addition to the gradient."""
+"""The cost of an additional release from the same batches as the gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACCOUNTANTS: dict[str, Callable[[float, float, Schedule, float], float]] = {
 }
 
 NOISES = ("gaussian", "laplace")
-"""Noise distributions for a further release."""
+"""Noise distributions for an additional release."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """Consecutive segments (number of steps, noise factor); the factor multiplies the noise std.
+    """Consecutive segments (number of steps, factor on the noise std).
 
     `Schedule.constant(2000)` is an ordinary run. Decaying noise has several segments; each is
     accounted for with its own noise, never with the mean of the multipliers.

@@ -2,33 +2,43 @@
 
 Guarantee. In each step, record i is drawn with probability q_o(i), independently of all other
 records and steps, from the secret stream: amplification by sampling requires that nobody else knows
-the batches. Nothing is redrawn, capped, dropped or padded; an empty batch is a step like any other.
-Public: the sampling rates and the number of steps. Private: a batch's records and their number.
+the batches. Batches are never redrawn, capped, dropped or padded; an empty batch still takes a
+step. Public: the sampling rates and the number of steps. Private: a batch's records and their
+number.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from ownerwise.batches.rows import DatasetRows, ownerless_problems, rows_of
+from ownerwise.batches.rows import ArrayRows, Part, ownerless_problems, rows_of
 from ownerwise.batches.sampler import PoissonSampler
 from ownerwise.errors import OwnerwiseError
+from ownerwise.marks import marks_of
+from ownerwise.owners import frozen
+from ownerwise.planning import Plan
 from ownerwise.randomness import SecretStream
 
-if TYPE_CHECKING:
-    from ownerwise.planning import Plan
+_RECORDS_PER_PART = 64  # records of a batch for each one that is also collated separately
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The records of one step. All but `step` is private, even their number, and hidden by `repr`.
+    """The records of one step.
+
+    Everything except `step` is private, even the number of records, and is hidden by `repr`.
+
+    Only `PoissonBatches` makes private batches. A batch made by hand and any copy of one
+    (`dataclasses.replace`, `copy`, `pickle`) are NOT private, because they may not hold the records
+    that were drawn. Transform records in the Dataset or its collate function; writing to `data` in
+    place goes unnoticed.
 
     Attributes:
         step: index of the step in the plan.
@@ -36,7 +46,10 @@ class Batch:
         owner_index: index of each record's owner in `plan.owners.ids`, int64 [batch].
         data: the rows: one tensor [batch, ...] per array, or the collate function's result.
         plan_hash: hash of the plan that drew it; None for a batch made by hand.
-        private: False if it was drawn with a fixed seed or made by hand.
+        private: False if it was drawn with a fixed seed, comes from data marked as not private (see
+            `marks`), was copied, or was made by hand.
+        part: some of its records, collated separately, if that changes their rows; the step then
+            checks that no record depends on the others.
     """
 
     step: int
@@ -44,7 +57,12 @@ class Batch:
     owner_index: np.ndarray = field(repr=False)
     data: Any = field(repr=False)
     plan_hash: str | None = field(default=None, repr=False)
-    private: bool = field(default=False, repr=False)
+    part: Part | None = field(default=None, repr=False)
+    private: bool = field(default=False, init=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return the state for copies and pickles, without the mark of a private batch."""
+        return type(self), tuple(getattr(self, part.name) for part in fields(self) if part.init)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -61,8 +79,9 @@ class PoissonBatches:
     Args:
         dataset: a tuple of tensors or arrays with one row per record, such as (X, y), or a
             map-style torch Dataset. Not a DataLoader, which forms its own batches.
-        plan: provides the sampling rates, the owners of the records and the number of steps.
-        stream: the run's stream (its child "sampling" is used); a private one if not given.
+        plan: provides the sampling rates, the owners of the records and the number of steps;
+            verified here unless it already is.
+        stream: the run's stream (its child "sampling" is used); by default a new private stream.
         start: first step, for a resumed run.
         steps: number of steps; all remaining steps of the plan if not given.
         num_workers: processes that prefetch the records of a Dataset. They never draw batches
@@ -81,11 +100,12 @@ class PoissonBatches:
         num_workers: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
+        plan = Plan.verified(plan)  # not that of a derived class
         steps = plan.steps - start if steps is None else steps
         if start < 0 or steps < 0 or start + steps > plan.steps:
             raise OwnerwiseError(
-                f"got steps {start} to {start + steps}, but the plan has only {plan.steps}, which "
-                "is all the budgets cover. Make a plan with more steps"
+                f"got steps {start} to {start + steps}, but the plan has only {plan.steps} steps, "
+                "and the budgets cover no more. Make a plan with more steps"
             )
         if problems := ownerless_problems(plan):
             raise OwnerwiseError(problems)
@@ -98,6 +118,7 @@ class PoissonBatches:
         self._plan_hash = plan.hash
         self._num_workers = num_workers
         self._passes = 0
+        self._marked = bool(marks_of(dataset))
 
     @property
     def private(self) -> bool:
@@ -111,23 +132,35 @@ class PoissonBatches:
         stream = self._stream.child(f"pass {self._passes if self.private else 0}")
         self._passes += 1
         drawn = ((step, self._sampler.draw(stream.at_step(step))) for step in self._steps)
-        if self._num_workers and isinstance(self._rows, DatasetRows):
-            return self._fetched_by_workers(drawn, stream.child("worker seeds"))
-        return (self._batch(step, indices, self._rows[indices]) for step, indices in drawn)
+        rows = self._rows
+        if isinstance(rows, ArrayRows):
+            return (self._batch(step, indices, rows[indices]) for step, indices in drawn)
+        parts = stream.child("parts") if rows.foreign else None
+        if self._num_workers:
+            return self._fetched_by_workers(drawn, parts, stream.child("worker seeds"))
+        return (
+            self._batch(step, indices, *rows[indices, _positions(step, len(indices), parts)])
+            for step, indices in drawn
+        )
 
-    def _batch(self, step: int, indices: np.ndarray, data: Any) -> Batch:
+    def _batch(self, step: int, indices: np.ndarray, data: Any, part: Part | None = None) -> Batch:
         owner_index = self._sampler.record_owner_index[indices].astype(np.int64)
-        return Batch(step, indices, owner_index, data, self._plan_hash, self.private)
+        batch = Batch(step, indices, frozen(owner_index), data, self._plan_hash, part)
+        object.__setattr__(batch, "private", self.private and not self._marked)
+        return batch
 
     def _fetched_by_workers(
-        self, drawn: Iterator[tuple[int, np.ndarray]], seeds: SecretStream
+        self,
+        drawn: Iterator[tuple[int, np.ndarray]],
+        parts: SecretStream | None,
+        seeds: SecretStream,
     ) -> Iterator[Batch]:
         pending: deque[tuple[int, np.ndarray]] = deque()
 
-        def requests() -> Iterator[np.ndarray]:  # runs in this process, some steps ahead
-            for request in drawn:
-                pending.append(request)
-                yield request[1]
+        def requests() -> Iterator[tuple[np.ndarray, np.ndarray]]:  # here, some steps ahead
+            for step, indices in drawn:
+                pending.append((step, indices))
+                yield indices, _positions(step, len(indices), parts)
 
         seed = int(seeds.at_step(self._steps.start).integers(2**63, 1)[0])
         loader = DataLoader(
@@ -138,11 +171,19 @@ class PoissonBatches:
             num_workers=self._num_workers,
             generator=torch.Generator().manual_seed(seed),  # do not advance the global one
         )
-        for data in loader:
-            yield self._batch(*pending.popleft(), data)
+        for data, part in loader:
+            yield self._batch(*pending.popleft(), data, part)
 
     def __repr__(self) -> str:
         return f"PoissonBatches({self._steps}, {self._stream!r})"
+
+
+def _positions(step: int, records: int, stream: SecretStream | None) -> np.ndarray:
+    """Return the secret positions of the records that are also collated separately."""
+    if stream is None or not records:
+        return np.zeros(0, dtype=np.int64)
+    count = max(1, records // _RECORDS_PER_PART)
+    return np.unique(stream.at_step(step).integers(records, count))
 
 
 def _unchanged(data: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset, default_collate
 
-from ownerwise.batches.trees import without_rows
+from ownerwise.batches.trees import leaves, same_tensors, take, without_rows
 from ownerwise.errors import OwnerwiseError
 
 if TYPE_CHECKING:
     from ownerwise.planning import Plan
 
+_REPETITIONS = 16  # of a random collate: the same tokens masked in all of them is unlikely
 COLLATE_NEEDS_DATASET = "collate= applies to a Dataset only: rows of arrays need no collating"
 
 
@@ -34,23 +37,77 @@ class ArrayRows:
         )
 
 
+@dataclass(frozen=True)
+class Unloaded:
+    """A placeholder for the data of a batch that could not be loaded; the step refuses it.
+
+    It keeps only the type of the error: messages and tracebacks may name a record, and which
+    records a batch holds is private.
+    """
+
+    error: str
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some records of a batch, collated separately, with rows that differ from the batch's.
+
+    Attributes:
+        positions: their rows in the batch, int64.
+        data: the result of collating them without the others.
+        random: whether collate draws random numbers.
+    """
+
+    positions: np.ndarray = field(repr=False)
+    data: Any = field(repr=False)
+    random: bool = field(repr=False)
+
+
 class DatasetRows:
     """Collated rows of a map-style Dataset; DataLoader workers hold a copy."""
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None) -> None:
         self._dataset = dataset
-        self._collate = collate
+        self._collate = default_collate if collate is None else collate
+        self.foreign = collate is not None  # torch's own only stacks
 
-    def __getitem__(self, indices: np.ndarray) -> Any:
-        # an empty batch takes only its dtypes and trailing shapes from record 0
-        numbers = indices.tolist() or [0]
+    def __getitem__(self, request: tuple[np.ndarray, np.ndarray]) -> tuple[Any, Part | None]:
+        """Return the rows of a batch and, if they differ, of a part collated separately.
+
+        Args:
+            request: record numbers of the batch, and positions of the part among them.
+        """
+        indices, positions = request
+        try:
+            # an empty batch takes only its dtypes and trailing shapes from record 0
+            samples = self._samples(indices.tolist() or [0])
+            chosen = [copy.deepcopy(samples[position]) for position in positions.tolist()]
+            data = self._collated(samples)
+            if not len(indices):
+                return without_rows(data), None
+            return data, self._part(chosen, positions, data)
+        except Exception as error:
+            return Unloaded(type(error).__name__), None
+
+    def _samples(self, numbers: list[int]) -> list[Any]:
         if hasattr(self._dataset, "__getitems__"):
-            samples = self._dataset.__getitems__(numbers)
-        else:
-            samples = [self._dataset[number] for number in numbers]
+            return self._dataset.__getitems__(numbers)
+        return [self._dataset[number] for number in numbers]
+
+    def _collated(self, samples: list[Any]) -> Any:
         data = self._collate(samples)
-        data = tuple(data) if isinstance(data, list) else data
-        return data if len(indices) else without_rows(data)
+        return tuple(data) if isinstance(data, list) else data
+
+    def _part(self, samples: list[Any], positions: np.ndarray, data: Any) -> Part | None:
+        """Return the part if collating it separately changes the rows of its records."""
+        if not samples or not all(isinstance(leaf, Tensor) for leaf in leaves(data)):
+            return None
+        apart = self._collated(copy.deepcopy(samples))
+        if same_tensors(apart, take(data, positions.tolist())):
+            return None
+        again = (self._collated(copy.deepcopy(samples)) for _ in range(_REPETITIONS))
+        random = any(not same_tensors(apart, other) for other in again)
+        return Part(positions, apart, random)
 
 
 def rows_of(
@@ -64,7 +121,7 @@ def rows_of(
     if isinstance(dataset, torch.Tensor | np.ndarray):
         dataset = (dataset,)
     if not isinstance(dataset, tuple):
-        return DatasetRows(dataset, default_collate if collate is None else collate)
+        return DatasetRows(dataset, collate)
     if collate is not None:
         raise OwnerwiseError(COLLATE_NEEDS_DATASET)
     return ArrayRows(dataset)
@@ -137,8 +194,8 @@ def _length_problems(name: str, rows: int, records: int) -> list[str]:
     if rows == records:
         return []
     return [
-        f"{name} has {rows} rows, but the plan's owners list {records} records: pass the rows for "
-        "which the owner ids were given, in the same order"
+        f"{name} has {rows} rows, but the plan's owners list {records} records (not private): pass "
+        "exactly the rows whose owner ids were given, in the same order"
     ]
 
 

@@ -1,12 +1,12 @@
 """The Poisson sampler: draws record numbers independently, each at its own sampling rate.
 
-Method. Records are sorted once into octaves, whose sampling rates lie within a factor of two. In an
-octave with largest rate p, candidates are found by skipping: the gap to the next one is
-geometric, floor(E / -log(1-p)) with E exponential (Devroye, "Non-Uniform Random Variate
-Generation", 1986, section X.2). A candidate with rate q is kept with probability q/p (thinning;
-always, if the octave has a single rate). One draw gives both the binomial count and the uniform
-subset of a rate class. A step draws at most about twice as many numbers as the expected batch has
-records, plus a few per octave, whether owners share rates or every record has its own.
+Method. Records are sorted once into octaves, whose sampling rates are within a factor of two. In an
+octave with largest rate p, candidates are found by skipping: the gap to the next one is geometric,
+floor(E / -log(1-p)) with E exponential (Devroye, "Non-Uniform Random Variate Generation", 1986,
+section X.2). A candidate with rate q is kept with probability q/p (thinning; always, if the octave
+has a single rate). One draw gives both the binomial count and the uniform subset of a rate class. A
+step draws at most about twice as many numbers as the expected batch has records, plus a few per
+octave, whether owners share rates or every record has its own.
 
 Exactness. Uniforms have 64 bits towards both ends of E, quotients are floored exactly, and thinning
 compares 53-bit uniforms with q/p >= 1/2. Only float64 rounding remains: the probability of a record
@@ -38,7 +38,7 @@ class PoissonSampler:
         self.record_owner_index = np.asarray(record_owner_index)
         wrong = rates[~((rates >= 0) & (rates <= 1))]
         if len(wrong):
-            raise OwnerwiseError(f"sampling rates must lie in [0, 1], got {wrong[:5]}")
+            raise OwnerwiseError(f"sampling rates must be in [0, 1], got {wrong[:5]}")
         if np.any(self.record_owner_index < 0):
             raise OwnerwiseError(
                 "record_owner_index has negative entries: every record needs an owner"
@@ -90,8 +90,8 @@ def _skip(stream: StepStream, size: int, rate: float) -> np.ndarray:
 def _exponentials(stream: StepStream, count: int) -> np.ndarray:
     """Return standard exponentials by inverting 64-bit uniforms, float64 [count].
 
-    One bit picks a half of [0, 1], 63 bits the distance x in (0, 1/2] from its outer end, so
-    neither small values (tiny rates) nor large ones (the tail) fall on a coarse grid.
+    One bit picks a half of [0, 1] and 63 bits give the distance x in (0, 1/2] from its outer end,
+    so neither small values (tiny rates) nor large ones (the tail) fall on a coarse grid.
     """
     words = stream.words(count)
     distance = ((words >> np.uint64(1)) + 0.5) * 2.0**-64

@@ -1,6 +1,6 @@
 """Nested tuples, lists and dicts of tensors, walked by torch's own `torch.utils._pytree`.
 
-That module is private to torch; `tests/batches/test_trees.py` pins the behaviour used here.
+`tests/batches/test_trees.py` pins the behaviour used here.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ownerwise.errors import OwnerwiseError
+from ownerwise.torch_internals import pytree
 
 
 def take(data: Any, part: slice | list[int]) -> Any:
@@ -22,6 +22,20 @@ def take(data: Any, part: slice | list[int]) -> Any:
 def map_tensors(function: Callable[[Tensor], Tensor], data: Any) -> Any:
     """Return `data` with `function` applied to every tensor."""
     return pytree.tree_map(lambda leaf: function(_tensor(leaf)), data)
+
+
+def leaves(data: Any) -> list[Any]:
+    """Return everything in `data` that is not a container."""
+    return pytree.tree_leaves(data)
+
+
+def same_tensors(first: Any, second: Any) -> bool:
+    """Return whether two collections hold the same tensors, entry by entry; nan equals nan."""
+    ours, others = leaves(first), leaves(second)
+    return len(ours) == len(others) and all(
+        a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+        for a, b in zip(ours, others, strict=True)
+    )
 
 
 def row_counts(data: Any) -> set[int]:

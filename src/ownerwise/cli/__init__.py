@@ -1,5 +1,5 @@
 """The command line, one file per command.
 
-May import every other room. A command's file imports them inside the functions that need them, so
-that `ownerwise --help` responds quickly.
+May import every other room. A command's file imports them inside the functions that need them, to
+keep `ownerwise --help` fast.
 """

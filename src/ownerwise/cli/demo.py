@@ -59,13 +59,13 @@ def _run(options: argparse.Namespace) -> None:
     print("\n".join(demo_comparison.owner_table(summaries, budgets)))
     print()
     if options.quick:
-        print("This only tries out the machinery: nothing was tuned, so draw no conclusions.")
+        print("This is only a quick trial: nothing was tuned, so do not draw conclusions from it.")
     else:
         print("\n".join(demo_comparison.findings(summaries)))
         chosen = ", ".join(f"{s.label}: clip norm {s.clip_norm:g}, lr {s.lr:g}" for s in summaries)
         print(f"Chosen by validation accuracy: {chosen}.")
     print(
-        "NOT private: the seeds are fixed so that the runs are repeatable. The digits are public; "
+        "NOT private: the seeds are fixed to make the runs repeatable. The digits are public; "
         "epsilon is what the same runs with secret randomness would spend."
     )
     print(f"Report: {options.out} ({duration(time.monotonic() - start)})")

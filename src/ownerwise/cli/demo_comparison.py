@@ -2,11 +2,11 @@
 
 Budgets range from strict to lax. Seeds and search space are fixed in advance. Every method is tuned
 over the same clip norms and learning rates, on validation data, with the same number of runs; tail
-and kappa are the library's defaults and are not tuned. The results are shown even where nothing was
+and kappa are the library's defaults and are not tuned. The results are shown even if nothing was
 gained. The setting (budgets 1 to 10, 120 steps) was chosen after trying about ten others on these
 digits, and docs/how-to/tail-and-kappa.md compares nine choices of tail and kappa on the same test
-images: the seeds here are fresh, the images are not. The runs have fixed seeds so that they are
-repeatable, which makes them NOT private; the data are public.
+images: only the seeds here are new. Fixed seeds make the runs repeatable and therefore NOT private;
+the data are public.
 """
 
 from __future__ import annotations
@@ -116,7 +116,10 @@ class Demo:
 
     @cached_property
     def parts(self) -> tuple[Records, Records, Records]:
-        """Training, validation and test records; a quarter of the training part is held out."""
+        """Training, validation and test records; a quarter of the training part is held out.
+
+        By position, which is fit only for a public file that never changes (see `data.splits`).
+        """
         train, test = self.data.train, self.data.test
         assert test is not None
         held_out = np.zeros(len(train), dtype=bool)

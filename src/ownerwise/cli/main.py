@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 
 from ownerwise import __version__
 from ownerwise.cli import demo, plan, report, train
-from ownerwise.errors import OwnerwiseError, PrivacyWarning
+from ownerwise.errors import OwnerwiseError, PrivacyWarning, printable
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
@@ -26,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = make_parser(arguments[0] if arguments else "").parse_args(arguments)
     command: Callable[[argparse.Namespace], None] = options.command
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _stopped_by_sigterm():
         warnings.simplefilter("always", PrivacyWarning)
         warnings.showwarning = _show_warning
         try:
@@ -42,6 +45,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"ownerwise: {str(error) or 'stopped'}", file=sys.stderr)
             return EXIT_INTERRUPTED
     return 0
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """Treat SIGTERM, with which schedulers stop a process, like Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def make_parser(command: str | None = None) -> argparse.ArgumentParser:
@@ -76,9 +92,9 @@ def _complain(problems: Sequence[str]) -> int:
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     print(f"ownerwise: {count}", file=sys.stderr)
     for number, problem in enumerate(problems, 1):
-        print(f"  {number}. {problem}", file=sys.stderr)
+        print(f"  {number}. {printable(problem)}", file=sys.stderr)
     return EXIT_BAD_INPUT
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    print(f"ownerwise: warning: {message}", file=sys.stderr)
+    print(f"ownerwise: warning: {printable(message)}", file=sys.stderr)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ownerwise.owners import Owners
 
 ASSUMED = "assumed one each"
-NO_RECORDS = "{} has no records column: one record per owner is assumed; add the column"
+NO_RECORDS = "{} has no records column, so one record per owner is assumed; add the column"
 
 
 def add(commands: Any) -> None:
@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--accountant", default="pld", help="pld or rdp [pld]")
     command.add_argument(
-        "--delta", type=float, help="delta for owners whose table row has none [1e-5]"
+        "--delta", type=float, help="delta for owners whose row in the table has none [1e-5]"
     )
     command.add_argument(
         "--level",
@@ -63,7 +63,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--json", action="store_true", help="print the table as JSON")
     command.add_argument(
-        "--out", type=Path, help="write the plan to this file (JSON), with its arrays beside it"
+        "--out", type=Path, help="write the plan to this file (JSON), and its arrays next to it"
     )
 
 

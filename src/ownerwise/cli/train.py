@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import OwnerwiseError, printable
 
 if TYPE_CHECKING:
     from ownerwise.runs import Run
@@ -48,7 +48,7 @@ def _run(options: argparse.Namespace) -> None:
     )
     if options.resume and not holds_a_run(prepared.folder):
         print(f"ownerwise: no run in {prepared.folder}: starting a new one", file=sys.stderr)
-    print(prepared.data)
+    print(printable(prepared.data))
     print(prepared.plan.describe())
     run = prepared.fit(resume=options.resume)
     written = _write(run)
@@ -84,8 +84,9 @@ def summary(run: Run) -> list[str]:
         if metrics is not None:
             worst = metrics["worst_group"]
             lines.append(
-                f"{part} accuracy {metrics['accuracy']:.4f}, worst group {worst['name']} "
-                f"{worst['recall']:.4f} (no guarantee covers {part} records)"
+                f"{part} accuracy {metrics['accuracy']:.4f}, worst group "
+                f"{printable(worst['name'])} {worst['recall']:.4f} "
+                f"(no guarantee covers {part} records)"
             )
     spent, targets = run.epsilon(), run.plan.targets
     lines.append(
@@ -93,5 +94,5 @@ def summary(run: Run) -> list[str]:
         f"{span(targets.min(), targets.max(), 4)}; unit of privacy: {UNIT}"
     )
     if not run.private:
-        lines.append(f"NOT PRIVATE: {'; '.join(run.not_private)}")
+        lines.append(printable(f"NOT PRIVATE: {'; '.join(run.not_private)}"))
     return lines

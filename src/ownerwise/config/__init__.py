@@ -1,6 +1,6 @@
-"""Configuration files: their sections, how they are read, and how a run is prepared from them.
+"""Configuration files: their sections, how to read them, and how to prepare a run from them.
 
-May import every room but the command line.
+May import every room except the command line.
 """
 
 from ownerwise.config.build import PreparedRun, prepare_run

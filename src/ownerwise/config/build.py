@@ -1,4 +1,4 @@
-"""From a configuration to a run that is ready to start, for `ownerwise train`."""
+"""Turn a configuration into a run that is ready to start, for `ownerwise train`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ownerwise import models
 from ownerwise.config.reading import Config, model_options
 from ownerwise.config.sections import OPTIMIZERS
 from ownerwise.data import ASSIGNMENTS, Assignment, DataSet, Records, assign
+from ownerwise.data.splits import content_rows, held_out
 from ownerwise.errors import BudgetError, OwnerwiseError, PlanError, name_some
 from ownerwise.mechanisms import (
     INO,
@@ -140,32 +141,27 @@ def split_records(
 ) -> tuple[DataSet, Records | None, Records | None]:
     """Return the data with its training records, the validation records and the test records.
 
-    With `validation_share`, that fraction of every class is held out of the training records, drawn
-    with a public seed; no guarantee covers the held-out records. Otherwise the validation part of
-    the data set is used, or its test part, which is then not evaluated separately.
+    With `validation_share`, each training record is held out with that probability, decided by a
+    public hash of the record alone (see `ownerwise.data.splits`); no guarantee covers the held-out
+    records. Otherwise the validation part of the data set is used, or its test part, which is then
+    not evaluated separately.
     """
-    held_out_fraction = settings.get("validation_share")
-    if held_out_fraction is None:
+    share = settings.get("validation_share")
+    if share is None:
         return (
             (data, data.test, None)
             if data.validation is None
             else (data, data.validation, data.test)
         )
-    generator = np.random.default_rng(settings.get("validation_seed", 0))
-    held_out = np.zeros(len(data.train), dtype=bool)
-    for label in range(len(data.classes)):
-        members = generator.permutation(np.flatnonzero(data.train.targets == label))
-        held_out[members[: round(held_out_fraction * len(members))]] = True
-    if not held_out.any() or held_out.all():
+    train = data.train
+    rows = content_rows([train.inputs, train.targets, *train.columns.values()])
+    held = held_out(rows, share, "validation", settings.get("validation_seed", 0))
+    if not held.any() or held.all():
         raise OwnerwiseError(
-            f"data.validation_share {held_out_fraction:g} holds out {int(held_out.sum())} of "
-            f"{len(held_out)} training records; expected some, not all"
+            f"data.validation_share {share:g} holds out {'all' if held.any() else 'none'} of the "
+            "training records; expected some of them: choose another share"
         )
-    return (
-        replace(data, train=data.train.take(~held_out)),
-        data.train.take(held_out),
-        data.test,
-    )
+    return replace(data, train=train.take(~held)), train.take(held), data.test
 
 
 def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
@@ -189,7 +185,7 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
     if table is None:
         table = config.base / settings["budgets"]
     elif ids.dtype.kind == "i":  # TOML keys are text
-        table = dict(zip(text_ids(list(table)).tolist(), table.values(), strict=True))
+        table = dict(zip(_whole_keys(table), table.values(), strict=True))
     try:
         owners = Owners(ids, table, delta, levels=settings.get("levels"))
     except BudgetError as error:
@@ -199,6 +195,17 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
     _warn_of_other_counts(owners)
     budgets = dict(zip(owners.ids.tolist(), owners.epsilon.tolist(), strict=True))
     return assign.by_column(data, column, budgets), owners
+
+
+def _whole_keys(table: Mapping[str, Any]) -> list[int]:
+    """Return the keys as the whole numbers that the data has as owner ids."""
+    unlike = [key for key in table if text_ids([key]).dtype.kind != "i"]
+    if unlike:
+        raise OwnerwiseError(
+            f"owners.epsilon: owner {name_some(unlike, ascii)}; the data has whole numbers as "
+            "owner ids: write keys like them, in plain digits without zeros or signs before them"
+        )
+    return text_ids(list(table)).tolist()
 
 
 def _warn_of_other_counts(owners: Owners) -> None:
@@ -212,7 +219,7 @@ def _warn_of_other_counts(owners: Owners) -> None:
         )
         ratio = counts.sum() / owners.total_records
         warnings.warn(
-            "the number of training records differs from the declared one (not private): "
+            "the number of training records differs from the declared number (not private): "
             f"{named}. Rates are planned for the declared records, so batches are about "
             f"{ratio:.0%} of the planned size. Declare only the records that are not held out",
             stacklevel=2,
@@ -250,7 +257,7 @@ def make_model(config: Config, data: DataSet, problems: list[str]) -> torch.nn.M
 
 
 def training_options(config: Config) -> dict[str, Any]:
-    """Return the Trainer's options given by the sections training and weights."""
+    """Return the Trainer options from the sections training and weights."""
     training = config["training"]
     momentum = {"momentum": training["momentum"]} if "momentum" in training else {}
     plain = ("lr", "schedule", "averaging", "micro_batch_size", "lean")
@@ -268,7 +275,7 @@ def make_weights(settings: Mapping[str, Any], seed: int | None) -> INO | None:
     """Return the weights within a batch, or None; a random order uses the run's seed."""
     if not settings:
         return None
-    given = ("tail", "tail_length", "alpha", "beta")
+    given = ("tail", "tail_length", "alpha", "beta", "width")
     options = {key: settings[key] for key in given if key in settings}
     shape = settings.get("shape", "beta")
     if shape != "beta":
@@ -295,7 +302,7 @@ def _pair(records: Records, loss: Loss) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _notes(config: Config, data: DataSet, assignment: Assignment) -> dict[str, Any]:
-    """Return the notes that the run's config holds in addition to the Trainer's settings."""
+    """Return the notes stored in the run's config in addition to the Trainer's settings."""
     notes: dict[str, Any] = {
         "data": f"{data.name}, {assignment.description}",
         "model": config["model"]["name"],

@@ -20,7 +20,7 @@ from ownerwise.planning import noise_schedules
 from ownerwise.training import schedule_problems
 
 _ANYTHING = ValueRule("a value", lambda value: True)
-_OF_TABLES = ("target", "owner", "features", "classes", "columns", "scale", "test_every")
+_OF_TABLES = ("target", "owner", "features", "classes", "columns", "scale", "test_share")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def make_config(
 
 
 def _apply(change: str, sections: dict[str, dict[str, Any]], problems: list[str]) -> None:
-    """Apply one "section.key=value"; longer paths reach into nested tables."""
+    """Apply one "section.key=value"; longer keys set values inside nested tables."""
     path, equals, text = change.partition("=")
     section, *keys = path.strip().split(".")
     if not equals or not keys or not all(keys):
@@ -140,11 +140,11 @@ def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         if "target" not in content:
             yield "data.target is missing; expected the column with the class of each record"
         if "options" in content:
-            yield "data.options goes with a named data set; a file has its own keys"
+            yield "data.options applies only to a named data set; a file has its own keys"
         return
     for key in _OF_TABLES:
         if key in content:
-            yield f"data.{key} goes with a file; a named data set has data.options"
+            yield f"data.{key} applies only to a file; a named data set has data.options"
     name, options = content["name"], content.get("options", {})
     if name not in LOADERS:
         yield f"data.name {name!r} is not known; {known_names(name, LOADERS)}"
@@ -167,13 +167,13 @@ def _owner_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     if given == ["assignment"]:
         for key in ("column", "levels"):
             if key in content:
-                yield f"owners.{key} goes with budgets or epsilon, not with an assignment"
+                yield f"owners.{key} applies only to budgets or epsilon, not to an assignment"
         if isinstance(content["assignment"], Mapping):
             yield from _assignment_problems(content["assignment"])
     elif "column" not in content and "owner" not in sections["data"]:
         yield (
-            "the owners of the records are not given; expected data.owner (a column of the file) "
-            "or owners.column (a column of the data set)"
+            "the owner of each record is missing; expected data.owner (a column of the file) or "
+            "owners.column (a column of the data set)"
         )
 
 
@@ -205,7 +205,7 @@ def _plan_problems(sections: Mapping[str, Any]) -> Iterator[str]:
             "noise_multiplier (the third follows from the budgets)"
         )
     if "mixture" in content and content.get("method") != "both":
-        yield 'plan.mixture goes with plan.method = "both"'
+        yield 'plan.mixture applies only to plan.method = "both"'
     schedule, steps = content.get("noise_schedule"), content.get("steps")
     if isinstance(schedule, str | Mapping) and (steps is None or _fits("plan", "steps", steps)):
         yield from (f"plan.{text}" for text in noise_schedules.schedule_problems(schedule, steps))
@@ -237,7 +237,7 @@ def _training_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         yield f"training.lr is missing; expected {SECTIONS['training']['lr'].expected}"
     optimizer = content.get("optimizer", "sgd")
     if "momentum" in content and optimizer not in ("sgd", "rmsprop"):
-        yield f"training.momentum goes with sgd or rmsprop, not with {optimizer}"
+        yield f"training.momentum applies only to sgd and rmsprop, not to {optimizer}"
     schedule, steps = content.get("schedule", "constant"), sections["plan"].get("steps", 10**9)
     if _fits("training", "schedule", schedule) and _fits("plan", "steps", steps):
         yield from (f"training.schedule: {text}" for text in schedule_problems(schedule, steps))
@@ -261,10 +261,10 @@ def _weight_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     if order not in ORDERS:
         yield f"weights.order is {order!r}; {known_names(order, ORDERS)}"
     if content.get("kappa") and order != "loss":
-        yield 'weights.kappa goes with weights.order = "loss"'
+        yield 'weights.kappa applies only to weights.order = "loss"'
     shape = content.get("shape", "beta")
     if shape != "beta" and ("alpha" in content or "beta" in content):
-        yield 'weights.alpha and weights.beta go with weights.shape = "beta"'
+        yield 'weights.alpha and weights.beta apply only to weights.shape = "beta"'
     if isinstance(shape, list) and SECTIONS["weights"]["shape"].fits(shape):
         try:
             Steps(shape)

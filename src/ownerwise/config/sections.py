@@ -61,7 +61,7 @@ ASSIGNMENT_KEYS: Mapping[str, ValueRule] = {
     "classes": table("a table {owner = [classes]}", texts().fits),
     "seed": whole(0),
 }
-"""Keys of an assignment; it may have others, which it checks itself."""
+"""Keys that every assignment has; it checks any others itself."""
 
 SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
     "run": {
@@ -96,24 +96,26 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "features": either(
             "a list of columns, or a table {column = range}", texts(), table("")
         ).means(
-            "inputs; ranges and categories from public knowledge; for a column that names "
-            "[pictures](how-to/tables.md#pictures), a table of their options"
+            "the inputs, with ranges and categories from public knowledge; for a column with "
+            "names of [picture files](how-to/tables.md#pictures), a table of options"
         ),
         "classes": list_of("a list", lambda value: isinstance(value, str | int)).means(
             "all classes; by default taken from the records, which is NOT private"
         ),
-        "columns": texts().means("further columns to keep"),
+        "columns": texts().means("additional columns to keep"),
         "scale": choice(("ranges", "statistics", "none")).means(
-            "by declared ranges (default); statistics of the records are NOT private"
+            "how numbers are scaled: by declared ranges (default), or by statistics of the "
+            "records, which is NOT private"
         ),
-        "test_every": whole(2).means(
-            "one record in this many, in each class, is a test record; 5 by default"
+        "test_share": between(0, 1).means(
+            "probability that a record is a test record, decided by a public hash of its row; 0.2 "
+            "by default"
         ),
         "validation_share": between(0, 1).means(
-            "fraction of the training records held out for validation; by default the validation "
-            "or test part of the data set is used"
+            "probability that a training record is held out for validation, decided by a public "
+            "hash of the record; by default the validation or test part of the data set is used"
         ),
-        "validation_seed": whole(0).means("public seed for that draw; 0 by default"),
+        "validation_seed": whole(0).means("public seed of that hash; 0 by default"),
     },
     "owners": {
         "budgets": text().means("CSV or Parquet file of [budgets](how-to/budgets.md)"),
@@ -121,7 +123,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "budgets written in the configuration"
         ),
         "column": text().means(
-            "column of the data that names the owner; by default that of `data.owner`"
+            "column of the data with each record's owner; by default `data.owner`"
         ),
         "levels": table("a table {level = positive number}", POSITIVE.fits).means(
             "epsilon for each categorical budget"
@@ -130,7 +132,8 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "assigns records of a public data set to fictitious owners, for experiments"
         ),
         "delta": between(0, 1).means(
-            "for owners whose table row has none (no column, or a blank cell); 1e-5 by default"
+            "default for owners without their own delta (no column, or a blank cell); 1e-5 if "
+            "omitted"
         ),
     },
     "plan": {
@@ -153,13 +156,13 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "([planning](planning.md#noise-schedules))"
         ),
         "release_std": POSITIVE.means(
-            "noise std of a further release with sensitivity 1, such as the count that steers "
-            "importance sampling"
+            "noise std of an additional release with sensitivity 1, such as the count that "
+            "steers importance sampling"
         ),
         "strict": flag().means("refuse plans in which some owner cannot use up their budget"),
         "hardened": flag().means(
             "compute every batch in a fixed number of secret rows "
-            "([why](proofs/arithmetic.md#rows-that-nobody-knows))"
+            "([why](proofs/arithmetic.md#secret-rows))"
         ),
     },
     "model": {"name": text().means("the network")},  # plus the model's options
@@ -167,7 +170,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "optimizer": choice(OPTIMIZERS).means("`sgd` by default"),
         "lr": POSITIVE.means("learning rate; required"),
         "momentum": within(0, 1).means("for sgd and rmsprop"),
-        "options": table("a table of further optimizer options").means(
+        "options": table("a table of additional optimizer options").means(
             "such as `{ weight_decay = 1e-4 }`"
         ),
         "schedule": either("a name, or a table with name and options", text(), table("")).means(
@@ -175,8 +178,8 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "`factor`"
         ),
         "averaging": between(0, 1).means(
-            "decay of a running average of the model, which then becomes the result; it costs no "
-            "privacy; off by default"
+            "decay rate of a running average of the model, which then becomes the result; costs "
+            "no privacy; off by default"
         ),
         "loss": choice(LOSSES).means("`cross_entropy` by default"),
         "clipping": either(
@@ -191,7 +194,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "micro_batch_size": whole(1).means(
             "number of records processed together; by default chosen to fit the memory"
         ),
-        "lean": flag().means("use less memory and more time"),
+        "lean": flag().means("use less memory but more time"),
     },
     "weights": {
         "kind": choice(("ino",)).means("ordered importance weights"),
@@ -204,6 +207,10 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "kappa": ValueRule(
             "a number of at least 0", lambda value: is_number(value) and value >= 0
         ).means("how much budgets influence the order; 0 by default"),
+        "width": ValueRule(
+            "0, or a number from 0.01 to 10",
+            lambda value: is_number(value) and (value == 0 or 0.01 <= value <= 10),
+        ).means("smoothness of the order; 0.5 by default; 0 (a hard order) needs a hardened plan"),
         "order": text().means(
             "how records are ordered; `loss` by default; other packages may add orders"
         ),
@@ -214,4 +221,6 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         ).means("shape of the tail function; `beta` by default"),
     },
 }
-"""Sections and keys of a configuration; a model's options are further keys in its section."""
+"""Sections and keys of a configuration; the options of a model are additional keys in its
+section.
+"""

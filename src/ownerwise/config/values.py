@@ -1,4 +1,4 @@
-"""Rules for the values of keys: each has a test and words that describe it."""
+"""Rules for the values of keys: each has a test and a description."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def flag() -> ValueRule:
 
 
 def whole(least: int | None = None) -> ValueRule:
-    """Return the rule for an int of at least `least`."""
+    """Return the rule for an integer that is at least `least`."""
     words = "a whole number" if least is None else f"a whole number of at least {least}"
     return ValueRule(words, lambda v: is_whole(v) and (least is None or v >= least))
 

@@ -1,7 +1,7 @@
 """Your own tables and pictures, data sets by name, and who owns which record.
 
-Loaders return a `DataSet`: records, their targets and whatever else is known about each. Apart from
-the root modules, this room imports only `owners`, for its table reader.
+Loaders return a `DataSet`: records, their targets and any other columns. Apart from the root
+modules, this room imports only `owners`, for its table reader.
 """
 
 from ownerwise.data import assign

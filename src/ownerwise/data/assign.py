@@ -1,11 +1,11 @@
-"""Assign the records of a data set to owners: by a column, or by class as a simulation.
+"""Assign the records of a data set to owners: by a column, or by class to simulate owners.
 
 Each function takes a `DataSet` and returns an `Assignment`: who owns which training record, and
 each owner's epsilon, ready for `Owners(a.record_owner, a.epsilon, delta)`; and which group each
 validation or test record belongs to. Group budgets are declared, never computed from labels.
 
 Your own data names its owners in a column (`by_column`). Owners formed from classes are a
-simulation for public benchmarks: the (public) owner of a record then gives its label away.
+simulation for public benchmarks: the (public) owner of a record then reveals its label.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def by_classes(data: DataSet, classes: Mapping[str, Sequence[str]], budgets: Bud
 
 
 def by_column(data: DataSet, column: str, epsilon: Mapping[int | str, float]) -> Assignment:
-    """Let a column name the owners: a subject, a clinic, or the `owner` column from `load_table`.
+    """Take the owners from a column: a subject, a clinic, or the `owner` column from `load_table`.
 
     Validation and test records are grouped by the same column.
     """
@@ -93,7 +93,7 @@ ASSIGNMENTS: Registry[Callable[..., Assignment]] = Registry(
     "ownerwise.assignments", {"by_class": by_class, "by_classes": by_classes}
 )
 """Simulations by name, for configuration files. Each takes the data and `budgets`, and may take
-further options. Other packages can add more through the entry-point group `ownerwise.assignments`.
+other options. Other packages can add more through the entry-point group `ownerwise.assignments`.
 """
 
 

@@ -1,6 +1,6 @@
 """Tables encoded as numbers for a model, by a public schema.
 
-Guarantee: with scaling by declared ranges, nothing is learnt from the records. Ranges and lists of
+Guarantee: with scaling by declared ranges, nothing is learned from the records. Ranges and lists of
 categories are constants that the caller (or a data set's loader) declares, and each record is
 encoded on its own. Scaling by statistics of the training records is also possible, but it releases
 means and standard deviations without noise; a warning says so, and `not_private` lists them.
@@ -89,9 +89,10 @@ def encode(
             before = len(problems)
             values = _scaled(_numbers(column, feature.name, problems), feature, scale, train)
             if len(problems) == before and np.isnan(values).any():
+                missing = name_some(np.flatnonzero(np.isnan(values)), record)
                 problems.append(
-                    f"column {feature.name}: {int(np.isnan(values).sum())} values are missing; "
-                    "expected none unless a range is declared: declare one, or fill them in"
+                    f"column {feature.name}: a value is missing in {missing}; expected none unless "
+                    "a range is declared: declare one, or fill it in"
                 )
             blocks.append(values[:, None])
             names.append(feature.name)
@@ -126,15 +127,15 @@ def make_table(
         cells, schema, scale: as for `encode`.
         labels: the targets, and the names of the classes.
         test: a mask that is true for test records.
-        columns: further columns to keep for each record.
+        columns: additional columns to keep for each record.
     """
     encoded = encode(cells, schema, scale, ~test)
     targets, classes = labels
     records = Records(encoded.inputs, targets, columns)
     form = {
-        "ranges": "numbers scaled by declared ranges to -1 to 1",
+        "ranges": "numbers scaled from declared ranges to [-1, 1]",
         "statistics": "numbers standardised",
-        "none": "numbers as they are",
+        "none": "numbers unchanged",
     }[scale]
     return DataSet(
         name,
@@ -147,13 +148,19 @@ def make_table(
     )
 
 
+def record(at: int) -> str:
+    """Return how messages name a record: by its position from 0, never by what it contains."""
+    return f"record {at}"
+
+
 def class_of(cells: Sequence[Any], values: Sequence[Any], what: str) -> np.ndarray:
     """Return targets: the position of each cell in the public list of values."""
     place = {value: at for at, value in enumerate(values)}
-    unknown = [f"{cell!r} in record {at}" for at, cell in enumerate(cells) if cell not in place]
+    unknown = [at for at, cell in enumerate(cells) if cell not in place]
     if unknown:
         raise OwnerwiseError(
-            f"{what}: {name_some(unknown)}; expected one of {name_some(list(values), repr)}"
+            f"{what}: another value in {name_some(unknown, record)}; expected one of "
+            f"{name_some(list(values), repr)}: correct the cell, or add the value to the list"
         )
     return np.array([place[cell] for cell in cells], dtype=np.int64)
 
@@ -162,28 +169,29 @@ def _numbers(column: Sequence[Any], name: str, problems: list[str]) -> np.ndarra
     """Return a column as float64, with NaN for missing values."""
     if isinstance(column, np.ndarray) and column.dtype.kind in "iufb":
         values = column.astype(np.float64)
-        wrong = [f"{values[at]} in record {at}" for at in np.flatnonzero(np.isinf(values))]
-        texts = []
+        wrong, texts = np.flatnonzero(np.isinf(values)).tolist(), False
     else:
         values = np.full(len(column), np.nan)
-        wrong, texts = [], []
+        wrong, texts = [], False
         for at, cell in enumerate(column):
             if cell in MISSING:
                 continue
             try:
                 values[at] = float(cell)
             except (TypeError, ValueError):
-                wrong.append(f"{cell!r} in record {at}")
-                texts.append(str(cell))
+                wrong.append(at)
+                texts = True
             else:
                 if math.isinf(values[at]):
-                    wrong.append(f"{cell!r} in record {at}")
+                    wrong.append(at)
     if wrong:
         advice = ""
         if texts:
-            listed = ", ".join(map(repr, sorted(set(texts))[:3]))
-            advice = f": correct them, or declare its categories, such as {name} = [{listed}, ...]"
-        problems.append(f"column {name}: {name_some(wrong)}; expected finite numbers{advice}")
+            advice = f", or declare its categories from public knowledge: {name} = ['a', 'b', ...]"
+        problems.append(
+            f"column {name}: no finite number in {name_some(wrong, record)}; expected one in each: "
+            f"correct the cell{advice}"
+        )
     return values
 
 
@@ -214,11 +222,11 @@ def _signed_log(values: Any) -> Any:
 def _one_hot(column: Sequence[Any], feature: Category, problems: list[str]) -> np.ndarray:
     place = {value: at for at, value in enumerate(feature.values)}
     cells = [None if cell in MISSING else str(cell) for cell in column]
-    unknown = sorted({cell for cell in cells if cell is not None and cell not in place})
+    unknown = [at for at, cell in enumerate(cells) if cell is not None and cell not in place]
     if unknown:
         problems.append(
-            f"column {feature.name}: {name_some(unknown, repr)} is not in the declared list "
-            f"{name_some(feature.values, repr)}; add it, or correct the cell"
+            f"column {feature.name}: the value in {name_some(unknown, record)} is not in the "
+            f"declared list {name_some(feature.values, repr)}; add it, or correct the cell"
         )
     block = np.zeros((len(cells), len(place)), dtype=np.float32)
     known = [(row, place[cell]) for row, cell in enumerate(cells) if cell in place]

@@ -16,7 +16,7 @@ from ownerwise.errors import OwnerwiseError, name_some, require
 
 @dataclass(frozen=True)
 class Pictures:
-    """How to read the picture files (PNG, JPEG, ...) that a table's column names.
+    """How to read the picture files (PNG, JPEG, ...) whose names are in a column of a table.
 
     Attributes:
         folder: the folder with the files; by default the table's folder.
@@ -44,25 +44,22 @@ class Pictures:
     def read(self, names: Sequence[str], table: Path) -> np.ndarray:
         """Return the pictures, float32 [records, channels, height, width], in the table's order."""
         folder = table.parent if self.folder is None else table.parent / self.folder
-        missing = [name for name in names if not (folder / str(name)).is_file()]
+        missing = [at for at, name in enumerate(names) if not (folder / str(name)).is_file()]
         if missing:
             raise OwnerwiseError(
-                f"{table.name} names {name_some(missing, repr)}, not found in {folder}; expected "
-                f"one file for each of its {len(names)} rows"
+                f"the file that {table.name} names in {name_some(missing, 'record {}'.format)} is "
+                f"not in {folder}; expected one file for each row"
             )
-        pixels = [self._read_one(folder / str(name)) for name in names]
-        shapes = {picture.shape[1:] for picture in pixels}
-        if len(shapes) > 1:
-            found = ", ".join(f"{height} x {width}" for height, width in sorted(shapes)[:5])
+        pixels = [self._read_one(folder / str(name), at) for at, name in enumerate(names)]
+        if len({picture.shape[1:] for picture in pixels}) > 1:
             raise OwnerwiseError(
-                f"{folder}: pictures of {len(shapes)} sizes ({found}); expected one: give "
-                "size=(height, width)"
+                f"{folder}: pictures of several sizes; expected one: give size=(height, width)"
             )
         return scale_images(np.stack(pixels), "pictures", self.scale)
 
-    def _read_one(self, path: Path) -> np.ndarray:
-        image = require("PIL.Image", "ownerwise[image]", f"reading {path.name}")
-        with reading(path, "a picture"), image.open(path) as opened:
+    def _read_one(self, path: Path, at: int) -> np.ndarray:
+        image = require("PIL.Image", "ownerwise[image]", "reading pictures")
+        with reading(f"the file of record {at}", "a picture"), image.open(path) as opened:
             picture = opened.convert("RGB" if self.channels == 3 else "L")
             if self.size is not None:
                 height, width = self.size

@@ -1,4 +1,4 @@
-"""Read files from elsewhere: an error names a damaged file, and no file is read in part."""
+"""Read external files: errors name the damaged file, and no file is read only in part."""
 
 from __future__ import annotations
 
@@ -18,19 +18,26 @@ from ownerwise.owners import csv_rows
 _OPEN = {".gz": gzip.open, ".xz": lzma.open}
 
 
+class Unusable(ValueError):
+    """What a check of ours finds wrong with a file, in words that quote no cell."""
+
+
 @contextmanager
-def reading(path: Path, expected: str) -> Iterator[None]:
-    """Turn any error while a file is read into one that names the file."""
+def reading(path: Path | str, expected: str) -> Iterator[None]:
+    """Turn any error while a file is read into one that names the file.
+
+    What a parser says is not repeated, because it may quote cells; `Unusable` is.
+    """
     try:
         yield
     except (OwnerwiseError, MemoryError):
         raise
     except Exception as error:  # parsers raise nearly anything on damaged files
-        what = str(error) or type(error).__name__
+        what = str(error) if isinstance(error, Unusable) else type(error).__name__
         raise OwnerwiseError(
             f"{path} cannot be read as {expected} ({what}): it is damaged, truncated or the wrong "
             "file; get a fresh copy"
-        ) from error
+        ) from None
 
 
 def read_bytes(path: Path) -> bytes:
@@ -79,5 +86,5 @@ def by_column(path: Path, rows: list[list[Any]], names: Sequence[str]) -> dict[s
     """Return the columns of a table by name."""
     with reading(path, f"a table with {len(names)} columns"):
         if not rows:
-            raise ValueError("it has no rows")
+            raise Unusable("it has no rows")
         return dict(zip(names, zip(*rows, strict=True), strict=True))

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from ownerwise.errors import OwnerwiseError, name_some
-
-TEST_EVERY = 5
-"""If a source has no official test set, every fifth record of each class becomes one."""
+from ownerwise.marks import mark, marks_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -22,12 +20,15 @@ class Records:
     Attributes:
         inputs: the model's inputs, [records, ...].
         targets: class of each record, a position in `DataSet.classes`, int64 [records].
-        columns: further facts about each record (sex, subject, owner, ...), by name, [records].
+        columns: other attributes of each record (sex, subject, owner, ...), by name, [records].
+        not_private: anything computed from training records without noise that the inputs or
+            targets contain; the arrays are marked with it (see `marks`).
     """
 
     inputs: np.ndarray
     targets: np.ndarray
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    not_private: tuple[str, ...] = ()
 
     def __post_init__(self):
         lengths = {"inputs": len(self.inputs), "targets": len(self.targets)}
@@ -35,7 +36,9 @@ class Records:
         problems = []
         if len(set(lengths.values())) > 1:
             given = ", ".join(f"{what} {length}" for what, length in lengths.items())
-            problems.append(f"numbers of records differ: {given}; expected the same for all")
+            problems.append(
+                f"numbers of records differ (not private): {given}; expected the same for all"
+            )
         if self.targets.dtype != np.int64 or self.targets.ndim != 1:
             problems.append(
                 f"targets are {self.targets.dtype} {list(self.targets.shape)}; expected int64 "
@@ -43,6 +46,8 @@ class Records:
             )
         if problems:
             raise OwnerwiseError(problems)
+        for array in (self.inputs, self.targets):
+            mark(array, *self.not_private)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -50,7 +55,7 @@ class Records:
     def take(self, which: np.ndarray) -> Records:
         """Return the records at these positions, or those where a mask is true."""
         columns = {name: values[which] for name, values in self.columns.items()}
-        return Records(self.inputs[which], self.targets[which], columns)
+        return Records(self.inputs[which], self.targets[which], columns, self.not_private)
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         """Return inputs and targets as tensors that share the arrays' memory."""
@@ -59,7 +64,7 @@ class Records:
     def __repr__(self) -> str:
         columns = f", columns {', '.join(self.columns)}" if self.columns else ""
         shape = list(self.inputs.shape[1:])
-        return f"Records({len(self)} of {self.inputs.dtype} {shape}{columns})"
+        return f"Records({self.inputs.dtype} {shape}{columns})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,13 +74,14 @@ class DataSet:
     Attributes:
         name: as in `LOADERS`, or as given.
         train: the records to be protected.
-        test: records for evaluation; they carry no guarantee. None if there are none.
+        test: records for evaluation, which no guarantee covers. None if there are none.
         classes: the name of each class, a public list; `targets` are positions in it.
-        validation: the third part, if the source has one; it carries no guarantee either.
+        validation: the third part, if the source has one; no guarantee covers it either.
         features: for tables, the name of each column of `inputs`.
         form: shape, type and range of the inputs, in words.
         not_private: descriptions of anything computed from the training records without noise,
-            which no guarantee covers. Empty with every loader's default options.
+            which no guarantee covers. Its parts carry the same marks, so a run that uses them is
+            NOT PRIVATE.
     """
 
     name: str
@@ -95,12 +101,22 @@ class DataSet:
             stray = (records.targets < 0) | (records.targets >= len(self.classes))
             if stray.any():
                 problems.append(
-                    f"{self.name}, {part}: targets outside the list of {len(self.classes)} "
-                    f"classes, such as {records.targets[stray][0]} ({int(stray.sum())} in all); "
-                    f"expected 0 to {len(self.classes) - 1}"
+                    f"{self.name}, {part}: the target of "
+                    f"{name_some(np.flatnonzero(stray), 'record {}'.format)} is not a position in "
+                    f"the list of classes; expected 0 to {len(self.classes) - 1}"
                 )
         if problems:
             raise OwnerwiseError(problems)
+        self._share_marks()
+
+    def _share_marks(self) -> None:
+        """Give the data set and each of its parts the marks of all of them."""
+        parts = self.parts()
+        marks = tuple(marks_of(self, *parts.values()))
+        vars(self)["not_private"] = marks
+        for name, records in parts.items():
+            if records.not_private != marks:
+                vars(self)[name] = replace(records, not_private=marks)
 
     def parts(self) -> dict[str, Records]:
         """Return the existing parts by name: train, validation, test."""
@@ -122,7 +138,7 @@ class DataSet:
         return replace(self, classes=tuple(self.classes[at] for at in positions), **parts)
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{name} {len(records)}" for name, records in self.parts().items())
+        parts = ", ".join(self.parts())  # their numbers of records are private
         marked = "; NOT PRIVATE: " + "; ".join(self.not_private) if self.not_private else ""
         return f"DataSet({self.name}: {parts}; {len(self.classes)} classes; {self.form}{marked})"
 
@@ -141,25 +157,3 @@ def class_positions(data: DataSet, classes: Sequence[str]) -> list[int]:
     if problems:
         raise OwnerwiseError(problems)
     return [data.classes.index(name) for name in classes]
-
-
-def test_mask(
-    targets: np.ndarray,
-    groups: np.ndarray | None = None,  # noqa: PT028 (this is not a test)
-    every: int = TEST_EVERY,  # noqa: PT028
-) -> np.ndarray:
-    """Return a mask that selects as test records every fifth of each class, in source order.
-
-    Nothing is random: the split is the same everywhere. With `groups` (one id per record, such as
-    the subject) every fifth group goes to the test set as a whole; its class is that of its first
-    record.
-    """
-    if groups is None:
-        groups = np.arange(len(targets))
-    _, first, member = np.unique(groups, return_index=True, return_inverse=True)
-    by_appearance = np.argsort(first)
-    group_class = targets[first[by_appearance]]
-    chosen = np.zeros(len(first), dtype=bool)
-    for label in np.unique(group_class):
-        chosen[by_appearance[group_class == label][every - 1 :: every]] = True
-    return chosen[member]

@@ -14,12 +14,13 @@ import numpy as np
 from ownerwise.data.features import MISSING, Category, Number, Schema, class_of, make_table
 from ownerwise.data.pictures import Pictures
 from ownerwise.data.reading import by_column, read_arrays, read_rows, reading
-from ownerwise.data.records import TEST_EVERY, DataSet, Records, test_mask
+from ownerwise.data.records import DataSet, Records
+from ownerwise.data.splits import TEST_SHARE, content_rows, held_out
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, name_some
 from ownerwise.owners import HEADER_ALONE, PARQUET, as_array, as_ids, parquet_columns, text_ids
 
 Declared = tuple[float, float] | Sequence[str] | Number | Category | Pictures | None
-"""What is declared about a feature: a range, categories, that it names pictures, or nothing."""
+"""The declaration of a feature: a range, categories, picture files, or nothing."""
 
 
 def load_table(
@@ -31,7 +32,7 @@ def load_table(
     classes: Sequence[Any] | None = None,
     columns: Sequence[str] = (),
     scale: str = "ranges",
-    test_every: int | None = TEST_EVERY,
+    test_share: float | None = TEST_SHARE,
 ) -> DataSet:
     """Return the records in a CSV, Parquet or NumPy (.npz) file, or in a list of attributes.
 
@@ -45,15 +46,16 @@ def load_table(
             `Owners(data.train.columns["owner"], {id: epsilon})`.
         features: the columns that become inputs; by default all others. A mapping also declares,
             from public knowledge, each column's range (low, high) or its list of categories: ranges
-            are scaled to -1 to 1, categories become 0/1 inputs. None: numbers, used unchanged.
+            are scaled to [-1, 1], and categories become 0/1 inputs. None: numbers, used unchanged.
             `Pictures(...)`, or its options as a mapping: the column names picture files, which are
             then the only inputs.
         classes: the classes, in the order of their targets. By default the distinct values in the
             records; the list itself is then NOT private.
-        columns: further columns to keep alongside the inputs.
+        columns: additional columns to keep alongside the inputs.
         scale: "ranges", "statistics" (of the training records: NOT private) or "none".
-        test_every: every `test_every`-th record of each class, in file order, is a test record;
-            None: no test set.
+        test_share: probability that a record becomes a test record; None: no test set. A public
+            hash of its row decides, independently of all other rows (see `splits`): rows with the
+            same cells are on the same side, and the number of test records is close to this share.
 
     Example:
         >>> ranges = {"age": (0, 110), "ward": ["day", "night", "emergency"]}
@@ -76,8 +78,8 @@ def load_table(
     ]
     if not chosen:
         problems.append(f"{path.name}: no column is left for the inputs; name some in features")
-    if test_every is not None and test_every < 2:
-        problems.append(f"test_every {test_every}; expected a whole number of at least 2, or None")
+    if test_share is not None and not 0 < test_share < 1:
+        problems.append(f"test_share {test_share}; expected a number between 0 and 1, or None")
     if problems:
         raise OwnerwiseError(problems)
 
@@ -90,8 +92,8 @@ def load_table(
             raise OwnerwiseError(problems)
         kept["owner"] = ids
     test = np.zeros(len(labels[0]), dtype=bool)
-    if test_every is not None:
-        test = test_mask(labels[0], every=test_every)
+    if test_share is not None:
+        test = held_out(content_rows(list(cells.values())), test_share, "test")
     first, said = next(iter(chosen.items()))
     if len(chosen) == 1 and isinstance(said, Pictures):
         data = _array_data(path.stem, said.read(cells[first], path), labels, test, kept)
@@ -127,14 +129,14 @@ def _read(path: Path) -> Mapping[str, Any]:
     if len(set(lengths.values())) != 1 or not all(lengths.values()):
         given = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise OwnerwiseError(
-            f"{path}: rows per column: {given or 'no columns'}; expected the same number in each, "
-            "at least one"
+            f"{path}: rows per column (not private): {given or 'no columns'}; expected the same "
+            "number in each, at least one"
         )
     return columns
 
 
 def _spelled_otherwise(name: str, known: Iterable[str]) -> str:
-    """Return a hint if the name is known with different capitalisation, else ""."""
+    """Return a hint if the name exists with different capitalisation, else ""."""
     same = next((other for other in known if other.lower() == name.lower()), None)
     return "" if same is None else f"did you mean {same!r}? "
 
@@ -144,7 +146,10 @@ def _attributes(path: Path) -> dict[str, tuple]:
     with reading(path, "a list of attributes"):
         count, names, *rows = path.read_text(encoding="utf-8").splitlines()
         if int(count) != len(rows):
-            raise ValueError(f"{count.strip()} rows announced, {len(rows)} found")
+            raise OwnerwiseError(
+                f"{path}: the number of rows differs from the one in the first line; the file is "
+                "damaged, truncated or the wrong one: get a fresh copy"
+            )
         return by_column(path, [row.split() for row in rows], ["file", *names.split()])
 
 
@@ -205,7 +210,7 @@ def _schema(cells: Mapping[str, Any], declared: Mapping[str, Declared]) -> Schem
 def _labels(
     cells: Any, classes: Sequence[Any] | None, target: str
 ) -> tuple[tuple[np.ndarray, tuple[str, ...]], tuple[str, ...]]:
-    """Return (targets, class names), and which of this is not private."""
+    """Return (targets, class names), and a list of what is not private in them."""
     written = [_written(cell) for cell in (cells.tolist() if hasattr(cells, "tolist") else cells)]
     missing = [at for at, cell in enumerate(written) if cell in (*MISSING, "nan", "None")]
     if missing:
@@ -221,8 +226,8 @@ def _labels(
         names = tuple(distinct)
         not_private = ("the list of classes, found in the records",)
         warnings.warn(
-            f"the classes of {target} were taken from the records: the list is NOT private; give "
-            "it as classes=[...], from public knowledge",
+            f"the classes of {target} were taken from the records: the list is NOT private; pass "
+            "classes=[...] from public knowledge instead",
             PrivacyWarning,
             stacklevel=3,
         )
@@ -247,7 +252,7 @@ def _array_data(
     if inputs.dtype.kind not in kinds:
         raise OwnerwiseError(f"{name}: inputs of type {inputs.dtype}; expected numbers")
     if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
-        raise OwnerwiseError(f"{name}: some inputs are not finite; expected numbers: fill them in")
+        raise OwnerwiseError(f"{name}: some inputs are not finite; fill in the missing values")
     targets, classes = labels
     records = Records(inputs.astype(kinds[inputs.dtype.kind]), targets, columns)
     shape = list(records.inputs.shape[1:])
@@ -256,5 +261,5 @@ def _array_data(
         records.take(~test),
         records.take(test) if test.any() else None,
         classes,
-        form=f"{records.inputs.dtype} {shape}, as they are",
+        form=f"{records.inputs.dtype} {shape}, unchanged",
     )

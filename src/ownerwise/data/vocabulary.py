@@ -91,7 +91,7 @@ class Vocabulary:
         _check_size(size)
         warnings.warn(
             "a vocabulary counted from the training texts is released without noise: it is NOT "
-            "private; the default (hashed) and public lists are",
+            "private; use the default (hashed) or a public list instead",
             PrivacyWarning,
             stacklevel=2,
         )

@@ -1,7 +1,7 @@
 """Evaluation: how well a model serves each group of validation or test records.
 
 No noise is added, so NO guarantee covers the evaluated records: use validation and test data whose
-owners agreed to this, never training records.
+owners have agreed to this, never training records.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import OwnerwiseError, name_some
 from ownerwise.evaluation.groups import group_recalls
 from ownerwise.evaluation.target_checks import run_on_first, target_problems, value_problems
 from ownerwise.mechanisms import Loss, per_record
 from ownerwise.mechanisms.constraints import RateConstraints
+from ownerwise.owners import as_array, is_missing
 
 _RECORDS_AT_ONCE = 512
 FEW_GROUPS = 4
-"""With fewer groups, no correlation is reported: it would have no interval and usually be large."""
+"""With fewer groups, no correlation is reported: it would usually be large by chance, and has no
+confidence interval.
+"""
 
 Collate = Callable[[list[Any]], Any]
 """collate(samples): combines a Dataset's samples into one batch."""
@@ -61,7 +64,12 @@ class Evaluation:
         constraints: RateConstraints | None = None,
     ):
         self._data = data
-        self.groups = None if groups is None else np.asarray(groups)
+        given = None if groups is None else as_array(groups)
+        self._group_problems = [] if given is None else _group_problems(given)
+        self.groups = given
+        if given is not None and given.dtype.kind == "O":
+            cells = given.tolist()
+            self.groups = np.array(list(map(str, cells)) if self._group_problems else cells)
         self._collate = collate
         self._predict = predict
         self._constraints = constraints
@@ -76,8 +84,8 @@ class Evaluation:
         """Return loss, accuracy, balanced accuracy over classes, and recall and loss by group.
 
         The model runs in evaluation mode; its mode is then restored. A non-finite loss becomes
-        None. Given constraints, their values for the predicted classes are included, None if a
-        group is empty.
+        None. If constraints are given, their values for the predicted classes are included; a value
+        is None if a group is empty.
         """
         unreduced = per_record(loss)
         losses, predicted, actual, cells = [], [], [], []
@@ -104,7 +112,7 @@ class Evaluation:
                 f"{name}_groups has shape {list(self.groups.shape)} for {self.records} records; "
                 "expected one group per record"
             )
-        return problems
+        return problems + [f"{name}_groups: {problem}" for problem in self._group_problems]
 
     def trial_problems(self, model: nn.Module, loss: Loss, name: str) -> list[str]:
         """Return the problems that occur when the first records are evaluated."""
@@ -119,7 +127,7 @@ class Evaluation:
         if predicted.shape != (len(targets),) or targets.numel() != len(targets):
             raise OwnerwiseError(
                 f"predictions of shape {list(predicted.shape)} for targets of shape "
-                f"{list(targets.shape)}; expected one class per record in both: give predict=, a "
+                f"{list(targets.shape)}; expected one class per record in both: pass predict=, a "
                 "function from outputs to classes, or omit this data"
             )
         return predicted.cpu().numpy()
@@ -207,6 +215,22 @@ def _data_problems(data: Any, name: str) -> list[str]:
             "yields (x, y)"
         ]
     return [] if len(data) else [f"{name} has no records; omit it, or provide some"]
+
+
+def _group_problems(groups: np.ndarray) -> list[str]:
+    """Return why groups given as objects cannot be told apart: gaps, or several types."""
+    if groups.dtype.kind != "O":
+        return []
+    cells = groups.tolist()
+    if missing := [at for at, cell in enumerate(cells) if is_missing(cell)]:
+        return [
+            f"no group in {name_some(missing, 'record {}'.format)}; give missing groups a name, "
+            "such as 'unknown'"
+        ]
+    types = sorted({type(cell).__name__ for cell in cells})
+    if len(types) > 1:
+        return [f"groups of type {' and '.join(types)}; expected one type: convert them to str"]
+    return []
 
 
 def _summary(

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from ownerwise.batches import described, dtype_name, shape_name
 from ownerwise.errors import OwnerwiseError
+from ownerwise.gradients import State, run_made_up
 from ownerwise.mechanisms import Loss, ignored_target
 
 _OF_CLASSES = (functional.cross_entropy, functional.nll_loss, nn.CrossEntropyLoss, nn.NLLLoss)
@@ -37,8 +38,8 @@ _OF_NUMBERS = (
 _IGNORED_BY_TORCH = -100  # by default
 _IGNORED = (
     f"some records have the class {_IGNORED_BY_TORCH}, which torch silently ignores; remove them, "
-    "or, if they are meant to count as zero, give "
-    f"loss=functools.partial(cross_entropy, ignore_index={_IGNORED_BY_TORCH})"
+    "or, if they should count as zero, pass loss=functools.partial(cross_entropy, "
+    f"ignore_index={_IGNORED_BY_TORCH})"
 )
 _DTYPE_ERRORS = ("dtype", "datatype", "scalar type", "should be the same")  # in torch's messages
 _AS_CLASSES = ".long() (for an array, .astype('int64'))"
@@ -46,9 +47,12 @@ _AS_NUMBERS = ".float() (for an array, .astype('float32'))"
 
 
 def run_on_first(model: nn.Module, inputs: Any) -> Any:
-    """Return the outputs, or refuse the inputs with a message that names the call to fix them."""
+    """Return the outputs for made-up inputs of the same shapes, and restore the model's state.
+
+    Refuses inputs that the model does not take, with a message that names the call to fix them.
+    """
     try:
-        return model(inputs)
+        return run_made_up(model, inputs, State(model))
     except Exception as error:
         message = f"the model fails on the first records: inputs are {described(inputs)}"
         call = _dtype_fix(model, inputs, str(error))
@@ -85,7 +89,7 @@ def target_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
 
 
 def value_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
-    """Return a problem if any target lies outside the range that a torch loss accepts."""
+    """Return a problem if any target is outside the range that a torch loss accepts."""
     cells: int = getattr(loss, "cells", 0)  # of a `PenalisedLoss`
     if cells and getattr(targets, "ndim", 0) == 2 and not _lie_within(targets[:, 1], cells - 1):
         return [
@@ -98,7 +102,7 @@ def value_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
     kind = _kind(loss)
     if kind in _OF_PROBABILITIES and not _lie_within(targets, 1):
         return [
-            "some targets lie outside 0 to 1, the range of binary cross-entropy: give the two "
+            "some targets are outside 0 to 1, the range of binary cross-entropy: encode the two "
             "classes as 0 and 1 (y.unique() shows the values)"
         ]
     if kind not in _OF_CLASSES or _is_float(targets) or outputs.dim() < 2:
@@ -115,7 +119,7 @@ def value_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
     if _lie_within(targets, last):
         return []
     return [
-        f"some targets are not among the classes 0 to {last}, one per model output: number the "
+        f"some targets are not classes from 0 to {last} (one class per model output): number the "
         "classes from 0 (y.unique() shows the values), or give the model more outputs"
     ]
 

@@ -1,6 +1,6 @@
 """Per-record gradients of ordinary modules: norms and weighted sums from one backward pass.
 
-This package imports only `ownerwise.errors` from the rest of the library.
+This package imports only `errors` and `torch_internals` from the rest of the library.
 
     tape = Tape(model)                       # cheap; the model is not wrapped, hooked or changed
     problems = check(model, sample_inputs)   # every Problem (where, what, remedy), or []
@@ -11,10 +11,10 @@ This package imports only `ownerwise.errors` from the rest of the library.
     gradients.norms                          # [B], float32 or better
     sums = gradients.weighted_sum(factors)   # {parameter: sum_i factors[i] * g_i}
 
-How it works. Every torch function that combines a trainable parameter (or something computed from
-parameters only) with data is *tapped*: it runs on the parameter without its graph, its input is
-kept, and the backward pass delivers the gradient of its output as it was before any in-place
-change. From the input and the output gradient, a *rule* (:mod:`rules`) builds a
+How it works. The tape *taps* every torch function that combines a trainable parameter (or something
+computed from parameters only) with data. The function runs on the parameter detached from its
+graph, its input is kept, and the backward pass delivers the gradient of its output as it was before
+any in-place change. From the input and the output gradient, a *rule* (:mod:`rules`) builds a
 :class:`Contribution` (:mod:`contributions`). The contribution computes squared norms, from Gram
 matrices or by forming the gradients in cache-sized chunks, whichever is cheaper for the shapes, and
 later the weighted sum, without a second backward pass. If a parameter is used several times, its
@@ -24,11 +24,11 @@ Rules exist for linear layers at any rank and ``x @ w``; convolutions; embedding
 instance and RMS norm; RNN, GRU, LSTM and their cells; multi-head attention; pointwise calls and
 broadcasts of plain parameters; and, through vmap, any other call that is per-record.
 
-Refusals. Which dimension holds the records is observed, not guessed (:mod:`layout`). A call that
-cannot be shown to be per-record, a parameter used where the tape does not see it, an input changed
-in place, and batch statistics all raise :class:`Refused` with a remedy. Some problems do not show
-in any gradient, such as mixing records before the first layer or through a detached statistic;
-``check(model, inputs)`` finds those.
+Refusals. The tape observes which dimension holds the records instead of guessing it
+(:mod:`layout`). A call that cannot be shown to be per-record, a parameter used where the tape does
+not see it, an input changed in place, and batch statistics all raise :class:`Refused` with a
+remedy. Some problems are not visible in any gradient, such as mixing records before the first layer
+or through a detached statistic; ``check(model, inputs)`` finds those.
 
 Formal guarantees. With factors |f_i| <= C_i / norms[i], removing record i changes ``weighted_sum``
 by at most C_i in L2 norm, up to rounding (float32 norms were at most 5e-7 below the exact ones on
@@ -44,14 +44,17 @@ time (micro-batches); use one tape per thread.
 """
 
 from ownerwise.gradients.chain import Chain, ChainGradients
+from ownerwise.gradients.contributions import BLOCK
 from ownerwise.gradients.per_record_gradients import PerRecordGradients
 from ownerwise.gradients.preflight import check
 from ownerwise.gradients.problems import Problem, Refused
-from ownerwise.gradients.state import State, differing
+from ownerwise.gradients.state import Attributes, State, differing, run_made_up
 from ownerwise.gradients.tape import Tape
 from ownerwise.gradients.tracked_parameters import changed_by_data
 
 __all__ = [
+    "BLOCK",
+    "Attributes",
     "Chain",
     "ChainGradients",
     "PerRecordGradients",
@@ -62,4 +65,5 @@ __all__ = [
     "changed_by_data",
     "check",
     "differing",
+    "run_made_up",
 ]

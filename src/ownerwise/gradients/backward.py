@@ -1,4 +1,4 @@
-"""One backward pass that must not reach any parameter."""
+"""A backward pass that must not reach any parameter."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def send_back(
         names = {id(p): name for name, p in model.named_parameters()}
         raise Refused(
             ", ".join(names[id(p)] for p in missed),
-            "used where the tape does not see it (outside the `with` block, in a custom "
-            "autograd function, or in compiled code), so it would train without clipping",
+            "it is used where the tape does not see it (outside the `with` block, in a custom "
+            "autograd function, or in compiled code), so it would be trained without clipping",
             "use it inside the `with` block through torch functions, or freeze it",
         )

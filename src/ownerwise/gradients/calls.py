@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from ownerwise.torch_internals import pytree
 
 __all__ = ["map_tensors", "name_of", "tensors_in", "writes_in_place"]
 

@@ -1,4 +1,4 @@
-"""Chains of vector layers, for networks where calls cost more than arithmetic.
+"""Chains of vector layers, for networks in which calls cost more than arithmetic.
 
 A tabular network is a chain of ``Linear`` layers and activations on one vector per record. The tape
 could handle it, but in such a small network, watching the calls costs more than the calls
@@ -19,19 +19,20 @@ import torch
 from torch import Tensor, nn
 
 from ownerwise.gradients.backward import send_back
+from ownerwise.gradients.contributions import sum_of_outer_products
 from ownerwise.gradients.precision import masked, without_huge
 from ownerwise.gradients.problems import Refused
+from ownerwise.torch_internals import aten, has_any_global_hook
 
 __all__ = ["Chain", "ChainGradients"]
 
-_aten = torch.ops.aten
 # each function, and how to compute its input gradient from its output gradient and output value
 _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[..., Tensor]]] = {
     nn.ReLU: (torch.relu, lambda gradient, output: _relu_backward(gradient, output, 0)),
-    nn.Tanh: (torch.tanh, _aten.tanh_backward.default),
-    nn.Sigmoid: (torch.sigmoid, _aten.sigmoid_backward.default),
+    nn.Tanh: (torch.tanh, aten.tanh_backward.default),
+    nn.Sigmoid: (torch.sigmoid, aten.sigmoid_backward.default),
 }
-_relu_backward = _aten.threshold_backward.default
+_relu_backward = aten.threshold_backward.default
 
 # a layer's weight, bias, output gradient and input
 Use = tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]
@@ -56,9 +57,7 @@ class Chain:
             return None
         if inputs.dtype not in (torch.float32, torch.float64):
             return None
-        if nn.modules.module._has_any_global_hook() or torch.is_autocast_enabled(
-            inputs.device.type
-        ):
+        if has_any_global_hook() or torch.is_autocast_enabled(inputs.device.type):
             return None
         layers: list[nn.Module] = []
         if not _unroll(model, layers):
@@ -166,16 +165,19 @@ class ChainGradients:
     def __len__(self) -> int:
         return len(self.norms)
 
-    def weighted_sum(self, factors: Tensor) -> dict[nn.Parameter, Tensor]:
-        """Return ``{parameter: sum_i factors[i] * g_i}`` for all trainable parameters."""
+    def weighted_sum(
+        self, factors: Tensor, *, in_blocks: bool = True
+    ) -> dict[nn.Parameter, Tensor]:
+        """See :meth:`PerRecordGradients.weighted_sum`."""
         column = factors.detach().to(self.norms.dtype)[:, None]
         sums: dict[nn.Parameter, Tensor] = {}
         for weight, bias, gradient, inputs in reversed(self._uses):
             scaled = gradient * column
             if weight.requires_grad:
-                sums[weight] = scaled.t().mm(inputs)
+                total = sum_of_outer_products(scaled, inputs) if in_blocks else scaled.mT @ inputs
+                sums[weight] = total
             if bias is not None and bias.requires_grad:
-                sums[bias] = scaled.sum(dim=0)
+                sums[bias] = scaled.sum(dim=0, dtype=torch.float64 if in_blocks else None)
         return sums
 
     def per_record(self, start: int = 0, stop: int | None = None) -> dict[nn.Parameter, Tensor]:
@@ -218,8 +220,8 @@ def _trains(parameter: nn.Parameter | None) -> bool:
 def _check_rows(weighted: Tensor, plain: Tensor, weights: Tensor) -> None:
     """Check that weights on the losses appear as the same weights on the rows of the gradient.
 
-    A difference is compared with the largest gradients in the batch, not with the record's own:
-    where a record's terms nearly cancel, only rounding errors are left.
+    Differences are compared with the largest gradients in the batch, not with the record's own,
+    because a record whose terms nearly cancel has a gradient of only rounding errors.
     """
     finite = torch.isfinite(plain).all(dim=1) & torch.isfinite(weighted).all(dim=1)
     expected = plain * weights[:, None]

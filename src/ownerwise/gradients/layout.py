@@ -2,10 +2,10 @@
 
 A tensor inside a model may hold its records along dimension 0, along another dimension (``[time,
 record, feature]``), or folded with something else (``[record * time, feature]``, in either order).
-The shape alone does not settle this: with as many time steps as records, two layouts fit. The tape
-therefore *observes* the layout. It sends back the losses of a random subset of the records, and
-keeps a candidate only if the gradient is zero for every record outside the subset. If a model mixes
-records, no candidate passes, and the model is refused.
+The shape alone is ambiguous: if there are as many time steps as records, two layouts fit. The tape
+therefore *observes* the layout. It runs a backward pass from the losses of a random subset of the
+records, and keeps a candidate only if the gradient is zero for every record outside the subset. If
+a model mixes records, no candidate passes, and the model is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Fold = Literal["none", "major", "minor", "whole"]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Records lie along ``dim``, on their own or folded, unless the batch is a single record.
+    """Records are along ``dim``, on their own or folded, unless the batch is a single record.
 
     ``none``: index = record; ``major``: index = record * inner + other;
     ``minor``: index = other * records + record;

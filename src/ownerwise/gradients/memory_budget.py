@@ -18,7 +18,7 @@ class MemoryBudget:
         spare_bytes: how much more may be held in total, unless lean.
         chunk_bytes: the working set of one chunk of records, sized to stay in cache.
         workspace: memory that is reused from step to step.
-        held: the bytes held so far, in excess of those replaced.
+        held: the bytes held so far, minus those they replace.
     """
 
     lean: bool = False

@@ -1,4 +1,4 @@
-"""Find which dimension holds the records, by sending back the losses of some of them."""
+"""Find which dimension holds the records, by backpropagating the losses of only some of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def find_layouts(
         taps: the uses of parameters, in the order of the forward pass.
         known_layouts: earlier observations, keyed by sequence of calls; this one is added.
         losses: ``[B]``.
-        observe: sends the losses back with the given weights, and passes every gradient to the
+        observe: backpropagates the losses with the given weights, and passes every gradient to the
             given function.
 
     Returns:
@@ -88,17 +88,17 @@ def _observe_layouts(
                 tap.name,
                 f"records cannot be told apart in its output of shape {list(tap.shape)} for "
                 f"{count} records: a later call mixes records, or no dimension holds them",
-                "let every operation treat records separately, with a dimension for the records",
+                "make every operation treat records separately, with a dimension for the records",
             )
         )
     return len(seen) == len(taps), problems
 
 
 def _halves(count: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield one half of the records, then the other, because many may have no gradient.
+    """Yield one half of the records, then the other, because many records may have no gradient.
 
-    A half is never empty or the whole batch. It is random, because a folded layout could imitate a
-    periodic pattern.
+    A half is neither empty nor the whole batch. It is random, because a folded layout could imitate
+    a periodic pattern.
     """
     for _ in range(_DIVISIONS):
         half = torch.zeros(count, dtype=torch.bool)

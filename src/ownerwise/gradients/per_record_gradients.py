@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from ownerwise.gradients.contributions import Contribution, shared_ghost_norms
+from ownerwise.gradients.contributions import BLOCK, Contribution, shared_ghost_norms
 from ownerwise.gradients.memory_budget import MemoryBudget
 from ownerwise.gradients.precision import accumulation_dtype, full_precision
 from ownerwise.gradients.taps import Tap
@@ -36,9 +36,11 @@ class PerRecordGradients:
         contributions: list[tuple[TrackedParameter, Contribution]],
         norms: Tensor,
         most: Tensor | None = None,
+        chunk_bytes: int = 3 << 20,
     ) -> None:
         self._parameters = parameters
         self._contributions = contributions
+        self._chunk_bytes = chunk_bytes
         self.norms = norms
         self._apart: list[int] = []  # records whose terms cancel
         if most is not None:
@@ -55,11 +57,15 @@ class PerRecordGradients:
     def __len__(self) -> int:
         return len(self.norms)
 
-    def weighted_sum(self, factors: Tensor) -> dict[nn.Parameter, Tensor]:
+    def weighted_sum(
+        self, factors: Tensor, *, in_blocks: bool = True
+    ) -> dict[nn.Parameter, Tensor]:
         """Return ``{parameter: sum_i factors[i] * g_i}`` for all trainable parameters.
 
         Args:
             factors: ``[B]``, finite.
+            in_blocks: sum blocks of records and add these sums in float64, which bounds the
+                rounding error (:mod:`contributions.blocks`) and takes a little longer.
         """
         if factors.shape != self.norms.shape:
             raise ValueError(
@@ -67,10 +73,16 @@ class PerRecordGradients:
                 f"got {list(factors.shape)}"
             )
         with full_precision(self.norms.device):
-            return self._weighted_sum(factors.detach())
+            return self._weighted_sum(factors.detach(), in_blocks)
 
-    def _weighted_sum(self, factors: Tensor) -> dict[nn.Parameter, Tensor]:
+    def _weighted_sum(self, factors: Tensor, in_blocks: bool) -> dict[nn.Parameter, Tensor]:
         sums: dict[int, Tensor] = {}
+        derived = {
+            id(root): root
+            for tracked, _ in self._contributions
+            if not tracked.isometric
+            for root in tracked.roots
+        }
         alone = [(number, float(factors[number])) for number in self._apart]
         if alone:
             factors = factors.clone()
@@ -78,11 +90,15 @@ class PerRecordGradients:
         parts = (
             (
                 tracked,
-                contribution.weighted_sum(factors.to(accumulation_dtype(tracked.value.dtype))),
+                contribution.weighted_sum(
+                    factors.to(accumulation_dtype(tracked.value.dtype)), in_blocks=in_blocks
+                ),
             )
             for tracked, contribution in self._contributions
+            if not _through(tracked, derived)
         )
         add_to_roots(sums, parts, per_record=False)
+        self._add_derived(sums, derived, factors)
         for number, factor in alone:
             for root, formed in form(self._contributions, number, number + 1).items():
                 add_to(sums, root, factor * formed[0])
@@ -94,6 +110,25 @@ class PerRecordGradients:
                 total = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
             result[parameter] = total
         return result
+
+    def _add_derived(
+        self, sums: dict[int, Tensor], roots: dict[int, nn.Parameter], factors: Tensor
+    ) -> None:
+        """Add the sums for parameters from which the model derives others.
+
+        A derivation (w - w.mean()) may cancel almost all of a gradient. A sum over the batch would
+        be rounded before that happens, by far more than a clip norm, so the gradients that are
+        summed are those whose norms were taken: each record's, carried back to the parameters.
+        """
+        group = [(t, c) for t, c in self._contributions if _through(t, roots)]
+        if not group:
+            return
+        step = min(BLOCK, _records_at_once(roots, self._chunk_bytes))
+        for start in range(0, len(self), step):
+            part = factors[start : start + step]
+            for root, formed in form(group, start, start + len(part)).items():
+                total = part.to(formed.dtype) @ formed.reshape(len(part), -1)
+                add_to(sums, root, total.double().reshape(formed.shape[1:]))
 
     def per_record(self, start: int = 0, stop: int | None = None) -> dict[nn.Parameter, Tensor]:
         """Return the gradients themselves, ``{parameter: [records, *shape]}``, for research."""
@@ -162,7 +197,19 @@ class Collector:
         else:
             total = torch.zeros(self.count, dtype=dtype, device=self.device)
         most = torch.stack([m.to(dtype) for m in self.most]).sum(dim=0) if self.most else None
-        return PerRecordGradients(self.parameters, self.done + self.later, total.sqrt_(), most)
+        return PerRecordGradients(
+            self.parameters, self.done + self.later, total.sqrt_(), most, self.budget.chunk_bytes
+        )
+
+
+def _through(tracked: TrackedParameter, roots: Mapping[int, nn.Parameter]) -> bool:
+    """Return whether a use is one of these parameters, or derived from one."""
+    return any(id(root) in roots for root in tracked.roots)
+
+
+def _records_at_once(roots: Mapping[int, nn.Parameter], chunk_bytes: int) -> int:
+    """Return of how many records the gradients of these parameters are formed together."""
+    return max(1, (chunk_bytes * 8) // max(1, 4 * sum(root.numel() for root in roots.values())))
 
 
 def shared_norms(
@@ -186,8 +233,7 @@ def shared_norms(
     if not rest:
         return
     roots = {id(root): root for tracked, _ in rest for root in tracked.roots}
-    per_record = 4 * sum(root.numel() for root in roots.values())
-    step = max(1, (budget.chunk_bytes * 8) // max(1, per_record))
+    step = _records_at_once(roots, budget.chunk_bytes)
     norm = torch.linalg.vector_norm
     parts = []
     for start in range(0, count, step):

@@ -1,21 +1,25 @@
-"""Numerical precision of norms and sums, which determine how far a record moves the model."""
+"""Numerical precision of norms and sums, which determine how far a record can move the model."""
 
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 __all__ = ["HUGE", "accumulation_dtype", "full_precision", "lengths", "masked", "without_huge"]
 
-HUGE = 1e12
+HUGE = 1e9
 """A gradient with a factor longer than this counts as not finite.
 
 A norm is a product of two lengths. If one factor is this long, the other may be so short that its
-square underflows in float32 although the product does not, and the norm would come out too small.
-Below this limit, any gradient that underflows has a norm of at most 1e-7.
+squares underflow in float32 although the product does not, and the computed norm would be too
+small. d numbers whose squares underflow (below 2.7e-23 each) have a length of at most 2.7e-23
+sqrt(d), so below this limit a norm is too small by at most 2.7e-14 sqrt(d): 1e-10 for 10^7 numbers,
+which is negligible beside the smallest clip norm (`ownerwise.mechanisms.SMALLEST_NORM`).
 """
 
 
@@ -36,10 +40,29 @@ def lengths(tensor: Tensor, count: int) -> Tensor:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager:
-    """Switch autocast off, so that norms and sums keep the type of their tensors."""
+    """Switch autocast and TF32 off, so that norms and sums have the precision of their tensors.
+
+    TF32, which GPUs may use for products of float32 matrices, keeps only 11 bits.
+    """
+    tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+    if device.type == "cuda" and tf32:
+        return _without_tf32_and_autocast(device)
     if not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+@contextmanager
+def _without_tf32_and_autocast(device: torch.device) -> Iterator[None]:
+    products: Any = torch.backends.cuda.matmul
+    kernels: Any = torch.backends.cudnn
+    before = products.allow_tf32, kernels.allow_tf32
+    products.allow_tf32 = kernels.allow_tf32 = False
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        products.allow_tf32, kernels.allow_tf32 = before
 
 
 def without_huge(norms: Tensor, *lengths: Tensor) -> Tensor:

@@ -31,8 +31,7 @@ def check(model: nn.Module, *inputs: Any) -> list[Problem]:
     """Return all problems that prevent per-record gradients of ``model``.
 
     Args:
-        model: the model in the state in which it will be trained (its mode and frozen parameters
-            matter).
+        model: the model exactly as it will be trained (its mode and frozen parameters matter).
         inputs: optionally, a small sample batch (public or synthetic data) of at least two records.
             Running the model on it also finds problems in its code: calls without a rule,
             mixing of records, and parameters used where the tape does not see them. The model's
@@ -85,7 +84,7 @@ def _of_module(name: str, module: nn.Module) -> Iterator[Problem]:
         )
     if isinstance(module, LazyModuleMixin):
         yield Problem(
-            where, "its parameters do not have shapes yet", "run the model once on an example first"
+            where, "its parameters have no shapes yet", "run the model once on an example first"
         )
 
 
@@ -140,7 +139,7 @@ def _of_run(model: nn.Module, inputs: tuple[Any, ...], known: set[str]) -> list[
 
 
 def _unseparated(tape: Tape, outputs: Any, count: int) -> list[Problem]:
-    """Send random losses back; the tape lists the calls whose records it cannot tell apart."""
+    """Backpropagate random losses; the tape lists the calls whose records it cannot tell apart."""
     flat = [t for t in tensors_in(outputs) if t.requires_grad and _has(t, count)]
     if not flat:
         what = f"no differentiable output holds the {count} records along its first dimension"
@@ -154,7 +153,7 @@ def _unseparated(tape: Tape, outputs: Any, count: int) -> list[Problem]:
 
 
 def _new(problems: list[Problem], known: set[str]) -> list[Problem]:
-    """Return the problems that the run found and the checks of the modules did not."""
+    """Return the problems that the run found but the module checks did not."""
     names = [where.split(" ")[0] for where in known]
     return [p for p in problems if not any(f"({name}." in p.where for name in names)]
 
@@ -187,7 +186,8 @@ def _mixing(
             yield Problem(
                 "model",
                 "the output of a record changes with another record in the batch",
-                "let every operation treat each record separately (no statistics over dimension 0)",
+                "make every operation treat each record separately (no statistics over dimension "
+                "0)",
             )
             return
 
@@ -199,7 +199,8 @@ def _has(tensor: Tensor, count: int) -> bool:
 def _instead_of(module: batchnorm._BatchNorm) -> str:
     """Return a layer that normalises each record separately.
 
-    Groups have at least four channels: without spatial dimensions, a one-channel group is always 0.
+    Groups have at least four channels, because without spatial dimensions the output of a
+    one-channel group is always 0.
     """
     channels = module.num_features
     groups = next((g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels >= 4 * g), 1)

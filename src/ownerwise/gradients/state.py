@@ -1,20 +1,88 @@
-"""The parameters and buffers of a model, before and after it has run."""
+"""The parameters, buffers and attributes of a model, before and after it has run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["State", "differing"]
+from ownerwise.gradients.calls import map_tensors
+from ownerwise.gradients.tracked_parameters import changed_by_data
+
+__all__ = ["Attributes", "State", "differing", "run_made_up"]
+
+_OF_TORCH = frozenset(vars(nn.Module()))  # parameters, buffers, submodules, hooks, the mode
+_CONTAINERS = (list, dict, set)
+_VALUES = (Tensor, float, np.ndarray, np.generic)  # what can hold numbers computed from records
+
+
+class Attributes:
+    """The ordinary attributes of a model's modules, before a forward pass.
+
+    A pass may leave numbers on its modules (`self.mean = x.mean(0)`, `self.seen.append(x)`). They
+    are computed from the records of the batch without noise, so they must not reach the next pass.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._contents: list[tuple[Any, Any]] = []
+        self._tensors: list[tuple[str, Tensor, int]] = []
+        for module in model.modules():
+            slots = vars(module)
+            own = {key: value for key, value in slots.items() if key not in _OF_TORCH}
+            self._kept.append((slots, own))
+            for key, value in own.items():
+                if isinstance(value, _CONTAINERS):
+                    self._contents.append((value, value.copy()))
+                elif isinstance(value, Tensor):
+                    self._tensors.append((key, value, value._version))
+
+    def drop_data(self) -> None:
+        """Undo every attribute that now holds a tensor, an array or a float, or refuse.
+
+        Whole numbers and flags stay (a counter of passes). A tensor that was written in place
+        cannot be undone and is refused.
+        """
+        for name, tensor, version in self._tensors:
+            if tensor._version != version:
+                raise changed_by_data(name)
+        for container, before in self._contents:
+            if _replaced(container, before) and _holds_values(container, 2):
+                _refill(container, before)
+        for slots, own in self._kept:
+            for key in [key for key in slots if key not in _OF_TORCH]:
+                if slots[key] is not own.get(key) and _holds_values(slots[key], 2):
+                    if key in own:
+                        slots[key] = own[key]
+                    else:
+                        del slots[key]
+
+    def restore(self) -> None:
+        """Restore all attributes, whatever they hold."""
+        for container, before in self._contents:
+            if _replaced(container, before):
+                _refill(container, before)
+        for slots, own in self._kept:
+            for key in [key for key in slots if key not in _OF_TORCH and key not in own]:
+                del slots[key]
+            slots.update(own)
 
 
 class State:
-    """A copy of the parameters and buffers of a model, to compare with and to restore."""
+    """A copy of a model's parameters, buffers and attributes, to compare with and to restore."""
 
     def __init__(self, model: nn.Module) -> None:
+        self._modules = [(vars(module), dict(module._modules)) for module in model.modules()]
+        self._modes = [(module, module.training) for module in model.modules()]
+        self._attributes = Attributes(model)
+        self._slots = [
+            (slots, dict(slots))
+            for module in model.modules()
+            for slots in (module._parameters, module._buffers)
+        ]
         self._kept: list[tuple[str, dict[str, Any], str, Tensor, Tensor]] = [
             (f"{prefix}.{key}" if prefix else key, slots, key, tensor, tensor.detach().clone())
             for prefix, module in model.named_modules()
@@ -22,23 +90,56 @@ class State:
             for key, tensor in slots.items()
             if tensor is not None
         ]
+        self._loose = [(t, t.detach().clone()) for _, t, _ in self._attributes._tensors]
 
     def changed(self) -> dict[str, Tensor]:
-        """Return copies of the parameters and buffers that have changed, by name."""
+        """Return copies of the parameters, buffers and whole numbers that have changed, by name."""
+        numbers = {
+            key: torch.tensor([float(number), place])
+            for place, (slots, own) in enumerate(self._attributes._kept)
+            for key, number in slots.items()
+            if key not in _OF_TORCH and isinstance(number, int) and number is not own.get(key)
+        }
         now = ((name, slots.get(key), kept) for name, slots, key, _, kept in self._kept)
-        return {
+        return numbers | {
             name: torch.empty(0) if tensor is None else tensor.detach().clone()
             for name, tensor, kept in now
             if tensor is None or not _same(tensor, kept)
         }
 
     def restore(self) -> None:
-        """Restore tensors and their values; write only to tensors that have changed."""
+        """Restore tensors, their values, attributes, submodules and modes.
+
+        Writes only to tensors that have changed.
+        """
+        for slots, modules in self._modules:
+            if slots["_modules"] != modules:
+                _refill(slots["_modules"], modules)
+        for slots, before in self._slots:
+            if _replaced(slots, before):
+                _refill(slots, before)
+        self._attributes.restore()
+        for module, mode in self._modes:
+            module.training = mode
         with torch.no_grad():
-            for _, slots, key, tensor, kept in self._kept:
-                slots[key] = tensor
+            for tensor, kept in [(t, kept) for *_, t, kept in self._kept] + self._loose:
                 if not _same(tensor, kept):
                     tensor.copy_(kept)
+
+
+def run_made_up(model: nn.Module, inputs: Any, state: State) -> Any:
+    """Return the outputs for zeros of the inputs' shapes and dtypes, and restore the state.
+
+    Zeros are valid numbers, tokens and flags for nearly every model. If a model fails on them, the
+    inputs themselves are used: the state is restored, so no trace of them remains.
+    """
+    try:
+        return model(map_tensors(torch.zeros_like, inputs))
+    except Exception:
+        state.restore()
+        return model(inputs)
+    finally:
+        state.restore()
 
 
 def differing(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> list[str]:
@@ -56,3 +157,27 @@ def _same(first: Tensor, second: Tensor) -> bool:
     if torch.equal(first, second):
         return True
     return first.is_floating_point() and torch.allclose(first, second, 0.0, 0.0, equal_nan=True)
+
+
+def _holds_values(value: Any, depth: int) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set):
+        return depth > 0 and any(_holds_values(each, depth - 1) for each in value)
+    return isinstance(value, _VALUES)
+
+
+def _replaced(container: Any, before: Any) -> bool:
+    """Return whether the objects in a list, dict or set have changed."""
+    if len(container) != len(before):
+        return True
+    if isinstance(container, dict):
+        return any(key not in before or before[key] is not container[key] for key in container)
+    if isinstance(container, set):
+        return container != before
+    return any(now is not then for now, then in zip(container, before, strict=True))
+
+
+def _refill(container: Any, before: Any) -> None:
+    container.clear()
+    container.extend(before) if isinstance(container, list) else container.update(before)

@@ -179,7 +179,7 @@ class Tape(TorchFunctionMode):
         if has_data:
             return fallback(self, func, args, kwargs)
         output = func(*args, **kwargs)
-        self._tracker.derive(func, tensors_in((args, kwargs)), output)
+        self._tracker.derive(func, args, kwargs, output)
         return output
 
     # ---- the interface for rules; see Context ----

@@ -1,21 +1,23 @@
-"""Track the tensors computed from trainable parameters, and return gradients to those parameters.
+"""Track tensors computed from trainable parameters, and pass their gradients back to these.
 
 While a model runs, each tensor is one of three kinds: *parametric* (a trainable parameter, or
 computed from parameters and constants alone: a transposed or normalised weight, a cast), *constant*
 (a buffer, or created without data), or *data*. A call with both parametric and data arguments is a
-use of a parameter, and is tapped. A derived parametric tensor keeps its autograd graph, so that
-sums return to the parameters through one vector-Jacobian product.
+use of a parameter, and is tapped. A derived parametric tensor keeps its autograd graph, so one
+vector-Jacobian product carries sums back to the parameters. That graph never passes through half
+precision (:mod:`derivations`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ownerwise.gradients.calls import name_of, tensors_in
+from ownerwise.gradients.derivations import is_half, repeated_wide, runs_in_half
 from ownerwise.gradients.problems import Refused
 
 __all__ = ["FACTORIES", "ParameterTracker", "TrackedParameter", "changed_by_data"]
@@ -58,22 +60,29 @@ def _walk(model: nn.Module) -> tuple[list[int], list[Any]]:
 class TrackedParameter:
     """A parametric tensor: its value without its graph, and the parameters it comes from."""
 
-    __slots__ = ("_value", "is_root", "isometric", "key", "name", "roots", "tensor")
+    __slots__ = ("_value", "is_root", "isometric", "key", "name", "roots", "tensor", "wide")
 
     def __init__(
-        self, tensor: Tensor, name: str, roots: tuple[nn.Parameter, ...], isometric: bool
+        self,
+        tensor: Tensor,
+        name: str,
+        roots: tuple[nn.Parameter, ...],
+        isometric: bool,
+        wide: tuple[Tensor, tuple[Tensor, ...]] | None = None,
     ) -> None:
         self.tensor = tensor
         self.name = name
         self.roots = roots
         self.isometric = isometric  # if true, there is one root, with the same norms
+        # the tensor and its roots in float32 or better, joined by a graph of that precision
+        self.wide = (tensor, roots) if wide is None else wide
         self._value: Tensor | None = None
         self.is_root = len(roots) == 1 and roots[0] is tensor  # a parameter itself
         self.key = tuple([id(root) for root in roots])
 
     @property
     def value(self) -> Tensor:
-        """The tensor without its graph, so that autograd forms no batch gradient for it."""
+        """The tensor without its graph, so autograd forms no batch gradient for it."""
         if self._value is None:
             self._value = self.tensor.detach()
         return self._value
@@ -84,12 +93,12 @@ class TrackedParameter:
 
     def pull_back(self, gradients: Tensor, batched: bool) -> list[Tensor | None]:
         """Turn gradients of this tensor, one per record if ``batched``, into those of its roots."""
-        gradients = gradients.to(self.tensor.dtype)
+        tensor, roots = self.wide
         with torch.enable_grad():
             back = torch.autograd.grad(
-                self.tensor,
-                self.roots,
-                gradients,
+                tensor,
+                roots,
+                gradients.to(tensor.dtype),
                 retain_graph=True,
                 allow_unused=True,
                 is_grads_batched=batched,
@@ -105,13 +114,14 @@ class ParameterTracker:
         self._modules: list[Any] = []
         self._trained: dict[int, TrackedParameter] = {}
         self._fixed: dict[int, Tensor] = {}
+        self._wide_roots: dict[int, Tensor] = {}
         self.roots: list[TrackedParameter] = []
         self.parametric: dict[int, TrackedParameter] = {}
         self.constant: dict[int, Tensor] = {}
         self.restart(model)
 
     def restart(self, model: nn.Module) -> None:
-        """Begin a forward pass; parameters may have been replaced, frozen or added beforehand."""
+        """Begin a forward pass; parameters may have been replaced, frozen or added before it."""
         marks, modules = _walk(model)
         if marks != self._marks:
             self._marks = marks
@@ -129,9 +139,18 @@ class ParameterTracker:
             root.renew()
         self.parametric = self._trained.copy()
         self.constant = self._fixed.copy()
+        self._wide_roots = {}
 
-    def derive(self, func: Callable[..., Any], inputs: Sequence[Tensor], output: Any) -> None:
+    def derive(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> None:
         """Register the output that ``func`` computed from parametric and constant tensors."""
+        inputs = tensors_in((args, kwargs))
+        outputs = tensors_in(output)
         parents = [self.parametric[id(t)] for t in inputs if id(t) in self.parametric]
         roots = {id(root): root for parent in parents for root in parent.roots}
         isometric = (
@@ -139,15 +158,29 @@ class ParameterTracker:
             and parents[0].isometric
             and (name_of(func) in ISOMETRIC or func in ISOMETRIC_PROPERTIES)
         )
-        for tensor in tensors_in(output):
+        wide = outputs
+        if any(p.wide[0] is not p.tensor for p in parents) or runs_in_half([*inputs, *outputs]):
+            replaced = {id(parent.tensor): self._widened(parent) for parent in parents}
+            wide = repeated_wide(func, args, kwargs, output, replaced)
+        wide_roots = tuple(self._wide_roots.get(key, root) for key, root in roots.items())
+        for tensor, precise in zip(outputs, wide, strict=True):
             if tensor.requires_grad:
                 name = f"{name_of(func)}({', '.join(p.name for p in parents)})"
                 same = isometric and tensor.numel() == parents[0].tensor.numel()
                 self.parametric[id(tensor)] = TrackedParameter(
-                    tensor, name, tuple(roots.values()), same
+                    tensor, name, tuple(roots.values()), same, (precise, wide_roots)
                 )
             else:
                 self.constant[id(tensor)] = tensor
+
+    def _widened(self, tracked: TrackedParameter) -> Tensor:
+        """Return a parametric tensor in float32 or better, with its graph."""
+        if not (tracked.is_root and is_half(tracked.tensor)):
+            return tracked.wide[0]
+        key = id(tracked.tensor)
+        if key not in self._wide_roots:
+            self._wide_roots[key] = tracked.tensor.detach().float().requires_grad_()
+        return self._wide_roots[key]
 
     def refuse_write(self, func: Callable[..., Any], written: Tensor) -> None:
         """Refuse a call that writes data into the model, which would release it without noise.
@@ -164,8 +197,12 @@ class ParameterTracker:
                 raise changed_by_data(name, name_of(func))
 
     def refuse_replaced(self) -> None:
-        """Refuse buffers that the forward pass replaced with a tensor computed from data."""
+        """Refuse parameters, and buffers computed from data, that the forward pass replaced."""
         for module in self._modules:
+            for name, parameter in module._parameters.items():
+                key = id(parameter)
+                if parameter is not None and key not in self._trained and key not in self._fixed:
+                    raise changed_by_data(name, "assignment")
             for name, buffer in module._buffers.items():
                 if buffer is None or id(buffer) in self._fixed or id(buffer) in self.constant:
                     continue
@@ -176,7 +213,8 @@ def changed_by_data(name: str, how: str = "a call") -> Refused:
     """Return the refusal for a parameter or buffer into which a forward pass writes data."""
     return Refused(
         name,
-        f"it is changed by {how}, based on the records of the batch, and would be "
-        "released without noise",
-        "do not keep batch statistics in buffers (use GroupNorm instead of BatchNorm)",
+        f"it is changed by {how} based on the records of the batch, which would release it "
+        "without noise",
+        "do not keep statistics of a batch in the model (use GroupNorm instead of BatchNorm), and "
+        "initialise parameters from public numbers",
     )

@@ -1,8 +1,8 @@
 """Memory that is reused from step to step.
 
-The system provides fresh memory page by page when it is first written to, which on the CPU costs
-more than many of the computations that use it. *Scratch* blocks are valid only within one call.
-*Lent* blocks belong to a contribution until it is deleted, when it returns them.
+The operating system provides fresh memory page by page on first write, which on the CPU takes
+longer than many of the computations that use it. *Scratch* blocks are valid only within one call.
+*Lent* blocks belong to a contribution and are returned when it is deleted.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Workspace:
         """Return a block that belongs to the caller until it is given back.
 
         Batch sizes vary, so a block also serves smaller requests, down to half its size. A larger
-        block replaces it instead of being added, so memory does not grow from step to step.
+        block replaces a smaller one instead of being added, so memory does not grow from step to
+        step.
         """
         size = math.prod(shape)
         free = self._free.get((like.dtype, like.device), [])

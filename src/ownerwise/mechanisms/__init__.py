@@ -1,17 +1,22 @@
 """Mechanisms: components that plug into the private step, each with a stated sensitivity.
 
-Clipping rules, INO weights and their scores, importance sampling, releases and per-record losses;
-`constraints/` holds rate constraints. Imports accounting, planning, randomness, batches and
-gradients; the step imports the plugs, never the reverse.
+This room has clipping rules, INO weights and their scores, importance sampling, releases and
+per-record losses; `constraints/` has rate constraints. Imports accounting, planning, randomness,
+batches and gradients; the step imports the plugs, never the reverse.
 """
 
-from ownerwise.mechanisms.clipping import AutoS, ClippingRule, Psac, Standard
-from ownerwise.mechanisms.importance import ImportanceSampling
+from ownerwise.mechanisms.clipping import (
+    SMALLEST_NORM,
+    AutoS,
+    ClippingRule,
+    Psac,
+    Standard,
+)
+from ownerwise.mechanisms.importance import ImportanceSampling, proven
 from ownerwise.mechanisms.ino import INO
 from ownerwise.mechanisms.ino_sum import InoSum, ino_sum
 from ownerwise.mechanisms.losses import (
     Loss,
-    check_separation,
     ignored_target,
     loss_problems,
     per_record,
@@ -40,6 +45,7 @@ from ownerwise.mechanisms.tails import Beta, Steps, Tail
 __all__ = [
     "INO",
     "ORDERS",
+    "SMALLEST_NORM",
     "AcceptanceSteering",
     "AdaptiveRelease",
     "AutoS",
@@ -63,10 +69,10 @@ __all__ = [
     "SummedRelease",
     "Tail",
     "Weights",
-    "check_separation",
     "ignored_target",
     "ino_sum",
     "loss_problems",
     "per_record",
+    "proven",
     "sum_of_unit_rows",
 ]

@@ -4,7 +4,8 @@ A rule returns one factor per record, by which its gradient g is multiplied. Eve
 guarantee factor * |g| <= C_o, so that adding or removing a record of owner o changes the sum by at
 most C_o (the sensitivity the plan accounts for). A rule may depend only on the record's own norm,
 its own clip norm and fresh random numbers. The bound holds up to rounding in the dtype of the norms
-(1e-6 relative in float32; plans leave a margin of 8e-4).
+(1e-6 relative in float32). The step pays for that: it passes clip norms divided by 1 plus its
+slack, which is at least 1e-4 (`PrivateStep.slack`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from torch import Tensor
 
 from ownerwise.randomness import StepStream
 
+SMALLEST_NORM = 1e-6
+"""The smallest clip norm and the smallest constant of a rule. In float32, a norm may be too small
+by up to 1e-10, because squares underflow (`ownerwise.gradients.precision.HUGE`)."""
+
 
 class ClippingRule(Protocol):
     """The interface of a rule for the private step."""
@@ -24,11 +29,6 @@ class ClippingRule(Protocol):
     @property
     def randomised(self) -> bool:
         """Whether `factors` draws from the stream."""
-        ...
-
-    @property
-    def proven(self) -> bool:
-        """Whether factor * norm <= clip norm is proven; if not, the step checks every batch."""
         ...
 
     def factors(self, norms: Tensor, clip_norms: Tensor, stream: StepStream | None) -> Tensor:
@@ -50,7 +50,6 @@ class _Bounded:
     """A deterministic rule that never exceeds the clip norm."""
 
     randomised = False
-    proven = True
 
     def sensitivity(self, clip_norm: float) -> float:
         """Return the clip norm, which bounds every record's contribution."""
@@ -79,7 +78,7 @@ class AutoS(_Bounded):
     stability: float = 0.01
 
     def __post_init__(self):
-        _check_positive("stability", self.stability)
+        _check_constant("stability", self.stability)
 
     def factors(self, norms: Tensor, clip_norms: Tensor, stream: StepStream | None) -> Tensor:
         """Return C / (|g| + stability)."""
@@ -97,13 +96,13 @@ class Psac(_Bounded):
     r: float = 0.1
 
     def __post_init__(self):
-        _check_positive("r", self.r)
+        _check_constant("r", self.r)
 
     def factors(self, norms: Tensor, clip_norms: Tensor, stream: StepStream | None) -> Tensor:
         """Return C / (|g| + r / (|g| + r))."""
         return clip_norms / (norms + self.r / (norms + self.r))
 
 
-def _check_positive(name: str, value: float) -> None:
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be a positive finite number, got {value}")
+def _check_constant(name: str, value: float) -> None:
+    if not SMALLEST_NORM <= value < float("inf"):
+        raise ValueError(f"{name} must be at least {SMALLEST_NORM:g} and finite, got {value}")

@@ -21,11 +21,14 @@ import torch
 from torch import Tensor
 
 from ownerwise.errors import OwnerwiseError
+from ownerwise.mechanisms.clipping import SMALLEST_NORM, AutoS, Psac, Standard
 from ownerwise.mechanisms.steering import AcceptanceSteering
 from ownerwise.randomness import StepStream
 
 if TYPE_CHECKING:
     from ownerwise.planning import Plan
+
+_SMALLEST_RESOLVED = SMALLEST_NORM / 10  # smaller float32 norms count as zero
 
 
 @dataclass(frozen=True)
@@ -33,18 +36,18 @@ class ImportanceSampling:
     """Random clipping: accept with probability min(|g|, C) / C and scale to length C, else 0.
 
     The expectation over the coin flips is the clipped gradient g * min(1, C / |g|), so the sum is
-    an unbiased but noisier estimate of the sum under `Standard`. It pays off where a gradient's
-    norm is cheap to compute and the gradient itself is expensive.
+    an unbiased but noisier estimate of the sum under `Standard`. It pays off if a gradient's norm
+    is cheap to compute but the gradient itself is expensive.
 
     With `accepted_batch` or `acceptance`, the rule steers itself with a noisy count of accepted
     records, released in every step. The plan must pay for it (`ow.plan(..., release_std=)`; a tenth
     of the expected batch size is plenty).
 
     Args:
-        accepted_batch: approximate number of records to accept per step. The rule uses as many
-            candidates as it needs for this, up to all that the plan draws.
-        acceptance: approximate fraction of the candidates to accept. All clip norms, and the noise
-            with them, grow while too many are accepted and shrink while too few are.
+        accepted_batch: approximate number of records to accept per step. The rule uses only as many
+            of the plan's candidates as it needs for this.
+        acceptance: approximate fraction of the candidates to accept. All clip norms and the noise
+            grow together while too many are accepted, and shrink while too few are.
         gain: how quickly the steering reacts, between 0 and 1.
 
     Example:
@@ -60,7 +63,6 @@ class ImportanceSampling:
     gain: float = 0.2
 
     randomised = True
-    proven = True
 
     def __post_init__(self):
         batch, acceptance, gain = self.accepted_batch, self.acceptance, self.gain
@@ -77,14 +79,18 @@ class ImportanceSampling:
     def factors(self, norms: Tensor, clip_norms: Tensor, stream: StepStream | None) -> Tensor:
         """Return C / |g| for accepted records and 0 for the others.
 
-        A norm below C * sqrt(machine epsilon) may be pure rounding error (a ghost norm is the root
-        of a sum with cancellation). It counts as zero instead of being scaled up to C.
+        A norm below t = C * sqrt(machine epsilon) may be pure rounding error (a ghost norm is the
+        root of a sum with cancellation). It counts as zero instead of being scaled up to C. Above
+        t, a record is accepted with probability (|g| - t) / (C - t), which has no jump at t, so the
+        last bit of a norm never decides on its own. This lowers the expectation by at most t.
         """
         if stream is None:
             raise ValueError("importance sampling needs the step's secret random numbers")
         draws = torch.from_numpy(stream.uniforms(len(norms))).to(norms.device)
-        resolved = norms > clip_norms * torch.finfo(norms.dtype).eps ** 0.5
-        accepted = resolved & (draws * clip_norms < norms)
+        least = clip_norms * torch.finfo(norms.dtype).eps ** 0.5
+        if norms.dtype != torch.float64:
+            least = least.clamp(min=_SMALLEST_RESOLVED)
+        accepted = draws * (clip_norms - least).clamp(min=0) < norms - least
         return torch.where(accepted, clip_norms / norms, torch.zeros_like(norms))
 
     def sensitivity(self, clip_norm: float) -> float:
@@ -98,3 +104,12 @@ class ImportanceSampling:
         return AcceptanceSteering(
             plan.expected_batch_size, self.accepted_batch, self.acceptance, self.gain
         )
+
+
+def proven(rule: object) -> bool:
+    """Return whether a clipping rule's bound is proven here.
+
+    This is true only of this package's own rules, not of subclasses. For any other rule, the step
+    checks every batch.
+    """
+    return type(rule) in (Standard, AutoS, Psac, ImportanceSampling)

@@ -8,20 +8,12 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ownerwise.batches import row_counts
+from ownerwise.batches import row_counts, shape_name
 from ownerwise.errors import OwnerwiseError, name_some
-from ownerwise.gradients import (
-    State,
-    changed_by_data,
-    differing,
-)
 
 Loss = Callable[..., Tensor]
-
-_COMPARED = 16  # records that `check_separation` compares
 
 
 def per_record(loss: Loss) -> Loss:
@@ -30,10 +22,10 @@ def per_record(loss: Loss) -> Loss:
     A loss with a `reduction` argument or attribute (all of torch's) is called with "none"; any
     other must return one entry per record itself. Several values per record (tokens, pixels, output
     columns) are averaged within the record, so a record's gradient depends on that record only.
-    Ignored targets (`ignore_index`) do not count: otherwise a record's loss would depend on its
-    padding, and so on the longest record of the batch. Class weights multiply the loss and are not
-    normalised, because their sum over the batch depends on the other records. Extra arguments (a
-    noised release) are passed on.
+    Ignored targets (`ignore_index`) are left out of the average: otherwise a record's loss would
+    depend on its padding, and thus on the longest record of the batch. Class weights multiply the
+    loss and are not normalised, because their sum over the batch depends on the other records.
+    Extra arguments (a noised release) are passed on.
     """
     unreduced = _without_reduction(loss)
     ignored = ignored_target(loss)
@@ -41,6 +33,8 @@ def per_record(loss: Loss) -> Loss:
     def losses(outputs: Any, targets: Any, *further: Any) -> Tensor:
         values = unreduced(outputs, targets, *further)
         records = row_counts(targets)
+        if values.dim() > 1:
+            _refuse_broadcast(values, outputs, targets)
         if values.dim() == 0 or {len(values)} != records:
             returned = "more or fewer rows than records" if values.dim() else "a single number"
             raise OwnerwiseError(
@@ -55,6 +49,21 @@ def per_record(loss: Loss) -> Loss:
         return flat.sum(dim=1) / (targets != ignored).flatten(1).sum(dim=1).clamp(min=1)
 
     return losses
+
+
+def _refuse_broadcast(values: Tensor, outputs: Any, targets: Any) -> None:
+    """Refuse outputs [B, 1] with targets [B], or the reverse, which a loss broadcasts to [B, B]."""
+    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)) or len(values) < 2:
+        return
+    short, long = sorted((outputs.shape, targets.shape), key=len)
+    if len(short) != 1 or long != (*short, 1) or values.shape != 2 * short:
+        return
+    fix = "y[:, None]" if targets.dim() == 1 else "y.squeeze(1)"
+    raise OwnerwiseError(
+        f"the outputs are {shape_name(outputs.shape)} and the targets {shape_name(targets.shape)}, "
+        "so the loss compares each record with the targets of all others: give both the same "
+        f"shape, {fix}"
+    )
 
 
 def _without_reduction(loss: Loss) -> Loss:
@@ -81,43 +90,6 @@ def _parameters(loss: Loss) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(loss).parameters
     except (TypeError, ValueError):  # implemented in C
         return {}
-
-
-def check_separation(losses: Callable[[list[int]], Tensor], records: int, model: nn.Module) -> None:
-    """Refuse a model or loss in which a record's loss depends on the other records.
-
-    Typical causes are statistics over the batch, or outputs [B, 1] compared with targets [B]. A
-    record must have the same loss in a batch of other records as in a batch of its own copies, and
-    both batches must leave the model in the same state.
-
-    Args:
-        losses: returns the losses of the given rows of a batch.
-        records: number of rows in the batch, 2 or more.
-        model: the model behind the losses; its state is restored.
-    """
-    count = min(records, _COMPARED)
-    middle = count // 2
-    state = State(model)
-
-    def evaluate(rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
-        try:
-            with torch.no_grad():
-                return losses(rows), state.changed()
-        finally:
-            state.restore()
-
-    among_others, state_after_others = evaluate(list(range(count)))
-    among_copies, state_after_copies = evaluate([middle] * count)
-    for name in differing(state_after_others, state_after_copies):
-        raise changed_by_data(name)
-    pair = among_others[middle], among_copies[middle]
-    if not torch.isclose(*pair, rtol=1e-3, atol=1e-6, equal_nan=True):
-        raise OwnerwiseError(
-            "the loss of a record changes with the other records in its batch, so its influence "
-            "cannot be bounded: make model and loss treat each record separately (no statistics "
-            "over dimension 0, randomness only from torch), and give outputs and targets the same "
-            "shape"
-        )
 
 
 def loss_problems(loss: Loss, model: nn.Module) -> Iterator[str]:

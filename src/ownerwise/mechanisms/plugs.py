@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.randomness import LayerRandomness, StepStream
+from ownerwise.randomness import LayerRandomness, SecretStream, StepStream
 
 if TYPE_CHECKING:
     from ownerwise.batches import Batch
@@ -126,7 +126,7 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class AdaptiveRelease(Release, Protocol):
-    """A release that adapts to its own noised sums: post-processing, at no further cost."""
+    """A release that adapts to its own noised sums, which is post-processing and thus free."""
 
     def bind(self, plan: Plan) -> Self:
         """Return the release in its initial state for a run under the plan."""
@@ -161,17 +161,22 @@ class Peek:
     owner_index: np.ndarray = field(repr=False)
 
 
+def _fixed_parts() -> StepStream:
+    return SecretStream.from_seed(0).child("parts").at_step(0)
+
+
 @dataclass(frozen=True)
 class Randomness:
     """Random numbers for one step, other than the gradient's noise.
 
-    The default uses a fixed seed for dropout and adds no noise to a release: NOT private, for
-    research.
+    `parts` chooses the records on which the step checks that records do not influence each other.
+    The default uses fixed seeds and adds no noise to a release: NOT private, for research.
     """
 
     layers: LayerRandomness = field(default_factory=LayerRandomness)
     rule: StepStream | None = None
     rows: StepStream | None = None
+    parts: StepStream = field(default_factory=_fixed_parts)
     release: Callable[[Tensor], Tensor] = lambda total: total
 
 
@@ -198,9 +203,9 @@ def sum_of_unit_rows(
     for rows, part in zip(contributions, parts, strict=True):
         if rows.shape != (part.stop - part.start, *shape):
             raise OwnerwiseError(
-                f"a release returned rows of shape {list(rows.shape[1:])}, or not one row per "
-                f"record; expected one row of shape {list(shape)} per record: the step itself "
-                "clips and sums them and adds the noise"
+                f"a release returned rows of shape {list(rows.shape[1:])}, or a wrong number of "
+                f"rows; expected one row of shape {list(shape)} per record: the step itself clips "
+                "and sums them and adds the noise"
             )
     if not contributions:
         return torch.zeros(shape, dtype=torch.float64)

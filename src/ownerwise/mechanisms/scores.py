@@ -48,7 +48,7 @@ class BudgetAware:
     """loss * (r_max / r_o)^kappa, where r_o is the owner's public pull (sampling rate * clip norm).
 
     kappa = 0 orders by loss; a very large kappa orders by owner and gives the laxest owners no
-    weight. Values in between preserve the weight of both the strict owners' records and the lax
+    weight. Values in between preserve the weight of the strict owners' records and of the lax
     owners' hard records. The score depends only on the record's own loss and public constants, so
     INO's guarantee covers it.
     """

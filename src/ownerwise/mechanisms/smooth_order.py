@@ -5,7 +5,7 @@ position in the batch, so removing one record changes the last bits of all other
 hundreds of records with nearly equal losses and opposite gradients can swap places. The order here
 is smooth instead:
 
-- Levels lie at the multiples of a public width h. Records at one level share one weight.
+- Levels are the multiples of a public width h. Records at the same level share one weight.
 - A record between two levels counts proportionally at both: if its score is a fraction t of the way
   from level k to level k + 1, it counts as a record with clip norm (1 - t) C at k and as one with
   clip norm t C at k + 1.
@@ -25,7 +25,7 @@ from ownerwise.mechanisms.tails import Tail
 __all__ = ["MOST_LEVELS", "ordered_weights"]
 
 MOST_LEVELS = 100_000
-"""Scores that spread over more levels than this are refused."""
+"""Scores that span more levels than this are refused."""
 
 
 def ordered_weights(
@@ -66,9 +66,9 @@ def _shared_weights(totals: np.ndarray, tail: Tail, tail_length: float) -> np.nd
     """Return the weight that the records at each level share; levels are ascending.
 
     Let R be the total clip norm of a level and all levels below it, and H the integral of the
-    importance, measured from the batch's end. A level with total C has weight
-    (H(R) - H(R - C)) / C: the average importance over its stretch of the batch, which lies between
-    the importance at its two ends.
+    importance, measured from the batch's end. A level with total C has weight (H(R) - H(R - C)) /
+    C: the average importance over its part of the batch, which is between the importance at its two
+    ends.
     """
     end = np.cumsum(totals) / tail_length
     within = np.minimum(end, 1.0)

@@ -31,7 +31,8 @@ class AcceptanceSteering:
     """The state of one steered run (`ImportanceSampling.steering`).
 
     Args:
-        expected_batch: the plan's expected batch size: candidates per step without selection.
+        expected_batch: the plan's expected batch size, which is the number of candidates per step
+            if none are left out.
         accepted_batch: records to accept per step, or None to keep all candidates.
         acceptance: fraction of the candidates to accept, or None to keep the clip norms.
         gain: weight of the newest count, between 0 and 1.

@@ -33,8 +33,8 @@ class Tail(Protocol):
 class Beta:
     """The reversed distribution function of Beta(alpha, beta).
 
-    A larger alpha keeps less of the tail, a larger beta keeps more; alpha = beta = 1 is a straight
-    line. The integral has a closed form: x I_x(a, b) - a/(a+b) I_x(a+1, b).
+    A larger alpha gives the tail less weight, and a larger beta gives it more; alpha = beta = 1 is
+    a straight line. The integral has a closed form: x I_x(a, b) - a/(a+b) I_x(a+1, b).
     """
 
     alpha: float = 1.0
@@ -73,7 +73,7 @@ class Steps:
             raise ValueError(f"expected a list of at least one value, got {values!r}")
         if not ((falling >= 0) & (falling <= 1)).all():
             raise ValueError(
-                f"importance must lie in [0, 1], got {falling.min()} to {falling.max()}"
+                f"importance must be in [0, 1], got {falling.min()} to {falling.max()}"
             )
         if (np.diff(falling) > 0).any():
             at = int(np.argmax(np.diff(falling) > 0))

@@ -45,8 +45,9 @@ def activation_maker(activation: Activation) -> Callable[[], nn.Module]:
     """Return a function that creates activation modules.
 
     Args:
-        activation: `"relu"`, `"tanh"`, `"tempered-sigmoid"`; tempered-sigmoid parameters such as
-            `{"scale": 1.5, "temperature": 3.0, "offset": 0.5}`; or such a function itself.
+        activation: `"relu"`, `"tanh"` or `"tempered-sigmoid"`; parameters of a tempered sigmoid,
+            such as `{"scale": 1.5, "temperature": 3.0, "offset": 0.5}`; or a function that creates
+            activation modules.
     """
     if isinstance(activation, Mapping):
         unknown = sorted(set(activation) - {"scale", "temperature", "offset"})

@@ -40,8 +40,8 @@ class ResNet18(nn.Module):
         width: number of channels in the first stage; 64 in the original.
         groups: largest number of groups in group normalisation; each stage uses the largest number
             up to this that divides its width.
-        large_images: the original stem for 224x224 (7x7 convolution with stride 2, max pooling);
-            otherwise a 3x3 convolution, for 32x32.
+        large_images: whether to use the original stem for 224x224 images (7x7 convolution with
+            stride 2, max pooling) instead of a 3x3 convolution for 32x32 images.
         batch_statistics: use batch normalisation, as public weights do. For frozen use only: it
             mixes records, and the private step refuses to train it.
     """

@@ -51,8 +51,8 @@ class Scattering(nn.Module):
         super().__init__()
         stride = 2**scales
         problems = [
-            f"{what} {size}: expected a multiple of 2 ** scales = {stride}, but larger than that "
-            "(the margins are reflected); pad or resize the images, or use fewer scales"
+            f"{what} {size}: expected a multiple of 2 ** scales = {stride} that is larger than "
+            f"{stride} (the margins are reflected); pad or resize the images, or use fewer scales"
             for what, size in (("height", height), ("width", width))
             if size % stride or size <= stride
         ]
@@ -158,7 +158,7 @@ def _averages(size: int, stride: int) -> Tensor:
 
 
 def _contraction(wavelets: Tensor, row_average: Tensor, column_average: Tensor) -> float:
-    """Return the factor, at most 1, with which wavelets and low pass amplify no frequency."""
+    """Return the largest factor up to 1 at which the filters together amplify no frequency."""
     low = torch.outer(torch.fft.fft(row_average).real, torch.fft.fft(column_average).real)
     energy = wavelets.square().sum(dim=(0, 1))
     mirrored = energy.flip(0, 1).roll((1, 1), (0, 1))  # real images: frequencies come in pairs

@@ -16,7 +16,7 @@ class TextLSTM(nn.Module):
     """Embedding, LSTM, and a linear layer on the state after the last token.
 
     Args:
-        symbols: number of token ids, padding included.
+        symbols: number of token ids, including padding.
         classes: number of outputs.
         embedding: size of the embedding.
         hidden: size of the LSTM's state.

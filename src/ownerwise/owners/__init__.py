@@ -1,10 +1,11 @@
 """Owners: who owns which record, and the privacy budget that each owner sets.
 
-The first room: it may import only `errors`. It also reads tables for the `data` room, so that
-owner ids mean the same in a table of budgets and in a table of records.
+The first room: it may import only `errors`. It also reads tables for the `data` room, which gives
+owner ids the same meaning in tables of budgets and of records.
 """
 
 from ownerwise.owners.budget_tables import reworded
+from ownerwise.owners.frozen import frozen
 from ownerwise.owners.owners import UNIT, Owners
 from ownerwise.owners.tables import (
     HEADER_ALONE,
@@ -12,6 +13,7 @@ from ownerwise.owners.tables import (
     as_array,
     as_ids,
     csv_rows,
+    is_missing,
     parquet_columns,
     text_ids,
 )
@@ -24,6 +26,8 @@ __all__ = [
     "as_array",
     "as_ids",
     "csv_rows",
+    "frozen",
+    "is_missing",
     "parquet_columns",
     "reworded",
     "text_ids",

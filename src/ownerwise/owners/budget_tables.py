@@ -1,9 +1,9 @@
-"""Budgets in every form a user may give: mappings, arrays, DataFrames, CSV and Parquet files.
+"""Budgets in every supported form: mappings, arrays, DataFrames, CSV and Parquet files.
 
 A table has the columns `owner, epsilon[, delta][, records]`, one row per owner; a delta may be left
-blank. Every source becomes one `BudgetColumn` for each of epsilon, delta and records, and one more
-for the deltas in a table. Reading does not stop at the first problem: each problem is added to a
-list, and reading continues with the values that are valid.
+blank. Each source is converted to one `BudgetColumn` for each of epsilon, delta and records, and
+another one for the deltas in a table. Reading does not stop at the first problem: each problem is
+added to a list, and reading continues with the values that are valid.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def reworded(problems: Sequence[str], levels: str, records: str) -> list[str]:
 
 
 def read_levels(levels: Mapping[str, float] | None, problems: list[str]) -> dict[str, float]:
-    """Return the epsilon that each level stands for."""
+    """Return the epsilon of each level."""
     meaning: dict[str, float] = {}
     for name, given in (levels or {}).items():
         if not isinstance(name, str) or _number(name, {}) is not None:

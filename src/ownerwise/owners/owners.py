@@ -19,7 +19,8 @@ from ownerwise.owners.budget_tables import (
     read_budgets,
     read_levels,
 )
-from ownerwise.owners.tables import as_array, as_ids
+from ownerwise.owners.frozen import frozen
+from ownerwise.owners.tables import as_array, as_ids, report_lookalikes
 
 UNIT = "ONE RECORD, not one owner"
 """The unit of privacy, as stated in every table."""
@@ -29,11 +30,11 @@ UNIT = "ONE RECORD, not one owner"
 class Owners:
     """Owners, their budgets (epsilon, delta), and how many records each declares.
 
-    Guarantee: it covers the CONTENTS of records, one record at a time: adding or removing one
-    record of owner o changes the distribution of what is released by at most (epsilon_o, delta_o).
-    The budgets and the declared numbers of records are assumed public, because every noise scale
-    depends on them. `repr`, errors and warnings nevertheless show counts and ranges rather than
-    the full list.
+    Guarantee: the guarantee covers the CONTENTS of records, one record at a time: adding or
+    removing one record of owner o changes the distribution of what is released by at most
+    (epsilon_o, delta_o). The budgets and the declared numbers of records are assumed public,
+    because every noise scale depends on them. `repr`, errors and warnings nevertheless show counts
+    and ranges rather than the full list.
 
     Each per-owner argument may be one number for all owners; a mapping `{id: value}`, or a pandas
     Series indexed by id; or an array in the order of `ids` (sorted). An array with one value per
@@ -184,22 +185,20 @@ class Owners:
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._set(**state)  # because unpickled and copied arrays are writeable
+        self._set(**state)  # because unpickled and deep-copied arrays are writeable
 
     def _set(self, **attributes: Any) -> None:
-        """Set attributes of the frozen object and make its arrays read-only."""
-        for value in attributes.values():
-            if isinstance(value, np.ndarray):
-                value.flags.writeable = False
-        vars(self).update(attributes)
+        """Set attributes of the frozen object, with arrays that nobody can write to."""
+        for name, value in attributes.items():
+            vars(self)[name] = frozen(value) if isinstance(value, np.ndarray) else value
 
     def _warn_of_large_delta(self) -> None:
         large = self.delta > 1.0 / self.total_records
         if large.any():
             warnings.warn(
-                f"delta of owner {name_some(self.ids[large])} is up to {self.delta.max():g}, above "
-                f"1/{self.total_records}, one over the number of records: that allows publishing "
-                f"a record in full. Use at most {0.1 / self.total_records:.1g}",
+                f"delta of owner {name_some(self.ids[large])} is up to {self.delta.max():g}, "
+                f"above 1/{self.total_records}, one over the number of records: such a guarantee "
+                f"permits publishing a whole record. Use at most {0.1 / self.total_records:.1g}",
                 PrivacyWarning,
                 stacklevel=3,
             )
@@ -215,11 +214,11 @@ def _kind(ids: np.ndarray) -> str:
 
 
 def _record_each(epsilon: BudgetColumn, problems: list[str]) -> np.ndarray | None:
-    """Return owner ids where none were given, so that every record is its own owner."""
+    """Return owner ids that make every record its own owner, if none were given."""
     if epsilon.cells.ndim:
         return np.arange(len(epsilon.cells))
     problems.append(
-        "record_owner is None and epsilon is one value for all: the owners are unknown; "
+        "record_owner is None and epsilon is a single number, so the owners are unknown; "
         "expected one owner id per record, one epsilon per record, or a table of budgets"
     )
     return None
@@ -247,9 +246,11 @@ def _match(
     stray = ids[position] != seen
     if stray.any():
         problems.append(
-            f"no budget for owner {name_some(seen[stray])} ({counts[stray].sum()} of the records); "
-            "add a budget, or leave the records out"
+            f"no budget for owner {name_some(seen[stray])}; add a budget, or leave their records "
+            "out"
         )
+        if _kind(ids) == "str":
+            report_lookalikes([*ids.tolist(), *seen[stray].tolist()], "record_owner", problems)
     records = np.zeros(len(ids), dtype=np.int64)
     records[position[~stray]] = counts[~stray]
     return ids, position[inverse], records if complete else None
@@ -298,9 +299,9 @@ def _report_misfit(
     elif index is not None and len(values) == len(index):
         counts = np.bincount(index)
         problems.append(
-            f"{column.what}: one value for each of {len(index)} records, but there are {len(ids)} "
-            f"owners (owner {ids[counts.argmax()]} has {counts.max()} of the records); expected "
-            f"one value per owner ({mapping}), or a separate owner for every record"
+            f"{column.what}: one value for each record, but owner {ids[counts.argmax()]} has "
+            f"several; expected one value per owner ({mapping}), or a separate owner for every "
+            "record"
         )
     else:
         problems.append(
@@ -317,8 +318,8 @@ def _report_other_owners(
     missing, unknown = np.setdiff1d(ids, named), np.setdiff1d(named, ids)
     if len(missing):
         problems.append(
-            f"{where} lacks owner {name_some(missing)}; expected one value for each owner: add it, "
-            "or give one number for all"
+            f"{where} has no value for owner {name_some(missing)}; expected one for each owner: "
+            "add it, or give one number for all"
         )
     if len(unknown):
         problems.append(

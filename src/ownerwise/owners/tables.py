@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import csv
 import math
+import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,7 +22,7 @@ PARQUET = (".parquet", ".pq")
 """File name suffixes of Parquet files."""
 
 HEADER_ALONE = "{} has a header but no rows; expected one row per {}"
-_OTHER_SEPARATOR = "{} looks separated by {!r}; expected commas: export the table again"
+_OTHER_SEPARATOR = "{} seems to be separated by {!r}; expected commas: export the table again"
 _NEEDS_PYARROW = "{}: Parquet needs pyarrow: pip install 'ownerwise[table]', or use CSV"
 
 
@@ -50,10 +52,21 @@ def parquet_columns(path: Path) -> list[tuple[str, np.ndarray]]:
     with ParquetFile(path) as file:
         table = file.read()
     return [
-        # with gaps, to_numpy would turn ints into floats
-        (name, as_array(cells.to_pylist()) if cells.null_count else cells.to_numpy())
+        (name, _parquet_cells(cells))
         for name, cells in zip(table.column_names, table.columns, strict=True)
     ]
+
+
+def _parquet_cells(cells: Any) -> np.ndarray:
+    """Return a column in a form that does not depend on whether another record has a gap.
+
+    With gaps, to_numpy would turn ints into floats. Without, it would turn times into ints and
+    lists into arrays, which are written differently.
+    """
+    array = None if cells.null_count else cells.to_numpy()
+    if array is not None and array.dtype.kind in "biuf":
+        return array
+    return as_array(cells.to_pylist())
 
 
 def text_ids(cells: Sequence[str]) -> np.ndarray:
@@ -107,7 +120,16 @@ def as_ids(
     types = set(map(type, given.tolist())) if given.dtype.kind == "O" else {given.dtype.type}
     kinds = sorted(set(map(_kind, types))) if len(given) else []
     if kinds == ["str"]:
-        return given.astype(str)
+        names = given.tolist()
+        if wrong := [at for at, name in enumerate(names) if "\0" in name]:
+            problems.append(
+                f"{where}: the owner id in {name_some(wrong, place)} contains a NUL character, "
+                "which arrays drop; expected an id without one: remove it"
+            )
+            return None
+        ids = given.astype(str)
+        report_lookalikes(names, where, problems)
+        return ids
     if kinds == ["int"] and max(int(given.max()), -1 - int(given.min())) < 2**63:
         return given.astype(np.int64)
     if kinds == ["int"]:
@@ -119,6 +141,39 @@ def as_ids(
             "gap may have become floats)"
         )
     return None
+
+
+def report_lookalikes(names: Iterable[str], where: str, problems: list[str]) -> None:
+    """Report ids that differ only in invisible characters or in how letters are composed."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(set(names)):
+        groups.setdefault(_appearance(name), []).append(name)
+    alike = [group for group in groups.values() if len(group) > 1]
+    if alike:
+        problems.append(
+            f"{where}: owner ids {name_some(alike, lambda group: ' and '.join(map(ascii, group)))} "
+            "look the same but differ in invisible characters, spaces or the form of their "
+            "letters; expected one spelling per owner: correct the others"
+        )
+
+
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u2800\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
+    "\U000e0000-\U000e0fff]"
+)
+"""Letters and marks that show nothing: Unicode's Default_Ignorable ones, and the blank of Braille.
+
+Characters of the categories Cc and Cf are not listed."""
+
+
+def _appearance(name: str) -> str:
+    """Return what a reader sees: NFKC form, no invisible characters, single spaces."""
+    if not (name.isascii() and name.isprintable()):
+        # without them first: one between two letters would keep these from being composed
+        name = unicodedata.normalize("NFKC", _UNSEEN.sub("", name))
+        hidden = [letter for letter in set(name) if unicodedata.category(letter) in ("Cc", "Cf")]
+        name = name.translate({ord(letter): " " if letter.isspace() else "" for letter in hidden})
+    return " ".join(name.split())
 
 
 def is_missing(cell: Any) -> bool:

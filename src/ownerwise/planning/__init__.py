@@ -1,14 +1,15 @@
 """Planning: from a request and the owners' budgets to one frozen, verified `Plan`.
 
-May import owners and accounting. A mechanism in a later room whose release the plan pays for
-states its cost through a protocol defined here.
+May import owners and accounting. If the plan pays for the release of a mechanism in a later room,
+the mechanism states its cost through a protocol defined here.
 """
 
 from ownerwise.planning.batch_bounds import largest_total
 from ownerwise.planning.budget_classes import BudgetClass
-from ownerwise.planning.plans import Plan, Verification
+from ownerwise.planning.plans import Plan
 from ownerwise.planning.request import NO_CONSTRAINTS, plan, request_problems
 from ownerwise.planning.solver import METHODS
+from ownerwise.planning.verification import Verification
 
 __all__ = [
     "METHODS",

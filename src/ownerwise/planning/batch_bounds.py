@@ -1,7 +1,7 @@
 """Public bounds on the size of a batch: its number of records, and its total clip norm.
 
-Both are sums of independent coin flips with known probabilities, so their tails follow from the
-plan alone (Chernoff). Nothing here looks at data.
+Both are sums of independent random terms with known probabilities, so the plan alone determines
+their tails (Chernoff). Nothing here looks at data.
 """
 
 from __future__ import annotations

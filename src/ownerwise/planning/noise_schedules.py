@@ -91,7 +91,7 @@ def schedule_problems(schedule: NoiseSchedule, steps: int | None) -> list[str]:
         return [f"noise_schedule {name!r}: expected one of {', '.join(SCHEDULES)}, or segments"]
     problems = []
     if steps is None:
-        problems.append(f"noise_schedule {name!r} needs steps=, the number that its pieces divide")
+        problems.append(f"noise_schedule {name!r} needs steps=, which it divides into pieces")
     known = [*inspect.signature(SCHEDULES[name]).parameters][1:]
     for option, value in options.items():
         where = f"noise_schedule {name}: {option} is {value!r}"

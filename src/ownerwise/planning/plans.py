@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from os import PathLike
 from typing import Any
@@ -13,29 +12,16 @@ from typing import Any
 import numpy as np
 
 from ownerwise import accounting
-from ownerwise.accounting import PaidRelease, Schedule, reference
+from ownerwise.accounting import PaidRelease, Schedule
 from ownerwise.errors import PlanError
-from ownerwise.owners import UNIT, Owners
-from ownerwise.planning import storage
-from ownerwise.planning.batch_bounds import delta_reserve, rows_needed
-from ownerwise.planning.budget_classes import BudgetClass, class_members, distinct_budgets
+from ownerwise.owners import UNIT, Owners, frozen
+from ownerwise.planning import storage, verification
+from ownerwise.planning.batch_bounds import delta_reserve
+from ownerwise.planning.budget_classes import BudgetClass, class_members
 from ownerwise.planning.table import format_rows
+from ownerwise.planning.verification import Verification
 
-
-@dataclass(frozen=True)
-class Verification:
-    """Result of checking a plan with an independent accountant."""
-
-    accountant: str
-    points: int
-    lowest_ratio: float
-    highest_ratio: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.accountant} at {self.points} budgets: spends {self.lowest_ratio:.4f} to "
-            f"{self.highest_ratio:.4f} of the target"
-        )
+_NUMBERS = ("clip_norm", "noise_std", "expected_batch_size", "mixture", "release_std")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +41,8 @@ class Plan:
     Talwar, Zhang 2019; Koskela, Jalko, Honkela 2020), and for individual budgets on Boenisch et al.
     (2023), "Have it your way: Individualized Privacy Assignment for DP-SGD", Theorems 3.1 and 3.2.
 
-    All per-owner arrays follow `owners.ids`. Plans are made by `ownerwise.plan`.
+    All per-owner arrays follow `owners.ids`. Plans are made by `ownerwise.plan`. A plan made in any
+    other way (a copy with other values, an unpickled plan) is verified before it is used.
     """
 
     method: str
@@ -78,15 +65,16 @@ class Plan:
     owners: Owners | None = field(default=None, repr=False)
 
     def __post_init__(self):
-        for name in storage.ARRAYS:
-            self._freeze(name)
-        if self.release_shares is not None:
-            self._freeze("release_shares")
+        for name in storage.columns(self):
+            object.__setattr__(self, name, frozen(getattr(self, name)))
 
-    def _freeze(self, name: str) -> None:
-        array = np.ascontiguousarray(getattr(self, name)).view()
-        array.flags.writeable = False
-        object.__setattr__(self, name, array)
+    def __getstate__(self) -> dict[str, Any]:
+        """Return only the fields, for copies and pickles; cached values are recomputed."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.__post_init__()  # because unpickled and deep-copied arrays are writeable
 
     @property
     def steps(self) -> int:
@@ -115,11 +103,12 @@ class Plan:
                 f"with {self.release_noise} noise on the release, a step is not a Gaussian "
                 "mechanism and has no single multiplier; use epsilon() or verify()"
             )
-        release_multipliers = self.release_std / self._release_sensitivities
+        release_multipliers = self.release_std / self.release_sensitivities
         return accounting.joint_multiplier(self.noise_multipliers, release_multipliers)
 
     @property
-    def _release_sensitivities(self) -> np.ndarray:
+    def release_sensitivities(self) -> np.ndarray:
+        """Maximum length of the vector that a record adds to the release, per owner."""
         ones = np.ones(len(self.targets))
         return ones if self.release_shares is None else self.release_shares
 
@@ -128,8 +117,8 @@ class Plan:
         """The deltas at which epsilon is computed; the rest is reserved for oversized batches.
 
         A step assumes that a batch does not exceed public bounds on its number of records (hardened
-        plans) and its total clip norm (INO). Over all steps, the probability that one does is at
-        most the reserve, which is added to delta.
+        plans) and its total clip norm (INO). The probability that any batch does so, over all
+        steps, is at most the reserve, which is added to delta.
         """
         return self.deltas * (1 - delta_reserve(self.hardened_rows is not None))
 
@@ -170,7 +159,7 @@ class Plan:
             self.accounted_deltas[at],
             self.accountant,
             self.release,
-            self._release_sensitivities[at],
+            self.release_sensitivities[at],
         )
 
     @cached_property
@@ -181,80 +170,46 @@ class Plan:
 
     @property
     def unspent(self) -> np.ndarray:
-        """Whether an owner cannot use up their budget, as a rate or the noise is at its limit."""
+        """Whether an owner cannot use up their budget because of a limit on rates or noise."""
         return self.epsilon() < 0.99 * self.targets
 
-    def verify(self, points: int = 8) -> Verification:
+    def verify(self, points: int = verification.POINTS) -> Verification:
         """Recompute epsilon and raise PlanError where it exceeds a target.
 
         The plan's accountant checks all owners. dp-accounting checks `points` budgets spread over
-        the table, including the strictest and the laxest. The divisor is checked too.
+        the table, including the strictest and the laxest. The values, the owners, the divisor and
+        the rows of a hardened plan are checked too.
         """
-        problems = self.row_problems()
-        divisor = float(self.sampling_rates @ self.records)
-        if not np.isclose(divisor, self.expected_batch_size, rtol=1e-9):
-            problems.append(
-                f"the expected batch size is {self.expected_batch_size:g}, but the sampling rates "
-                f"and declared records give {divisor:g}"
-            )
-        over = np.flatnonzero(~(self.epsilon() <= self.targets))  # NaN counts as over
-        if len(over):
-            worst = over[np.argmax(self.epsilon()[over] / self.targets[over])]
-            problems.append(
-                f"{_owners(len(over))} would spend more than budgeted, at worst "
-                f"{self.epsilon()[worst]:.6g} instead of epsilon {self.targets[worst]:g}"
-            )
-        chosen = self._spread(points)
-        ratios = np.empty(len(chosen))
-        for at, owner in enumerate(chosen):
-            target = float(self.targets[owner])
-            spent = reference.epsilon(
-                float(self.sampling_rates[owner]),
-                float(self.noise_multipliers[owner]),
-                self.schedule,
-                float(self.accounted_deltas[owner]),
-                target,
-                self.release,
-                float(self._release_sensitivities[owner]),
-            )
-            ratios[at] = spent / target
-            if spent > target:
-                problems.append(
-                    f"an owner with epsilon {target:g}, delta {self.deltas[owner]:g} would spend "
-                    f"{spent:.6g} according to {reference.name()}"
-                )
-        if problems:
+        for name in ("hash", "_epsilon_at_end"):  # may predate a change that bypassed the freeze
+            vars(self).pop(name, None)
+        return verification.verify(self, points)
+
+    def verified(self) -> Plan:
+        """Return a copy for training that nobody else holds, or raise PlanError.
+
+        It is a plain Plan with a plain Schedule, even if subclasses were given. The content of the
+        copy is hashed again. Content that this process has already verified, such as that of every
+        plan made by `ownerwise.plan`, is not verified again.
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(Plan)}
+        try:
+            values |= {name: _plain(values[name]) for name in _NUMBERS}
+            values["schedule"] = Schedule(self.schedule.segments)
+        except (TypeError, ValueError, OverflowError):
+            raise PlanError(
+                "the plan contains a value that is not a number; make a new plan"
+            ) from None
+        own = Plan(**{**values, "owners": copy.copy(self.owners)})
+        if problems := verification.owner_problems(own):
             raise PlanError(problems)
-        return Verification(reference.name(), len(chosen), float(ratios.min()), float(ratios.max()))
-
-    def row_problems(self) -> list[str]:
-        """Return the problem if a hardened plan has fewer rows than its rates need."""
-        if self.hardened_rows is None:
-            return []
-        needed = rows_needed(self.sampling_rates, self.records, self.overflow_probability)
-        if self.hardened_rows >= needed:
-            return []
-        return [
-            f"a hardened plan with these rates needs {needed} rows; this one has "
-            f"{self.hardened_rows}, so more batches would overflow than delta allows for"
-        ]
-
-    def _spread(self, points: int) -> np.ndarray:
-        """Return owners with distinct budgets: the extremes for every delta, and some between."""
-        first, _ = distinct_budgets(self.targets, self.deltas)
-        if len(first) <= points:
-            return first
-        edges = np.flatnonzero(np.diff(self.deltas[first])) if len(first) > 1 else np.array([])
-        ends = np.concatenate([[0, len(first) - 1], edges, edges + 1]).astype(int)
-        if len(ends) > points // 2:
-            ends = ends[np.linspace(0, len(ends) - 1, max(2, points // 2)).astype(int)]
-        between = np.linspace(0, len(first) - 1, points - len(ends) + 2).astype(int)[1:-1]
-        return first[np.unique(np.concatenate([ends, between]))]
+        if not verification.is_verified(own):
+            own.verify()
+        return own
 
     def rows(self, owners: bool = False) -> list[BudgetClass]:
         """Return the plan's values for each budget class, or for each owner if `owners`.
 
-        Where there are more than 12 distinct budgets, a class is a range of epsilon.
+        If there are more than 12 distinct budgets, a class is a range of epsilon.
         """
         drawn = self.sampling_rates * self.records
         total, spent, multipliers = drawn.sum(), self.epsilon(), self.noise_multipliers
@@ -344,11 +299,8 @@ class Plan:
     @cached_property
     def hash(self) -> str:
         """Content hash of everything that the plan decides."""
-        digest = hashlib.sha256(json.dumps(self.header(), sort_keys=True).encode())
-        for name in storage.columns(self):
-            digest.update(name.encode())
-            digest.update(np.asarray(getattr(self, name)).astype("<f8").tobytes())
-        return digest.hexdigest()
+        arrays = {name: getattr(self, name) for name in storage.columns(self)}
+        return storage.content_hash(self.header(), arrays)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self.hash == other.hash
@@ -357,7 +309,7 @@ class Plan:
         return hash(self.hash)
 
     def save(self, path: str | PathLike) -> None:
-        """Write `path` (JSON) and the per-owner arrays beside it, with one hash over both."""
+        """Write `path` (JSON) and the per-owner arrays next to it, with one hash over both."""
         storage.save(self.header(), self, path, self.hash)
 
     @classmethod
@@ -367,7 +319,7 @@ class Plan:
         Without `owners` the plan can be described, verified and accounted for, but not used for
         training.
         """
-        header, arrays, stored_hash = storage.load(path)
+        header, arrays = storage.load(path)
         if owners is not None and owners.fingerprint != header["owners_fingerprint"]:
             raise PlanError(
                 f"{path} was made for different owners: ids or declared numbers of records differ "
@@ -389,8 +341,6 @@ class Plan:
             owners=owners,
             **arrays,
         )
-        if plan.hash != stored_hash:
-            raise PlanError(f"{path} was changed after it was saved: its content hash differs")
         if owners is not None and not (
             np.array_equal(owners.epsilon, plan.targets)
             and np.array_equal(owners.delta, plan.deltas)
@@ -400,6 +350,13 @@ class Plan:
             )
         plan.verify()
         return plan
+
+
+def _plain(value: Any) -> int | float | None:
+    """Return a number that computes as it is written; one of a derived class may not."""
+    if value is None:
+        return None
+    return float(value) if not isinstance(value, int) else int(value)
 
 
 def _owners(count: int) -> str:

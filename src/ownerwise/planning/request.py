@@ -21,7 +21,7 @@ NO_CONSTRAINTS = "constraints={!r}: expected them wrapped in RateConstraints(...
 
 @runtime_checkable
 class PaidMechanism(Protocol):
-    """A mechanism with a release in every step that the plan pays for.
+    """A mechanism that makes a release in every step, which the plan pays for.
 
     Attributes:
         release_share: fraction of a step's cost that the release takes, unless the caller gives it.
@@ -69,16 +69,16 @@ def plan(
             "step" or "polynomial"; with options, {"name": "exponential", "rate": 0.02, "every":
             117}; or segments (number of steps, noise factor) that add up to `steps`. The noise
             multiplier, whether given or found, applies at factor 1, the start.
-        release_std: noise std of a further sum that is released in every step (a histogram, counts)
-            and to which each record contributes a vector of length at most 1; it is accounted for
-            jointly with the gradient.
+        release_std: noise std of an additional sum that is released in every step, such as a
+            histogram or counts. Each record contributes a vector of length at most 1; the sum is
+            accounted for jointly with the gradient.
         release_share: fraction of a step's cost that the release takes, instead of `release_std`.
             The cost is the squared inverse noise multiplier of the strictest owner.
         release_noise: "gaussian", or "laplace" (for vectors whose absolute values add up to at most
             1; needs `pld`).
         constraints: rate constraints whose histogram the plan pays for, with a `release_share` of
             0.1 if neither that nor `release_std` is given. Records that are drawn more often
-            contribute less to it, so that all records count equally.
+            contribute less to it, so all records count equally.
         accountant: `pld` (tight) or `rdp`.
         strict: refuse plans in which some owner cannot use up their budget.
         hardened: compute every batch in the same public number of rows, in which records take

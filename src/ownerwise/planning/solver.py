@@ -1,8 +1,8 @@
 """From budgets to sampling rates, clip norms and noise, for each method.
 
-Notation: sampling rate q, clip norm C, noise multiplier m = noise std / C. For every method the
-budgets tie together three public quantities: noise, expected batch size and number of steps. Two of
-them are given, and the solver finds the third.
+Notation: sampling rate q, clip norm C, noise multiplier m = noise std / C. For every method, the
+budgets determine how three public quantities depend on each other: noise, expected batch size and
+number of steps. Two of them are given, and the solver finds the third.
 
 References: Boenisch, Muhl, Dziedzic, Rinberg, Papernot (2023), Algorithms 1 and 2. (The printed
 sigma_scale of its Table 6 is an arithmetic mean of the multipliers; its derivation, its own clip
@@ -36,7 +36,7 @@ grid of the reference accountant that checks plans (2e-4)."""
 
 _BATCH_TOLERANCE = 1.5e-4
 MAX_STEPS = 10_000_000
-MIN_CLIP_NORM = 1e-10  # float32 must hold its square, even after scaling and steering
+MIN_CLIP_NORM = 1e-6  # float32 must hold its square, even after scaling and steering
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class Planner:
         owners, method, mixture, accountant: as for `ownerwise.plan`.
         release: the release that every step makes in addition to the gradient.
         reweighted: whether records contribute to the release in inverse proportion to their
-            sampling rates (in full if drawn least often), so that all records count equally.
+            sampling rates, which makes all records count equally; those drawn least often
+            contribute in full.
         hardened: whether the plan is hardened, which reserves more of every delta.
     """
 
@@ -161,7 +162,7 @@ class Planner:
         return self.last_multipliers(self.budgets)
 
     def _relative_clips(self, rate: float, schedule: Schedule):
-        """Return clip norms over their average, and the log of that as a function of the budget."""
+        """Return clip norms over their average, and the log of the ratio by budget."""
         if self.mixture is None:
             return np.ones(len(self.owners)), lambda number, x: np.zeros(np.shape(x))
         clips = self._multipliers(rate, schedule) ** -self.mixture
@@ -290,7 +291,7 @@ class Planner:
         return float(self.records @ rates)
 
     def _with_noise(self, solution: Solution, noise: float, what: str, value: float) -> Solution:
-        """Return the solution with the given noise, which must not be less than it needs."""
+        """Return the solution with its noise raised to `noise`; refuse a smaller value."""
         if solution.noise > noise:
             raise PlanError(
                 f"noise_multiplier {noise:g} is too small: even {what} {value:.4g} needs "

@@ -1,9 +1,11 @@
-"""Plans on disk: a small JSON file, and the per-owner arrays in a columnar file beside it."""
+"""Plans on disk: a small JSON file, and the per-owner arrays in a columnar file next to it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,26 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from ownerwise.errors import PlanError
-from ownerwise.files import write_json, write_whole
+from ownerwise.accounting import ACCOUNTANTS, NOISES
+from ownerwise.errors import OwnerwiseError, PlanError
+from ownerwise.files import (
+    ANYTHING,
+    DIGEST,
+    NUMBER,
+    POSITIVE,
+    TEXT,
+    WHOLE,
+    Kind,
+    fields,
+    list_of,
+    of_kind,
+    one_of,
+    or_null,
+    parse_json,
+    read_json,
+    write_json,
+    write_whole,
+)
 
 FORMAT = 1
 """Version of the plan file format. Increase it if the stored or hashed values change."""
@@ -21,7 +41,34 @@ ARRAYS = ("sampling_rates", "clip_norms", "targets", "deltas", "records")
 """Per-owner arrays of a plan, in the order in which they are hashed."""
 
 RELEASE_SHARES = "release_shares"
-"""One more array, in plans that pay for a release to which owners contribute unequally."""
+"""Additional array in plans that pay for a release to which owners contribute unequally."""
+
+_SEGMENT: Kind = of_kind(
+    "[steps, factor], both positive",
+    lambda value: (
+        isinstance(value, list)
+        and len(value) == 2
+        and not list(list_of(POSITIVE)(value, ""))
+        and isinstance(value[0], int)
+    ),
+)
+_HEADER = fields(
+    {
+        "hash": DIGEST,
+        "arrays": TEXT,
+        "method": TEXT,
+        "accountant": one_of(*ACCOUNTANTS),
+        "clip_norm": POSITIVE,
+        "noise_std": POSITIVE,
+        "schedule": list_of(_SEGMENT),
+        "expected_batch_size": POSITIVE,
+        "mixture": or_null(NUMBER),
+        "release_std": or_null(POSITIVE),
+        "owners": WHOLE,
+        "owners_fingerprint": TEXT,
+    },
+    {"release_noise": one_of(*NOISES), "hardened_rows": WHOLE},
+)
 
 
 def columns(source: Any) -> tuple[str, ...]:
@@ -41,31 +88,58 @@ def save(header: dict[str, Any], source: Any, path: str | os.PathLike, content_h
     write_json(path, {**header, "arrays": arrays_path(path).name, "hash": content_hash})
 
 
-def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray], str]:
-    """Return (header, arrays, stored hash), or raise a PlanError that says what is wrong."""
+def content_hash(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
+    """Return the hash of everything that a plan decides."""
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for name in (*ARRAYS, RELEASE_SHARES):
+        if name in arrays:
+            digest.update(name.encode())
+            digest.update(np.asarray(arrays[name]).astype("<f8").tobytes())
+    return digest.hexdigest()
+
+
+def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return header and arrays of a plan, or raise a PlanError that says what is wrong."""
     try:
-        stored = json.loads(Path(path).read_text(encoding="utf-8"))
-        stored_hash, _ = stored.pop("hash"), stored.pop("arrays")
-        version = stored["format"]
-    except FileNotFoundError:
-        raise PlanError(f"no plan at {path}; make one with `ownerwise plan ... --out`") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise PlanError(f"{path} is not a plan: expected the JSON that Plan.save writes") from None
+        stored = read_json(
+            path,
+            fields({"format": ANYTHING}),
+            f"no plan at {path}; make one with `ownerwise plan ... --out`",
+        )
+        if stored["format"] == FORMAT:
+            parse_json(json.dumps(stored), _HEADER, str(path))
+    except OwnerwiseError as error:
+        meant = [f"{path} is not a plan: expected the JSON that Plan.save writes"]
+        raise PlanError(error.problems + (meant if Path(path).exists() else [])) from None
+    version = stored["format"]
     if version != FORMAT:
         newer = isinstance(version, int) and version > FORMAT
         raise PlanError(
             f"{path} has plan format {version}, but this version of ownerwise reads format "
             f"{FORMAT}: {'upgrade ownerwise' if newer else 'make the plan again'}"
         )
+    stored_hash, _ = stored.pop("hash"), stored.pop("arrays")
+    arrays = _read_arrays(path, stored["owners"])
+    if content_hash(stored, arrays) != stored_hash:
+        raise PlanError(f"{path} was changed after it was saved: its content hash differs")
+    return stored, arrays
+
+
+def _read_arrays(path: str | os.PathLike, owners: int) -> dict[str, np.ndarray]:
     place = arrays_path(path)
     try:
         arrays = load_file(place)
-    except (FileNotFoundError, SafetensorError):
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError):
         raise PlanError(
-            f"the plan's per-owner file {place.name} is missing or damaged; it belongs beside "
+            f"the plan's per-owner file {place.name} is missing or damaged; it belongs next to "
             f"{Path(path).name}"
         ) from None
     complete = set(arrays) - {RELEASE_SHARES} == set(ARRAYS)
-    if not complete or len({array.shape for array in arrays.values()}) != 1:
-        raise PlanError(f"{place.name} does not hold the columns {', '.join(ARRAYS)}")
-    return stored, arrays, stored_hash
+    if not complete or {array.shape for array in arrays.values()} != {(owners,)}:
+        raise PlanError(
+            f"{place.name} does not hold the columns {', '.join(ARRAYS)} for {owners} owners"
+        )
+    numbers = all(array.dtype.kind in "iuf" for array in arrays.values())
+    if not numbers or not all(np.isfinite(array).all() for array in arrays.values()):
+        raise PlanError(f"{place.name} is damaged: expected finite numbers")
+    return arrays

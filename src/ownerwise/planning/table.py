@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ownerwise.errors import printable
 from ownerwise.planning.budget_classes import BudgetClass, Range
 
 _HEADINGS = (
@@ -23,7 +24,7 @@ def format_rows(rows: Sequence[BudgetClass], *, by_owner: bool) -> list[str]:
 
 def _cells(row: BudgetClass) -> tuple[str, ...]:
     return (
-        str(row.owners) if row.owner is None else row.owner,
+        str(row.owners) if row.owner is None else printable(row.owner),
         str(row.records),
         _span(row.epsilon, "{:.4g}"),
         _span(row.delta, "{:.1e}"),

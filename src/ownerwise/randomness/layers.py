@@ -1,4 +1,4 @@
-"""Random layers, above all dropout, driven by the secret stream.
+"""Random layers, mainly dropout, driven by the secret stream.
 
 A dropout mask belongs to a position in the batch. Removing a record shifts the masks of all later
 records, so for FIXED masks the sum could change by more than one clip norm. The guarantee holds

@@ -15,8 +15,8 @@ another precision. Rounding adds at most grid * sqrt(numbers) to the distance be
 
 Gaussians are computed by the Box-Muller method (1958), in float64. The radius uses a 63-bit uniform
 that keeps its relative precision near 0 and is never 0, so the tails are correct up to 9.4 standard
-deviations (a normal lies beyond that with probability below 1e-20). Laplace numbers are
-determinants of 2-by-2 matrices of normals.
+deviations (a normal exceeds this with probability below 1e-20). Laplace numbers are determinants of
+2-by-2 matrices of normals.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch._utils import _unflatten_dense_tensors
 
 from ownerwise.randomness.stream import SecretStream, StepStream
+from ownerwise.torch_internals import unflatten_dense_tensors
 
 __all__ = ["Noise", "grid_of", "standard_laplace", "standard_normal"]
 
@@ -62,7 +62,7 @@ class Noise:
     """A run's noise for one purpose: one draw per step, never repeated.
 
     Args:
-        stream: the run's stream; a private one if not given.
+        stream: the run's stream; by default a new private stream.
         purpose: which child of the stream to use. Two mechanisms in one step (gradient, histogram)
             need two purposes.
 
@@ -213,7 +213,7 @@ def _noised(
         units.add_(block.mul_(1.0 / grid).round_())
         torch.mul(units, grid * factor, out=block)
         start += len(block)
-    shaped = _unflatten_dense_tensors(flat, sums)
+    shaped = unflatten_dense_tensors(flat, sums)
     return [part.to(t.device, t.dtype) for part, t in zip(shaped, sums, strict=True)]
 
 

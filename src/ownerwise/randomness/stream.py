@@ -9,15 +9,15 @@ Keys form a tree: `stream.child("noise")` has its own secret, derived from its p
 HKDF-Expand, and the drawing key is derived from that secret in turn. Step t of a stream is the
 counter range [t 2^64, (t+1) 2^64) of that key. The draws for (purpose, step) are therefore a
 function of the key alone: a resumed run with the same fixed seed draws exactly the same bits for
-step t as before, whatever was drawn in between.
+step t as before, no matter what was drawn in between.
 
 No (key, counter) pair is used twice:
 - within a step the counter only advances;
-- a stream opens each step at most once, in ascending order;
+- a stream opens each step at most once, in ascending order, whatever threads share it;
 - a private stream hands out each child at most once, and cannot be pickled or copied;
 - a forked process is REFUSED (an error, not a new key): re-keying would silently give different
   batches to the ranks of a run.
-A stream with a fixed seed is meant to be reproducible, so it is not private.
+A stream with a fixed seed is reproducible, and therefore not private.
 
 References: NIST SP 800-38A (CTR mode), RFC 5869 (HKDF); Garfinkel & Leclerc, "Randomness Concerns
 When Deploying Differential Privacy", WPES 2020 (why the generator must be cryptographic).
@@ -28,6 +28,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import threading
 from typing import NoReturn, Self
 
 import numpy as np
@@ -79,6 +80,7 @@ class SecretStream:
         self._process = os.getpid()
         self._children: set[str] = set()
         self._next_step = 0
+        self._lock = threading.Lock()  # checks and changes what is in use in one go
 
     @property
     def private(self) -> bool:
@@ -97,12 +99,13 @@ class SecretStream:
         numbers. With a fixed seed, a second call restarts the child.
         """
         _check_process(self._process)
-        if self.private and purpose in self._children:
-            raise RuntimeError(
-                f"the purpose {purpose!r} of this stream is already in use: a second user would "
-                "repeat its numbers. Create one SecretStream() per run"
-            )
-        self._children.add(purpose)
+        with self._lock:
+            if self.private and purpose in self._children:
+                raise RuntimeError(
+                    f"the purpose {purpose!r} of this stream is already in use: a second user "
+                    "would repeat its numbers. Create one SecretStream() per run"
+                )
+            self._children.add(purpose)
         secret = _derive(self._secret, b"child:" + purpose.encode())
         return self._make(secret, self._seed, f"{self._path}/{purpose}")
 
@@ -113,12 +116,13 @@ class SecretStream:
     def at_step(self, step: int) -> StepStream:
         """Open the numbers for one step; steps open at most once and in ascending order."""
         self.check_process()
-        if not self._next_step <= step < _STEPS:
-            raise RuntimeError(
-                f"step {step} of {self!r} is closed (the next one is {self._next_step}): drawing "
-                "it again would reuse its randomness"
-            )
-        self._next_step = int(step) + 1
+        with self._lock:
+            if not self._next_step <= step < _STEPS:
+                raise RuntimeError(
+                    f"step {step} of {self!r} is closed (the next one is {self._next_step}): "
+                    "drawing it again would reuse its randomness"
+                )
+            self._next_step = int(step) + 1
         return StepStream(self._draw_key, int(step), self._process)
 
     def __repr__(self) -> str:
@@ -157,7 +161,7 @@ class StepStream:
     def integers(self, high: int, count: int) -> np.ndarray:
         """Return integers in {0, ..., high - 1}, exactly uniform (by rejection), int64 [count]."""
         if not 1 <= high <= 2**63:
-            raise ValueError(f"high must lie in [1, 2^63], got {high}")
+            raise ValueError(f"high must be in [1, 2^63], got {high}")
         largest = np.uint64(2**64 - 2**64 % high - 1)  # keeps whole cycles of `high`
         kept = self.words(count)
         kept = kept[kept <= largest]

@@ -24,8 +24,9 @@ def spending(comparison: Comparison) -> Figure:
     uses = comparison.plans[:MOST_PLANS]
     panels = [_spending_panel(use, titled=len(comparison.plans) > 1) for use in uses]
     caption = (
-        "Lines: ε spent on each record after each step, as the plan's accountant computes it; pale "
-        "for steps that were planned but not taken. Dotted: the budget, which no step may exceed."
+        "Lines: ε spent on each record after each step, as the plan's accountant computes it; "
+        "pale lines show steps that were planned but not taken. Dotted: the budget, which no "
+        "step may exceed."
     )
     if len(comparison.plans) > len(uses):
         caption += f" {len(comparison.plans) - len(uses)} more plans are not drawn."

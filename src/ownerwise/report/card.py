@@ -1,4 +1,4 @@
-"""The privacy card: one page to publish with a model, stating what it guarantees to whom.
+"""The privacy card: one page to publish with a model, stating its guarantee for each owner.
 
 The card is Markdown with a YAML header, as model hubs expect. It states everything that determines
 the guarantee, and includes a snippet that recomputes an epsilon with an independent accountant.
@@ -139,7 +139,7 @@ def _data_name(run: Run) -> str:
 
 def _status(run: Run) -> str:
     if not run.private:
-        return f"> # {NOT_PRIVATE}\n>\n> {no_guarantee([run])} {HYPOTHETICAL_EPSILON}"
+        return f"> # {NOT_PRIVATE}\n>\n> {escape(no_guarantee([run]))} {HYPOTHETICAL_EPSILON}"
     caution = large_delta(run)
     return f"**Private.** {protected([run])}" + (f"\n\n**{caution}**" if caution else "")
 

@@ -221,7 +221,7 @@ def _baseline(by_label: dict[str, list[Run]]) -> str:
 
 
 def _extended(run: Run) -> bool:
-    """Return whether a run has weights inside its batches, or constraints."""
+    """Return whether a run uses weights within batches, or constraints."""
     return bool(run.config.get("weights") or run.config.get("constraints"))
 
 

@@ -19,7 +19,7 @@ _ROUNDING = 1e-9
 INTRODUCTION = (
     "Every step released a noisy histogram of predictions by group, which the plan accounts for "
     "together with the gradient. The noisy values and the multipliers are computed from it at no "
-    "further cost. A multiplier is the price of violating its constraint: it rises while the "
+    "additional cost. A multiplier is the price of violating its constraint: it rises while the "
     "constraint is violated."
 )
 

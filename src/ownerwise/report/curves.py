@@ -1,4 +1,4 @@
-"""Curves over training steps, with a band over seeds, thinned to what the eye can resolve."""
+"""Curves over training steps, with a band over seeds, thinned to a resolution the eye can see."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Curve:
 def curve(runs: Sequence[Run], value: Callable[[dict[str, Any]], float | None]) -> Curve | None:
     """Return the curve of `value(validation)` over the runs of one method, or None.
 
-    The steps are those of the first run that lie within the range of all runs. Runs evaluated at
+    The steps are those of the first run that are within the range of all runs. Runs evaluated at
     other steps are interpolated; at equal steps this changes nothing.
     """
     tracks = [_track(run, value) for run in runs]
@@ -53,7 +53,7 @@ def curve(runs: Sequence[Run], value: Callable[[dict[str, Any]], float | None]) 
 def _track(
     run: Run, value: Callable[[dict[str, Any]], float | None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return steps and values; if a resumed run has several lines for a step, the last counts."""
+    """Return steps and values; of several lines for one step (a resumed run), use the last."""
     lines = [line for line in run.history if line.get("validation")]
     by_step = {line["step"]: value(line["validation"]) for line in lines}
     steps = sorted(by_step)

@@ -1,7 +1,7 @@
 """The validation groups in a report: which are shown, in which order and under which names.
 
 Up to 50 groups are shown by name. If there are more and all have budgets, they are merged into
-ranges of epsilon: nobody reads 1,000 curves, and single owners should not be on display.
+ranges of epsilon, because nobody reads 1,000 curves and single owners should not be exposed.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ class Spent(NamedTuple):
 def spent(plan: Plan, classes: Sequence[BudgetClass], steps: int) -> list[Spent]:
     """Return the spending of the owners in each of a plan's classes after `steps`.
 
-    All owners count, not only the strictest and the laxest in a class: if deltas differ, an owner
-    in between may spend more than both.
+    This considers all owners, not only the strictest and the laxest in a class: if deltas differ,
+    an owner in between may spend more than both.
     """
     epsilon = plan.epsilon(steps=steps)
     spending = []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from ownerwise.errors import printable
+
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int = 1) -> str:
     """Return a table; all columns after the first `texts` are numbers, aligned right."""
@@ -20,5 +22,5 @@ def bullets(items: Iterable[str]) -> str:
 
 def escape(value: object) -> str:
     """Return text on one line that Markdown shows literally."""
-    text = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;")
+    text = printable(" ".join(str(value).split())).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_\[\]|#>])", r"\\\1", text)

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ownerwise.errors import printable
 from ownerwise.report.plots import Figure, LegendEntry, Panel
 
 
@@ -19,7 +20,8 @@ class Cell(NamedTuple):
 
 def escape(value: object) -> str:
     """Return text that is safe inside HTML elements and attributes."""
-    return html.escape(str(value), quote=True)
+    lines = str(value).split("\n")
+    return html.escape("\n".join(map(printable, lines)), quote=True)
 
 
 def paragraph(text: str, kind: str = "") -> str:

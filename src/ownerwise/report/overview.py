@@ -142,7 +142,7 @@ def _tiles(comparison: Comparison) -> str:
 
 
 def _best(comparison: Comparison) -> MethodRuns:
-    """Return the method with the best worst-group recall, or the baseline without groups."""
+    """Return the method with the best worst-group recall; without groups, the baseline."""
     known = [
         (worst.mean, m) for m in comparison.methods if (worst := comparison.amounts(m, _WORST))
     ]

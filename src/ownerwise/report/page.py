@@ -70,7 +70,7 @@ def _asset(name: str) -> str:
 
 
 def _lines(text: str) -> str:
-    """Return text with the line endings that a browser sees, so that the hashes match."""
+    """Return text with the line endings that a browser sees, which makes the hashes match."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

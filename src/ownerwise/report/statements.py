@@ -20,8 +20,8 @@ ADJACENCY = (
 
 ATTACKER = (
     "Suppose an attacker knows everything about a record except whether it was used in training. "
-    "Without the model, their guess is right 50 times in 100. With the model, it is on average "
-    "right at most as often as stated here, whatever their method and computing power."
+    "Without the model, their guess is right 50 times in 100. With the model, it is right on "
+    "average no more often than stated here, whatever their method and computing power."
 )
 
 NO_VALIDATION = (
@@ -29,7 +29,8 @@ NO_VALIDATION = (
 )
 
 HYPOTHETICAL_EPSILON = (
-    "Each ε below is what the same training with secret randomness would guarantee."
+    "Each ε below is what the same training would guarantee with secret randomness and without "
+    "anything that is not private."
 )
 
 _ACCOUNTANTS = {
@@ -167,7 +168,7 @@ def assumed_public(run: Run) -> list[str]:
         "the model architecture, the loss, the optimizer and all settings",
         "the plan: sampling rates, clip norms, noise, expected batch size, number of steps",
         "the lists of classes, features and groups, and any constants used to normalise the data; "
-        "if these were derived from private records, the accounting does not cover it",
+        "if any of these were derived from private records, the accounting does not cover that",
     ]
     if run.config.get("weights"):
         items.append("the shape and length of the importance tail")
@@ -180,7 +181,7 @@ def assumed_public(run: Run) -> list[str]:
 
 
 def not_covered(runs: Sequence[Run]) -> list[str]:
-    """Return everything that carries no guarantee or lies outside the accounting."""
+    """Return everything that has no guarantee or is not accounted for."""
     items = [
         "Validation and test metrics are exact, without noise. NO guarantee covers the records "
         "they were measured on: they are not private.",
@@ -195,6 +196,14 @@ def not_covered(runs: Sequence[Run]) -> list[str]:
             else []
         ),
     ]
+    earlier = max((run.config.get("earlier_trainings", 0) for run in runs), default=0)
+    if earlier:
+        items.insert(
+            2,
+            f"The process that trained this model had trained on owners with the same ids and "
+            f"counts before ({earlier} {'time' if earlier == 1 else 'times'}): if the records were "
+            "the same and those models are released too, the ε of a record adds up over them.",
+        )
     if len(runs) > 1:
         items.insert(
             2,

@@ -119,7 +119,7 @@ def _utility(comparison: Comparison) -> list[tuple[str, str, str, str, Figure | 
             "Gain",
             "Gain by budget",
             "If a method helps the owners whom strict budgets held back, the points on the left "
-            "lie high.",
+            "are above zero.",
             figures.gain_against_budget(comparison),
             single if not comparison.others else "needs at least two groups with known budgets.",
         ),

@@ -1,12 +1,13 @@
-"""Runs: the result of a training, in memory or in its own folder.
+"""Runs: the results of training, in memory or in run folders.
 
 Imports owners, planning, mechanisms and step. `Run.report` and `Run.card` import the report when
 called.
 """
 
 from ownerwise.runs.environment import environment
-from ownerwise.runs.folders import drop_older_checkpoints, folder_problems, holds_a_run
-from ownerwise.runs.run import CARD, HISTORY, PLAN, REPORT, Run, default_label
+from ownerwise.runs.folders import folder_problems, holds_a_run
+from ownerwise.runs.reading import HISTORY, PLAN, RUN_KEY
+from ownerwise.runs.run import CARD, REPORT, STEP_NOT_PRIVATE, Run, default_label
 from ownerwise.runs.settings import describe_function
 
 __all__ = [
@@ -14,10 +15,11 @@ __all__ = [
     "HISTORY",
     "PLAN",
     "REPORT",
+    "RUN_KEY",
+    "STEP_NOT_PRIVATE",
     "Run",
     "default_label",
     "describe_function",
-    "drop_older_checkpoints",
     "environment",
     "folder_problems",
     "holds_a_run",

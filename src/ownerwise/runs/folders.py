@@ -1,35 +1,39 @@
 """Run folders during training: one process per folder, one run per folder, no partial files.
 
 A process holds the lock on its folder while it trains. The operating system releases the lock when
-the process ends, however it ends.
+the process ends, even if it crashes. Forked processes, such as the workers of a DataLoader, do not
+hold it: they may outlive the run (filelock closes their copy of the file).
 
 History after a resumption: a killed run resumes from its newest checkpoint. History lines written
-after that checkpoint describe lost updates and are dropped, so that the history always belongs to
-the current model. With a fixed seed the same lines are written again, bit for bit (except for
-times). In a private run, the new lines come from fresh noise; the ledger still counts the steps
-behind the lost lines as spent, because somebody may have read them.
+after that checkpoint describe lost updates and are dropped, so the history always matches the
+current model. With a fixed seed the same lines are written again, bit for bit (except for times).
+In a private run, the new lines come from fresh noise; the account still counts the steps behind the
+lost lines as spent, because somebody may have read them.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.files import write_json
+from ownerwise.files import ANYTHING, drop_temporary, mapping_of, read_json, write_json
 from ownerwise.planning import Plan
-from ownerwise.runs import run as runs
+from ownerwise.runs import reading
+from ownerwise.runs.run import Run
 from ownerwise.runs.settings import differences
-from ownerwise.step import checkpoints
+from ownerwise.step import OWN_FOLDER, checkpoints, read_account
 
 _LOCK = ".lock"
 _HOLDER = ".holder"  # the process that holds the lock: a locked file cannot be read on all systems
 
 MAY_CHANGE = frozenset(
     {"name", "label", "micro_batch_size", "lean", "num_workers", "checkpoint_every", "loggers"}
+    | {"earlier_trainings"}
 )
 """Settings that a resumed run may change, because they affect names and speed, not results."""
 
@@ -40,6 +44,7 @@ class FolderLock:
     def __init__(self, folder: Path):
         self._folder = folder
         self._lock = FileLock((folder / _LOCK).resolve(), blocking=False)
+        self._process = os.getpid()
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -48,14 +53,15 @@ class FolderLock:
         except Timeout:
             raise OwnerwiseError(
                 f"{self._folder} is in use: {self._holder()} is training into it; wait for it, or "
-                f"{checkpoints.OWN_FOLDER}"
+                f"{OWN_FOLDER}"
             ) from None
         (self._folder / _HOLDER).write_text(f"{os.getpid()}\n", encoding="utf-8")
         return self
 
     def __exit__(self, *error: object) -> None:
-        (self._folder / _HOLDER).unlink(missing_ok=True)
-        self._lock.release()
+        if os.getpid() == self._process:  # a forked process does not hold the lock
+            (self._folder / _HOLDER).unlink(missing_ok=True)
+            self._lock.release()
 
     def _holder(self) -> str:
         try:
@@ -74,69 +80,81 @@ def folder_problems(folder: Path, config: dict[str, Any], plan: Plan, resume: bo
     """Return all reasons why a run with these settings cannot be written to a folder."""
     if folder.exists() and not folder.is_dir():
         return [f"{folder} is a file; expected a folder for the run"]
-    if not holds_a_run(folder):
-        spent = runs.spent_steps(folder)
-        if spent:
-            return [
-                f"{folder} has a ledger of {spent} spent steps but no checkpoint to resume from: "
-                f"{checkpoints.OWN_FOLDER}"
-            ]
-        return []
-    if not resume:
-        return [
-            f"{folder} already holds a run; resume it (resume=True, or --resume), or "
-            f"{checkpoints.OWN_FOLDER}"
-        ]
     try:
-        stored = runs.read_config(folder)
+        if not holds_a_run(folder):
+            return _remains(folder)
+        if not resume:
+            return [
+                f"{folder} already holds a run; resume it (resume=True, or --resume), or "
+                f"{OWN_FOLDER}"
+            ]
+        stored, identity = reading.read_config(folder)
+        changes = differences(stored, config, MAY_CHANGE)
+        changes += [f"plan: {text}" for text in _plan_differences(folder, plan)]
+        if changes:
+            return [f"{change} (a resumed run keeps its original settings)" for change in changes]
+        balance, header = read_account(folder), checkpoints.newest_header(folder, [])
+        history = reading.read_history(folder / reading.HISTORY, balance.run if balance else "", [])
+        return reading.disagreements(folder, plan.hash, balance, header, stored, identity, history)
     except OwnerwiseError as error:
         return error.problems
-    changes = differences(stored, config, MAY_CHANGE)
-    changes += [f"plan: {text}" for text in _plan_differences(folder, plan)]
-    hint = "a resumed run keeps its original settings"
-    return [f"{change} ({hint})" for change in changes]
 
 
-def begin(
-    folder: Path, config: dict[str, Any], plan: Plan, environment: dict[str, Any]
-) -> dict[str, Any]:
-    """Write a run's settings, plan and environment; return the environment and earlier ones."""
-    if holds_a_run(folder):
-        previous = runs.read_json(folder / runs.ENVIRONMENT, runs.NO_RUN)
-        earlier = previous.pop("earlier", []) + ([previous] if previous != environment else [])
-        if earlier:
-            environment = {**environment, "earlier": earlier}
-    write_json(folder / runs.CONFIG, {runs.FORMAT_KEY: checkpoints.FORMAT, **config})
-    plan.save(folder / runs.PLAN)
-    write_json(folder / runs.ENVIRONMENT, environment)
-    return environment
+def begin(run: Run, identity: str) -> None:
+    """Write a run's settings, plan and environment into its folder."""
+    assert run.folder is not None
+    run.identity = identity
+    names = {reading.FORMAT_KEY: checkpoints.FORMAT, reading.RUN_KEY: identity}
+    write_json(run.folder / reading.CONFIG, {**names, **run.config})
+    run.plan.save(run.folder / reading.PLAN)
+    write_json(run.folder / reading.ENVIRONMENT, run.environment)
 
 
-def kept_history(folder: Path, updates: int) -> list[dict[str, Any]]:
+def with_earlier(folder: Path, environment: dict[str, Any]) -> dict[str, Any]:
+    """Return the environment together with those in which the run was trained earlier."""
+    previous = reading.read_environment(folder, problems := [])
+    _warn(problems)
+    earlier = previous.pop("earlier", [])
+    earlier += [previous] if previous and previous != environment else []
+    return {**environment, "earlier": earlier} if earlier else environment
+
+
+def kept_history(folder: Path, identity: str, updates: int) -> list[dict[str, Any]]:
     """Return the history lines up to and including the model with `updates` updates."""
-    lines = runs.read_history(folder / runs.HISTORY)
+    lines = reading.read_history(folder / reading.HISTORY, identity, problems := [])
+    _warn(problems)
     return [line for line in lines if line["updates"] <= updates]
 
 
 def drop_half_written(folder: Path) -> None:
-    """Delete partial files that a killed process left behind."""
-    for name in ("checkpoint-*", "plan.*", "*.json", "*.jsonl"):
-        for path in folder.glob(f".{name}.????????"):  # as `write_whole` names them
-            path.unlink()
+    """Delete partial files that a killed process left behind; only the lock's holder may."""
+    for name in ("checkpoint-*", "plan.*", "config.json", "environment.json", "history.jsonl"):
+        drop_temporary(folder, name)
 
 
-def drop_older_checkpoints(folder: Path) -> None:
-    """Delete all checkpoints except the newest, from which a run resumes."""
-    newest = checkpoints.latest(folder)
-    for path in folder.glob("checkpoint-*.safetensors"):
-        if path != newest:
-            path.unlink()
+def _remains(folder: Path) -> list[str]:
+    """Return why a folder without a checkpoint cannot take a new run."""
+    balance = read_account(folder)
+    if balance is not None and balance.spent:
+        return [
+            f"{folder} has an account of {balance.spent} spent steps but no checkpoint to resume "
+            f"from: {OWN_FOLDER}"
+        ]
+    if balance is None and (folder / reading.CONFIG).exists() and reading.read_config(folder)[1]:
+        return [f"{folder} holds a run whose account is missing: {OWN_FOLDER}"]
+    return []
 
 
 def _plan_differences(folder: Path, plan: Plan) -> list[str]:
-    stored = runs.read_json(folder / runs.PLAN, runs.NO_RUN)
+    path = folder / reading.PLAN
+    stored = read_json(path, mapping_of(ANYTHING), f"no {path.name} in {folder}: {reading.NO_RUN}")
     if stored.pop("hash", None) == plan.hash:
         return []
     stored.pop("arrays", None)
     headers = differences(stored, plan.header())
     return headers or ["the owners' budgets, rates or clip norms differ"]
+
+
+def _warn(problems: list[str]) -> None:
+    for problem in problems:
+        warnings.warn(problem, stacklevel=3)

@@ -1,14 +1,15 @@
-"""Runs: the result of a training, in memory or in its own folder.
+"""Runs: the results of training, in memory or in run folders.
 
 A run folder holds `config.json` (the Trainer's settings and the format version), `plan.json` with
-its arrays, `history.jsonl` (one line per evaluation on validation data), `steps.json` and the
-newest checkpoint (see `checkpoints`), `environment.json`, and, after the run, `report.html` and
-`CARD.md`. These files contain neither training records nor statistics of them without noise.
+its arrays, `history.jsonl` (one line per evaluation on validation data), `account.db` (the steps
+spent, see `account`), the two newest checkpoints (see `checkpoints`), `environment.json`, and,
+after the run, `report.html` and `CARD.md`. These files contain no training records, and no
+statistics of them without noise.
 """
 
 from __future__ import annotations
 
-import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -20,16 +21,19 @@ from torch import Tensor
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.planning import Plan
-from ownerwise.step import checkpoints
+from ownerwise.runs.reading import (
+    HISTORY,
+    PLAN,
+    disagreements,
+    read_config,
+    read_environment,
+    read_history,
+)
+from ownerwise.step import checkpoints, read_account
 
-CONFIG = "config.json"
-PLAN = "plan.json"
-HISTORY = "history.jsonl"
-ENVIRONMENT = "environment.json"
 REPORT = "report.html"
 CARD = "CARD.md"
-FORMAT_KEY = "run_format"  # in config.json; version 0.1.0 did not write it, which means format 1
-NO_RUN = "a run folder has one; check the path"
+STEP_NOT_PRIVATE = "the run's account or checkpoint says so"
 
 
 @dataclass(eq=False)
@@ -47,6 +51,8 @@ class Run:
         updates: number of updates applied to the model; fewer than `steps_spent` if a private run
             was resumed after a crash.
         folder: the run folder, or None for a run in memory.
+        identity: random name of the run, the same in all its files; "" in memory.
+        problems: damage in files that the figures do not depend on, found by `Run.load`.
     """
 
     config: dict[str, Any]
@@ -56,6 +62,8 @@ class Run:
     steps_spent: int = 0
     updates: int = 0
     folder: Path | None = None
+    identity: str = field(default="", repr=False)
+    problems: list[str] = field(default_factory=list, repr=False)
 
     @property
     def name(self) -> str:
@@ -94,11 +102,10 @@ class Run:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the model's tensors from the newest checkpoint, for `model.load_state_dict`."""
-        newest = None if self.folder is None else checkpoints.latest(self.folder)
-        if newest is None:
+        if self.folder is None or checkpoints.latest(self.folder) is None:
             where = "a run in memory" if self.folder is None else self.folder
             raise OwnerwiseError(f"{where} has no checkpoint: train with folder=")
-        return checkpoints.state_dict(newest)
+        return checkpoints.state_dict(self.folder)
 
     def report(self, path: str | PathLike, *others: Run) -> None:
         """Write an HTML report on this run, compared with any other runs given."""
@@ -114,19 +121,46 @@ class Run:
 
     @classmethod
     def load(cls, folder: str | PathLike) -> Self:
-        """Read a run folder; the run may be finished, in progress or stopped."""
+        """Read a run folder; the run may be finished, in progress or stopped.
+
+        Damaged history and environment files are reported by a warning and in `problems`.
+
+        Raises:
+            OwnerwiseError: if the number of spent steps is not certain, or another file that the
+                run needs is damaged or belongs to another run.
+        """
         folder = Path(folder)
-        config = read_config(folder)
+        problems: list[str] = []
+        config, identity = read_config(folder)
         plan = Plan.load(folder / PLAN)
-        newest = checkpoints.latest(folder)
+        header = checkpoints.newest_header(folder, problems)
+        environment = read_environment(folder, problems)
+        balance = read_account(folder)  # after the checkpoint, which a running run writes later
+        known = identity or (balance.run if balance else "")
+        lines: list[str] = []
+        history = read_history(folder / HISTORY, known, lines)
+        if history and balance is not None and history[-1]["step"] > balance.spent:
+            balance = read_account(folder)  # a running run has continued in the meantime
+        refused = disagreements(folder, plan.hash, balance, header, config, identity, history)
+        if refused or balance is None:
+            raise OwnerwiseError(refused)
+        problems += lines
+        for problem in problems:
+            warnings.warn(problem, stacklevel=2)
+        says_private = balance.private is not False
+        says_private &= header is None or header.get("private", config["seed"] is None)
+        if not says_private and config["seed"] is None and not config.get("not_private"):
+            config["not_private"] = [STEP_NOT_PRIVATE]
         return cls(
             config=config,
             plan=plan,
-            history=read_history(folder / HISTORY),
-            environment=read_json(folder / ENVIRONMENT, NO_RUN),
-            steps_spent=spent_steps(folder),
-            updates=0 if newest is None else int(newest.stem.rpartition("-")[2]),
+            history=history,
+            environment=environment,
+            steps_spent=balance.spent,
+            updates=0 if header is None else header["updates"],
             folder=folder,
+            identity=balance.run,
+            problems=problems,
         )
 
 
@@ -140,41 +174,3 @@ def default_label(plan: Plan, weights: Mapping[str, Any] | None) -> str:
             label += " budget-aware"
     usual = ("uniform", "sample") if weights is None else ("sample",)
     return label if plan.method in usual else f"{label} ({plan.method})"
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the settings in a run folder; raise if its format is unknown."""
-    config = read_json(folder / CONFIG, NO_RUN)
-    checkpoints.check_format(folder / CONFIG, config.pop(FORMAT_KEY, 1))
-    return config
-
-
-def read_json(path: Path, hint: str) -> dict[str, Any]:
-    """Return the JSON object in `path`, or raise with a hint if it is missing."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise OwnerwiseError(f"no {path.name} in {path.parent}: {hint}") from None
-    except ValueError:
-        raise OwnerwiseError(f"{path} is damaged: expected JSON") from None
-    if not isinstance(content, dict):
-        raise OwnerwiseError(f"{path} is damaged: expected a JSON object")
-    return content
-
-
-def read_history(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a history file, without a partial last line from a killed process."""
-    if not path.exists():
-        return []
-    # the last line break is followed by nothing, or by a partial line
-    lines = path.read_bytes().split(b"\n")[:-1]
-    try:
-        return [json.loads(line) for line in lines]
-    except ValueError:
-        raise OwnerwiseError(f"{path} is damaged: expected one JSON object per line") from None
-
-
-def spent_steps(folder: Path) -> int:
-    """Return the number of steps in the folder's ledger; 0 before it is written."""
-    path = folder / checkpoints.LEDGER
-    return int(read_json(path, NO_RUN)["steps_spent"]) if path.exists() else 0

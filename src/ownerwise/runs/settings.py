@@ -65,6 +65,8 @@ def _describe_ino(ino: INO) -> dict[str, Any]:
         options["kappa"] = ino.score_by.kappa
     elif not isinstance(ino.score_by, ByLoss):
         options["score"] = type(ino.score_by).__name__
+    if ino.width != INO.width:
+        options["width"] = ino.width
     return options
 
 
@@ -85,7 +87,7 @@ def differences(
     """Return a sentence for every entry that differs between two settings."""
     old, new = dict(flat(before)), dict(flat(after))
     return [
-        f"{name} was {_shown(old.get(name, _ABSENT))}, now it is {_shown(new.get(name, _ABSENT))}"
+        f"{name} was {_shown(old.get(name, _ABSENT))} and is now {_shown(new.get(name, _ABSENT))}"
         for name in sorted(old.keys() | new.keys())
         if name.split(".")[0] not in ignored and old.get(name, _ABSENT) != new.get(name, _ABSENT)
     ]

@@ -1,13 +1,17 @@
-"""The private step, the only place where private data changes the model, and its checkpoints.
+"""The private step, its account and its checkpoints.
 
-Imports planning, randomness, batches, gradients and mechanisms; nothing here knows about runs,
-training loops, or folders other than the one it is given.
+The step is the only place where private data changes the model. Imports planning, randomness,
+batches, gradients and mechanisms; nothing here depends on runs, training loops, or folders other
+than the one it is given.
 """
 
-from ownerwise.step.checkpoints import record_steps
+from ownerwise.step.account import OWN_FOLDER, Account, Balance, read_account
 from ownerwise.step.private_step import PrivateStep
 
 __all__ = [
+    "OWN_FOLDER",
+    "Account",
+    "Balance",
     "PrivateStep",
-    "record_steps",
+    "read_account",
 ]

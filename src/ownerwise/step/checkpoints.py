@@ -1,15 +1,16 @@
 """Checkpoints: a private run can stop at any time and resume within its budgets.
 
 A checkpoint is one safetensors file with the model, the optimizer and a JSON header (format
-version, plan hash, step counts), all covered by one SHA-256. Each file is written atomically. The
-key of a private run is never stored, because anyone who has the key and the position can subtract
-the noise; a resumed run draws a fresh key.
+version, run, plan hash, step counts). One SHA-256 covers the header, and the header holds another
+for the tensors. Each file is written atomically, and the two newest are kept: if the newest is
+damaged, a run resumes from the one before. The key of a private run is never stored, because anyone
+who has the key and the position can subtract the noise; a resumed run draws a fresh key.
 
-Next to the checkpoints, `steps.json` is the ledger of steps whose results may have left the process
-through a history line or a checkpoint. It is updated before anything leaves and never decreases, so
-steps are never under-counted. After a crash, a private run continues from its last checkpoint; the
-steps whose updates were lost stay spent, so the run ends that many updates early. A run with a
-fixed seed (not private) repeats the lost steps bit for bit instead. A folder holds one run.
+The account (see `account`) counts steps before they are taken. A checkpoint names the account's
+last event, so an older copy of the account is recognised. After a crash, a private run continues
+from its last checkpoint; the steps whose updates were lost stay spent, so the run ends that many
+updates early. A run with a fixed seed (not private) repeats the lost steps bit for bit instead. A
+folder holds one run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,15 +32,59 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.files import write_json, write_whole
+from ownerwise.files import (
+    ANYTHING,
+    DIGEST,
+    FLAG,
+    INTEGER,
+    TEXT,
+    WHOLE,
+    fields,
+    list_of,
+    mapping_of,
+    or_null,
+    parse_json,
+    write_whole,
+)
 from ownerwise.planning import Plan
+from ownerwise.step.account import Balance, read_account
 
-LEDGER = "steps.json"
+FORMAT = 2
+"""Increase this when the layout changes, and upgrade or refuse older files in `check_format`.
+
+Format 1 (version 0.1.0) counted steps in `steps.json`, without an identity for the run."""
+
 _HEADER = "ownerwise"
 _HASH = "sha256"
-FORMAT = 1
-"""Increase it when the layout changes, and upgrade or refuse older files in `check_format`."""
-OWN_FOLDER = "give each run its own folder"
+_GENERATIONS = 2
+
+_COMMON = {
+    "format": WHOLE,
+    "plan": DIGEST,
+    "updates": WHOLE,
+    "steps_spent": WHOLE,
+    "seed": or_null(INTEGER),
+    "optimizer": fields(
+        {
+            "state": mapping_of(mapping_of(ANYTHING)),
+            "param_groups": list_of(fields({"params": list_of(WHOLE)})),
+        }
+    ),
+    "held": list_of(ANYTHING),
+}
+_FORMATS = {
+    1: fields(_COMMON, {"private": FLAG, "plugs": mapping_of(ANYTHING)}),
+    FORMAT: fields(
+        {
+            **_COMMON,
+            "private": FLAG,
+            "plugs": mapping_of(ANYTHING),
+            "run": TEXT,
+            "account": list_of(ANYTHING, 2),
+            "tensors": DIGEST,
+        }
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -47,38 +94,23 @@ class Checkpoint:
     Attributes:
         updates: number of updates applied to the stored model.
         steps_spent: steps accounted for, at least `updates`; the resumed run starts here.
-        seed: the fixed seed of a run that is NOT private, else None.
         private: whether the guarantee has held so far.
         plugs: {name: state} for the stateful plugs.
         path: the file.
+        balance: what the account says.
     """
 
     updates: int
     steps_spent: int
-    seed: int | None
     private: bool
     plugs: dict[str, Any]
     path: Path
-
-
-def record_steps(folder: str | os.PathLike, plan: Plan, steps: int) -> None:
-    """Record in the ledger that `steps` steps are spent; call it before any result leaves.
-
-    The ledger never decreases. A folder that belongs to another plan is refused.
-    """
-    path = Path(folder) / LEDGER
-    if path.exists():
-        problems: list[str] = []
-        steps = max(steps, _ledger_steps(path.parent, plan, problems))
-        if problems:
-            raise OwnerwiseError([*problems, f"{folder}: {OWN_FOLDER}"])
-    content = {"format": FORMAT, "plan": plan.hash, "steps_spent": steps}
-    write_json(path, content, indent=None)
+    balance: Balance
 
 
 def save(
     folder: str | os.PathLike,
-    plan: Plan,
+    balance: Balance,
     model: nn.Module,
     optimizer: Optimizer,
     *,
@@ -88,24 +120,27 @@ def save(
     private: bool = True,
     plugs: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Update the ledger, then write a checkpoint into `folder` and return its path.
+    """Write a checkpoint into `folder`, delete all but the two newest, and return its path.
 
     Args:
         folder: the run's folder.
-        plan, model, optimizer: the run's plan, model and optimizer.
+        balance: what the run's account says; it counts `steps_spent` steps or more.
+        model, optimizer: the run's model and optimizer.
         updates: number of updates applied to the model.
         steps_spent: steps accounted for, at least `updates`.
         seed: seed of the run's stream; None if the stream is secret.
         private: whether the guarantee has held so far.
         plugs: {name: state} for the stateful plugs, as JSON types.
     """
-    record_steps(folder, plan, steps_spent)
     tensors, state = _flatten_optimizer(optimizer)
     for name, tensor in model.state_dict().items():
         tensors[f"model.{name}"] = tensor
+    contents = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     header = {
         "format": FORMAT,
-        "plan": plan.hash,
+        "run": balance.run,
+        "account": balance.head,
+        "plan": balance.plan,
         "updates": updates,
         "steps_spent": steps_spent,
         "seed": seed,
@@ -113,39 +148,60 @@ def save(
         "optimizer": state,
         "held": _optimizer_layout(model, optimizer),
         "plugs": dict(plugs or {}),
+        "tensors": _tensors_hash(hashlib.sha256(), contents),
     }
     path = Path(folder) / f"checkpoint-{updates:08d}.safetensors"
-    contents = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps(header)
-    metadata = {_HEADER: text, _HASH: _content_hash(text, contents)}
+    metadata = {_HEADER: text, _HASH: hashlib.sha256(text.encode()).hexdigest()}
     write_whole(path, lambda file: save_file(contents, file, metadata=metadata))
+    for older in stored(folder)[_GENERATIONS:]:
+        older.unlink()
     return path
+
+
+def stored(folder: str | os.PathLike) -> list[Path]:
+    """Return the checkpoints in a folder, newest first."""
+    return sorted(Path(folder).glob("checkpoint-*.safetensors"), reverse=True)
 
 
 def latest(folder: str | os.PathLike) -> Path | None:
     """Return the newest checkpoint in a folder, or None."""
-    paths = sorted(Path(folder).glob("checkpoint-*.safetensors"))
-    return paths[-1] if paths else None
+    return next(iter(stored(folder)), None)
 
 
-def state_dict(path: str | os.PathLike) -> dict[str, Tensor]:
-    """Return the model's `state_dict` stored in a checkpoint."""
-    return _model_tensors(_read(Path(path))[1])
+def newest_header(folder: str | os.PathLike, problems: list[str]) -> dict[str, Any] | None:
+    """Return the header of the newest checkpoint that is not damaged; None if there is none.
+
+    Damaged newer checkpoints are added to `problems`. If all are damaged, this raises.
+    """
+    found = stored(folder)
+    for path in found:
+        try:
+            return _read_header(path)
+        except OwnerwiseError as error:
+            if path == found[-1]:
+                raise
+            problems += error.problems
+    return None
+
+
+def state_dict(folder: str | os.PathLike) -> dict[str, Tensor]:
+    """Return the model's `state_dict` in the newest checkpoint that is not damaged."""
+    return _model_tensors(_newest(folder)[2])
 
 
 def load(
-    path: str | os.PathLike,
+    folder: str | os.PathLike,
     plan: Plan,
     model: nn.Module,
     optimizer: Optimizer,
     seed: int | None,
 ) -> Checkpoint:
-    """Load model and optimizer from a checkpoint and return the state of the run.
+    """Load model and optimizer from the newest checkpoint and return the state of the run.
 
     `seed` is the seed of the resuming run (None if private) and must match the stored one.
     """
-    path = Path(path)
-    header, tensors = _read(path)
+    path, header, tensors = _newest(folder)
     problems = []
     if header["plan"] != plan.hash:
         problems.append(
@@ -157,9 +213,9 @@ def load(
             f"{path.name} comes from a run with {_seed_name(header['seed'])}, but this run has "
             f"{_seed_name(seed)}: resume with the same kind of stream"
         )
-    spent = max(header["steps_spent"], _ledger_steps(path.parent, plan, problems))
-    stored = _model_tensors(tensors)
-    expected, actual = _kinds(stored), _kinds(model.state_dict())
+    balance = _checked_balance(path, header, problems)
+    model_tensors = _model_tensors(tensors)
+    expected, actual = _kinds(model_tensors), _kinds(model.state_dict())
     if wrong := sorted({name for name, _ in expected.items() ^ actual.items()}):
         name = wrong[0]
         problems.append(
@@ -172,13 +228,57 @@ def load(
             f"{type(optimizer).__name__} or different parameter groups; build the run's own "
             "optimizer"
         )
-    if problems:
+    if problems or balance is None:
         raise OwnerwiseError(problems)
-    model.load_state_dict(stored)
+    model.load_state_dict(model_tensors)
     optimizer.load_state_dict(_restore_optimizer(header["optimizer"], tensors))
-    steps_spent = header["steps_spent"] if seed is not None else spent
-    private, plugs = header.get("private", seed is None), header.get("plugs", {})
-    return Checkpoint(header["updates"], steps_spent, seed, private, plugs, path)
+    steps_spent = header["steps_spent"] if seed is not None else balance.spent
+    private = header.get("private", seed is None) and balance.private is not False
+    return Checkpoint(
+        header["updates"], steps_spent, private, header.get("plugs", {}), path, balance
+    )
+
+
+def account_problems(balance: Balance | None, header: dict[str, Any], name: str) -> list[str]:
+    """Return every reason why an account does not belong to a checkpoint called `name`."""
+    if balance is None or (balance.head is None and header["format"] > 1):
+        return [
+            f"the account next to {name} is missing: the number of spent steps is unknown, so the "
+            "run cannot be used within its budgets"
+        ]
+    problems = []
+    if balance.plan != header["plan"]:
+        problems.append(
+            f"the account belongs to plan {balance.plan[:12]}, but {name} to plan "
+            f"{header['plan'][:12]}: one of them is from another run"
+        )
+    if header["format"] > 1 and balance.run != header["run"]:
+        problems.append(
+            f"the account belongs to run {balance.run[:12]}, but {name} to run "
+            f"{header['run'][:12]}: one of them is from another folder"
+        )
+    elif header["format"] > 1 and not balance.holds(header["account"]):
+        problems.append(
+            f"the account is older than {name}: an old copy was restored, and steps since then are "
+            "not in it. Restore the newest account"
+        )
+    spent = max(header["steps_spent"], header["updates"])
+    if balance.spent < spent and not problems:
+        problems.append(
+            f"the account counts {balance.spent} steps, but {name} holds {spent}: an old copy of "
+            "the account was restored. Restore the newest account"
+        )
+    return problems
+
+
+def _checked_balance(path: Path, header: dict[str, Any], problems: list[str]) -> Balance | None:
+    try:
+        balance = read_account(path.parent)
+    except OwnerwiseError as error:
+        problems += error.problems
+        return None
+    problems += account_problems(balance, header, path.name)
+    return balance
 
 
 def _model_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -201,63 +301,93 @@ def _optimizer_layout(model: nn.Module, optimizer: Optimizer) -> list[Any]:
     return [type(optimizer).__name__, *groups]
 
 
-def _content_hash(header: str, tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256(header.encode())
+def _tensors_hash(digest: Any, tensors: Mapping[str, Tensor]) -> str:
     for name, kind in sorted(_kinds(tensors).items()):
         digest.update(f"{name} {kind}".encode())
         digest.update(tensors[name].cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
+def _newest(folder: str | os.PathLike) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
+    """Return the newest checkpoint that is not damaged: its path, header and tensors."""
+    found = stored(folder)
+    for path in found:
+        try:
+            return path, *_read(path)
+        except OwnerwiseError as error:
+            if path == found[-1]:
+                raise
+            warnings.warn(
+                f"{error}; the older {found[found.index(path) + 1].name} is used, and the steps "
+                "since then stay spent",
+                stacklevel=2,
+            )
+    raise OwnerwiseError(f"no checkpoint in {folder}")
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    """Return a checkpoint's header, without reading the tensors unless it has format 1."""
+    with _opened(path) as file:
+        text, stored_hash = _metadata(path, file)
+    header = _parsed(path, text)
+    if header["format"] == 1:
+        return _read(path)[0]
+    _compare(path, hashlib.sha256(text.encode()).hexdigest(), stored_hash)
+    return header
+
+
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    with _opened(path) as file:
+        text, stored_hash = _metadata(path, file)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    header = _parsed(path, text)
+    digest = hashlib.sha256(text.encode())
+    if header["format"] == 1:
+        _compare(path, _tensors_hash(digest, tensors), stored_hash)
+    else:
+        _compare(path, digest.hexdigest(), stored_hash)
+        _compare(path, _tensors_hash(hashlib.sha256(), tensors), header["tensors"])
+    return header, tensors
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            text, stored_hash = metadata[_HEADER], metadata[_HASH]
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        header = json.loads(text)
-        check_format(path, header["format"])
-        if _content_hash(text, tensors) != stored_hash:
-            raise OwnerwiseError(f"{path} is damaged: its content does not match its hash")
-        return header, tensors
+            yield file
     except FileNotFoundError:
         raise OwnerwiseError(f"no checkpoint at {path}") from None
     except OwnerwiseError:
         raise
-    except (SafetensorError, KeyError, ValueError, TypeError):
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, AttributeError):
         raise OwnerwiseError(f"{path} is damaged or not an ownerwise checkpoint") from None
 
 
+def _metadata(path: Path, file: Any) -> tuple[str, str]:
+    metadata = file.metadata() or {}
+    if not {_HEADER, _HASH} <= metadata.keys():
+        raise OwnerwiseError(f"{path} is damaged or not an ownerwise checkpoint")
+    return metadata[_HEADER], metadata[_HASH]
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    version = parse_json(text, fields({"format": WHOLE}), str(path))["format"]
+    check_format(path, version)
+    return parse_json(text, _FORMATS[version], str(path))
+
+
+def _compare(path: Path, digest: str, stored_hash: str) -> None:
+    if digest != stored_hash:
+        raise OwnerwiseError(f"{path} is damaged: its content does not match its hash")
+
+
 def check_format(path: Path, version: Any) -> None:
-    """Refuse a checkpoint, ledger or settings file whose format this version does not know."""
-    if version != FORMAT:
+    """Refuse a checkpoint or settings file whose format this version does not know."""
+    if version not in _FORMATS:
         raise OwnerwiseError(
-            f"{path} has format {version}, but this version of ownerwise reads format {FORMAT}: "
-            "use the version that wrote it, or start a new run"
+            f"{path} has format {version}, but this version of ownerwise reads format {FORMAT} and "
+            "older ones: use the version that wrote it, or start a new run"
         )
-
-
-def _ledger_steps(folder: Path, plan: Plan, problems: list[str]) -> int:
-    path = folder / LEDGER
-    try:
-        ledger = json.loads(path.read_text(encoding="utf-8"))
-        plan_hash, steps = str(ledger["plan"]), int(ledger["steps_spent"])
-        check_format(path, ledger["format"])
-    except OwnerwiseError as error:
-        problems += error.problems
-        return 0
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        problems.append(
-            f"the ledger {LEDGER} next to the checkpoint is missing or damaged: the number of "
-            "spent steps is unknown, so the run cannot resume within its budgets"
-        )
-        return 0
-    if plan_hash != plan.hash:
-        problems.append(
-            f"the ledger {LEDGER} belongs to plan {plan_hash[:12]}, but this run has plan "
-            f"{plan.hash[:12]}"
-        )
-    return steps
 
 
 def _flatten_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

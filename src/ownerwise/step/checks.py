@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ownerwise.batches import Batch, row_counts
+from ownerwise.batches import Batch, Unloaded, row_counts
 from ownerwise.errors import OwnerwiseError, name_some
 from ownerwise.mechanisms import ClippingRule, Release, Steering
 from ownerwise.mechanisms.constraints import RateConstraints
@@ -42,8 +42,8 @@ def release_problems(
     """Yield each mismatch between the additional release and the one the plan pays for."""
     if release is not None and steering is not None:
         yield (
-            f"{type(rule).__name__} releases a count for its steering, and a release was given "
-            "too, but the plan pays for only one: drop the release or the rule's steering"
+            f"{type(rule).__name__} releases a count for its steering and another release was "
+            "given, but the plan pays for only one: drop the release or the rule's steering"
         )
     if steering is not None and plan.release_shares is not None:
         yield (
@@ -64,6 +64,17 @@ def release_problems(
     elif plan.release_std is None and (release is not None or steering is not None):
         what = "a release was given" if steering is None else "the steering releases a count"
         yield f"{what}, but the plan pays for no release: make it with ow.plan(..., release_std=)"
+
+
+def refuse_unloaded(batch: Batch) -> None:
+    """Raise if the batch's records could not be loaded; called after the step counts as spent."""
+    if isinstance(batch.data, Unloaded):
+        raise OwnerwiseError(
+            f"the records of step {batch.step} could not be loaded ({batch.data.error}), and the "
+            "step counts as spent. Which records a batch holds is private, so none is named: try "
+            "dataset[i] for every record, and collate, outside a private run. This failure "
+            "itself is not private"
+        )
 
 
 def inputs_and_targets(batch: Batch) -> tuple[Any, Any]:

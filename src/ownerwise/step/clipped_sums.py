@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -11,7 +12,15 @@ from torch import Tensor, nn
 
 from ownerwise.batches import Batch, take
 from ownerwise.errors import OwnerwiseError
-from ownerwise.gradients import Chain, ChainGradients, PerRecordGradients, Tape
+from ownerwise.gradients import (
+    Attributes,
+    Chain,
+    ChainGradients,
+    PerRecordGradients,
+    Tape,
+    changed_by_data,
+)
+from ownerwise.gradients.calls import tensors_in
 from ownerwise.mechanisms import (
     AdaptiveRelease,
     ClippingRule,
@@ -20,18 +29,22 @@ from ownerwise.mechanisms import (
     Randomness,
     Release,
     Steering,
-    SummedRelease,
     Weights,
-    check_separation,
     per_record,
+    proven,
     sum_of_unit_rows,
 )
+from ownerwise.mechanisms.constraints import RateConstraints
 from ownerwise.planning import Plan
-from ownerwise.randomness import LayerRandomness, StepStream, kept_generators
-from ownerwise.step.checks import inputs_and_targets
+from ownerwise.randomness import kept_generators
+from ownerwise.step import separation
 from ownerwise.step.micro_batches import bytes_per_record, slices
-from ownerwise.step.rounding import RELEASE_SLACK, Rounding
+from ownerwise.step.model_separation import check_model, check_part, is_due
+from ownerwise.step.plug_separation import check_contributions, checked_factors
+from ownerwise.step.rounding import Rounding, refuse_imprecise
 from ownerwise.step.secret_rows import Rows, place
+
+_SMALLEST_RESOLVED = 1e-8  # smaller float32 norms count as this long for rules of the user's
 
 
 class ClippedSums:
@@ -51,7 +64,7 @@ class ClippedSums:
     Args:
         model, plan, loss, clipping, micro_batch_size, memory_target, lean: as for `PrivateStep`.
         weights, release: as for `PrivateStep`, already bound to the plan.
-        steering: the clipping rule's steering, if it has one.
+        steering: the clipping rule's steering, if any.
         not_private: keep losses, norms and factors of the last batch in `peek`.
     """
 
@@ -73,11 +86,12 @@ class ClippedSums:
         self.model = model
         self.plan = plan
         self.loss = per_record(loss)
+        self._plain_loss = loss
         self.clipping = clipping
         self.weights = weights
         self.release = release
         # checked once, because isinstance is slow for protocols
-        self._summed = release if isinstance(release, SummedRelease) else None
+        self._summed = release if type(release) is RateConstraints else None
         self._adaptive = release if isinstance(release, AdaptiveRelease) else None
         self.steering = steering
         self.micro_batch_size = micro_batch_size
@@ -85,15 +99,19 @@ class ClippedSums:
         self.not_private = not_private
         self.peek: Peek | None = None
         self._bytes_per_record: float | None = None
-        self.rounding = Rounding.of(plan, model, weights)
-        self._separation_checked = False
+        self.rounding = Rounding.of(plan, model, weights, release)
+        self._batches = 0  # with two records or more
+        self._due = False
+        self._proven = proven(clipping)
+        self._smallest_clip = float(plan.clip_norms.min())
         self._tape = Tape(model, lean=lean)
+        self._buffers: list[tuple[str, Tensor, int]] = []  # after a forward pass
         self._chain: Chain | None = None  # the current pass, if it needs no tape
-        self._loss_separate = False
 
     def __call__(self, batch: Batch, randomness: Randomness) -> dict[nn.Parameter, Tensor]:
         """Return the weighted sum of clipped gradients for each trainable parameter."""
         self._keep_peek([], None)
+        self._buffers = []
         if not 0 < len(batch) <= (self.plan.hardened_rows or len(batch)):
             self._released([], None, [], np.zeros(0), randomness)
             return _zeros(self.model)
@@ -105,6 +123,7 @@ class ClippedSums:
         totals: dict[nn.Parameter, Tensor] = {}
         seen: list[tuple[Tensor, Tensor, Tensor]] = []
         with kept_generators(), torch.enable_grad():
+            self._check_model(batch, inputs, randomness)
             parts = list(slices(len(rows), self._micro_batch_size(inputs, len(rows))))
             single = len(parts) == 1
             outputs: list[Any] = []
@@ -115,24 +134,37 @@ class ClippedSums:
                         for number, part in enumerate(parts)
                     ]
             released = self._released(outputs, targets, parts, self._scales(rows), randomness)
-            self._check_separation(batch, released)
+            check_part(
+                self.model, self.loss, batch, released,
+                fixed_shapes=self.plan.hardened_rows is not None,
+            )  # fmt: skip
             losses: list[Tensor] = []
-            weights = None
+            weights = check = None
+            if single:
+                check = self._loss_check(outputs[0], targets, len(rows), released, randomness)
             if single or self.weights is not None:
                 losses = [
                     self.loss(output, take(targets, part), *released)
                     for output, part in zip(outputs, parts, strict=True)
                 ]
             if self.weights is not None:
+                if self.plan.hardened_rows is None:
+                    refuse_imprecise(tensors_in(outputs), self.model)
                 values = rows.of_records(torch.cat(losses).detach().double().cpu().numpy())
                 weights = self._batch_weights(values, batch.owner_index, clip_norms)
                 weights = rows.spread(weights, empty=0.0)
             for number, part in enumerate(parts):
                 if not single:
                     output = self._forward(take(inputs, part), number, randomness)
-                    losses = [self.loss(output, take(targets, part), *released)]
+                    target = take(targets, part)
+                    size = part.stop - part.start
+                    check = self._loss_check(output, target, size, released, randomness)
+                    losses = [self.loss(output, target, *released)]
                 records = self._backward(losses[0])
-                factors = self._factors(records.norms, limits[part], randomness.rule)
+                factors = self._factors(records.norms, limits[part], randomness, len(rows))
+                if check is not None:
+                    lengths = functools.partial(torch.mul, factors, records.norms)
+                    check.compare(losses[0], lengths, self._smallest_clip * scale, len(rows))
                 if rows.occupied is not None:
                     factors = factors * torch.as_tensor(rows.occupied[part]).to(factors)
                 if self.steering is not None:
@@ -140,9 +172,15 @@ class ClippedSums:
                 if weights is not None:
                     factors = factors * torch.as_tensor(weights[part]).to(factors)
                 sums = self._sum(records, factors, rows, part)
-                totals = {p: totals[p] + total for p, total in sums.items()} if totals else sums
+                if single:
+                    totals = sums
+                else:  # sums may share memory: never in place
+                    for parameter, total in sums.items():
+                        before = totals.get(parameter)
+                        totals[parameter] = total.double() if before is None else before + total
                 seen.append((losses[0].detach(), records.norms, factors))
                 del records  # frees its activations before the next forward pass
+            self._refuse_written_buffers()
         self._keep_peek(seen, rows)
         return totals
 
@@ -151,7 +189,7 @@ class ClippedSums:
     ) -> dict[nn.Parameter, Tensor]:
         """Return the sum of factor times gradient, computed by class of clip norms if required."""
         if self.rounding.classes is None:
-            return records.weighted_sum(factors)
+            return records.weighted_sum(factors, in_blocks=self.rounding.in_blocks)
         classes = rows.spread(self.rounding.classes[rows.owner_index], empty=-1)[part]
         totals: dict[nn.Parameter, Tensor] = {}
         for number in range(int(self.rounding.classes.max()) + 1):
@@ -160,26 +198,36 @@ class ClippedSums:
             members = torch.as_tensor(classes == number, device=factors.device)
             for parameter, total in records.weighted_sum(factors * members).items():
                 before = totals.get(parameter)
-                totals[parameter] = total.double() if before is None else before.add_(total)
+                totals[parameter] = total.double() if before is None else before + total
         return totals or {p: total.double() for p, total in _zeros(self.model).items()}
 
     def _forward(self, rows: Any, number: int, randomness: Randomness) -> Any:
         """Run one micro-batch; each number draws the same dropout masks in every pass."""
+        self._refuse_written_buffers()
         self._chain = Chain.of(self.model, rows)
         if self._chain is not None:
             return self._chain.forward(rows)
         randomness.layers.enter(number)
+        attributes = Attributes(self.model)
         with self._tape:
-            return self.model(rows)
+            outputs = self.model(rows)
+        attributes.drop_data()
+        self._buffers = [(name, b, b._version) for name, b in self.model.named_buffers()]
+        return outputs
+
+    def _refuse_written_buffers(self) -> None:
+        """Refuse buffers that a loss, rule or release has written to since the forward pass."""
+        before, self._buffers = self._buffers, []
+        for name, buffer, version in before:
+            if buffer._version != version or self.model.get_buffer(name) is not buffer:
+                raise changed_by_data(name, "the loss, the clipping rule or the release")
 
     def _backward(self, losses: Tensor) -> PerRecordGradients | ChainGradients:
         """Return the per-record gradients of the last micro-batch."""
         if self._chain is None:
             return self._tape.backward(losses)
-        records = self._chain.backward(losses, separate=self._loss_separate)
+        records = self._chain.backward(losses)
         self._chain = None
-        if not self._loss_separate:  # a single or non-finite record proves nothing
-            self._loss_separate = len(losses) > 1 and bool(torch.isfinite(records.norms).all())
         return records
 
     def _released(
@@ -204,14 +252,19 @@ class ClippedSums:
                     of_part = None if scales is None else torch.as_tensor(scales[part])
                     total += self._summed.total(output, target, of_part).to(total)
             else:
-                total = sum_of_unit_rows(
-                    [release.contributions(output, target) for output, target in pairs],
-                    parts,
-                    release.shape,
-                    scales,
-                    absolute=self.plan.release_noise == "laplace",
-                )
-            noised = randomness.release(total / (1 + RELEASE_SLACK))
+                absolute = self.plan.release_noise == "laplace"
+                rows = [release.contributions(output, target) for output, target in pairs]
+                total = sum_of_unit_rows(rows, parts, release.shape, scales, absolute=absolute)
+                if type(release) is not RateConstraints:
+                    shares = self.plan.release_shares
+                    share = separation.ROOM * (1.0 if shares is None else float(shares.min()))
+                    share /= max(1, sum(map(len, rows)))
+                    for (output, target), found in zip(pairs, rows, strict=True):
+                        check_contributions(
+                            release, output, target, found, share, randomness.parts,
+                            absolute=absolute,
+                        )  # fmt: skip
+            noised = randomness.release(total / (1 + self.rounding.release_slack))
             return (noised if self._adaptive is None else self._adaptive.process(noised),)
 
     def _scales(self, rows: Rows) -> np.ndarray | None:
@@ -221,19 +274,28 @@ class ClippedSums:
             return rows.occupied
         return rows.spread(scales[rows.owner_index], empty=0.0)
 
-    def _check_separation(self, batch: Batch, released: tuple[Tensor, ...]) -> None:
-        """Refuse, once per run, a loss in which records influence each other."""
-        if self._separation_checked or len(batch) < 2:
-            return
-        inputs, targets = inputs_and_targets(batch)
-        layers = LayerRandomness()
+    def _check_model(self, batch: Batch, inputs: Any, randomness: Randomness) -> None:
+        """Refuse a model that mixes records, before this batch can change its state."""
+        self._due = len(batch) > 1 and is_due(self._batches)
+        self._batches += len(batch) > 1
+        if self._due and Chain.of(self.model, inputs) is None:  # the layers of a chain never mix
+            check_model(self.model, batch, randomness.parts)
 
-        def losses(rows: list[int]) -> Tensor:
-            layers.enter(0)
-            return self.loss(self.model(take(inputs, rows)), take(targets, rows), *released)
-
-        check_separation(losses, len(batch), self.model)
-        self._separation_checked = True
+    def _loss_check(
+        self,
+        outputs: Any,
+        targets: Any,
+        rows: int,
+        released: tuple[Tensor, ...],
+        randomness: Randomness,
+    ) -> separation.LossCheck | None:
+        """Return the check of a micro-batch's loss."""
+        if not separation.active:
+            return None
+        return separation.LossCheck(
+            self._plain_loss, self.loss, outputs, targets, rows, released, randomness.parts,
+            thorough=self._due,
+        )  # fmt: skip
 
     def _batch_weights(
         self, losses: np.ndarray, owner_index: np.ndarray, clip_norms: np.ndarray
@@ -250,7 +312,7 @@ class ClippedSums:
         return weights
 
     def _factors(
-        self, norms: Tensor, clip_norms: np.ndarray, rule_stream: StepStream | None
+        self, norms: Tensor, clip_norms: np.ndarray, randomness: Randomness, records: int
     ) -> Tensor:
         """Return the clipping rule's factors, 0 for records whose gradient is not finite."""
         clips = torch.as_tensor(clip_norms, dtype=norms.dtype, device=norms.device)
@@ -258,12 +320,19 @@ class ClippedSums:
         if not math.isfinite(float(norms.sum())):  # one call in the common case
             finite = torch.isfinite(norms)
             norms = torch.where(finite, norms, torch.ones_like(norms))
-        factors = self.clipping.factors(norms, clips, rule_stream)
-        if not self.clipping.proven and not ((factors * norms).abs() <= clips * (1 + 1e-5)).all():
-            raise OwnerwiseError(
-                f"{type(self.clipping).__name__} lets a record exceed its clip norm: the plan "
-                "accounts for factor * norm <= clip norm"
+        if self._proven:
+            factors = self.clipping.factors(norms, clips, randomness.rule)
+        else:
+            factors = checked_factors(
+                self.clipping, norms, clips, records, randomness.rule, randomness.parts
             )
+            if norms.dtype != torch.float64:  # squares vanish: a norm of 0 may have a gradient
+                norms = norms.clamp(min=_SMALLEST_RESOLVED)
+            if not ((factors * norms).abs() <= clips * (1 + 1e-5)).all():
+                raise OwnerwiseError(
+                    f"{type(self.clipping).__name__} lets a record exceed its clip norm: the plan "
+                    "accounts for factor * norm <= clip norm"
+                )
         return factors if finite is None else factors * finite
 
     def _micro_batch_size(self, inputs: Any, records: int) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ownerwise.batches import take
+from ownerwise.gradients import State, run_made_up
 
 MEMORY_TARGET = 2 << 30
 """Default memory for the activations of one micro-batch: 2 GiB."""
@@ -24,9 +25,10 @@ def slices(records: int, size: int) -> Iterator[slice]:
 
 
 def bytes_per_record(model: nn.Module, inputs: Any, records: int) -> float:
-    """Return how many bytes the backward pass stores per record, measured on a few records.
+    """Return how many bytes the backward pass stores per record, measured on a few made-up records.
 
-    This runs the model, so random layers advance their generator.
+    They have the shapes of real ones, so a layer that initialises itself from its first batch sees
+    no record. Every change they cause is undone, except that random layers advance their generator.
     """
     count = min(records, _PROBE)
     probe = take(inputs, list(range(count)))  # a copy: a view would count the whole batch
@@ -40,7 +42,8 @@ def bytes_per_record(model: nn.Module, inputs: Any, records: int) -> float:
     shared = [*model.parameters(), *model.buffers()]
     fixed = {tensor.untyped_storage().data_ptr() for tensor in shared}
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    state = State(model)
     with torch.enable_grad(), hooks:
-        model(probe)
+        run_made_up(model, probe, state)
     activations = sum(size for pointer, size in stored.items() if pointer not in fixed)
     return activations / count

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from torch.optim import Optimizer
 from ownerwise.batches import Batch
 from ownerwise.errors import OwnerwiseError, PlanError
 from ownerwise.gradients import check
+from ownerwise.marks import marks_of
 from ownerwise.mechanisms import (
     INO,
     AdaptiveRelease,
@@ -32,9 +36,11 @@ from ownerwise.mechanisms import (
 from ownerwise.planning import Plan
 from ownerwise.randomness import LayerRandomness, Noise, SecretStream, grid_of
 from ownerwise.step import checkpoints
-from ownerwise.step.checks import optimizer_problems, release_problems
+from ownerwise.step.account import OWN_FOLDER, Account, read_account
+from ownerwise.step.checks import optimizer_problems, refuse_unloaded, release_problems
 from ownerwise.step.clipped_sums import ClippedSums
 from ownerwise.step.micro_batches import MEMORY_TARGET
+from ownerwise.step.parameter_watch import ParameterWatch, learns, step_hooks
 from ownerwise.step.rounding import GRID_TOLERANCE, rounding_problems
 
 
@@ -55,19 +61,20 @@ class PrivateStep:
 
     Args:
         model: an ordinary module, which is not wrapped. A pre-flight check lists all its problems.
-        plan: the plan, with owners.
-        optimizer: any torch optimizer that needs no closure.
+        plan: the plan, with owners. The step verifies it, unless this process has done so, and
+            keeps its own copy.
+        optimizer: any torch optimizer that needs no closure, without step hooks.
         loss: `loss(outputs, targets)`, called with `reduction="none"` (see `losses.per_record`);
             `loss(outputs, targets, released)` if there is a release.
         weights: weights over the whole batch, such as INO; bound to the plan here.
         clipping: the clipping rule. A steered rule (`ImportanceSampling`) releases a noisy count
             in every step, so the plan needs `release_std`.
         release: an additional release computed from the outputs; the plan needs `release_std`.
-        stream: the run's secret stream (one root for batches and noise). A private one if not
-            given; one with a fixed seed makes the run NOT private.
+        stream: the run's secret stream (one root for batches and noise). By default a new private
+            stream; a stream with a fixed seed makes the run NOT private.
         micro_batch_size: records computed together; derived from `memory_target` if not given.
         memory_target: bytes available for the activations of one micro-batch.
-        lean: use less memory and more time.
+        lean: use less memory but more time.
         not_private: keep losses, norms and factors of the last batch in `peek`.
     """
 
@@ -90,11 +97,15 @@ class PrivateStep:
         problems = [str(problem) for problem in check(model)]
         problems += optimizer_problems(model, optimizer)
         problems += loss_problems(loss, model)
+        try:
+            plan = Plan.verified(plan)  # not that of a derived class
+        except PlanError as error:  # nothing else can be checked against such a plan
+            raise OwnerwiseError([*problems, *error.problems]) from None
         rule: ClippingRule = Standard() if clipping is None else clipping
         steering = rule.steering(plan) if isinstance(rule, Steered) else None
         problems += release_problems(rule, steering, release, plan)
-        problems += plan.row_problems()
-        problems += rounding_problems(plan, model, None if weights is None else weights.bind(plan))
+        bound = None if weights is None else weights.bind(plan)
+        problems += rounding_problems(plan, model, bound, release)
         if micro_batch_size is not None and micro_batch_size < 1:
             problems.append(f"micro_batch_size={micro_batch_size}: expected at least 1")
         if problems:
@@ -126,11 +137,14 @@ class PrivateStep:
         self._release_noise = Noise(root, purpose="release")
         self._rule_stream = root.child("clipping rule") if self.clipping.randomised else None
         self._layer_stream = root.child("layers")
+        self._parts = root.child("parts").at_step(0)  # for checks, which do not change a step
         self._row_stream = None if plan.hardened_rows is None else root.child("rows")
         self._spent = 0
         self._updates = 0
-        self._private_so_far = True
-        self._ledger: Path | None = None
+        self._private_so_far = not marks_of(model)
+        self._account: Account | None = None
+        self._lock = threading.RLock()  # one thread at a time
+        self._watch: ParameterWatch | None = None  # from the first step on
 
     @property
     def _score(self) -> Score | None:
@@ -139,7 +153,7 @@ class PrivateStep:
 
     @property
     def private(self) -> bool:
-        """Whether the guarantee holds: the randomness is secret and nothing is kept un-noised."""
+        """Whether the guarantee holds: randomness is secret, and nothing is kept without noise."""
         secret = self._noise.private and self._private_so_far and not self.not_private
         return secret and getattr(self.weights, "private", True)
 
@@ -163,58 +177,131 @@ class PrivateStep:
         """Updates applied to the model; fewer than `steps_spent` after a crash."""
         return self._updates
 
+    @property
+    def run_id(self) -> str:
+        """Identity of the run in its account; "" before it has one."""
+        return "" if self._account is None else self._account.balance.run
+
     def epsilon(self) -> np.ndarray:
         """Return the epsilon spent so far on each owner's records."""
         return self.plan.epsilon(steps=self._spent)
 
-    def save(self, folder: str | PathLike, *, count_steps: bool = True) -> Path:
-        """Write a checkpoint with model, optimizer, plan hash and step counts, never the key.
+    def open_account(self, folder: str | PathLike, *, private: bool = True) -> Account:
+        """Open the account of this run in `folder`: from now on, steps are counted there.
+
+        `save` does this if there is no account yet. Each later step is on disk before its noise is
+        drawn. A folder that holds another run is refused.
 
         Args:
             folder: the run's own folder.
-            count_steps: record every later step of a private run in the folder's ledger before
-                taking it, because the caller can see the model after each step (this costs a few
-                milliseconds per step). False is for callers such as the Trainer that keep
-                the ledger themselves.
+            private: False if the caller computed something without noise.
         """
-        path = checkpoints.save(
-            folder,
-            self.plan,
-            self.model,
-            self.optimizer,
-            updates=self._updates,
-            steps_spent=self._spent,
-            seed=self._seed,
-            private=self.private,
-            plugs={name: plug.state() for name, plug in self._stateful().items()},
-        )
-        self._ledger = Path(folder) if count_steps else None
-        return path
+        folder = Path(folder)
+        balance = read_account(folder)
+        if checkpoints.latest(folder) is not None or (balance and balance.spent):
+            raise OwnerwiseError(
+                f"{folder} already holds a run: restore it with step.restore, or {OWN_FOLDER}"
+            )
+        private = private and self.private
+        self._account = Account.open(folder, self.plan, private=private, spent=self._spent)
+        return self._account
 
-    def restore(self, folder: str | PathLike, *, count_steps: bool = True) -> None:
+    def save(self, folder: str | PathLike, *, stays_open: bool = False) -> Path:
+        """Write a checkpoint with model, optimizer, plan hash and step counts, never the key.
+
+        Steps that were reserved in the account but not begun are given back.
+
+        Args:
+            folder: the run's own folder, the same for every call.
+            stays_open: keep the reserved steps and the account's file open, for callers such as the
+                Trainer that call `settle` when they stop.
+        """
+        with self._lock:
+            self._refuse_undeclared_changes()
+            account = self._account or self.open_account(folder)
+            if account.folder != Path(folder).resolve():
+                raise OwnerwiseError(
+                    f"this run is in {account.folder}, got {folder}: the steps of a run are "
+                    "counted in one folder. Copy the checkpoint if you need another one"
+                )
+            if not stays_open:
+                account.settle(self._spent)
+                account.close()
+            return checkpoints.save(
+                folder,
+                account.balance,
+                self.model,
+                self.optimizer,
+                updates=self._updates,
+                steps_spent=self._spent,
+                seed=self._seed,
+                private=self.private,
+                plugs={name: plug.state() for name, plug in self._stateful().items()},
+            )
+
+    def settle(self, steps: int) -> None:
+        """Count the first `steps` steps in the account, and give back any reserved beyond them."""
+        with self._lock:
+            if self._account is not None:
+                self._account.settle(steps)
+                self._account.close()
+
+    def restore(self, folder: str | PathLike) -> None:
         """Resume from the newest checkpoint in `folder`, counting every spent step.
 
         Call it before the first step, then iterate `PoissonBatches(..., start=steps_spent)`. With a
-        fixed seed the run repeats bit for bit as long as its micro-batches have the same size:
-        set `micro_batch_size` if a batch exceeds the memory target. `count_steps` is as in `save`.
+        fixed seed the run repeats bit for bit as long as its micro-batches have the same size: set
+        `micro_batch_size` if a batch exceeds the memory target. Afterwards, no other process or
+        PrivateStep can take steps in this run.
         """
-        if self._updates or self._spent:
+        with self._lock:
+            self._restore(Path(folder))
+
+    def _restore(self, folder: Path) -> None:
+        if self._updates or self._spent or self._account is not None:
             raise OwnerwiseError("call restore on a new PrivateStep, before its first step")
-        path = checkpoints.latest(folder)
-        if path is None:
-            raise OwnerwiseError(f"no checkpoint in {folder}")
-        stored = checkpoints.load(path, self.plan, self.model, self.optimizer, self._seed)
+        stored = checkpoints.load(folder, self.plan, self.model, self.optimizer, self._seed)
         stateful = self._stateful()
         if stored.plugs.keys() != stateful.keys():
             raise OwnerwiseError(
-                f"{path.name} holds the state of {', '.join(stored.plugs) or 'no plug'}, but this "
-                f"step has {', '.join(stateful) or 'none'}: build the step as in the original run"
+                f"{stored.path.name} holds the state of {', '.join(stored.plugs) or 'no plug'}, "
+                f"but this step has {', '.join(stateful) or 'none'}: build the step as in the "
+                "original run"
             )
         for name, plug in stateful.items():
             plug.load_state(stored.plugs[name])
-        self._updates, self._spent = stored.updates, stored.steps_spent
         self._private_so_far &= stored.private
-        self._ledger = Path(folder) if count_steps else None
+        self._account = Account.resume(folder, self.plan, stored.balance, private=self.private)
+        self._updates, self._spent = stored.updates, stored.steps_spent
+        self._watch = ParameterWatch(self.model)
+
+    @contextmanager
+    def data_free_changes(self) -> Iterator[None]:
+        """Declare that changes to the model within the context use no private data.
+
+        From the first step on, a private run refuses to continue if anything but the step has
+        changed the parameters, such as an optimizer step on un-noised gradients. Changes that use
+        only public or released values cost nothing. Make them here: clamping or averaging weights,
+        loading public ones, replacing a layer.
+        For example: `with step.data_free_changes(), torch.no_grad(): weight.clamp_(-1, 1)`.
+        """
+        self._refuse_undeclared_changes()
+        try:
+            yield
+        finally:
+            self._private_so_far &= not marks_of(self.model)
+            if self._watch is not None:
+                self._watch = ParameterWatch(self.model)
+
+    def _refuse_undeclared_changes(self) -> None:
+        if self._watch is None or not self._watch.changed() or not self.private:
+            return
+        raise OwnerwiseError(
+            "the model's parameters were changed since the last private step, by something other "
+            "than the step. If the change used private records, the model is NOT private: make "
+            "such updates only through the step. If it used none (clamping, averaging, public "
+            "weights), make it inside `with step.data_free_changes():`"
+        )
 
     def _stateful(self) -> dict[str, Stateful]:
         """Return the stateful plugs by name."""
@@ -228,7 +315,15 @@ class PrivateStep:
         return {name: plug for name, plug in plugs.items() if isinstance(plug, Stateful)}
 
     def __call__(self, batch: Batch) -> None:
-        """Take one step. The optimizer updates the model; nothing else is released."""
+        """Take one step. The optimizer updates the model; nothing else is released.
+
+        Threads may share a step: they enter one at a time, and a batch for a step that was already
+        taken is refused.
+        """
+        with self._lock:
+            self._take(batch)
+
+    def _take(self, batch: Batch) -> None:
         if not isinstance(batch, Batch):
             raise OwnerwiseError(
                 f"got a {type(batch).__name__}; expected a Batch: iterate PoissonBatches(data, "
@@ -250,10 +345,20 @@ class PrivateStep:
                 f"the batch was drawn with plan {batch.plan_hash[:12]}, but the step accounts for "
                 f"plan {self.plan.hash[:12]}: give PoissonBatches the step's plan"
             )
+        self._refuse_undeclared_changes()
         self._private_so_far &= batch.private
-        self._spent = step + 1  # a step that fails midway counts: its noise may be drawn already
-        if self._ledger is not None and self._noise.private:
-            checkpoints.record_steps(self._ledger, self.plan, self._spent)
+        if self.private and step_hooks(self.optimizer):
+            raise OwnerwiseError(
+                "the optimizer has step hooks, and what they write to the model cannot be "
+                "distinguished from the private update: remove them, and do their work after "
+                "step(batch)"
+            )
+        if self._watch is None:
+            self._watch = ParameterWatch(self.model)
+        if self._account is not None:
+            self._account.take(step, self.private)  # on disk before any noise is drawn
+        self._spent = step + 1  # a step that fails midway counts: its noise may already be drawn
+        refuse_unloaded(batch)
         randomness, steering = self._randomness(step), self.steering
         scale = 1 / self.plan.expected_batch_size
         std = self.plan.noise_std_at(step)
@@ -266,17 +371,40 @@ class PrivateStep:
         shortest = float(self.plan.clip_norms.min()) * std / self.plan.noise_std_at(step)
         grid = grid_of(std, numbers, GRID_TOLERANCE * shortest)
         noised = self._noise.gaussian(step, list(sums.values()), std, grid, factor=scale)
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None  # for frozen parameters too
-        for parameter, gradient in zip(sums, noised, strict=True):
-            parameter.grad = gradient.to(parameter.dtype)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._update(dict(zip(sums, noised, strict=True)), self._watch)
         if steering is not None:
             count = torch.tensor([steering.count], dtype=torch.float64)
             steering.update(float(randomness.release(count)))
         self._updates += 1
+
+    def _update(self, gradients: dict[nn.Parameter, Tensor], watch: ParameterWatch) -> None:
+        """Let the optimizer update the model, and check that nothing else changed it."""
+        if self.private and not watch.covers(gradients):
+            raise OwnerwiseError(
+                "the model's parameters are not those of the last step: replace layers inside "
+                "`with step.data_free_changes():`, and give the optimizer their parameters"
+            )
+        if watch.written():
+            self._refuse_undeclared_changes()  # by the forward pass, the loss or a hook
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None  # for frozen parameters too
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient.to(parameter.dtype)
+        updated = True
+        try:
+            self.optimizer.step()
+            updated = watch.changed() or not gradients or not learns(self.optimizer)
+        finally:
+            watch.note()
+        self.optimizer.zero_grad(set_to_none=True)
+        if not updated:
+            raise OwnerwiseError(
+                f"{type(self.optimizer).__name__}.step() did not update the model, but the step "
+                "counts as spent. A wrapper that accumulates gradients over several calls skips "
+                "updates; a private step is always a whole batch: remove the accumulation, and "
+                "set micro_batch_size if memory is short"
+            )
 
     def clipped_sum(
         self, batch: Batch, randomness: Randomness | None = None
@@ -302,6 +430,7 @@ class PrivateStep:
             layers=LayerRandomness(lambda: self._layer_stream.at_step(step)),
             rule=self._rule_stream.at_step(step) if self._rule_stream else None,
             rows=self._row_stream.at_step(step) if self._row_stream else None,
+            parts=self._parts,
             release=noised,
         )
 

@@ -7,21 +7,28 @@ even with rounding errors (docs/proofs/arithmetic.md). The slack depends on publ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ownerwise.mechanisms import Weights
+from ownerwise.errors import OwnerwiseError
+from ownerwise.gradients import BLOCK
+from ownerwise.mechanisms import SMALLEST_NORM, Release, Weights
+from ownerwise.mechanisms.constraints import RateConstraints
 from ownerwise.planning import Plan, largest_total
 
 GRID_TOLERANCE = 1e-4
 """Distance by which the noise grid may move two neighbouring sums apart, in clip norms."""
 RELEASE_SLACK = 1e-3
-"""Allowance for rounding in a release of sensitivity 1, by the grid and in other records' rows."""
-_SUM_ROUNDOFFS = 2.0  # change in a sum's rounding if one record goes, in roundoffs of its size
-_WEIGHTED_ROUNDOFFS = 0.4  # the same with weights, which all change a little, times the records
+"""Allowance for rounding in a release of sensitivity 1, both to the grid and in other rows."""
+_SUM_ROUNDOFFS = 2.0  # change in a sum's rounding if a record is removed, in roundoffs of its size
+# A bound on the same if every rounding within the blocks may change: for each of the two sums,
+# one roundoff per record of a block, and one each for the factor, the weight and their products.
+_BLOCK_ROUNDOFFS = 2.0 * (BLOCK + 4)
 LARGEST_SLACK = 0.2
 """A step that would have to scale contributions down by more than this refuses its plan."""
 _CLASS_RATIO = 4.0  # of the largest to the smallest clip norm in a class
@@ -35,40 +42,76 @@ class Rounding:
         slack: see the module's docstring.
         classes: class of each owner's clip norm, if each class of similar clip norms is summed
             separately and the classes are added in float64; else None.
+        in_blocks: whether sums run over blocks of records, whose sums are added in float64.
+        release_slack: the same as `slack` for a record's contribution to a release.
     """
 
     slack: float
     classes: np.ndarray | None = None
+    in_blocks: bool = False
+    release_slack: float = RELEASE_SLACK
 
     @classmethod
-    def of(cls, plan: Plan, model: nn.Module, weights: Weights | None) -> Rounding:
+    def of(
+        cls,
+        plan: Plan,
+        model: nn.Module,
+        weights: Weights | None,
+        release: Release | None = None,
+    ) -> Rounding:
         """Return the rounding for a step under this plan."""
+        rounding = cls._of_gradients(plan, model, weights)
+        if plan.hardened_rows is not None or not isinstance(release, RateConstraints):
+            return rounding
+        per_record = release.output_slack(_loss_roundoff(model))
+        return replace(rounding, release_slack=RELEASE_SLACK + per_record * _most_records(plan))
+
+    @classmethod
+    def _of_gradients(cls, plan: Plan, model: nn.Module, weights: Weights | None) -> Rounding:
         roundoff = unit_roundoff(model)
         classes = np.zeros(len(plan.clip_norms), dtype=np.int64)
         if weights is not None and weights.score_slack(roundoff) > 0:
             # the weights of all records change, and with them the roundings of the whole sum
             total = _clip_totals(plan, classes)[0]
-            records = largest_total(
-                plan.sampling_rates,
-                plan.records.astype(np.float64),
-                np.ones(len(plan.records)),
-                plan.overflow_probability,
-            )
-            slack = (_SUM_ROUNDOFFS + _WEIGHTED_ROUNDOFFS * records) * roundoff * total
+            slack = (_SUM_ROUNDOFFS + _BLOCK_ROUNDOFFS) * roundoff * total
             if plan.hardened_rows is None:
                 slack += weights.score_slack(_loss_roundoff(model)) * total
-            return cls(GRID_TOLERANCE + slack)
+            return cls(GRID_TOLERANCE + slack, in_blocks=True)
         if plan.hardened_rows is not None:  # else a record's removal moves the rows of every class
             ratio = np.log(plan.clip_norms / plan.clip_norms.min()) / np.log(_CLASS_RATIO)
             classes = ratio.astype(np.int64)
         slack = _SUM_ROUNDOFFS * roundoff * max(_clip_totals(plan, classes))
-        return cls(GRID_TOLERANCE + slack, classes if classes.max() > 0 else None)
+        if plan.hardened_rows is not None:  # only the block of the record is rounded differently
+            slack += _BLOCK_ROUNDOFFS * roundoff * BLOCK * _largest_ratio(plan, classes)
+        return cls(
+            GRID_TOLERANCE + slack,
+            classes if classes.max() > 0 else None,
+            in_blocks=plan.hardened_rows is not None,
+        )
 
 
-def rounding_problems(plan: Plan, model: nn.Module, weights: Weights | None) -> list[str]:
-    """Return the problem if rounding would scale contributions down too much."""
+def rounding_problems(
+    plan: Plan, model: nn.Module, weights: Weights | None, release: Release | None = None
+) -> list[str]:
+    """Return the problems if rounding would scale contributions down too much."""
+    rounding = Rounding.of(plan, model, weights, release)
     problems = _count_problems(plan, weights)
-    slack = Rounding.of(plan, model, weights).slack
+    if rounding.release_slack == math.inf:
+        problems.append(
+            "rounding can change predicted classes, which constraints with hard=True count: plan "
+            "with hardened=True, or leave out hard=True"
+        )
+    elif rounding.release_slack > LARGEST_SLACK:
+        problems.append(
+            f"rounding could add {rounding.release_slack:.0%} to a record's share of the "
+            "histogram: plan with hardened=True, or use a lower temperature or smaller batches"
+        )
+    if plan.clip_norms.min() < SMALLEST_NORM:
+        problems.append(
+            f"the plan has clip norms down to {plan.clip_norms.min():.2g}; expected at least "
+            f"{SMALLEST_NORM:g}, because squares vanish in float32: plan with a larger clip_norm"
+        )
+    slack = rounding.slack
     if slack <= LARGEST_SLACK:
         return problems
     ordinary = plan.hardened_rows is None
@@ -87,7 +130,7 @@ def rounding_problems(plan: Plan, model: nn.Module, weights: Weights | None) -> 
 
 
 def _count_problems(plan: Plan, weights: Weights | None) -> list[str]:
-    """Return the problem if the bounds on a batch rely on counts that the data exceed."""
+    """Return the problem if the data exceed the counts on which the bounds on a batch rely."""
     owners = plan.owners
     if owners is None or owners.record_owner_index is None:
         return []
@@ -109,10 +152,39 @@ def unit_roundoff(model: nn.Module) -> float:
     return max(torch.finfo(dtype).eps for dtype in sums) / 2
 
 
+def refuse_imprecise(outputs: Iterable[Tensor], model: nn.Module) -> None:
+    """Refuse outputs less precise than the parameters, whose roundoff the order's slack assumes.
+
+    Autocast is the usual cause; inside it, even float32 outputs have lost their digits.
+    """
+    kinds = {output.dtype for output in outputs if output.is_floating_point()}
+    devices = {parameter.device.type for parameter in model.parameters()}
+    kinds |= {torch.get_autocast_dtype(d) for d in devices if torch.is_autocast_enabled(d)}
+    if any(torch.finfo(kind).eps / 2 > _loss_roundoff(model) for kind in kinds):
+        raise OwnerwiseError(
+            "the model computes in half precision (autocast, or a cast in its forward pass), and "
+            "the order of the records by their losses is paid for at the precision of the "
+            "parameters: plan with hardened=True, or compute the losses at full precision"
+        )
+
+
 def _loss_roundoff(model: nn.Module) -> float:
     """Return the unit roundoff of the least precise floating-point parameter."""
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()} or {torch.float32}
     return max(torch.finfo(dtype).eps for dtype in dtypes) / 2
+
+
+def _largest_ratio(plan: Plan, classes: np.ndarray) -> float:
+    """Return the largest ratio of two clip norms in one class."""
+    members = (plan.clip_norms[classes == number] for number in np.unique(classes))
+    return max(float(norms.max() / norms.min()) for norms in members)
+
+
+def _most_records(plan: Plan) -> float:
+    """Return the largest number of records in a batch."""
+    ones = np.ones(len(plan.records))
+    records = plan.records.astype(np.float64)
+    return largest_total(plan.sampling_rates, records, ones, plan.overflow_probability)
 
 
 def _clip_totals(plan: Plan, classes: np.ndarray) -> list[float]:

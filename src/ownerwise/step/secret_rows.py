@@ -1,11 +1,11 @@
 """The rows in which a batch is computed: one per record, or a public number of secret rows.
 
-How a matrix product rounds a row depends on its position and on the number of rows. A hardened plan
-therefore fixes the number of rows: the records take distinct random rows that nobody knows, and the
-other rows stay empty. Formal guarantee (docs/proofs/arithmetic.md): couple two neighbouring batches
-so that all common records keep their rows. Then every kernel sees the same numbers in the same
-places except in one row, and if the result of a row does not depend on the contents of the others,
-no other record's output, loss or norm changes by even one bit.
+The rounding of a row in a matrix product depends on its position and on the number of rows. A
+hardened plan therefore fixes the number of rows: the records take distinct random rows that nobody
+knows, and the other rows stay empty. Formal guarantee (docs/proofs/arithmetic.md): two neighbouring
+batches can be coupled such that all common records keep their rows. Then every kernel sees the same
+numbers in the same places except in one row, and if the result of a row does not depend on the
+contents of the others, no other record's output, loss or norm changes by even one bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ownerwise.step.checks import inputs_and_targets
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch placed in its rows.
+    """A batch whose records have been assigned to rows.
 
     Attributes:
         inputs, targets: tensors, or trees of them, with these rows.

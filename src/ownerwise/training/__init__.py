@@ -5,10 +5,12 @@ May import any room up to runs; never report, config or cli.
 
 from ownerwise.training.learning_rates import schedule_problems
 from ownerwise.training.loggers import LOGGERS
+from ownerwise.training.outside_the_plan import TRAINED_BEFORE
 from ownerwise.training.trainer import Trainer
 
 __all__ = [
     "LOGGERS",
+    "TRAINED_BEFORE",
     "Trainer",
     "schedule_problems",
 ]

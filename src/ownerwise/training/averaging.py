@@ -16,7 +16,7 @@ class Averaging:
     """Keeps an exponential moving average of the parameters, which averages out noise.
 
     The average is the plain mean until step 1 / (1 - decay) and decays exponentially after that. It
-    is kept in the optimizer's state, so that checkpoints include it.
+    is kept in the optimizer's state, so checkpoints include it.
 
     Args:
         decay: weight of the old average in each step, such as 0.99 for about the last 100 steps.

@@ -1,9 +1,10 @@
-"""Checks before training: everything it needs is built, and all problems are listed."""
+"""Checks before training, which build everything a run needs and list all problems."""
 
 from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 from ownerwise.batches import COLLATE_NEEDS_DATASET, data_problems, ownerless_problems
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import OwnerwiseError, PrivacyWarning
 from ownerwise.evaluation import Collate, Evaluation, trial_problems
 from ownerwise.gradients import check
 from ownerwise.mechanisms import ClippingRule, Loss, Weights, loss_problems
@@ -27,6 +28,9 @@ from ownerwise.step import PrivateStep
 from ownerwise.training.averaging import averaging_problems
 from ownerwise.training.learning_rates import LearningRateSchedule, schedule_problems
 from ownerwise.training.loggers import JsonLines, Logger, make_loggers
+
+LARGEST_INPUT = 100.0
+"""Above this, the Trainer warns about rounding: docs/proofs/arithmetic.md."""
 
 
 class TrainerSettings(Protocol):
@@ -86,6 +90,7 @@ def prepare(
         problems += folder_problems(trainer.folder, config, trainer.plan, resume)
     if problems or step is None:
         raise OwnerwiseError(problems)
+    _warn_of_large_inputs(data, trainer.plan)
     return step, stream, loggers
 
 
@@ -171,7 +176,7 @@ def _setting_problems(trainer: TrainerSettings, resume: bool) -> Iterator[str]:
             "again: create a new model and a Trainer for it"
         )
     if resume and trainer.folder is None:
-        yield "resume=True needs the run's folder: Trainer(..., folder=)"
+        yield "resume=True needs the folder of the run: Trainer(..., folder=)"
     if not (isinstance(trainer.lr, int | float) and 0 < trainer.lr < math.inf):
         yield f"lr={trainer.lr!r}: expected a positive finite number"
     for name in ("evaluate_every", "checkpoint_every"):
@@ -200,6 +205,30 @@ def _training_data_problems(data: Any, collate: Collate | None, plan: Plan) -> l
         for number, array in enumerate(arrays)
         if not _all_finite(array)
     ]
+
+
+def _warn_of_large_inputs(data: Any, plan: Plan) -> None:
+    """Warn if inputs are so large that rounding may reveal records, in plans that are not hardened.
+
+    Only arrays are checked: a Dataset would have to be loaded in full.
+    """
+    arrays = data.tensors if type(data) is TensorDataset else data
+    if plan.hardened_rows is not None or not isinstance(arrays, tuple):
+        return
+    inputs = arrays[0]
+    largest = 0.0
+    if isinstance(inputs, np.ndarray) and inputs.dtype.kind == "f" and inputs.size:
+        largest = max(float(inputs.max()), -float(inputs.min()))
+    elif isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.numel():
+        largest = float(max(inputs.max(), -inputs.min()))
+    if largest > LARGEST_INPUT:
+        warnings.warn(
+            f"some inputs are larger than {LARGEST_INPUT:g} in absolute value (this message is not "
+            "private). With such inputs, crafted records can change the rounding of others. Scale "
+            "the inputs by public constants, or plan with hardened=True",
+            PrivacyWarning,
+            stacklevel=4,
+        )
 
 
 def _all_finite(array: Tensor | np.ndarray) -> bool:

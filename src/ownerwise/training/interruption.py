@@ -1,11 +1,13 @@
-"""Make Ctrl-C take effect between steps, so that no update is left incomplete."""
+"""Make Ctrl-C and SIGTERM take effect between steps, so no update is left incomplete."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from types import FrameType
-from typing import Self
+from typing import Any, Self
+
+_DEFAULTS = (signal.default_int_handler, signal.SIG_DFL)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -13,16 +15,17 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruption:
-    """Sets `requested` on the first Ctrl-C; a second one interrupts immediately, as usual."""
+    """Sets `requested` on the first Ctrl-C or SIGTERM; a second one acts immediately, as usual."""
 
     def __init__(self) -> None:
         self.requested = False
-        self._previous = None
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if default and threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._request)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) in _DEFAULTS:
+                    self._previous[number] = signal.signal(number, self._request)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -33,6 +36,5 @@ class Interruption:
         self._restore()
 
     def _restore(self) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
-            self._previous = None
+        while self._previous:
+            signal.signal(*self._previous.popitem())

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ownerwise.errors import OwnerwiseError, require
 from ownerwise.files import write_text
-from ownerwise.runs import Run
+from ownerwise.runs import RUN_KEY, Run
 from ownerwise.runs.settings import flat
 
 Line = Mapping[str, Any]
@@ -42,21 +42,26 @@ class JsonLines:
 
     def __init__(self, path: str | os.PathLike):
         self._path = Path(path)
+        self._run_id = ""
 
     def start(self, run: Run) -> None:
         """Write the history so far; any other lines in the file describe lost updates."""
-        text = "".join(json.dumps(line) + "\n" for line in run.history)
-        write_text(self._path, text)
+        self._run_id = run.identity
+        write_text(self._path, "".join(map(self._text, run.history)))
 
     def log(self, line: Line) -> None:
         """Append the line and flush it to disk."""
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(self._text(line))
             file.flush()
             os.fsync(file.fileno())
 
     def finish(self, run: Run) -> None:
         """Do nothing; every line is on disk already."""
+
+    def _text(self, line: Line) -> str:
+        """Return a line as it is stored, with the run's identity."""
+        return json.dumps({**line, RUN_KEY: self._run_id}) + "\n"
 
 
 class TensorBoard:

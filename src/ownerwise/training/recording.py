@@ -1,17 +1,18 @@
-"""Write checkpoints and history lines during training, always after the ledger."""
+"""Write checkpoints and history lines during training, for steps that are already counted."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
+from ownerwise.errors import printable
 from ownerwise.evaluation import Evaluation
 from ownerwise.mechanisms import Loss
 from ownerwise.mechanisms.constraints import RateConstraints
-from ownerwise.runs import Run, drop_older_checkpoints
-from ownerwise.step import PrivateStep, record_steps
+from ownerwise.runs import STEP_NOT_PRIVATE, Run
+from ownerwise.step import PrivateStep
 from ownerwise.training.averaging import Averaging
 from ownerwise.training.learning_rates import Factor
 from ownerwise.training.loggers import Logger
@@ -20,8 +21,8 @@ from ownerwise.training.loggers import Logger
 class Recorder:
     """Writes checkpoints and history lines when due: before the first step and after each one.
 
-    If both are due, the checkpoint is written first, so that a crash in between cannot leave a line
-    without its model. The ledger records the steps behind each of them before it is written.
+    If both are due, the checkpoint is written first, so a crash in between cannot leave a line
+    without its model. The steps behind both were counted in the account before they were taken.
 
     Args:
         run: the run to which history lines are added.
@@ -63,6 +64,7 @@ class Recorder:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._note_state()  # a step that failed is spent too
         for logger in self._loggers:
             logger.finish(self._run)
 
@@ -73,22 +75,20 @@ class Recorder:
         if metrics is None:
             return ""
         worst = metrics["worst_group"]
-        return f"accuracy {metrics['accuracy']:.3f}, worst {worst['name']} {worst['recall']:.3f}"
+        name = printable(worst["name"])
+        return f"accuracy {metrics['accuracy']:.3f}, worst {name} {worst['recall']:.3f}"
 
     def record(self) -> bool:
         """Write a checkpoint and a line if due; return whether a line was written."""
-        run, step = self._run, self._step
+        run = self._run
         self._update_average()
         self._seconds += time.perf_counter() - self._since
-        run.steps_spent, run.updates = step.steps_spent, step.updates
+        self._note_state()
         if self._due("checkpoint_every"):
             self.checkpoint()
         written = self._due("evaluate_every") and not self._has_line()
         if written:
-            if run.folder is not None:
-                record_steps(run.folder, run.plan, step.steps_spent)
-            average = self._average
-            with nullcontext() if average is None else average.applied(step.optimizer):
+            with self._averaged_model():
                 line = self._line()
             run.history.append(line)
             for logger in self._loggers:
@@ -96,11 +96,17 @@ class Recorder:
         self._since = time.perf_counter()  # do not count evaluation as training time
         return written
 
+    def _note_state(self) -> None:
+        """Let the run say what its step knows: what is spent, and whether it is still private."""
+        run, step = self._run, self._step
+        run.steps_spent, run.updates = step.steps_spent, step.updates
+        if run.private and not step.private:
+            run.config["not_private"] = [STEP_NOT_PRIVATE]
+
     def checkpoint(self) -> None:
-        """Write a checkpoint if the run has a folder, and delete older ones."""
+        """Write a checkpoint if the run has a folder."""
         if self._run.folder is not None:
-            self._step.save(self._run.folder, count_steps=False)
-            drop_older_checkpoints(self._run.folder)
+            self._step.save(self._run.folder, stays_open=True)
 
     def _update_average(self) -> None:
         """Add a new update to the average; after the last step, the average becomes the model."""
@@ -110,7 +116,17 @@ class Recorder:
             self._averaged = self._step.updates
             self._average.update(self._step.optimizer, self._averaged)
         if self._step.steps_spent == self._run.plan.steps:
-            self._average.finish(self._step.optimizer)
+            with self._step.data_free_changes():
+                self._average.finish(self._step.optimizer)
+
+    @contextmanager
+    def _averaged_model(self) -> Iterator[None]:
+        """Evaluate the average, if there is one, in place of the parameters."""
+        if self._average is None:
+            yield
+        else:
+            with self._step.data_free_changes(), self._average.applied(self._step.optimizer):
+                yield
 
     def _due(self, setting: str) -> bool:
         spent = self._step.steps_spent

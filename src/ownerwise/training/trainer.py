@@ -17,19 +17,21 @@ from torch.optim import Optimizer
 from tqdm import tqdm
 
 from ownerwise.batches import PoissonBatches
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import OwnerwiseError, printable
 from ownerwise.evaluation import Collate, Evaluation, Predict, group_name, predicted_classes
 from ownerwise.mechanisms import ClippingRule, Loss, Weights
 from ownerwise.mechanisms.constraints import RateConstraints
 from ownerwise.planning import NO_CONSTRAINTS, Plan
 from ownerwise.runs import Run, default_label, environment, settings
 from ownerwise.runs import folders as run_folders
-from ownerwise.step import PrivateStep, record_steps
+from ownerwise.runs.reading import read_config
+from ownerwise.step import PrivateStep
 from ownerwise.training.averaging import Averaging
 from ownerwise.training.checks import prepare
 from ownerwise.training.interruption import Interrupted, Interruption
 from ownerwise.training.learning_rates import LearningRateSchedule, factors
 from ownerwise.training.loggers import Logger
+from ownerwise.training.outside_the_plan import not_private_reasons, note_training
 from ownerwise.training.recording import Recorder
 
 _EVALUATIONS = 20  # approximate default number per run
@@ -40,7 +42,7 @@ class Trainer:
 
     Formal guarantee: that of `PrivateStep` with `PoissonBatches` for the same plan and one secret
     stream. Nothing else about the training records is released: history lines come from validation
-    and test data, which NO guarantee covers; no training loss is recorded, or used to choose a
+    and test data, which NO guarantee covers; no training loss is recorded or used to choose a
     checkpoint or a learning rate. Training times are recorded and depend slightly on the batch
     sizes. Public: all arguments here, and the model's initial weights.
 
@@ -54,8 +56,8 @@ class Trainer:
             or "step"; with options, {"name": "cosine", "warmup": 100, "floor": 0.1}; or a function
             from the step to the factor.
         averaging: decay of an exponential average of the parameters over steps, such as 0.99. This
-            is post-processing and costs nothing. The history, the
-            final checkpoint and the trained model then use the average.
+            is post-processing and costs no privacy. The history, the final checkpoint and the
+            trained model then use the average.
         loss: as for `PrivateStep`.
         weights, clipping, micro_batch_size, lean: as for `PrivateStep`.
         constraints: rate constraints to train under. In training, validation and test data, targets
@@ -72,7 +74,7 @@ class Trainer:
         predict: function from the model's outputs to classes; by default the largest output, or the
             sign of a single one.
         loggers: "tensorboard", "wandb", or objects with start, log and finish (see `loggers`).
-        progress: whether to show a progress bar; by default if the output is a terminal.
+        progress: whether to show a progress bar; by default, only if the output is a terminal.
         notes: additional entries for the run's config, as JSON types. "model" and "data" describe
             model and data in words; "not_private" lists anything computed beforehand without noise.
     """
@@ -162,17 +164,21 @@ class Trainer:
             groups_are: a word for the groups; by default "owners" or "classes" if known.
             num_workers, collate: as for `PoissonBatches`.
             resume: resume the run in `folder`, or start one if there is none. Settings and plan
-                must be the same. A run with a fixed seed continues bit for bit, unless the data
-                itself is random (augmentation).
+                must be the same. With a fixed seed, the result is bit for bit that of an
+                uninterrupted run, unless the data itself is random (augmentation).
 
         Raises:
             OwnerwiseError: if there are problems; lists them all, before anything is done.
-            Interrupted: on Ctrl-C if the run has a folder, after a checkpoint is written.
+            Interrupted: on Ctrl-C or SIGTERM if the run has a folder, after a checkpoint is
+                written.
         """
         validating = self._evaluation(validation, validation_groups, collate)
         testing = self._evaluation(test, test_groups, collate)
         config = self._config(data, validating, testing, groups_are, num_workers)
+        if reasons := not_private_reasons(self, data, {"validation": validation, "test": test}):
+            config["not_private"] = reasons
         step, stream, loggers = prepare(self, data, collate, validating, testing, config, resume)
+        self.plan = step.plan  # the verified copy
         with nullcontext() if self.folder is None else run_folders.FolderLock(self.folder):
             run = self._open(config, step, resume)
             self.begun = True
@@ -200,10 +206,10 @@ class Trainer:
         return run
 
     def _train(self, batches: PoissonBatches, step: PrivateStep, recorder: Recorder) -> None:
-        """Take the remaining steps.
+        """Take the remaining steps, then give back those that were reserved but not begun.
 
-        After any failure, the step whose batch was being drawn or used counts as spent: if it were
-        drawn again, the content of batches would influence which of them are used.
+        After any failure, the step whose batch was being drawn or used counts as spent: if the
+        batch were drawn again, the contents of batches would influence which of them are used.
         """
         spent = step.steps_spent
         try:
@@ -220,10 +226,8 @@ class Trainer:
                     if interruption.requested and step.steps_spent < self.plan.steps:
                         raise self._stopped(step, recorder)
                     spent = step.steps_spent + 1
-        except BaseException:
-            if self.folder is not None:
-                record_steps(self.folder, self.plan, min(spent, self.plan.steps))
-            raise
+        finally:
+            step.settle(min(spent, self.plan.steps))
 
     def _stopped(self, step: PrivateStep, recorder: Recorder) -> KeyboardInterrupt:
         done = f"stopped after {step.steps_spent} of {self.plan.steps} steps"
@@ -238,18 +242,30 @@ class Trainer:
     def _open(self, config: dict[str, Any], step: PrivateStep, resume: bool) -> Run:
         """Start the run, or restore the step from the run folder."""
         if self.folder is None:
+            self._note_training(config)
             return Run(config, self.plan, environment=environment())
         # check again, now that nobody else can write
         problems = run_folders.folder_problems(self.folder, config, self.plan, resume)
         if problems:
             raise OwnerwiseError(problems)
         run_folders.drop_half_written(self.folder)
-        history = []
+        run = Run(config, self.plan, environment=environment(), folder=self.folder)
         if run_folders.holds_a_run(self.folder):
-            step.restore(self.folder, count_steps=False)
-            history = run_folders.kept_history(self.folder, step.updates)
-        versions = run_folders.begin(self.folder, config, self.plan, environment())
-        return Run(config, self.plan, history, versions, folder=self.folder)
+            step.restore(self.folder)
+            if earlier := read_config(self.folder)[0].get("earlier_trainings"):
+                config["earlier_trainings"] = earlier
+            run.history = run_folders.kept_history(self.folder, step.run_id, step.updates)
+            run.environment = run_folders.with_earlier(self.folder, run.environment)
+        else:
+            self._note_training(config)
+            step.open_account(self.folder, private=run.private)
+        run_folders.begin(run, step.run_id)
+        return run
+
+    def _note_training(self, config: dict[str, Any]) -> None:
+        """Note in the config how often this process has trained on the same owners before."""
+        if self.seed is None and (earlier := note_training(self.plan)):
+            config["earlier_trainings"] = earlier
 
     def _config(
         self,
@@ -287,9 +303,6 @@ class Trainer:
             "test_records": testing.records if testing else 0,
             **self._groups(validating, testing, groups_are),
         }
-        if self.seed is None and not getattr(self.weights, "private", True):
-            reason = "the order of the records comes from a fixed seed"
-            config["not_private"] = [*config.get("not_private", ()), reason]
         if self.averaging is not None:
             config["averaging"] = self.averaging
         if self.constraints is not None:
@@ -324,7 +337,7 @@ class Trainer:
         return tqdm(
             total=self.plan.steps,
             initial=step.steps_spent,
-            desc=self.label if self.seed is None else f"{self.label}, NOT PRIVATE",
+            desc=printable(self.label if self.seed is None else f"{self.label}, NOT PRIVATE"),
             unit="step",
             disable=None if self.progress is None else not self.progress,
         )

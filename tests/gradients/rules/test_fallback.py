@@ -50,7 +50,7 @@ def test_a_second_use_is_compared_too():
     compare_with_loop(Tape(model), torch.randn(WIDTH, WIDTH, dtype=torch.float64))
 
 
-def test_a_tensor_made_on_the_way():
+def test_a_tensor_created_during_the_forward_pass():
     """It may be data, so that it is sliced; the run stops rather than train on that."""
     made = SCALE.tolist()
     model = buffered(forward=lambda m, x: scaled(m, x, torch.tensor(made, dtype=x.dtype)))

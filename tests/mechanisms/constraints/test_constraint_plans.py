@@ -51,7 +51,7 @@ def test_the_noise_of_the_release_can_be_given():
     check(plan)
 
 
-def test_a_share_goes_with_given_noise_too():
+def test_a_release_share_can_be_combined_with_given_noise():
     plan = make(batch_size=None, noise_multiplier=4.0, constraints=FAIR, release_share=0.2)
     joint = plan.accounted_multipliers[0]
     assert (joint / plan.release_std) ** 2 == pytest.approx(0.2, rel=1e-6)

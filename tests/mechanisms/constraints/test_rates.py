@@ -133,7 +133,7 @@ def test_a_group_without_records_has_no_value():
     assert [one.value(counts) is None for one in found] == [False, False, True]
 
 
-def test_what_cannot_be_meant_is_refused():
+def test_meaningless_rates_are_refused():
     women = PART["sex"] == "F"
     for make, words in [
         (
@@ -146,7 +146,7 @@ def test_what_cannot_be_meant_is_refused():
         (lambda: ow.rate(pred=1, where=women) <= float("nan"), "a finite bound"),
         (lambda: rates.demographic_parity(PART, "sex", max_gap=2), "a number from 0 to 1"),
         (lambda: rates.demographic_parity(PART, "age", max_gap=0.1), "no column 'age'"),
-        (lambda: rates.selection_rate(PART), "give max_rate, min_rate"),
+        (lambda: rates.selection_rate(PART), "expected max_rate, min_rate"),
         (lambda: rates.error_rate(ow.Partition({}, classes=2), max_rate=0.1), "no column 'label'"),
         (
             lambda: rates.demographic_parity(

@@ -1,4 +1,4 @@
-"""The public data sets of the papers, where their files come from, and simulated owners."""
+"""The papers' public data sets, the sources of their files, and simulated owners."""
 
 from ownerwise_reproduction.data.cifar import CIFAR10, CIFAR100, load_cifar10, load_cifar100
 from ownerwise_reproduction.data.clinic import (
@@ -41,4 +41,4 @@ SOURCES = {
         *(MNIST, PARKINSONS, PNEUMONIA, SURNAMES, SVHN, TELEMONITORING),
     )
 }
-"""The files of each data set, by its name."""
+"""The files of each data set, by name."""

@@ -1,8 +1,8 @@
-"""Simulated owners: ways to give the records of a public data set to owners, as the papers do.
+"""Simulated owners: ways to assign the records of a public data set to owners, as in the papers.
 
-Each function takes a `DataSet` and returns an `Assignment`. Seeds decide who owns what; they have
-nothing to do with the noise of training. Where owners are made of classes, the (public) owner of a
-record gives its label away: fine on public benchmarks, wrong for private data.
+Each function takes a `DataSet` and returns an `Assignment`. Seeds determine who owns which records;
+they do not affect the noise in training. If owners are formed from classes, the (public) owner of a
+record reveals its label. This is fine for public benchmarks, but wrong for private data.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ownerwise.errors import OwnerwiseError
 
 
 def by_random_class(data: DataSet, budgets: Sequence[float], seed: int) -> Assignment:
-    """Deal the classes at random to "owner 1", "owner 2", ..., who keep their budgets.
+    """Assign the classes at random to "owner 1", "owner 2", ..., whose budgets are fixed.
 
-    Over many seeds each budget meets each class, so the difficulty of a class is not confounded
-    with its budget. Setting CR of the INO-SGD paper.
+    Over many seeds, each budget is combined with each class, so the difficulty of a class is not
+    confounded with its budget. This is setting CR of the INO-SGD paper.
     """
     owners = _numbered(len(budgets))
     if len(budgets) != len(data.classes):
@@ -37,7 +37,7 @@ def random_shares(
 ) -> Assignment:
     """Give random shares of all records to "owner 1", "owner 2", ...
 
-    Shares are met to within one record. Validation and test records belong to no owner; they are
+    Shares are exact to within one record. Validation and test records belong to no owner; they are
     grouped by class, and each group's budget is the mean over the shares.
     """
     owners = _numbered(len(shares))
@@ -63,10 +63,10 @@ def random_shares(
 
 
 def overlapping(data: DataSet, budgets: Budgets, share: float, seed: int) -> Assignment:
-    """Give each class to an owner of its name, who swaps a share of it for records of others.
+    """Give each class to an owner with its name, then swap a share of its records with others.
 
-    Every owner holds as many records as its class has: a fraction 1 - share from that class, and
-    `share` drawn at random from the other classes. So a few records of a sensitive class have a lax
+    Every owner has as many records as the class: a fraction 1 - share from that class, and `share`
+    drawn at random from the other classes. A few records of a sensitive class therefore have a lax
     owner, and vice versa. Validation and test records are grouped by class, with the budget of the
     owner of that name. Share 0.1 is setting COL of the INO-SGD paper, 0.3 is COM.
     """
@@ -101,20 +101,20 @@ def one_each(
     distribution: str = "uniform",
     lowest: float = 0.1,
 ) -> Assignment:
-    """Make every record its own owner, with a budget drawn around the mean of its group.
+    """Make each record its own owner, with a budget drawn around the mean of its group.
 
     Args:
-        data: its training records become the owners 0, 1, ...
-        budgets: mean budget of each group, in their order or by name.
+        data: the data set, whose training records become the owners 0, 1, ...
+        budgets: mean budget of each group, in the order of the groups or by name.
         spread: "uniform": half the width of the interval; "gaussian": the standard deviation.
-        seed: of the draw.
+        seed: seed of the draw.
         classes: the groups as for `by_classes`; by default each class is a group.
         distribution: "uniform" or "gaussian".
-        lowest: Gaussian draws below it are redrawn, since a budget is positive.
+        lowest: Gaussian draws below it are redrawn, because budgets must be positive.
 
     Uniform with spread 0.25 on CIFAR-10 is setting CS of the INO-SGD paper; Gaussian with spread
-    0.5 and means 1 and 5 on two categories of CIFAR-100 is CFS. The paper does not say what happens
-    to draws below 0.
+    0.5 and means 1 and 5 on two categories of CIFAR-100 is CFS. The paper does not say how it
+    treats draws below 0.
     """
     classes = {name: (name,) for name in data.classes} if classes is None else classes
     means = named_budgets(budgets, tuple(classes))
@@ -165,21 +165,21 @@ def flip_labels(targets: np.ndarray, share: float, classes: int, seed: int) -> n
 
 
 def _numbered(count: int) -> tuple[str, ...]:
-    """Return names of owners that sort in their order."""
+    """Return owner names that sort in the order of the owners."""
     width = len(str(count))
     return tuple(f"owner {number:0{width}d}" for number in range(1, count + 1))
 
 
 def _deal_to_others(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Return a random permutation of labels in which no record keeps its own.
+    """Return a random permutation of labels in which no record keeps its own label.
 
-    Where the random permutation leaves a record its own label, it swaps with a random record for
-    which both are right afterwards.
+    If a record would keep its own label, it swaps with a random record such that both get a
+    different one.
     """
     if len(labels) and 2 * np.bincount(labels).max() > len(labels):
         raise OwnerwiseError(
-            "one class makes up more than half of the swapped records, so that some would have to "
-            "stay; leave out records of the largest class, or classes"
+            "one class makes up more than half of the swapped records, so some would have to "
+            "stay; leave out records of the largest class, or whole classes"
         )
     dealt = generator.permutation(labels)
     for at in np.flatnonzero(dealt == labels):

@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100: the python batches, in a folder (plain, .gz, .xz) or in their archive.
 
-The batches are pickles, and a pickle can run any code when it is loaded. These are read by an
-unpickler that knows three names, those of the one array of pixels in each file, and puts inert
-stand-ins for them: whatever else a file asks for is refused, and nothing of numpy is called.
+The batches are pickles, and a pickle can run any code when it is loaded. This module reads them
+with an unpickler that accepts only the three names needed for a pixel array and replaces them with
+inert stand-ins. Anything else that a file refers to is refused, and no numpy code is called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.data.reading import read_bytes, reading
+from ownerwise.data.reading import Unusable, read_bytes, reading
 from ownerwise.data.records import DataSet, Records
 from ownerwise.errors import OwnerwiseError
 from ownerwise_reproduction.data.pixels import describe, scale_images
@@ -110,22 +110,22 @@ def read_batch(content: bytes, label_names: tuple[str, ...]) -> dict[str, np.nda
     """Return `data` uint8 [records, 3, 32, 32] and the named labels of a pickled batch.
 
     Raises:
-        ValueError: the pickle holds something else, or asks for anything but an array of bytes.
+        ValueError: if the pickle contains or refers to anything but an array of bytes.
     """
     batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     pixels = batch[b"data"]
     if not isinstance(pixels, _Array):
-        raise ValueError("its `data` is no array")
+        raise Unusable("its `data` is not an array")
     arrays = {"data": pixels.to_numpy().reshape(-1, *PIXELS)}
     for name in label_names:
         arrays[name] = np.array(batch[name.encode()], dtype=np.int64)
         if len(arrays[name]) != len(arrays["data"]):
-            raise ValueError(f"{len(arrays[name])} {name} for {len(arrays['data'])} images")
+            raise Unusable(f"{len(arrays[name])} {name} for {len(arrays['data'])} images")
     return arrays
 
 
 class _Array:
-    """Stands for numpy.ndarray while a batch is unpickled: keeps the state, runs nothing."""
+    """Replaces numpy.ndarray while a batch is unpickled: keeps the state, runs nothing."""
 
     state: tuple[Any, ...] = ()
 
@@ -135,7 +135,7 @@ class _Array:
     def to_numpy(self) -> np.ndarray:
         _, shape, kind, by_columns, raw = self.state
         if getattr(kind, "name", None) not in (b"u1", "u1") or not isinstance(raw, bytes):
-            raise ValueError("its `data` is no array of unsigned bytes")
+            raise Unusable("its `data` is not an array of unsigned bytes")
         return np.frombuffer(raw, np.uint8).reshape(shape, order="F" if by_columns else "C")
 
 
@@ -146,7 +146,7 @@ class _Kind:
         self.name = name
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and the like mean nothing for single bytes."""
+        """Byte order and similar settings are irrelevant for single bytes."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -160,8 +160,8 @@ class _Unpickler(pickle.Unpickler):
         try:
             return self._STAND_INS[module_name, global_name]
         except KeyError:
-            raise ValueError(
-                f"it asks for {module_name}.{global_name}, which no batch of images needs; it was "
+            raise Unusable(
+                f"it refers to {module_name}.{global_name}, which no batch of images needs; it was "
                 "not run"
             ) from None
 
@@ -190,7 +190,7 @@ def _read_parts(
 
 
 def _contents(path: Path, wanted: list[str]) -> dict[str, bytes]:
-    """Return the content of the wanted files of a folder or archive."""
+    """Return the contents of the requested files in a folder or archive."""
     contents = {}
     if path.is_dir():
         for name in wanted:
@@ -209,7 +209,7 @@ def _contents(path: Path, wanted: list[str]) -> dict[str, bytes]:
     missing = [name for name in wanted if name not in contents]
     if missing:
         raise OwnerwiseError(
-            f"{path} lacks {', '.join(missing)}; expected {', '.join(wanted)}: get it again from "
-            f"{_PAGE}"
+            f"{path} does not contain {', '.join(missing)}; expected {', '.join(wanted)}: get it "
+            f"again from {_PAGE}"
         )
     return contents

@@ -1,12 +1,13 @@
-"""Tables about patients: cardiotocograms, heart disease, and the voices of people with Parkinson's.
+"""Tables about patients: cardiotocograms, heart disease, and voices of people with Parkinson's.
 
-The ranges are round figures, fixed here for everybody and not computed from the records that are
-loaded; what lies beyond them is clipped.
+The ranges are fixed round numbers, not computed from the loaded records; values outside them are
+clipped.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ from ownerwise.data.reading import (
     read_rows,
     reading,
 )
-from ownerwise.data.records import DataSet, test_mask
+from ownerwise.data.records import DataSet
+from ownerwise.data.splits import positional_split
 from ownerwise.errors import OwnerwiseError
 from ownerwise_reproduction.data.sources import Download, Part, Source, locate
 from ownerwise_reproduction.data.tables import expect_header, read_sheet, whole_numbers
@@ -44,7 +46,7 @@ _CTG_NAMES = """
     Nzeros Mode Mean Median Variance Tendency A B C D E AD DE LD FS SUSP CLASS NSP"""
 CTG_COLUMNS = tuple(_CTG_NAMES.split())
 CTG_COUNTS = ("AC", "FM", "UC", "DL", "DS", "DP")
-"""Counted per recording in the file; divided by its length (seconds) they become inputs."""
+"""Counts per recording; divided by the recording's length in seconds, they become inputs."""
 CTG_SCHEMA = (
     Number("LB", 50, 200),  # beats per minute
     Number("AC", 0, 0.02),
@@ -157,6 +159,8 @@ TELEMONITORING_SCHEMA = (
     Number("DFA", 0.5, 1),
     Number("PPE", 0, 0.5),
 )
+MEDIAN_SCORE = 27.576
+"""The median of total_UPDRS in the file: a statistic of its records, and not private."""
 MOTOR_SCORE = Number("motor_UPDRS", 0, 50)
 TELEMONITORING_COLUMNS = (
     *("subject#", "age", "sex", "test_time", "motor_UPDRS", "total_UPDRS"),
@@ -191,7 +195,7 @@ def load_ctg(
     targets = class_of(numbers["NSP"].tolist(), (1, 2, 3), "NSP of ctg")
     columns = {"file": np.array(cells["FileName"]), "pattern": numbers["CLASS"].astype(np.int64)}
     labels = (targets, ("normal", "suspect", "pathologic"))
-    return make_table("ctg", numbers, CTG_SCHEMA, labels, test_mask(targets), columns, scale)
+    return make_table("ctg", numbers, CTG_SCHEMA, labels, positional_split(targets), columns, scale)
 
 
 def load_heart(
@@ -200,7 +204,7 @@ def load_heart(
     """Return Heart Disease (Cleveland): 303 patients with or without a narrowed vessel.
 
     No official split: every fifth record of each class is a test record. Columns: `sex`, `age`,
-    `severity` (0 to 4; disease is 1 and more). Six values are missing: they become the middle of
+    `severity` (0 to 4; disease is 1 and more). Six values are missing; they become the middle of
     the range, or no category. `scale` as for Cardiotocography.
     """
     (path,) = locate(HEART, data_dir, download)
@@ -215,7 +219,9 @@ def load_heart(
     }
     targets = (severity > 0).astype(np.int64)
     labels = (targets, ("no disease", "disease"))
-    return make_table("heart", cells, HEART_SCHEMA, labels, test_mask(targets), columns, scale)
+    return make_table(
+        "heart", cells, HEART_SCHEMA, labels, positional_split(targets), columns, scale
+    )
 
 
 def load_parkinsons(
@@ -228,8 +234,8 @@ def load_parkinsons(
     """Return Parkinsons: 195 voice recordings of 32 people, healthy or with Parkinson's disease.
 
     No official split. `split="subjects"`: every fifth subject of each class is a test subject;
-    "records": every fifth record of each class, so that both sides hear the same people and the
-    test flatters. Column: `subject`. `scale` as for Cardiotocography.
+    "records": every fifth record of each class, which puts recordings of the same people into both
+    sets and makes test results too good. Column: `subject`. `scale` as for Cardiotocography.
     """
     (path,) = locate(PARKINSONS, data_dir, download)
     header, *rows = read_rows(path, len(PARKINSONS_COLUMNS))
@@ -249,13 +255,13 @@ def load_parkinsons_telemonitoring(
     *,
     scale: str = "ranges",
     split: str = "subjects",
-    threshold: float = 27.576,
+    threshold: float = MEDIAN_SCORE,
     motor_score: bool = False,
 ) -> DataSet:
     """Return Parkinsons Telemonitoring: 5875 voice recordings of 42 people with the disease.
 
-    The class says whether the score total_UPDRS is above `threshold`. The default is the median of
-    this file, a constant here: not free of the data, and not private. `motor_score` adds
+    The class is whether the score total_UPDRS is above `threshold`. The default is the median in
+    this file, so it is not private and is listed in `not_private`. `motor_score` adds
     motor_UPDRS, a part of that score, to the features. Columns: `subject`, `sex`, `score`. `split`
     as for Parkinsons, `scale` as for Cardiotocography.
     """
@@ -272,10 +278,14 @@ def load_parkinsons_telemonitoring(
     labels = (targets, (f"at most {threshold:g}", f"above {threshold:g}"))
     schema = (*TELEMONITORING_SCHEMA, *([MOTOR_SCORE] if motor_score else []))
     test = _split(targets, subjects, split)
-    return make_table("parkinsons_telemonitoring", cells, schema, labels, test, columns, scale)
+    data = make_table("parkinsons_telemonitoring", cells, schema, labels, test, columns, scale)
+    if threshold != MEDIAN_SCORE:
+        return data
+    median = "the threshold between the classes: the median score of the records"
+    return replace(data, not_private=(*data.not_private, median))
 
 
 def _split(targets: np.ndarray, subjects: np.ndarray, split: str) -> np.ndarray:
     if split not in ("subjects", "records"):
         raise OwnerwiseError(f"split {split!r}; expected 'subjects' or 'records'")
-    return test_mask(targets, subjects if split == "subjects" else None)
+    return positional_split(targets, subjects if split == "subjects" else None)

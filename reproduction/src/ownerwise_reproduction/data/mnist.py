@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ownerwise.data.reading import read_bytes, reading
+from ownerwise.data.reading import Unusable, read_bytes, reading
 from ownerwise.data.records import DataSet, Records
 from ownerwise.errors import OwnerwiseError
 from ownerwise_reproduction.data.pixels import describe, scale_images
@@ -98,24 +98,24 @@ def load_fashion_mnist(
 ) -> DataSet:
     """Return Fashion-MNIST: 60000 + 10000 grey images 28x28 of ten kinds of clothing.
 
-    `scale` as for MNIST. The files of Debian's package dataset-fashion-mnist are found by
-    themselves.
+    `scale` as for MNIST. The files in Debian's package dataset-fashion-mnist are found
+    automatically.
     """
     return _load(FASHION_MNIST, FASHION_CLASSES, data_dir, download, scale)
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Return the unsigned bytes of an IDX file of so many dimensions."""
+    """Return the unsigned bytes in an IDX file with this number of dimensions."""
     with reading(path, "IDX"):
         content = read_bytes(path)
         start = 4 + 4 * dimensions
         if content[:4] != bytes((0, 0, _UNSIGNED_BYTES, dimensions)) or len(content) < start:
-            raise ValueError(
+            raise Unusable(
                 f"it starts with {content[:4].hex(' ')}, expected 00 00 08 {dimensions:02x}"
             )
         shape = np.frombuffer(content, ">u4", dimensions, offset=4).tolist()
         if len(content) - start != math.prod(shape):
-            raise ValueError(f"{len(content) - start} bytes for the shape {shape}")
+            raise Unusable(f"{len(content) - start} bytes for the shape {shape}")
         return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -133,7 +133,7 @@ def _load(
         if len(pixels) != len(labels):
             raise OwnerwiseError(
                 f"{images_path} holds {len(pixels)} images, {labels_path} {len(labels)} labels; "
-                "expected as many: get both again"
+                "expected equal numbers: get both again"
             )
         images = scale_images(pixels[:, None], source.name, scale)
         parts.append(Records(images, labels.astype(np.int64)))

@@ -1,7 +1,7 @@
-"""Tables about people and money: Adult (census income), and default of credit card clients.
+"""Tables about people and money: Adult (census income) and credit card defaults.
 
-The ranges are round figures, fixed here for everybody; the lists of categories are those of the
-sets' own descriptions. Neither is computed from the records that are loaded.
+The ranges are fixed round numbers, and the lists of categories come from the data sets' own
+descriptions. Neither is computed from the loaded records.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import numpy as np
 
 from ownerwise.data.features import Category, Number, class_of, make_table
 from ownerwise.data.reading import by_column, read_rows
-from ownerwise.data.records import DataSet, test_mask
+from ownerwise.data.records import DataSet
+from ownerwise.data.splits import positional_split
 from ownerwise_reproduction.data.sources import Download, Part, Source, locate
 from ownerwise_reproduction.data.tables import expect_header, read_sheet, whole_numbers
 
@@ -78,8 +79,9 @@ ADULT_SCHEMA = (
     Category("sex", ("Female", "Male")),
     Category("native-country", tuple(_COUNTRIES.split())),
 )
-"""`education` says the same as `education-num`, and `fnlwgt` is a weight of the survey and no
-property of the person: both are left out."""
+"""`education` duplicates `education-num`, and `fnlwgt` is a survey weight, not a property of the
+person: both are left out.
+"""
 
 CREDIT = Source(
     "credit_default",
@@ -122,7 +124,7 @@ def load_adult(
 ) -> DataSet:
     """Return Adult: 32561 + 16281 people of the 1994 census, income above 50K or not.
 
-    The official split. Columns: `sex`, `race`, `age`. What is missing ("?") has no category.
+    The official split. Columns: `sex`, `race`, `age`. A missing value ("?") has no category.
     `scale`: "ranges" (declared, public), "statistics" (of the training records: NOT private) or
     "none".
     """
@@ -142,7 +144,7 @@ def load_adult(
 def load_credit_default(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "ranges"
 ) -> DataSet:
-    """Return 30000 clients of a bank in Taiwan, default of payment next month or not.
+    """Return 30000 clients of a bank in Taiwan: default on next month's payment, or not.
 
     No official split: every fifth record of each class is a test record. Columns: `sex`,
     `education`, `marriage` (coded as in the source), `age`. `scale` as for Adult.
@@ -160,12 +162,12 @@ def load_credit_default(
     }
     labels = (targets, ("paid", "default"))
     return make_table(
-        "credit_default", cells, CREDIT_SCHEMA, labels, test_mask(targets), columns, scale
+        "credit_default", cells, CREDIT_SCHEMA, labels, positional_split(targets), columns, scale
     )
 
 
 def _credit_rows(path: Path) -> list[list[str]]:
-    """Return the rows below the header, with whole numbers written as such."""
+    """Return the rows below the header, with whole numbers written without decimals."""
     if path.suffix == ".xls":
         sheet = read_sheet(path, "Data")
         header, rows = list(map(str, sheet[1] if len(sheet) > 1 else [])), sheet[2:]

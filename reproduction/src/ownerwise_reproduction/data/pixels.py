@@ -1,7 +1,7 @@
-"""Pixels standardised by the constants that the literature prints.
+"""Pixels standardised with constants from the literature.
 
-Each mean and standard deviation describes the benchmark's own training images: fine for comparing
-with published results on public data, not a way to scale private images.
+Each mean and standard deviation describes the benchmark's own training images: they are suitable
+for comparison with published results on public data, but not for scaling private images.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def scale_images(pixels: np.ndarray, name: str, scale: str) -> np.ndarray:
 
     Args:
         pixels: whole numbers from 0 to 255.
-        name: of the data set, for its published constants.
+        name: name of the data set, which selects its published constants.
         scale: "unit": 0 to 1; "signed": -1 to 1; "published": (unit - mean) / deviation of
             `PUBLISHED`.
     """

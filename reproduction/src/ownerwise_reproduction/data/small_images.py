@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from scipy.io import loadmat
 
-from ownerwise.data.reading import read_arrays, reading
+from ownerwise.data.reading import Unusable, read_arrays, reading
 from ownerwise.data.records import DataSet, Records
 from ownerwise_reproduction.data.pixels import describe, scale_images
 from ownerwise_reproduction.data.sources import Download, Part, Source, locate
@@ -68,17 +68,23 @@ def load_svhn(
     return DataSet("svhn", train, test, DIGITS, form=describe(train.inputs, scale))
 
 
+_ARRAYS = ("images", "labels")
+
+
 def load_pneumoniamnist(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
 ) -> DataSet:
     """Return PneumoniaMNIST: 4708 + 524 + 624 grey chest X-rays 28x28, normal or pneumonia.
 
-    The official training, validation and test parts. `scale`: "unit" (0 to 1) or "signed" (-1 to
-    1, the usual choice for this set).
+    The parts are the official training, validation and test sets. `scale`: "unit" (0 to 1) or
+    "signed" (-1 to 1, the usual choice for this set).
     """
     (path,) = locate(PNEUMONIA, data_dir, download)
     arrays = read_arrays(path)
     with reading(path, "the arrays of PneumoniaMNIST"):
+        names = [f"{part}_{kind}" for part in ("train", "val", "test") for kind in _ARRAYS]
+        if missing := [name for name in names if name not in arrays]:
+            raise Unusable(f"no array {', '.join(missing)}")
         train, validation, test = (
             _grey_records(arrays[f"{part}_images"], arrays[f"{part}_labels"], scale)
             for part in ("train", "val", "test")
@@ -98,15 +104,15 @@ def _read_svhn(path: Path, scale: str) -> Records:
         arrays = loadmat(path, variable_names=["X", "y"])
         pixels, labels = arrays["X"], arrays["y"].ravel()
         if pixels.shape != (32, 32, 3, len(labels)) or pixels.dtype != np.uint8:
-            raise ValueError(f"X is {pixels.dtype} {list(pixels.shape)} for {len(labels)} labels")
+            raise Unusable(f"X is {pixels.dtype} {list(pixels.shape)} for {len(labels)} labels")
         if labels.min() < 1 or labels.max() > 10:
-            raise ValueError(f"labels from {labels.min()} to {labels.max()}, expected 1 to 10")
+            raise Unusable(f"labels from {labels.min()} to {labels.max()}, expected 1 to 10")
     pixels = np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))
     return Records(scale_images(pixels, "svhn", scale), labels.astype(np.int64) % 10)
 
 
 def _grey_records(pixels: np.ndarray, labels: np.ndarray, scale: str) -> Records:
     if pixels.ndim != 3 or pixels.dtype != np.uint8:
-        raise ValueError(f"images are {pixels.dtype} {list(pixels.shape)}")
+        raise Unusable(f"images are {pixels.dtype} {list(pixels.shape)}")
     images = scale_images(pixels[:, None], "pneumoniamnist", scale)
     return Records(images, labels.ravel().astype(np.int64))

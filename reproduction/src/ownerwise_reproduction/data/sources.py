@@ -1,9 +1,9 @@
-"""Where the files of a data set are, and how missing ones are downloaded.
+"""Find the files of a data set, and download missing ones.
 
-Places are searched in turn: the folder `data_dir`, or else the one that the environment variable
-OWNERWISE_DATA names; the system's shared data sets; the cache. Files found there are used as they
-are. Missing files are downloaded into the cache (OWNERWISE_CACHE, or `ownerwise` in the user's
-cache folder), where a file appears only when complete and with the expected SHA-256.
+These places are searched in order: the folder `data_dir`, or else the folder in the environment
+variable OWNERWISE_DATA; the system's shared data sets; the cache. Files found there are used
+unchanged. Missing files are downloaded into the cache (OWNERWISE_CACHE, or `ownerwise` in the
+user's cache folder), where a file appears only once it is complete and has the expected SHA-256.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Download:
     """A file on the network.
 
     Attributes:
-        file: its path in the data set's folder of the cache.
-        urls: where it is served, tried in turn.
-        sha256: what its content must hash to.
+        file: its path within the data set's cache folder.
+        urls: addresses to try in order.
+        sha256: expected hash of its content.
     """
 
     file: str
@@ -47,7 +47,7 @@ class Part:
 
     Attributes:
         names: accepted names, the usual one first.
-        downloads: the files that make it up where it has to be fetched.
+        downloads: the files to download if it is missing.
     """
 
     names: tuple[str, ...]
@@ -59,13 +59,13 @@ class Source:
     """The files of a data set.
 
     Attributes:
-        name: of the data set, and of its folder.
-        page: describes it, and offers it for download by hand.
-        parts: what is needed.
-        folders: other names of its folder, as other programs use them.
-        system: its folder among the system's shared data sets, if some system ships it.
-        own_names: whether its file names are distinctive, so that the files may also lie in the
-            data folder itself, next to those of other sets.
+        name: name of the data set and of its folder.
+        page: web page that describes it and offers it for download.
+        parts: the files and folders it needs.
+        folders: other names for its folder, as used by other programs.
+        system: its folder among the system's shared data sets, if any system ships it.
+        own_names: whether its file names are distinctive; if so, the files may also be in the data
+            folder itself, next to those of other data sets.
     """
 
     name: str
@@ -114,7 +114,7 @@ def cache_folder() -> Path:
 
 
 def fetch(item: Download, path: Path) -> None:
-    """Download a file to `path`, complete and with the right SHA-256, or not at all."""
+    """Download a file to `path` completely and with the right SHA-256, or not at all."""
     problems = []
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def fetch(item: Download, path: Path) -> None:
 
 
 def _root(source: Source, data_dir: str | os.PathLike | None) -> Path | None:
-    """Return the folder of data sets that was named, if any."""
+    """Return the folder of data sets that the caller or the environment gave, if any."""
     given = os.environ.get(DATA_VARIABLE) if data_dir is None else os.fspath(data_dir)
     if not given:
         return None
@@ -147,7 +147,7 @@ def _root(source: Source, data_dir: str | os.PathLike | None) -> Path | None:
 
 
 def _folders(source: Source, root: Path | None) -> list[Path]:
-    """Return the folders to look through, before the cache."""
+    """Return the folders to search before the cache."""
     folders = []
     if root is not None:
         names = (source.name, *source.folders)
@@ -188,8 +188,8 @@ def _missing(source: Source, part: Part, root: Path | None, why: list[str]) -> s
     looked = ", ".join(map(str, [*_folders(source, root), cache]))
     place = f"{cache}, or into {source.name}/ below a folder that {DATA_VARIABLE} names"
     return (
-        f"{source.name}: {' or '.join(part.names)} is in none of {looked}, and was not fetched "
-        f"({'; '.join(why)}). Get it from {source.page} and put it into "
+        f"{source.name}: {' or '.join(part.names)} was not found in {looked}, and was not "
+        f"downloaded ({'; '.join(why)}). Get it from {source.page} and put it into "
         f"{place if root is None else root / source.name}"
     )
 
@@ -213,5 +213,5 @@ def _stream(url: str, path: Path, item: Download) -> None:
     if digest.hexdigest() != item.sha256:
         raise OwnerwiseError(
             f"got {received} bytes with SHA-256 {digest.hexdigest()}, expected {item.sha256}: "
-            "the file is another version or was tampered with, and is discarded"
+            "the file is a different version or was tampered with, so it was discarded"
         )

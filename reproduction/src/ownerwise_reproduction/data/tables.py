@@ -1,4 +1,4 @@
-"""Tables in the formats of their publishers: workbooks, fixed headers, whole numbers."""
+"""Read tables in their publishers' formats: workbooks, fixed headers, whole numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ownerwise.errors import OwnerwiseError, name_some
 
 
 def read_sheet(path: Path, sheet: str) -> list[list[Any]]:
-    """Return the rows of a sheet of an Excel workbook (.xls): text, float or ""."""
+    """Return the rows of a sheet in an Excel workbook (.xls): text, float or ""."""
     with reading(path, f"an Excel workbook with a sheet {sheet!r}"):
         cells = xlrd.open_workbook(str(path), logfile=io.StringIO()).sheet_by_name(sheet)
         return [list(cells.row_values(row)) for row in range(cells.nrows)]

@@ -1,4 +1,4 @@
-"""Texts as rows of numbers: surnames letter by letter, film reviews word by word."""
+"""Texts as rows of token ids: surnames by letter, film reviews by word."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from ownerwise.data.reading import read_bytes, reading
-from ownerwise.data.records import DataSet, Records, test_mask
+from ownerwise.data.records import DataSet, Records
+from ownerwise.data.splits import positional_split
 from ownerwise.data.vocabulary import PADDING, Vocabulary, tokenize
 from ownerwise.errors import OwnerwiseError
 from ownerwise_reproduction.data.sources import Download, Part, Source, locate
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ '-,."
-"""Letter k of a name is 2 + its place here; 0 fills up, 1 is any other character."""
+"""A letter is encoded as 2 + its position here; 0 is padding, and 1 is any other character."""
 NAME_LENGTH = 20
 
 _LANGUAGES = {
@@ -87,11 +88,12 @@ def load_surnames(
     *,
     length: int = NAME_LENGTH,
 ) -> DataSet:
-    """Return 20074 surnames from 18 languages, as the numbers of their letters.
+    """Return 20074 surnames from 18 languages, encoded letter by letter.
 
-    Accents are taken off; the first `length` letters count, `ALPHABET` is fixed. No official split:
-    every fifth name of each language, in the order of the files, is a test record. Names repeat
-    within and across languages, so that some stand on both sides. Column: `length` of each name.
+    Accents are removed, and only the first `length` letters are used; `ALPHABET` is fixed. No
+    official split: every fifth name of each language, in the order of the files, is a test record.
+    Names repeat within and across languages, so some occur in both parts. Column: `length` of each
+    name.
     """
     (path,) = locate(SURNAMES, data_dir, download)
     names = list(_read_names(path).items())
@@ -102,7 +104,7 @@ def load_surnames(
     inputs = np.zeros((len(letters), length), dtype=np.int64)
     inputs[np.arange(length) < lengths[:, None]] = [place for name in letters for place in name]
     records = Records(inputs, targets, {"length": lengths})
-    test = test_mask(targets)
+    test = positional_split(targets)
     return DataSet(
         "surnames",
         records.take(~test),
@@ -122,15 +124,15 @@ def load_imdb(
 ) -> DataSet:
     """Return IMDb: 25000 + 25000 film reviews, negative or positive, the official split.
 
-    A vocabulary built on private text is a release of it. By default there is none: words are
-    hashed (see `ownerwise.data.vocabulary`).
+    A vocabulary built from private text is itself a release of that text. By default there is none:
+    words are hashed (see `ownerwise.data.vocabulary`).
 
     Args:
         data_dir, download: as for `load`.
-        length: number of words kept of each review, from its start.
-        size: number of places of the vocabulary, as the embedding layer needs it.
-        vocabulary: "hashed", a list of words that is public, or "counted": the most frequent words
-            of the training reviews, NOT private.
+        length: number of words to keep from the start of each review.
+        size: number of token ids, which the embedding layer needs.
+        vocabulary: "hashed"; a public list of words; or "counted", the most frequent words in the
+            training reviews, which is NOT private.
 
     Columns: `rating` (1 to 10), `length` (words kept).
     """
@@ -169,7 +171,7 @@ def load_imdb(
 
 
 def _read_names(path: Path) -> dict[str, list[str]]:
-    """Return the names of each language from a folder, or from the archive of the tutorial."""
+    """Return the names in each language from a folder, or from the tutorial's archive."""
     contents = {}
     with reading(path, "surnames by language"):
         if path.is_dir():
@@ -205,7 +207,7 @@ def _letter(letter: str) -> int:
 
 
 def _read_reviews(path: Path) -> Iterator[tuple[str, str, str, str, bytes]]:
-    """Yield (part, label, number, rating, content) of each review of a folder or archive."""
+    """Yield (part, label, number, rating, content) for each review in a folder or archive."""
     if path.is_dir():
         for file in path.glob("*/*/*.txt"):
             found = _REVIEW.search(file.as_posix())

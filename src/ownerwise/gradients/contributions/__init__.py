@@ -2,9 +2,10 @@
 
 Each class here represents one form of contribution (outer products, kernels, look-ups, repeated
 calls) and computes norms and weighted sums. This package may import the workspace, the memory
-budget, layouts, precision and saved tensors, but neither the rules nor the tape.
+budget, layouts, precision and saved tensors, but not the rules or the tape.
 """
 
+from ownerwise.gradients.contributions.blocks import BLOCK, sum_of_outer_products
 from ownerwise.gradients.contributions.contribution import Contribution, Dense, few_rows
 from ownerwise.gradients.contributions.convolved import Convolved, Geometry
 from ownerwise.gradients.contributions.ghost import shared_ghost_norms
@@ -14,6 +15,7 @@ from ownerwise.gradients.contributions.repeated import Call, Repeated
 from ownerwise.gradients.contributions.vectors import RankOne
 
 __all__ = [
+    "BLOCK",
     "Call",
     "Contribution",
     "Convolved",
@@ -26,4 +28,5 @@ __all__ = [
     "SharedLeft",
     "few_rows",
     "shared_ghost_norms",
+    "sum_of_outer_products",
 ]

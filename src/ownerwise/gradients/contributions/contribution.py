@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from ownerwise.gradients.contributions.blocks import BLOCK, LONG_BLOCK, blocked_sum
 from ownerwise.gradients.precision import accumulation_dtype, masked
 
 __all__ = ["Contribution", "Dense", "few_rows"]
@@ -21,8 +22,8 @@ __all__ = ["Contribution", "Dense", "few_rows"]
 def few_rows(factors: Tensor) -> Tensor | None:
     """Return the rows with a nonzero factor if leaving out the others saves work, else None.
 
-    Importance sampling gives most records the factor 0. Copying the rows with a nonzero factor
-    pays off if they are fewer than half.
+    Importance sampling gives most records the factor 0. Copying the rows with a nonzero factor pays
+    off if they are less than half of all rows.
     """
     if 2 * int(factors.count_nonzero()) >= len(factors):
         return None
@@ -35,6 +36,11 @@ class Contribution(ABC):
     count: int
     shape: tuple[int, ...]
 
+    @property
+    def formed(self) -> bool:
+        """Whether a sum adds one term per record, instead of many."""
+        return True
+
     @abstractmethod
     def squared_norms(self) -> Tensor:
         """Return |g_i|^2, ``[count]``."""
@@ -43,9 +49,19 @@ class Contribution(ABC):
     def per_record(self, start: int, stop: int) -> Tensor:
         """Return g_i for a range of records, ``[stop - start, *shape]``."""
 
+    def weighted_sum(self, factors: Tensor, *, in_blocks: bool = True) -> Tensor:
+        """Return sum_i factors[i] * g_i, ``[*shape]``; in float64 for more than one block."""
+        if not in_blocks:
+            return self.partial_sum(factors, 0, self.count)
+        return blocked_sum(
+            self.count,
+            lambda start, stop: self.partial_sum(factors[start:stop], start, stop),
+            BLOCK if self.formed else LONG_BLOCK,
+        )
+
     @abstractmethod
-    def weighted_sum(self, factors: Tensor) -> Tensor:
-        """Return sum_i factors[i] * g_i, ``[*shape]``."""
+    def partial_sum(self, factors: Tensor, start: int, stop: int) -> Tensor:
+        """Return the weighted sum over a range of records, with the factors of that range."""
 
     @abstractmethod
     def drop(self, bad: Tensor) -> None:
@@ -54,8 +70,8 @@ class Contribution(ABC):
     def most(self) -> Tensor | None:
         """Return an upper bound on the summed lengths of each record's terms, ``[count]``.
 
-        Return None if sums are computed from formed gradients, so that each record has one term.
-        Call this after :meth:`squared_norms`, which may form the gradients.
+        Return None if sums are computed from formed gradients, because each record then has one
+        term. Call this after :meth:`squared_norms`, which may form the gradients.
         """
         return None
 
@@ -79,9 +95,9 @@ class Dense(Contribution):
         """See :class:`Contribution`."""
         return self.values[start:stop]
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
+    def partial_sum(self, factors: Tensor, start: int, stop: int) -> Tensor:
         """See :class:`Contribution`."""
-        return (factors @ self.values.reshape(self.count, -1)).reshape(self.shape)
+        return (factors @ self.values[start:stop].reshape(stop - start, -1)).reshape(self.shape)
 
     def drop(self, bad: Tensor) -> None:
         """See :class:`Contribution`."""

@@ -1,11 +1,10 @@
 """Gradient norms for parameters with several uses, from Gram matrices with the cross terms.
 
-If use k of a matrix adds ``sum_t left_kt (x) right_kt``, all uses together are one longer sum over
-(k, t), and the squared norm of the whole is ``sum <left_s, left_t> <right_s, right_t>`` over all
-pairs. A look-up (embedding) is such a sum whose left vectors are unit vectors: the inner product of
-two unit vectors is 1 if their ids are equal and 0 otherwise, and the inner product of a unit vector
-and a dense vector is an entry of the latter. This covers an embedding tied to the output
-projection.
+If use k of a matrix adds ``sum_t left_kt (x) right_kt``, all uses together form one longer sum over
+(k, t), whose squared norm is ``sum <left_s, left_t> <right_s, right_t>`` over all pairs. A look-up
+(embedding) is such a sum whose left vectors are unit vectors: the inner product of two unit vectors
+is 1 if their ids are equal and 0 otherwise, and the inner product of a unit vector and a dense
+vector is an entry of the latter. This covers an embedding tied to the output projection.
 """
 
 from __future__ import annotations

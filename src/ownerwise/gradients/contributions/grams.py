@@ -1,11 +1,11 @@
 """Norms from Gram matrices, protected against rounding errors.
 
 If a record's gradient is ``sum_t left_t (x) right_t``, its squared norm is the sum of all products
-``<left_s, left_t> <right_s, right_t>``. Where the terms nearly cancel, as with gradients that add
-up to zero over equal tokens, that sum is much smaller than its terms. With rounding, it may then
-come out as zero or negative, and the record would not be clipped at all. Such records are
-recognised by comparison with the upper bound ``sum_t |left_t| |right_t|``; their gradients are
-formed, and their norms rounded up.
+``<left_s, left_t> <right_s, right_t>``. If the terms nearly cancel, as with gradients that add up
+to zero over equal tokens, that sum is much smaller than its terms. Rounding may then make it zero
+or negative, and the record would not be clipped at all. Such records are detected by comparing the
+sum with the upper bound ``sum_t |left_t| |right_t|``; their gradients are formed, and their norms
+rounded up.
 """
 
 from __future__ import annotations

@@ -54,11 +54,16 @@ class Lookup(Contribution):
         )
         return full.unflatten(0, (stop - start, rows))
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
+    @property
+    def formed(self) -> bool:
         """See :class:`Contribution`."""
-        gradient = self.gradients(0, self.count) * factors[:, None, None]
+        return self.ids.shape[1] == 1
+
+    def partial_sum(self, factors: Tensor, start: int, stop: int) -> Tensor:
+        """See :class:`Contribution`."""
+        gradient = self.gradients(start, stop) * factors[:, None, None]
         full = gradient.new_zeros(self.shape)
-        return full.index_add_(0, self.ids.flatten(), gradient.flatten(0, 1))
+        return full.index_add_(0, self.ids[start:stop].flatten(), gradient.flatten(0, 1))
 
     def drop(self, bad: Tensor) -> None:
         """See :class:`Contribution`."""

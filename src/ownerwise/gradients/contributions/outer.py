@@ -38,7 +38,7 @@ Way = str  # "ghost", "form" (and discard) or "hold"
 def choose(
     budget: MemoryBudget, count: int, terms: int, rows: int, columns: int, saved: int
 ) -> Way:
-    """Return the cheapest method within the budget; ``saved`` bytes are held in any case."""
+    """Return the cheapest method within the budget; ``saved`` bytes are held regardless."""
     form = terms * rows * columns
     ghost = GRAM * terms * terms * (rows + columns)
     size = 4 * count * rows * columns
@@ -146,11 +146,16 @@ class Outer(Contribution):
         left, right = self.factors(start, stop)
         return torch.bmm(left.mT, right)
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
+    @property
+    def formed(self) -> bool:
+        """See :class:`Contribution`."""
+        return self.left is None or self.left.shape[1] == 1
+
+    def partial_sum(self, factors: Tensor, start: int, stop: int) -> Tensor:
         """See :class:`Contribution`."""
         if self.held is not None:
-            return (factors @ self.held).unflatten(0, self.shape)
-        left, right = self.factors()
+            return (factors @ self.held[start:stop]).unflatten(0, self.shape)
+        left, right = self.factors(start, stop)
         rows = few_rows(factors)
         if rows is not None:
             left, right, factors = left[rows], right[rows], factors[rows]

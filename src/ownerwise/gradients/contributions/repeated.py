@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ownerwise.gradients.contributions.contribution import Contribution
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.memory_budget import MemoryBudget
 from ownerwise.gradients.precision import accumulation_dtype, masked
 from ownerwise.gradients.saved import Saved
+from ownerwise.torch_internals import pytree
 
 __all__ = ["Call", "Repeated"]
 
@@ -135,7 +135,7 @@ class Repeated(Contribution):
         except (RuntimeError, ValueError, IndexError):
             return False
         self.conclusive = bool(usable.any()) and bool(torch.isfinite(squares).all())
-        return _close(alone, self._whole_sum(values, weights), 1e-3, 1e-3)
+        return _close(alone.to(self.dtype), self._whole_sum(values, weights), 1e-3, 1e-3)
 
     def _whole_sum(self, values: list[Any], factors: Tensor) -> Tensor:
         """Return the weighted sum from one backward pass of the whole call on scaled gradients."""
@@ -149,23 +149,27 @@ class Repeated(Contribution):
             values = [*values[: self.place], parameter, *values[self.place + 1 :]]
             return torch.autograd.grad(self.call(values), parameter, scaled)[0]
 
-    def _chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield chunks of records with their gradients ``[records, entries]``."""
+    def _chunks(self, first: int, last: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield chunks of a range of records with their gradients ``[records, entries]``."""
         size = 4 * max(1, self.gradient[0].numel(), torch.Size(self.shape).numel())
         step = max(1, 8 * self.budget.chunk_bytes // size)
-        for start in range(0, self.count, step):
-            formed = self.per_record(start, min(start + step, self.count))
+        for start in range(first, last, step):
+            formed = self.per_record(start, min(start + step, last))
             yield slice(start, start + len(formed)), formed.reshape(len(formed), -1)
 
     def squared_norms(self) -> Tensor:
         """See :class:`Contribution`."""
         norm = torch.linalg.vector_norm
-        return torch.cat([norm(formed, dim=1).square_() for _, formed in self._chunks()])
+        return torch.cat(
+            [norm(formed, dim=1).square_() for _, formed in self._chunks(0, self.count)]
+        )
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
+    def partial_sum(self, factors: Tensor, start: int, stop: int) -> Tensor:
         """See :class:`Contribution`."""
-        parts = [factors[rows].to(formed) @ formed for rows, formed in self._chunks()]
-        return torch.stack(parts).sum(dim=0).reshape(self.shape)
+        total = torch.zeros((), dtype=self.dtype, device=factors.device)
+        for rows, formed in self._chunks(start, stop):
+            total = total + factors[rows.start - start : rows.stop - start].to(formed) @ formed
+        return total.reshape(self.shape)
 
     def drop(self, bad: Tensor) -> None:
         """See :class:`Contribution`."""

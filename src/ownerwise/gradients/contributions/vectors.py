@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ownerwise.gradients.contributions.blocks import sum_of_outer_products
 from ownerwise.gradients.contributions.contribution import Contribution
 from ownerwise.gradients.precision import accumulation_dtype, masked, without_huge
 
@@ -36,11 +37,21 @@ class RankOne(Contribution):
         """See :class:`Contribution`."""
         return self.left[start:stop, :, None] * self.right[start:stop, None, :]
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
+    def weighted_sum(self, factors: Tensor, *, in_blocks: bool = True) -> Tensor:
         """See :class:`Contribution`."""
+        left, right = self._weighted(factors, 0, self.count)
+        return sum_of_outer_products(left, right) if in_blocks else left.mT @ right
+
+    def partial_sum(self, factors: Tensor, start: int, stop: int) -> Tensor:
+        """See :class:`Contribution`."""
+        left, right = self._weighted(factors, start, stop)
+        return left.mT @ right
+
+    def _weighted(self, factors: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        left, right = self.left[start:stop], self.right[start:stop]
         if self.shape[0] <= self.shape[1]:
-            return (self.left * factors[:, None]).mT @ self.right
-        return self.left.mT @ (self.right * factors[:, None])
+            return left * factors[:, None], right
+        return left, right * factors[:, None]
 
     def drop(self, bad: Tensor) -> None:
         """See :class:`Contribution`."""

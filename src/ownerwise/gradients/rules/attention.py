@@ -1,8 +1,8 @@
 """The rule for multi-head attention, which runs the body of torch's own function.
 
 ``torch.nn.functional.multi_head_attention_forward`` is a single torch function, so its projections
-are invisible from outside. It is plain Python, however: the same code object runs again here, and
-the tape watches the calls inside.
+are invisible from outside. It is plain Python, however, so the rule runs the same code object again
+while the tape watches the calls inside.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _is_plain(given: dict[str, Any]) -> bool:
 
 
 def _self_attention(context: Context, given: dict[str, Any]) -> Tensor:
-    """Run the plain case records-first; time-first would cost 5 % of a transformer's step."""
+    """Run the plain case records-first; time-first would make a transformer's step 5 % slower."""
     query = given["query"].transpose(0, 1)
     together = project(
         context, functional.linear, query, given["in_proj_weight"], given["in_proj_bias"]

@@ -1,11 +1,11 @@
 """The rule for calls that no other rule covers: the call is repeated for every record.
 
-Before the repeated calls are relied on, their outputs and gradients are compared with those of the
-whole call; a call that is not per-record is refused.
+The outputs and gradients of the repeated calls are first compared with those of the whole call; a
+call that is not per-record is refused.
 
-An argument may by chance have as many entries as the batch has records, in some batches and not in
-others. Constants are therefore sliced only if the comparison fails without slicing, every choice of
-slices is compared separately, and the weighted sum uses the same gradients as the norms.
+In some batches, an argument may happen to have as many entries as the batch has records. Constants
+are therefore sliced only if the comparison fails without slicing, every choice of slices is
+compared separately, and the weighted sum uses the same gradients as the norms.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ownerwise.gradients.calls import name_of, writes_in_place
 from ownerwise.gradients.contributions import Call, Contribution, Repeated
@@ -23,6 +22,7 @@ from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.problems import Refused
 from ownerwise.gradients.rules.context import Context
 from ownerwise.gradients.tracked_parameters import TrackedParameter
+from ownerwise.torch_internals import pytree
 
 __all__ = ["fallback"]
 

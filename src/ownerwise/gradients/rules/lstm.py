@@ -1,9 +1,9 @@
-"""The time loop of an LSTM, forward and backward, written out.
+"""The time loop of an LSTM, with an explicit forward and backward pass.
 
 Torch's own call hides the gradients of the gates, from which per-record gradients are computed.
-This loop computes the same values and returns those gradients. Pointwise work is done step by step,
-on blocks that stay in cache; if autograd differentiates the loop instead, a private step takes up
-to a fifth longer.
+This loop computes the same values and returns those gradients. Pointwise operations run step by
+step on blocks that stay in cache; if autograd differentiates the loop instead, a private step takes
+up to a fifth longer.
 
 Shapes: ``T`` time steps, ``B`` records, ``H`` hidden units. ``inputs [T, B, I]``; ``recurrent
 [T, B, 4*H]``: zeros that stand in for the recurrent part of the gates and receive its gradient;
@@ -20,11 +20,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ownerwise.gradients.workspace import Loan
+from ownerwise.torch_internals import aten
 
 __all__ = ["LSTM"]
 
-_sigmoid_back = torch.ops.aten.sigmoid_backward.grad_input
-_tanh_back = torch.ops.aten.tanh_backward.grad_input
+_sigmoid_back = aten.sigmoid_backward.grad_input
+_tanh_back = aten.tanh_backward.grad_input
 
 
 class LSTM(torch.autograd.Function):

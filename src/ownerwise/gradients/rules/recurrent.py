@@ -51,7 +51,7 @@ def gru(context: Context, func: Callable[..., Any], input: Tensor, *rest: Any) -
 def _packed(func: Callable[..., Any]) -> Refused:
     return Refused(
         name_of(func),
-        "a packed sequence orders its entries by time, not by record",
+        "the entries of a packed sequence are ordered by time, not by record",
         "pad the sequences, pass them unpacked, and mask the outputs beyond each length",
     )
 
@@ -149,7 +149,7 @@ def _lstm_direction(
     weights: Sequence[Tensor],
     order: range,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Do the same for an LSTM; both matrices share a tap because they add to the same gates."""
+    """Do the same for an LSTM; its matrices share a tap because they add to the same gates."""
     weight, recurrent, *biases = weights
     bias, recurrent_bias = biases or (None, None)
     input = input.contiguous()

@@ -1,7 +1,7 @@
 """Common constraints: fairness between groups, and lower and upper bounds on the usual rates.
 
 Each function returns a list of one-sided constraints. The gap between a group and all others is
-bounded from both sides; with two groups, one gap is enough.
+bounded from both sides; with two groups, bounding one gap is enough.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def demographic_parity(
 def equalized_odds(
     part: Partition, column: str, *, max_gap: float, pred: Any = None
 ) -> list[Constraint]:
-    """Keep the rates of `demographic_parity` similar among the records of each true class."""
+    """Keep the rates of `demographic_parity` similar within each true class."""
     return _gaps("odds", part, column, max_gap, _counted(part, pred), _classes(part))
 
 
@@ -152,7 +152,7 @@ def _bounded(
 ) -> list[Constraint]:
     """Return the bounds on one rate, overall or for each value of the column `by`."""
     if max_rate is None and min_rate is None:
-        raise OwnerwiseError(f"{kind}: give max_rate, min_rate, or both")
+        raise OwnerwiseError(f"{kind}: expected max_rate, min_rate, or both")
     groups = [part.everyone] if by is None else [part[by] == value for value in part[by].values]
     constraints = []
     for group in groups:

@@ -164,8 +164,8 @@ class Condition:
     def __bool__(self) -> NoReturn:
         """Refuse `and`, `or` and `not`, which would silently drop a condition."""
         raise OwnerwiseError(
-            f"the condition {self.name!r} is neither true nor false on its own; combine conditions "
-            "with & (and), | (or) and ~ (not), each in brackets: "
+            f"the condition {self.name!r} is neither true nor false on its own; combine "
+            "conditions with & (and), | (or) and ~ (not), each in parentheses: "
             '(part["sex"] == "F") & (part["label"] == 1)'
         )
 
@@ -216,9 +216,11 @@ def _positions(given: Any, values: tuple[Any, ...], what: str, problems: list[st
     else:
         distinct, index = np.unique(array, return_inverse=True)
         known = distinct.tolist()
-    if unknown := list(dict.fromkeys(repr(value) for value in known if value not in place)):
+    strange = np.array([value not in place for value in known], dtype=bool)[index]
+    if strange.any():
+        where = name_some(np.flatnonzero(strange), "record {}".format)
         problems.append(
-            f"{what} has {name_some(unknown)} (not private); expected one of "
+            f"{what} has another value in {where}; expected one of "
             f"{name_some(values, repr, shown=9)}: correct it, or add it to the list; give missing "
             "values a name, such as 'unknown'"
         )

@@ -2,8 +2,8 @@
 
 Formal guarantee (docs/proofs/raco.md): each record adds its class probabilities to one cell of the
 histogram, so it changes the histogram by at most 1 in L1 and L2 norm. With the noise the plan pays
-for, the histogram is a private release; rates, multipliers and prices are computed from it alone
-at no further cost. Given the prices, a record's loss depends on that record only, so the clipped
+for, the histogram is a private release; rates, multipliers and prices are computed from it alone at
+no additional cost. Given the prices, a record's loss depends on that record only, so the clipped
 gradients have their usual sensitivity. Public: the partition's rule, the constraints, all options.
 Private: a record's cell.
 
@@ -31,6 +31,8 @@ from ownerwise.mechanisms.plugs import SummedRelease
 if TYPE_CHECKING:
     from ownerwise.planning import Plan
 
+_OUTPUT_ROUNDOFFS = 64.0  # change in an output by rounding: 8 roundoffs of outputs of size 8
+
 
 class RateConstraints(SummedRelease):
     """Constraints and their multipliers: an adaptive release in the private step.
@@ -47,7 +49,8 @@ class RateConstraints(SummedRelease):
             multipliers from oscillating; 0 is plain gradient ascent.
         cap: largest multiplier.
         temperature: factor on the outputs inside the softmax that represents the prediction.
-        hard: count predicted classes instead of probabilities in the histogram.
+        hard: count predicted classes instead of probabilities in the histogram. Needs a hardened
+            plan: a predicted class can change with the last bit of an output.
         smoothing: weight of the past in denominators that do not depend on the model; 0 uses each
             step's own value.
         floor: smallest denominator, as a fraction of its value if all cells had equal size.
@@ -138,6 +141,17 @@ class RateConstraints(SummedRelease):
         bound._mass = float((plan.sampling_rates * scales) @ plan.records)
         bound._floors = self.options["floor"] * bound._mass * self._denominators.mean(axis=1)
         return bound
+
+    def output_slack(self, roundoff: float) -> float:
+        """Return how far rounding may move the histogram in L1 norm, per record of the batch.
+
+        Probabilities move by at most the temperature times the largest change of an output: 8
+        roundoffs for outputs of size 8. A predicted class can change with the last bit, so there
+        is no bound for `hard=True`.
+        """
+        if self.options["hard"]:
+            return math.inf
+        return self.options["temperature"] * _OUTPUT_ROUNDOFFS * roundoff
 
     def contributions(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the class probabilities that each record adds to its cell in the histogram."""

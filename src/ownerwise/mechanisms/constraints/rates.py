@@ -26,7 +26,7 @@ def rate(
         event: the event to count, such as `part.wrong`.
         pred: count predictions of this class, or of a list of classes, instead of an event.
         where: the group, such as `part["sex"] == "F"`.
-        given: a further condition, such as `part["label"] == 1` or `part.predicted == 1`.
+        given: an additional condition, such as `part["label"] == 1` or `part.predicted == 1`.
 
     Example:
         >>> part = Partition({"sex": ("F", "M"), "label": (0, 1)})

@@ -1,0 +1,94 @@
+"""Choose the records to hold out: the side of each record depends on that record alone.
+
+Guarantee: with `held_out`, adding or removing a record changes no other record's side, so the
+training parts of neighbouring data sets are neighbours too (or equal, if the record is held out). A
+split by position or by a permutation has no such guarantee: removing one record moves many others.
+
+The split is public: anyone may know the seed and the share. Choose both without looking at the
+records. No guarantee covers the records that are held out. The number held out is random (binomial
+around the share); in each class and for each owner it is close to the share, not equal to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+TEST_SHARE = 0.2
+"""Default share of a table's records that become test records."""
+
+
+def held_out(rows: Iterable[bytes], share: float, part: str, seed: int = 0) -> np.ndarray:
+    """Return a mask of the records to hold out, decided by a keyed hash of each row.
+
+    Args:
+        rows: what identifies each record: its content or its id (`content_rows`). Equal rows are on
+            the same side; to keep owners together, give each record's owner.
+        share: the probability of being held out.
+        part: "test" or "validation"; the two splits are independent of each other.
+        seed: public number; another seed gives another split.
+    """
+    key = hashlib.sha256(f"ownerwise {part} split, seed {seed}".encode()).digest()
+    limit = int(share * 2**64)
+    hashes = (hashlib.blake2b(row, digest_size=8, key=key).digest() for row in rows)
+    return np.array([int.from_bytes(digest, "big") < limit for digest in hashes], dtype=bool)
+
+
+def content_rows(columns: Sequence[Any]) -> list[bytes]:
+    """Return each record's content as bytes, from columns with one entry per record.
+
+    Cells count by their value, not by how an array holds them: the width of a text array or the
+    type of an int array depends on other records.
+    """
+    return [b"".join(cells) for cells in zip(*map(_cells, columns), strict=True)]
+
+
+def _cells(column: Any) -> list[bytes]:
+    """Return the cells of a column as bytes, each prefixed with its length."""
+    if np.ndim(column) > 1:
+        rows = list(map(_row, np.ascontiguousarray(column)))
+    else:
+        listed = column.tolist() if isinstance(column, np.ndarray) else column
+        rows = [_written(cell).encode("utf-8", "surrogatepass") for cell in listed]
+    return [len(row).to_bytes(8, "big") + row for row in rows]
+
+
+def _written(cell: Any) -> str:
+    """Return a cell as text; 3 and 3.0 are one value, since a gap turns ints into floats."""
+    return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell)
+
+
+def _row(row: np.ndarray) -> bytes:
+    """Return the numbers in a row as float32 where these hold them exactly, else as float64."""
+    if row.dtype.kind not in "fiub":
+        return row.tobytes()
+    with np.errstate(over="ignore"):
+        short = row.astype("<f4")
+    exact = np.array_equal(short, row.astype("<f8"), equal_nan=True)
+    return (short if exact else row.astype("<f8")).tobytes()
+
+
+def positional_split(
+    targets: np.ndarray, groups: np.ndarray | None = None, every: int = 5
+) -> np.ndarray:
+    """Return a mask that selects every fifth record of each class, in the order of a public file.
+
+    Only for published files that never change, such as those of the papers: the split is then a
+    part of the data set, as MNIST's is, and the records to be protected are those of its training
+    part. For a table that may gain or lose a record, use `held_out`.
+
+    With `groups` (one id per record, such as the subject) every fifth group is selected as a whole;
+    its class is that of its first record.
+    """
+    if groups is None:
+        groups = np.arange(len(targets))
+    _, first, member = np.unique(groups, return_index=True, return_inverse=True)
+    by_appearance = np.argsort(first)
+    group_class = targets[first[by_appearance]]
+    chosen = np.zeros(len(first), dtype=bool)
+    for label in np.unique(group_class):
+        chosen[by_appearance[group_class == label][every - 1 :: every]] = True
+    return chosen[member]

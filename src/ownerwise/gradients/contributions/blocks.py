@@ -1,0 +1,59 @@
+"""Sums over many records in blocks, so that rounding errors do not grow with the batch.
+
+A float32 sum over k vectors is off by at most k roundoffs of the sum of their lengths, in any order
+of summation. Here k is at most `BLOCK`: sums over single blocks are added in float64. The step's
+slack relies on this (docs/proofs/arithmetic.md).
+
+A convolution or a layer on sequences adds many terms per record in one kernel call, and calls on
+few records are slow. Its blocks have `LONG_BLOCK` records. It is tested
+(tests/attacks/test_sums.py), but not proved, that such a kernel rounds no worse than `BLOCK` plain
+additions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["BLOCK", "LONG_BLOCK", "blocked_sum", "sum_of_outer_products"]
+
+BLOCK = 64
+"""The largest number of vectors that are summed in float32."""
+LONG_BLOCK = 256
+"""The same for records with several terms each, multiplied and added in one kernel."""
+# Above this many bytes, sums of blocks are added one by one instead of all at once.
+_AT_ONCE = 8 << 20
+
+
+def blocked_sum(
+    count: int, partial_sum: Callable[[int, int], Tensor], block: int = BLOCK
+) -> Tensor:
+    """Return the sum over all records, in float64 if there is more than one block.
+
+    Args:
+        count: number of records.
+        partial_sum: returns the sum over the records from `start` to `stop`.
+        block: number of records in a block.
+    """
+    if count <= block:
+        return partial_sum(0, count)
+    total = partial_sum(0, block).double()
+    for start in range(block, count, block):
+        total += partial_sum(start, min(start + block, count))
+    return total
+
+
+def sum_of_outer_products(left: Tensor, right: Tensor) -> Tensor:
+    """Return sum_i left[i] (x) right[i] for `[count, rows]` and `[count, columns]`."""
+    count = len(left)
+    whole = count - count % BLOCK
+    size = whole // BLOCK * left.shape[1] * right.shape[1] * left.element_size()
+    if whole <= BLOCK or size > _AT_ONCE:
+        return blocked_sum(count, lambda start, stop: left[start:stop].mT @ right[start:stop])
+    blocks = torch.bmm(
+        left[:whole].unflatten(0, (-1, BLOCK)).mT, right[:whole].unflatten(0, (-1, BLOCK))
+    )
+    total = blocks.sum(dim=0, dtype=torch.float64)
+    return total if whole == count else total.add_(left[whole:].mT @ right[whole:])

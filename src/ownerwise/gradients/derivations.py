@@ -1,0 +1,98 @@
+"""Repeat in single precision what a model computes from its parameters in half precision.
+
+The sum of the clipped gradients is propagated from a derived tensor (a cast or transposed weight, a
+product of two parameters) back to the parameters through the derivative of the derivation. In half
+precision, this would round the sum over all records before the noise is added: one record of 4,000
+moved such a sum by 16 clip norms. The derivation is therefore repeated in float32, where casts to
+half precision do nothing, and gradients are propagated back through the repeated derivation. It
+depends on parameters and constants alone, so it is the same linear map for every record, for norms
+and for sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ownerwise.gradients.calls import name_of, tensors_in, writes_in_place
+from ownerwise.gradients.precision import accumulation_dtype, full_precision
+from ownerwise.gradients.problems import Refused
+
+__all__ = ["is_half", "repeated_wide", "runs_in_half"]
+
+_CASTS = ("half", "bfloat16")
+_HALF = (torch.float16, torch.bfloat16)
+# Half precision has 8 to 11 bits. A larger difference means that the repeated call computed
+# something else, for example because it draws random numbers.
+_TOLERANCE = 0.1
+
+
+def is_half(tensor: Tensor) -> bool:
+    """Return whether a tensor has a floating-point type below float32."""
+    return tensor.is_floating_point() and accumulation_dtype(tensor.dtype) != tensor.dtype
+
+
+def runs_in_half(tensors: list[Tensor]) -> bool:
+    """Return whether a call on these tensors may compute in half precision."""
+    return any(map(is_half, tensors)) or (
+        bool(tensors) and torch.is_autocast_enabled(tensors[0].device.type)
+    )
+
+
+def repeated_wide(
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+    wide: Mapping[int, Tensor],
+) -> list[Tensor]:
+    """Return the output tensors of a derivation, computed in float32 or better.
+
+    Args:
+        func, args, kwargs: the call.
+        output: what the call returned.
+        wide: by id, the tensors that replace parametric arguments.
+
+    Raises:
+        Refused: if the repeated call does not return the same tensors up to rounding.
+    """
+    inputs = tensors_in((args, kwargs))
+    where = f"{name_of(func)} in half precision"
+    remedy = "compute it in float32 and cast the result, or cast the data instead"
+    if writes_in_place(func):
+        raise Refused(where, "a tensor computed from parameters is changed in place", remedy)
+    dtypes = {wide[id(t)].dtype for t in inputs if id(t) in wide}
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+
+    def widened(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            replaced = wide.get(id(leaf), leaf)
+            return replaced.to(dtype) if is_half(replaced) else replaced
+        return dtype if leaf in _HALF else leaf
+
+    if name_of(func) in _CASTS:
+        return [wide[id(inputs[0])]]
+    args, kwargs = pytree.tree_map(widened, (args, kwargs))
+    expected = tensors_in(output)
+    try:
+        with full_precision(inputs[0].device):
+            repeated = tensors_in(func(*args, **kwargs))
+    except (RuntimeError, TypeError) as error:
+        raise Refused(where, f"it cannot be repeated in float32 ({error})", remedy) from error
+    if len(repeated) != len(expected) or not all(map(_agree, repeated, expected)):
+        raise Refused(where, "repeated in float32, it gives a different result", remedy)
+    return repeated
+
+
+def _agree(repeated: Tensor, expected: Tensor) -> bool:
+    if repeated.shape != expected.shape or is_half(repeated):
+        return False
+    if not expected.is_floating_point():
+        return True
+    with torch.no_grad():
+        apart = float((repeated.float() - expected.float()).norm())
+        return not apart > _TOLERANCE * float(expected.float().norm())  # true for NaN

@@ -1,0 +1,161 @@
+"""Verification: the conditions that a plan must meet before it is used with any record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ownerwise.accounting import reference
+from ownerwise.errors import AccountingError, PlanError
+from ownerwise.planning import storage
+from ownerwise.planning.batch_bounds import rows_needed
+from ownerwise.planning.budget_classes import distinct_budgets
+
+POINTS = 8
+"""Budgets that dp-accounting checks by default."""
+
+_verified: set[str] = set()
+"""Hashes of the plans that this process has verified."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Result of checking a plan with an independent accountant."""
+
+    accountant: str
+    points: int
+    lowest_ratio: float
+    highest_ratio: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.accountant} at {self.points} budgets: spends {self.lowest_ratio:.4f} to "
+            f"{self.highest_ratio:.4f} of the target"
+        )
+
+
+def is_verified(plan: Any) -> bool:
+    """Return whether this process has verified a plan with the same hash."""
+    return plan.hash in _verified
+
+
+def verify(plan: Any, points: int) -> Verification:
+    """Recompute epsilon and raise PlanError where it exceeds a target; see `Plan.verify`."""
+    problems = _value_problems(plan) or owner_problems(plan)
+    if problems:  # no accountant can handle such values
+        raise PlanError(problems)
+    problems = _row_problems(plan)
+    divisor = float(plan.sampling_rates @ plan.records)
+    if not np.isclose(divisor, plan.expected_batch_size, rtol=1e-9):
+        problems.append(
+            f"the expected batch size is {plan.expected_batch_size:g}, but the sampling rates "
+            f"and declared records give {divisor:g}"
+        )
+    try:
+        spent = plan.epsilon()
+    except AccountingError as error:
+        raise PlanError([*problems, *error.problems]) from None
+    over = np.flatnonzero(~(spent <= plan.targets))  # NaN counts as over
+    if len(over):
+        worst = over[np.argmax(spent[over] / plan.targets[over])]
+        owners = "1 owner" if len(over) == 1 else f"{len(over)} owners"
+        problems.append(
+            f"{owners} would spend more than budgeted, at worst "
+            f"{spent[worst]:.6g} instead of epsilon {plan.targets[worst]:g}"
+        )
+    chosen = _spread(plan, points)
+    ratios = np.empty(len(chosen))
+    for at, owner in enumerate(chosen):
+        target = float(plan.targets[owner])
+        by_reference = reference.epsilon(
+            float(plan.sampling_rates[owner]),
+            float(plan.noise_multipliers[owner]),
+            plan.schedule,
+            float(plan.accounted_deltas[owner]),
+            target,
+            plan.release,
+            float(plan.release_sensitivities[owner]),
+        )
+        ratios[at] = by_reference / target
+        if not by_reference <= target:
+            problems.append(
+                f"an owner with epsilon {target:g}, delta {plan.deltas[owner]:g} would spend "
+                f"{by_reference:.6g} according to {reference.name()}"
+            )
+    if problems:
+        raise PlanError(problems)
+    if points >= POINTS:
+        _verified.add(plan.hash)
+    return Verification(reference.name(), len(chosen), float(ratios.min()), float(ratios.max()))
+
+
+def owner_problems(plan: Any) -> list[str]:
+    """Return the problem if the plan's arrays were not made for its owners."""
+    owners = plan.owners
+    if owners is None:
+        return []
+    if owners.fingerprint != plan.owners_fingerprint:
+        return [
+            "the plan was not made for the owners it holds: ids or declared numbers of records "
+            "differ; make a new plan for these owners"
+        ]
+    budgets = ((owners.epsilon, plan.targets), (owners.delta, plan.deltas))
+    if not all(np.array_equal(own, planned) for own, planned in budgets):
+        return ["the plan's budgets differ from its owners'; make a new plan for these owners"]
+    return []
+
+
+def _value_problems(plan: Any) -> list[str]:
+    """Return a problem for each value in the plan that is impossible for any mechanism."""
+    above_0 = "finite numbers above 0", lambda x: (x > 0) & np.isfinite(x)
+    share = "numbers above 0 and at most 1", lambda x: (x > 0) & (x <= 1)
+    expected = {
+        "sampling_rates": ("numbers from 0 to 1", lambda x: (x >= 0) & (x <= 1)),
+        "clip_norms": above_0,
+        "targets": above_0,
+        "deltas": ("numbers between 0 and 1", lambda x: (x > 0) & (x < 1)),
+        "records": ("numbers of at least 0", lambda x: (x >= 0) & np.isfinite(x)),
+        storage.RELEASE_SHARES: share,
+    }
+    problems = []
+    shape = plan.targets.shape
+    for name in storage.columns(plan):
+        array = getattr(plan, name)
+        kind, is_valid = expected[name]
+        if array.shape != shape or array.ndim != 1 or array.dtype.kind not in "fiu":
+            problems.append(f"{name}: {array.dtype} of shape {array.shape}; expected one {kind}")
+        elif not is_valid(array).all():
+            problems.append(f"{name}: {array[~is_valid(array)][0]:g}; expected {kind}")
+    for name in ("noise_std", "release_std"):
+        value = getattr(plan, name)
+        if value is not None and not 0 < value < float("inf"):
+            problems.append(f"{name}: {value!r}; expected a finite number above 0")
+    return problems
+
+
+def _row_problems(plan: Any) -> list[str]:
+    """Return the problem if a hardened plan has fewer rows than its rates need."""
+    if plan.hardened_rows is None:
+        return []
+    needed = rows_needed(plan.sampling_rates, plan.records, plan.overflow_probability)
+    if plan.hardened_rows >= needed:
+        return []
+    return [
+        f"a hardened plan with these rates needs {needed} rows; this one has "
+        f"{plan.hardened_rows}, so more batches would overflow than delta allows for"
+    ]
+
+
+def _spread(plan: Any, points: int) -> np.ndarray:
+    """Return owners with distinct budgets: the extremes for every delta, and some between."""
+    first, _ = distinct_budgets(plan.targets, plan.deltas)
+    if len(first) <= points:
+        return first
+    edges = np.flatnonzero(np.diff(plan.deltas[first])) if len(first) > 1 else np.array([])
+    ends = np.concatenate([[0, len(first) - 1], edges, edges + 1]).astype(int)
+    if len(ends) > points // 2:
+        ends = ends[np.linspace(0, len(ends) - 1, max(2, points // 2)).astype(int)]
+    between = np.linspace(0, len(first) - 1, points - len(ends) + 2).astype(int)[1:-1]
+    return first[np.unique(np.concatenate([ends, between]))]

@@ -1,0 +1,193 @@
+"""The files of a run folder: their names, their required contents, and whether they agree.
+
+The account records what a run has spent. Settings, checkpoint and history each name the run and
+some of its steps: if one of them mentions more steps than the account, the account is an old copy,
+and the folder is refused. The history and environment files are not needed for that figure: if they
+are damaged, their readable part is used and the damage is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ownerwise.errors import OwnerwiseError
+from ownerwise.files import (
+    ANYTHING,
+    INTEGER,
+    NUMBER,
+    POSITIVE,
+    TEXT,
+    WHOLE,
+    fields,
+    list_of,
+    mapping_of,
+    or_null,
+    parse_json,
+    read_json,
+)
+from ownerwise.step import Balance, checkpoints
+
+CONFIG = "config.json"
+PLAN = "plan.json"
+HISTORY = "history.jsonl"
+ENVIRONMENT = "environment.json"
+FORMAT_KEY = "run_format"  # in config.json; version 0.1.0 did not write it, which means format 1
+RUN_KEY = "run_id"  # the run's identity, in config.json and in every line of history
+NO_RUN = "a run folder has one; check the path"
+
+_PLUG = or_null(fields({"kind": TEXT}))
+_CONFIG = fields(
+    {
+        "name": TEXT,
+        "label": TEXT,
+        "seed": or_null(INTEGER),
+        "optimizer": fields({"name": TEXT, "lr": NUMBER}),
+        "weights": _PLUG,
+        "clipping": _PLUG,
+        "evaluate_every": WHOLE,
+        "checkpoint_every": WHOLE,
+        "groups_are": TEXT,
+        "group_budgets": mapping_of(POSITIVE),
+    },
+    {
+        FORMAT_KEY: WHOLE,
+        RUN_KEY: TEXT,
+        "not_private": list_of(TEXT),
+        "constraints": mapping_of(ANYTHING),
+        "averaging": NUMBER,
+    },
+)
+_GROUP = fields({"loss": or_null(NUMBER), "recall": NUMBER, "records": WHOLE})
+_METRICS = fields(
+    {
+        "loss": or_null(NUMBER),
+        "accuracy": NUMBER,
+        "balanced_accuracy": NUMBER,
+        "worst_group": fields({"name": TEXT, "recall": NUMBER}),
+        "spread": NUMBER,
+        "groups": mapping_of(_GROUP),
+    }
+)
+_LINE = fields(
+    {
+        "step": WHOLE,
+        "updates": WHOLE,
+        "seconds": NUMBER,
+        "learning_rate": NUMBER,
+        "validation": or_null(_METRICS),
+    },
+    {"test": or_null(_METRICS), "constraints": or_null(mapping_of(ANYTHING)), RUN_KEY: TEXT},
+)
+_VERSIONS = dict.fromkeys(("python", "ownerwise", "torch", "numpy", "platform"), TEXT)
+_VERSIONS |= {"dp-accounting": TEXT, "threads": WHOLE}
+_ENVIRONMENT = fields(_VERSIONS, {"earlier": list_of(fields(_VERSIONS))})
+
+
+def read_config(folder: Path) -> tuple[dict[str, Any], str]:
+    """Return the settings in a run folder and the run's identity; "" in format 1."""
+    path = folder / CONFIG
+    missing = f"no {CONFIG} in {folder}: {NO_RUN}"
+    version = read_json(path, fields({}, {FORMAT_KEY: WHOLE}), missing).get(FORMAT_KEY, 1)
+    checkpoints.check_format(path, version)
+    config = read_json(path, _CONFIG, missing)
+    config.pop(FORMAT_KEY, None)
+    identity = config.pop(RUN_KEY, "")
+    if version > 1 and not identity:
+        raise OwnerwiseError(f"{path} is damaged: {RUN_KEY} is missing")
+    return config, identity
+
+
+def read_environment(folder: Path, problems: list[str]) -> dict[str, Any]:
+    """Return the versions a run used; if they are unreadable, add a problem and return {}."""
+    try:
+        return read_json(
+            folder / ENVIRONMENT, _ENVIRONMENT, f"no {ENVIRONMENT} in {folder}: {NO_RUN}"
+        )
+    except OwnerwiseError as error:
+        problems += error.problems
+        return {}
+
+
+def read_history(path: Path, identity: str, problems: list[str]) -> list[dict[str, Any]]:
+    """Return the readable lines of a run's history, without a partial last line after a kill.
+
+    Damaged lines and lines of other runs are left out; `problems` then says how many.
+    """
+    try:
+        # the last line break is followed by nothing, or by a partial line
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        problems.append(f"{path} cannot be read: {error.strerror}")
+        return []
+    kept, damaged, foreign = [], 0, 0
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = parse_json(line, _LINE, f"line {number}")
+        except OwnerwiseError:
+            damaged += 1
+            continue
+        if entry.pop(RUN_KEY, identity) == identity:  # format 1 has none
+            kept.append(entry)
+        else:
+            foreign += 1
+    if damaged:
+        problems.append(f"{path} is damaged: {damaged} of {len(lines)} lines cannot be read")
+    if foreign:
+        problems.append(f"{path}: {foreign} of {len(lines)} lines belong to another run")
+    return kept
+
+
+def disagreements(
+    folder: Path,
+    plan_hash: str,
+    balance: Balance | None,
+    header: dict[str, Any] | None,
+    config: dict[str, Any],
+    identity: str,
+    history: Sequence[dict[str, Any]],
+) -> list[str]:
+    """Return every way in which the files of a run folder contradict each other.
+
+    Args:
+        folder: the run folder.
+        plan_hash: hash of the plan in it.
+        balance: what the account says.
+        header: the newest checkpoint's header; None before the first checkpoint.
+        config, identity: settings and identity in `config.json`.
+        history: the lines of history.
+    """
+    if balance is None:
+        return [
+            f"the account of {folder} is missing: the number of spent steps is unknown. Restore "
+            "the newest backup of the whole folder"
+        ]
+    problems = []
+    if identity and balance.run != identity:
+        problems.append(
+            f"{CONFIG} belongs to run {identity[:12]}, but the account to "
+            f"{f'run {balance.run[:12]}' if balance.run else 'a run of version 0.1.0'}: one of "
+            "them is from another folder"
+        )
+    if balance.plan != plan_hash:
+        problems.append(
+            f"the account belongs to plan {balance.plan[:12]}, but {PLAN} is plan "
+            f"{plan_hash[:12]}: one of them is from another run"
+        )
+    if header is not None:
+        problems += checkpoints.account_problems(balance, header, "the checkpoint")
+        if header["seed"] != config["seed"]:
+            problems.append(
+                f"{CONFIG} has seed {config['seed']}, but the checkpoint {header['seed']}: one of "
+                "them was changed"
+            )
+    last = max((max(line["step"], line["updates"]) for line in history), default=0)
+    if last > balance.spent:
+        problems.append(
+            f"the account counts {balance.spent} steps, but {HISTORY} has a line for step {last}: "
+            "an old copy of the account was restored. Restore the newest account"
+        )
+    return problems

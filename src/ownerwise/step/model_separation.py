@@ -1,0 +1,202 @@
+"""Trial runs of the model within a step: does a record's output depend on the other records?
+
+A check of the loss alone cannot detect a model that mixes records: through statistics over the
+batch, attention over the first dimension, or initialisation from the first batch. In steps 0, 1, 2,
+4, 8, ... the model therefore runs on secret random records of the batch, and again on each half of
+them, before the step itself runs. Outputs must be equal up to 0.01 / (records of the batch)
+relative to the record's own output. Where float32 is not precise enough, a copy of the model
+decides in float64. The model's state is restored, so no change made by a trial run survives.
+
+A `collate` function that pads to the longest record of a batch is checked in every step
+(`Batch.part`): records that were collated separately must have the same losses.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ownerwise.batches import Batch, take
+from ownerwise.errors import OwnerwiseError
+from ownerwise.gradients import State, changed_by_data, differing
+from ownerwise.gradients.calls import map_tensors, tensors_in
+from ownerwise.randomness import StepStream, kept_generators
+from ownerwise.step.checks import inputs_and_targets
+from ownerwise.step.separation import ROOM, rows_agree
+
+_MOST_RECORDS = 128  # records in a trial run
+_SHARE_IN_FLOAT32 = 1e-3  # for models that cannot run in float64
+_MOST_IN_FLOAT32 = 1e-2  # for models that agree in float64
+_ROUNDINGS = 8  # for those with less precise outputs
+_PUBLIC_LENGTH = "pad to a fixed, public length (max_length=)"
+
+Losses = Callable[..., Tensor]
+
+
+def is_due(step: int) -> bool:
+    """Return whether the model is checked in this step: 0, 1, 2, 4, 8, ..."""
+    return step & (step - 1) == 0
+
+
+def check_model(model: nn.Module, batch: Batch, stream: StepStream) -> None:
+    """Refuse a model in which a record's output, or the model's state, depends on other records.
+
+    Args:
+        model: its state is restored.
+        batch: the batch, with two or more records.
+        stream: secret random numbers that choose the records.
+    """
+    inputs, _ = inputs_and_targets(batch)
+    rows = np.argsort(stream.words(len(batch)))[:_MOST_RECORDS].tolist()
+    share = ROOM / len(batch)
+    with kept_generators(), torch.no_grad():
+        pair = _runs(model, inputs, rows, check_state=True)
+        if _same_outputs(*pair, share):
+            return
+        same = _same_outputs(*pair, max(share, _MOST_IN_FLOAT32, _ROUNDINGS * _roundoff(pair[0])))
+        try:
+            double = copy.deepcopy(model).double()
+            pair = _runs(double, _double(inputs), rows, check_state=False)
+        except Exception:  # fall back to the model's own precision
+            share = max(share, _SHARE_IN_FLOAT32, _ROUNDINGS * _roundoff(pair[0]))
+        if not same or not _same_outputs(*pair, share):
+            raise OwnerwiseError(
+                "the output of a record changes with the other records in its batch, so its "
+                "influence cannot be bounded: make the model treat each record separately (no "
+                "statistics over dimension 0, one output row per record, randomness only from "
+                "torch)"
+            )
+
+
+def _runs(
+    model: nn.Module, inputs: Any, rows: list[int], *, check_state: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the outputs of all rows together, and those of the odd and even rows separately.
+
+    Each half runs in reverse order. A model that draws random numbers (dropout) needs the same
+    masks instead: it runs on the same number of rows, with copies of one half in place of the
+    other.
+    """
+    state = State(model)
+
+    def run(rows: list[int]) -> tuple[list[Tensor], dict[str, Tensor], bool]:
+        torch.manual_seed(0)
+        before = torch.get_rng_state()
+        try:
+            outputs = [tensor.clone() for tensor in tensors_in(model(take(inputs, rows)))]
+            return outputs, state.changed(), not torch.equal(before, torch.get_rng_state())
+        finally:
+            state.restore()
+
+    count = len(rows)
+    together, after_all, random = run(rows)
+    first: list[Tensor] = []
+    second: list[Tensor] = []
+    for parity in (0, 1):
+        half = list(range(parity, count, 2))
+        others = half[::-1]
+        if random:
+            others = [half[min(place // 2, len(half) - 1)] for place in range(count)]
+        apart, after_half, _ = run([rows[place] for place in others])
+        if check_state:
+            for name in differing(after_all, after_half):
+                raise changed_by_data(name)
+        for one, other in zip(together, apart, strict=True):
+            by_row = one.dim() > 0 and len(one) == count and len(other) == len(others)
+            first.append(one[half] if by_row else one)
+            second.append((other[half] if random else other.flip(0)) if by_row else other)
+    return first, second
+
+
+def check_part(
+    model: nn.Module, losses: Losses, batch: Batch, released: Any, *, fixed_shapes: bool
+) -> None:
+    """Refuse a `collate` that makes a record depend on the other records of its batch.
+
+    Args:
+        model: its state is restored.
+        losses: one loss per record.
+        batch: the batch, with a part that was collated separately.
+        released: further arguments of the loss.
+        fixed_shapes: whether the shapes of rows must be public, as hardened plans require.
+    """
+    part = batch.part
+    if part is None:
+        return
+    within = take(batch.data, part.positions.tolist())
+    shapes = [[tensor.shape for tensor in tensors_in(data)] for data in (within, part.data)]
+    if shapes[0] == shapes[1]:
+        if part.random:
+            return
+        raise OwnerwiseError(
+            "collate changes a record with the other records in its batch, so the record's "
+            "influence cannot be bounded: let collate only stack and pad"
+        )
+    if fixed_shapes:
+        raise OwnerwiseError(
+            "the shapes of a batch depend on its records, but a hardened plan needs public shapes: "
+            f"{_PUBLIC_LENGTH}"
+        )
+    if part.random:
+        raise OwnerwiseError(
+            "collate draws random numbers and makes shapes that depend on the records, so the step "
+            "cannot verify that no record depends on the others' padding: "
+            f"{_PUBLIC_LENGTH}, or draw in the Dataset"
+        )
+    share = ROOM / len(batch)
+    with kept_generators(), torch.no_grad():
+        found = [_losses(model, losses, data, released) for data in (within, part.data)]
+        if _close(found[0], found[1], share):
+            return
+        try:
+            double = copy.deepcopy(model).double()
+            found = [
+                _losses(double, losses, _double(data), _double(released))
+                for data in (within, part.data)
+            ]
+        except Exception:
+            share = max(share, _SHARE_IN_FLOAT32, _ROUNDINGS * _roundoff(found[0]))
+    if not _close(found[0], found[1], share):
+        raise OwnerwiseError(
+            "the loss of a record changes with the padding of its batch, and the longest record of "
+            "the batch determines the padding, so that record's influence cannot be bounded: "
+            f"{_PUBLIC_LENGTH}, or let model and loss ignore padding"
+        )
+
+
+def _losses(model: nn.Module, losses: Losses, data: Any, released: Any) -> Tensor:
+    state = State(model)
+    try:
+        model.eval()  # dropout masks cannot be the same for two lengths
+        return losses(model(data[0]), data[1], *released).clone()
+    finally:
+        state.restore()
+
+
+def _same_outputs(first: list[Tensor], second: list[Tensor], share: float) -> bool:
+    return len(first) == len(second) and all(
+        one.shape == other.shape and _close(one, other, share)
+        for one, other in zip(first, second, strict=True)
+    )
+
+
+def _close(first: Tensor, second: Tensor, share: float) -> bool:
+    """Return whether no row differs by more than this share of its own size."""
+    count = len(first) if first.dim() else 1
+    first, second = first.double().reshape(count, -1), second.double().reshape(count, -1)
+    sizes = torch.linalg.vector_norm(first, dim=1).nan_to_num(0.0, 0.0, 0.0)
+    return rows_agree(first, second, share * (sizes + 1e-3))
+
+
+def _double(data: Any) -> Any:
+    return map_tensors(lambda t: t.double() if t.is_floating_point() else t, data)
+
+
+def _roundoff(outputs: Any) -> float:
+    kinds = [tensor.dtype for tensor in tensors_in(outputs) if tensor.is_floating_point()]
+    return max((torch.finfo(kind).eps for kind in kinds), default=0.0)

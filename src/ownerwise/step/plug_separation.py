@@ -1,0 +1,190 @@
+"""Check that user-defined clipping rules and releases treat every record as if it were alone.
+
+See `separation` for the method and the tolerance. This package's own rules and releases are proven
+and are not called again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ownerwise.errors import OwnerwiseError
+from ownerwise.gradients.calls import map_tensors
+from ownerwise.mechanisms import ClippingRule, Release
+from ownerwise.randomness import StepStream
+from ownerwise.step.separation import (
+    MOST_ROUNDINGS,
+    ROOM,
+    ROUNDINGS,
+    TREAT_APART,
+    choose,
+    rows_agree,
+    to_double,
+)
+
+
+def checked_factors(
+    rule: ClippingRule,
+    norms: Tensor,
+    clips: Tensor,
+    records: int,
+    stream: StepStream | None,
+    parts: StepStream,
+) -> Tensor:
+    """Return the factors of a user-defined rule, or refuse a rule that mixes records.
+
+    Args:
+        rule: the rule.
+        norms, clips: finite gradient norms and clip norms of the micro-batch.
+        records: records of the whole batch.
+        stream: random numbers for a randomised rule; the check draws none of them.
+        parts: secret random numbers that choose the part.
+    """
+    drawn = None if stream is None else Replay(stream, len(norms))
+
+    def factors(norms: Tensor, clips: Tensor, numbers: Any) -> Tensor:
+        return rule.factors(norms, clips, numbers)
+
+    found = factors(norms, clips, drawn)
+    if len(norms) < 2 or found.shape != norms.shape:
+        return found
+    index = choose(len(norms), len(norms), parts)
+    at = index.to(norms.device)
+
+    def replayed(rows: Tensor) -> _Replayed | None:
+        return None if drawn is None else drawn.of(rows)
+
+    def agree(whole: Tensor, part: Tensor, norms: Tensor, share: float) -> bool:
+        pair = (whole[at] * norms[at])[:, None], (part * norms[at])[:, None]
+        return rows_agree(*pair, share * float(clips.min()))
+
+    share = ROOM / records
+    alone = factors(norms[at], clips[at], replayed(index))
+    if agree(found, alone, norms, share):
+        return found
+    rounded = max(share, MOST_ROUNDINGS * torch.finfo(norms.dtype).eps)
+    same = agree(found, alone, norms, rounded)
+    wide, wide_clips = norms.double(), clips.double()
+    whole = factors(wide, wide_clips, replayed(torch.arange(len(norms))))
+    alone = factors(wide[at], wide_clips[at], replayed(index))
+    if not same or not agree(whole, alone, wide, share):
+        raise OwnerwiseError(
+            f"{type(rule).__name__}: the factor of a record changes with the other records in its "
+            "batch, " + TREAT_APART.format("factor")
+        )
+    return found
+
+
+class Replay:
+    """A step's random numbers, drawn for a user-defined rule and replayed for some of the records.
+
+    The numbers are drawn from the stream once. The replay is used only for the comparison.
+    """
+
+    def __init__(self, stream: StepStream, rows: int):
+        self._stream = stream
+        self._rows = rows
+        self._drawn: list[np.ndarray] = []
+
+    def words(self, count: int) -> np.ndarray:
+        """Return uniform 64-bit words, uint64 [count]."""
+        return self._noted(self._stream.words(count))
+
+    def uniforms(self, count: int) -> np.ndarray:
+        """Return multiples of 2^-53, uniform on [0, 1), float64 [count]."""
+        return self._noted(self._stream.uniforms(count))
+
+    def integers(self, high: int, count: int) -> np.ndarray:
+        """Return integers in {0, ..., high - 1}, int64 [count]."""
+        return self._noted(self._stream.integers(high, count))
+
+    def _noted(self, numbers: np.ndarray) -> np.ndarray:
+        self._drawn.append(numbers)
+        return numbers.copy()
+
+    def of(self, index: Tensor) -> _Replayed:
+        """Return the same numbers for these rows."""
+        return _Replayed(self._drawn, self._rows, index.numpy())
+
+
+class _Replayed:
+    def __init__(self, drawn: list[np.ndarray], rows: int, index: np.ndarray):
+        self._drawn = iter(drawn)
+        self._rows = rows
+        self._index = index
+
+    def words(self, count: int) -> np.ndarray:
+        numbers = next(self._drawn, np.zeros(0))
+        each = count // len(self._index)
+        if count % len(self._index) or len(numbers) != each * self._rows:
+            raise OwnerwiseError(
+                "a randomised clipping rule must draw the same number of random numbers for every "
+                "record, and for all records in each call: stream.uniforms(len(norms))"
+            )
+        return numbers.reshape(self._rows, each)[self._index].ravel()
+
+    uniforms = words
+
+    def integers(self, high: int, count: int) -> np.ndarray:
+        return self.words(count)
+
+
+def check_contributions(
+    release: Release,
+    outputs: Any,
+    targets: Any,
+    contributions: Tensor,
+    share: float,
+    stream: StepStream,
+    *,
+    absolute: bool,
+) -> None:
+    """Refuse a release in which a record's contribution depends on the other records.
+
+    Args:
+        release: the user's release.
+        outputs, targets: of the micro-batch.
+        contributions: the release's rows for it.
+        share: how far a record of the part may change, as a fraction of the norm 1.
+        stream: secret random numbers that choose the part.
+        absolute: contributions are clipped in the L1 norm instead of the L2 norm.
+    """
+    rows = len(contributions)
+    if rows < 2:
+        return
+    index = choose(rows, contributions.numel(), stream)
+
+    def taken(values: Any, change: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Any:
+        def take(tensor: Tensor) -> Tensor:
+            whole = not tensor.dim() or len(tensor) != rows
+            return change(tensor if whole else tensor.index_select(0, index.to(tensor.device)))
+
+        return map_tensors(take, values)
+
+    def unit(found: Tensor) -> Tensor:
+        flat = found.double().reshape(len(found), -1)
+        norms = torch.linalg.vector_norm(flat, ord=1 if absolute else 2, dim=1, keepdim=True)
+        return flat / norms.clamp(min=1.0)
+
+    at = index.to(contributions.device)
+    part = release.contributions(taken(outputs), taken(targets))
+    if rows_agree(unit(contributions[at]), unit(part), share):
+        return
+    rounded = max(share, MOST_ROUNDINGS * torch.finfo(contributions.dtype).eps)
+    same = rows_agree(unit(contributions[at]), unit(part), rounded)
+    try:
+        whole = release.contributions(*map_tensors(to_double, (outputs, targets)))[at]
+        part = release.contributions(taken(outputs, to_double), taken(targets, to_double))
+    except Exception:
+        whole = contributions[at]
+        share = max(share, ROUNDINGS * torch.finfo(contributions.dtype).eps)
+    if not same or not rows_agree(unit(whole), unit(part), share):
+        raise OwnerwiseError(
+            f"{type(release).__name__}: the contribution of a record changes with the other "
+            "records in its batch, " + TREAT_APART.format("contribution")
+        )

@@ -1,0 +1,123 @@
+"""The torch internals that the package relies on, each with its purpose.
+
+Torch may change these without notice, so the package declares the one version it is tested with.
+This module is imported before any of them is used, and provides those that are functions. It raises
+an ImportError that names the version if one is missing, and warns about any other version of torch,
+whose internals may behave differently. `tests/gradients/test_torch_internals.py` pins the behaviour
+of each.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ownerwise.errors import PrivacyWarning
+
+TESTED = "2.13"
+"""The version of torch the package is tested with, as in pyproject.toml."""
+
+INTERNALS: Mapping[str, str] = {
+    "torch._utils._unflatten_dense_tensors": "shape the noise like the parameters",
+    "torch.utils._pytree.tree_flatten": "find the tensors in inputs, outputs and batches",
+    "torch.utils._pytree.tree_unflatten": "put changed tensors back into their containers",
+    "torch.utils._pytree.tree_leaves": "find the tensors in inputs, outputs and batches",
+    "torch.utils._pytree.tree_map": "take rows of batches",
+    "torch.nn.modules.module._has_any_global_hook": "find hooks that run in every module",
+    "torch.nn.modules.batchnorm._BatchNorm": "refuse layers that mix records",
+    "torch.nn.modules.instancenorm._InstanceNorm": "refuse layers that keep statistics",
+    "torch.nn.functional.multi_head_attention_forward.__code__": "see the calls in attention",
+    "torch.nn.functional.multi_head_attention_forward.__globals__": "see the calls in attention",
+    "torch.optim.optimizer._global_optimizer_pre_hooks": "find hooks of all optimizers",
+    "torch.optim.optimizer._global_optimizer_post_hooks": "find hooks of all optimizers",
+    "torch.ops.aten.tanh_backward.default": "derivative of tanh",
+    "torch.ops.aten.tanh_backward.grad_input": "derivative of tanh, in place",
+    "torch.ops.aten.sigmoid_backward.default": "derivative of the sigmoid",
+    "torch.ops.aten.sigmoid_backward.grad_input": "derivative of the sigmoid, in place",
+    "torch.ops.aten.threshold_backward.default": "derivative of ReLU",
+    "torch.ops.aten.convolution_backward.default": "derivatives of convolutions",
+    "torch.Tensor._version": "notice tensors that were changed in place",
+    "torch.Tensor._is_view": "refuse operations in place on a part of a tensor",
+}
+"""Internals that are looked up by name, with their use."""
+
+MODULE_STATE: Mapping[str, str] = {
+    "_parameters": "find all parameters of a model",
+    "_buffers": "find all buffers of a model",
+    "_modules": "find all layers of a model",
+    "_forward_hooks": "leave modules with hooks to the tape",
+    "_forward_pre_hooks": "leave modules with hooks to the tape",
+    "_backward_hooks": "leave modules with hooks to the tape",
+    "_backward_pre_hooks": "leave modules with hooks to the tape",
+}
+"""Attributes that every module has in its dictionary, with their use."""
+
+OPTIMIZER_STATE: Mapping[str, str] = {
+    "_optimizer_step_pre_hooks": "refuse hooks that could write to the model",
+    "_optimizer_step_post_hooks": "refuse hooks that could write to the model",
+}
+"""Attributes of every optimizer, with their use."""
+
+
+def missing(internals: Mapping[str, str] = INTERNALS) -> list[str]:
+    """Return each internal that this version of torch does not have, with its use."""
+    lost = [f"{path} ({use})" for path, use in internals.items() if _find(path) is None]
+    lost += [
+        f"{owner}.{name} ({use})"
+        for owner, holder, names in (
+            ("Module", nn.Module(), MODULE_STATE),
+            ("Optimizer", torch.optim.SGD([torch.zeros(1)]), OPTIMIZER_STATE),
+        )
+        for name, use in names.items()
+        if name not in vars(holder)
+    ]
+    return lost
+
+
+def check(version: str = torch.__version__, internals: Mapping[str, str] = INTERNALS) -> None:
+    """Raise ImportError if an internal is missing; warn if torch has an untested version."""
+    if lost := missing(internals):
+        raise ImportError(
+            f"torch {version} lacks internals that ownerwise relies on: {', '.join(lost)}. "
+            f"ownerwise is tested with torch {TESTED}: pip install 'torch=={TESTED}.*'"
+        )
+    if version.split(".")[:2] != TESTED.split("."):
+        warnings.warn(
+            f"ownerwise is tested with torch {TESTED}, and this is torch {version}, whose "
+            "internals may behave differently: run tests/gradients/test_torch_internals.py before "
+            f"relying on a guarantee, or pip install 'torch=={TESTED}.*'",
+            PrivacyWarning,
+            stacklevel=2,
+        )
+
+
+def _find(path: str) -> Any:
+    """Return the object at a dotted path, or None."""
+    found: Any = torch
+    at = "torch"
+    for name in path.split(".")[1:]:
+        at = f"{at}.{name}"
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            try:
+                found = importlib.import_module(at)
+            except ImportError:
+                return None
+    return found
+
+
+check()
+
+pytree = _find("torch.utils._pytree")
+aten = torch.ops.aten
+has_any_global_hook = _find("torch.nn.modules.module._has_any_global_hook")
+unflatten_dense_tensors = _find("torch._utils._unflatten_dense_tensors")
+global_step_hooks = tuple(
+    _find(f"torch.optim.optimizer._global_optimizer_{when}_hooks") for when in ("pre", "post")
+)

@@ -1,0 +1,78 @@
+"""Detect what training discloses or spends beyond its plan, as far as possible."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import nn
+
+from ownerwise.errors import PrivacyWarning
+from ownerwise.marks import marks_of, share_records
+from ownerwise.mechanisms import Weights
+from ownerwise.planning import Plan
+
+
+class TrainerParts(Protocol):
+    """The parts of a Trainer that are used here."""
+
+    model: nn.Module
+    weights: Weights | None
+    seed: int | None
+    notes: dict[str, Any]
+
+
+TRAINED_BEFORE = "owners with the same ids and counts"
+"""The beginning of the warning about repeated training."""
+
+_trainings: Counter[str] = Counter()
+"""Training runs with secret randomness in this process, by the fingerprint of their owners."""
+
+
+def not_private_reasons(
+    trainer: TrainerParts, data: Any, evaluated: Mapping[str, Any]
+) -> list[str]:
+    """Return why a run is NOT PRIVATE apart from its seed: notes, marks, and shared records.
+
+    `evaluated` holds the validation and test data by name, or None. If they contain training
+    records, a warning says so.
+    """
+    noted = trainer.notes.get("not_private", ())
+    reasons = [noted] if isinstance(noted, str) else list(noted)
+    reasons += marks_of(trainer.model, data, *evaluated.values())
+    for name, records in evaluated.items():
+        if share_records(data, records):
+            reasons.append(f"{name} metrics were computed on training records, without noise")
+            if trainer.seed is None:
+                warnings.warn(
+                    f"the {name} data contain training records, so metrics on them are released "
+                    f"without noise: this run is NOT private. Give {name} records that are not "
+                    "trained on",
+                    PrivacyWarning,
+                    stacklevel=3,
+                )
+    if trainer.seed is None and not getattr(trainer.weights, "private", True):
+        reasons.append("the order of the records comes from a fixed seed")
+    return list(dict.fromkeys(filter(None, reasons)))
+
+
+def note_training(plan: Plan) -> int:
+    """Count a training run with secret randomness; return the number of earlier ones.
+
+    Warns if there were any. Owners are recognised by their ids and declared counts, and only within
+    this process.
+    """
+    earlier = _trainings[plan.owners_fingerprint]
+    _trainings[plan.owners_fingerprint] += 1
+    if earlier:
+        times = "once" if earlier == 1 else f"{earlier} times"
+        warnings.warn(
+            f"{TRAINED_BEFORE} were trained on {times} before in this process. "
+            "Each training spends their budgets again: if the records are the same and several "
+            "models are released, the epsilons add up",
+            PrivacyWarning,
+            stacklevel=4,
+        )
+    return earlier
