@@ -10,9 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import ownerwise as ow
-from ownerwise.mechanisms import (
-    per_record,
-)
+from ownerwise.mechanisms import never_mixes, per_record
 from tools import step_tools as tools
 
 _one_thread = pytest.fixture(autouse=True)(tools.one_thread)
@@ -144,3 +142,76 @@ def test_a_frozen_parameter_of_the_loss_is_allowed():
     tools.make_step(model, loss)(tools.batch_of(ROWS, LABELS))
     assert not torch.equal(model.weight, before)
     assert loss.scale.item() == 1
+
+
+WEIGHTS = torch.tensor([1.0, 2.0, 0.5, 3.0])
+APART = {
+    "cross entropy": (functional.cross_entropy, LOGITS, LABELS),
+    "probabilities": (functional.cross_entropy, LOGITS, LOGITS.softmax(dim=1)),
+    "class weights": (nn.CrossEntropyLoss(WEIGHTS, label_smoothing=0.1), LOGITS, LABELS),
+    "partial": (partial(functional.cross_entropy, weight=WEIGHTS), LOGITS, LABELS),
+    "pixels": (nn.CrossEntropyLoss(), torch.randn(6, 4, 5), torch.randint(0, 4, (6, 5))),
+    "likelihood": (nn.NLLLoss(), LOGITS.log_softmax(dim=1), LABELS),
+    "squares": (functional.mse_loss, ROWS, TARGETS),
+    "distances": (nn.L1Loss(), ROWS, TARGETS),
+    "huber": (partial(functional.huber_loss, delta=0.5), ROWS, TARGETS),
+    "smooth": (nn.SmoothL1Loss(beta=0.5), ROWS, TARGETS),
+    "binary": (nn.BCEWithLogitsLoss(), ROWS, TARGETS.sigmoid()),
+    "chances": (functional.binary_cross_entropy, ROWS.sigmoid(), TARGETS.sigmoid()),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_losses_that_need_no_check_treat_records_separately(name):
+    """Every part of a batch has the losses and gradients that it has within the batch."""
+    loss, outputs, targets = APART[name]
+    assert never_mixes(loss, outputs, targets)
+
+    def run(rows):
+        leaf = outputs[rows].clone().requires_grad_()
+        losses = per_record(loss)(leaf, targets[rows])
+        return losses.detach(), *torch.autograd.grad(losses.sum(), leaf)
+
+    whole = run(list(range(6)))
+    for part in ([0], [5, 2], [1, 3, 4], [0, 1, 2, 3, 4]):
+        for within, alone in zip(whole, run(part), strict=True):
+            torch.testing.assert_close(within[part], alone, rtol=1e-6, atol=1e-7)
+
+
+class MixingEntropy(nn.CrossEntropyLoss):
+    def forward(self, input, target):
+        return super().forward(input, target) / len(input)
+
+
+def hooked(kind):
+    loss = nn.MSELoss()
+    getattr(loss, f"register_{kind}_hook")(lambda *given: None)
+    return loss
+
+
+def replaced():
+    loss = nn.MSELoss()
+    loss.forward = lambda out, y: (out - y).square() / len(out)
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "targets"),
+    [
+        (lambda out, y: functional.cross_entropy(out, y, reduction="none"), LOGITS, LABELS),
+        (MixingEntropy(), LOGITS, LABELS),
+        (hooked("forward"), ROWS, TARGETS),
+        (hooked("forward_pre"), ROWS, TARGETS),
+        (hooked("full_backward"), ROWS, TARGETS),
+        (replaced(), ROWS, TARGETS),
+        (functional.mse_loss, ROWS[:, :1], TARGETS[:, 0]),  # torch broadcasts them
+        (functional.mse_loss, torch.randn(6, 6), torch.randn(6)),
+        (nn.BCELoss(weight=torch.rand(6, 1)), ROWS.sigmoid(), TARGETS.sigmoid()),  # by position
+        (nn.BCEWithLogitsLoss(pos_weight=torch.rand(6, 1)), ROWS, TARGETS.sigmoid()),
+        (partial(functional.mse_loss, weight=torch.rand(6, 1)), ROWS, TARGETS),
+        (partial(functional.cross_entropy, LOGITS), LABELS, LABELS),
+        (functional.kl_div, ROWS, TARGETS),
+    ],
+)
+def test_every_other_loss_is_checked_in_every_step(loss, outputs, targets):
+    assert not never_mixes(loss, outputs, targets)

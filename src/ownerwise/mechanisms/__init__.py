@@ -19,6 +19,7 @@ from ownerwise.mechanisms.losses import (
     Loss,
     ignored_target,
     loss_problems,
+    never_mixes,
     per_record,
 )
 from ownerwise.mechanisms.plugs import (
@@ -72,6 +73,7 @@ __all__ = [
     "ignored_target",
     "ino_sum",
     "loss_problems",
+    "never_mixes",
     "per_record",
     "proven",
     "sum_of_unit_rows",

@@ -9,11 +9,64 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ownerwise.batches import row_counts, shape_name
 from ownerwise.errors import OwnerwiseError, name_some
+from ownerwise.torch_internals import has_any_global_hook
 
 Loss = Callable[..., Tensor]
+
+# Torch's own losses, and their named arguments that apply to each record separately.
+_BY_RECORD = {
+    functional.cross_entropy: {"weight", "ignore_index", "label_smoothing", "reduction"},
+    functional.nll_loss: {"weight", "ignore_index", "reduction"},
+}
+_BY_NUMBER = {
+    functional.binary_cross_entropy: {"reduction"},
+    functional.binary_cross_entropy_with_logits: {"reduction"},
+    functional.huber_loss: {"reduction", "delta"},
+    functional.l1_loss: {"reduction"},
+    functional.mse_loss: {"reduction"},
+    functional.smooth_l1_loss: {"reduction", "beta"},
+}
+_MODULES: dict[type[nn.Module], Loss] = {
+    nn.CrossEntropyLoss: functional.cross_entropy,
+    nn.NLLLoss: functional.nll_loss,
+    nn.BCELoss: functional.binary_cross_entropy,
+    nn.BCEWithLogitsLoss: functional.binary_cross_entropy_with_logits,
+    nn.HuberLoss: functional.huber_loss,
+    nn.L1Loss: functional.l1_loss,
+    nn.MSELoss: functional.mse_loss,
+    nn.SmoothL1Loss: functional.smooth_l1_loss,
+}
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def never_mixes(loss: Loss, outputs: Any, targets: Any) -> bool:
+    """Return whether this is a loss of torch's that treats every record separately by definition.
+
+    The step checks any other loss in every batch. Losses that compare number by number qualify only
+    if outputs and targets have the same shape, because torch would broadcast other shapes.
+    """
+    named: set[str] = set()
+    if isinstance(loss, functools.partial) and not loss.args:
+        loss, named = loss.func, set(loss.keywords)
+    if isinstance(loss, nn.Module):
+        function = _MODULES.get(type(loss))
+        hooked = any(map(vars(loss).get, _HOOKS)) or has_any_global_hook()
+        if function is None or hooked or "forward" in vars(loss):
+            return False
+        named = {name for name, buffer in loss.named_buffers() if buffer is not None}
+        loss = function
+    if not inspect.isroutine(loss):  # may not be hashable
+        return False
+    if loss in _BY_RECORD:
+        return named <= _BY_RECORD[loss]
+    same = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    same = same and outputs.shape == targets.shape
+    return same and loss in _BY_NUMBER and named <= _BY_NUMBER[loss]
 
 
 def per_record(loss: Loss) -> Loss:

@@ -30,6 +30,7 @@ from ownerwise.mechanisms import (
     Release,
     Steering,
     Weights,
+    never_mixes,
     per_record,
     proven,
     sum_of_unit_rows,
@@ -289,8 +290,10 @@ class ClippedSums:
         released: tuple[Tensor, ...],
         randomness: Randomness,
     ) -> separation.LossCheck | None:
-        """Return the check of a micro-batch's loss."""
+        """Return the check of a micro-batch's loss, or None for a loss that cannot mix records."""
         if not separation.active:
+            return None
+        if not released and never_mixes(self._plain_loss, outputs, targets):
             return None
         return separation.LossCheck(
             self._plain_loss, self.loss, outputs, targets, rows, released, randomness.parts,
