@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ownerwise.gradients.backward import send_back
-from ownerwise.gradients.contributions import sum_of_outer_products
+from ownerwise.gradients.contributions import rows_in_blocks, sum_of_outer_products
 from ownerwise.gradients.precision import masked, without_huge
 from ownerwise.gradients.problems import Refused
 from ownerwise.torch_internals import aten, has_any_global_hook
@@ -48,6 +48,7 @@ class Chain:
         self._layers = layers
         self._parameters = parameters
         self._kept: list[Tensor] = []  # inputs of Linear layers, outputs of activations
+        self._empty_rows = 0
         self._outputs: Tensor | None = None
 
     @staticmethod
@@ -79,9 +80,17 @@ class Chain:
             return None
         return Chain(model, layers, trainable)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the outputs of the model, as a leaf that receives the gradient of the loss."""
-        values, kept = inputs.flatten(1), []
+    def forward(self, inputs: Tensor, *, in_blocks: bool = False) -> Tensor:
+        """Return the outputs of the model, as a leaf that receives the gradient of the loss.
+
+        Args:
+            inputs: one row per record.
+            in_blocks: whether sums will run over blocks of records. Empty rows are then appended,
+                so that all blocks have the same size.
+        """
+        values, kept, count = inputs.flatten(1), [], len(inputs)
+        self._empty_rows = rows_in_blocks(count) - count if in_blocks else 0
+        values = _padded(values, self._empty_rows)
         with torch.no_grad():
             for layer in self._layers:
                 if type(layer) is nn.Linear:
@@ -90,6 +99,8 @@ class Chain:
                 else:
                     values = _ACTIVATIONS[type(layer)][0](values)
                     kept.append(values)
+        if self._empty_rows:
+            values = values[:count]
         if torch.is_grad_enabled():
             self._kept = kept
             self._outputs = values = values.detach().requires_grad_()
@@ -120,6 +131,7 @@ class Chain:
             weights = torch.linspace(0.5, 1.5, len(losses), dtype=ones.dtype, device=ones.device)
             _check_rows(sent(weights, True).clone(), sent(ones, True).clone(), weights)
         gradient = sent(ones, False)
+        gradient = _padded(gradient, self._empty_rows)
         uses: list[Use] = []
         first = next(
             n
@@ -137,15 +149,16 @@ class Chain:
             else:
                 gradient = _ACTIVATIONS[type(layer)][1](gradient, kept)
         self._kept, self._outputs = [], None
-        return ChainGradients(self._parameters, uses)
+        return ChainGradients(self._parameters, uses, len(losses))
 
 
 class ChainGradients:
     """The per-record gradients of a chain; same methods as :class:`PerRecordGradients`."""
 
-    def __init__(self, parameters: list[nn.Parameter], uses: list[Use]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], uses: list[Use], count: int) -> None:
         self._parameters = parameters
         self._uses = uses
+        self._empty_rows = len(uses[0][2]) - count  # at the end, with gradients of 0
         norm = torch.linalg.vector_norm
         gradients = [norm(gradient, dim=1) for _, _, gradient, _ in uses]
         lengths = torch.stack(gradients + [norm(inputs, dim=1) for _, _, _, inputs in uses])
@@ -157,10 +170,11 @@ class ChainGradients:
         else:
             sizes[[not trains for trains in weights]] = 0
             sizes += sizes.new_tensor(biases)[:, None]
-        self.norms = without_huge(squares.mul_(sizes).sum(dim=0).sqrt_(), lengths)
-        if not math.isfinite(float(self.norms.sum())):  # a single call in the common case
-            bad = ~torch.isfinite(self.norms)
+        norms = without_huge(squares.mul_(sizes).sum(dim=0).sqrt_(), lengths)
+        if not math.isfinite(float(norms.sum())):  # a single call in the common case
+            bad = ~torch.isfinite(norms)
             self._uses = [(w, b, masked(g, bad), masked(a, bad)) for w, b, g, a in uses]
+        self.norms = norms[:count]
 
     def __len__(self) -> int:
         return len(self.norms)
@@ -169,7 +183,7 @@ class ChainGradients:
         self, factors: Tensor, *, in_blocks: bool = True
     ) -> dict[nn.Parameter, Tensor]:
         """See :meth:`PerRecordGradients.weighted_sum`."""
-        column = factors.detach().to(self.norms.dtype)[:, None]
+        column = _padded(factors.detach().to(self.norms.dtype)[:, None], self._empty_rows)
         sums: dict[nn.Parameter, Tensor] = {}
         for weight, bias, gradient, inputs in reversed(self._uses):
             scaled = gradient * column
@@ -189,6 +203,10 @@ class ChainGradients:
             if bias is not None:
                 formed[bias] = gradient[rows]
         return {parameter: formed[parameter] for parameter in self._parameters}
+
+
+def _padded(rows: Tensor, empty: int) -> Tensor:
+    return nn.functional.pad(rows, (0, 0, 0, empty)) if empty else rows
 
 
 def _unroll(model: nn.Module, layers: list[nn.Module]) -> bool:

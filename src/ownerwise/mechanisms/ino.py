@@ -90,7 +90,7 @@ class INO:
 
     def score(self, losses: np.ndarray, owner_index: np.ndarray | None = None) -> np.ndarray:
         """Return one finite score per record, from the logarithm of its clamped loss."""
-        clamped = np.clip(np.nan_to_num(losses, nan=LOSS_FLOOR), LOSS_FLOOR, LOSS_CEILING)
+        clamped = np.minimum(np.fmax(losses, LOSS_FLOOR), LOSS_CEILING)  # fmax: nan is the floor
         return np.asarray(self.score_by(np.log(clamped), owner_index, self._plan))
 
     def score_slack(self, roundoff: float) -> float:
@@ -137,11 +137,12 @@ class INO:
             )
         if not len(clips):
             return np.zeros(0)
-        if not ((clips > 0) & np.isfinite(clips)).all():
+        smallest, largest = clips.min(), clips.max()  # nan if any of them is
+        if not 0 < smallest <= largest < np.inf:
             raise ValueError("clip norms must be positive and finite")
-        if clips.max() > _LARGEST_SPREAD * clips.min():
+        if largest > _LARGEST_SPREAD * smallest:
             raise ValueError(
-                f"clip norms from {clips.min():g} to {clips.max():g} differ by more than a factor "
+                f"clip norms from {smallest:g} to {largest:g} differ by more than a factor "
                 f"of {_LARGEST_SPREAD:g}: the weights would be too inexact for the guarantee"
             )
         if self.tail_length == 0:

@@ -59,7 +59,7 @@ def ordered_weights(
     totals += np.bincount(level + 1, raised, levels)
     shared = _shared_weights(totals, tail, tail_length)
     lower, upper = shared[level], shared[level + 1]
-    return np.clip(lower + upper_part * (upper - lower), 0.0, 1.0)
+    return _clamped(lower + upper_part * (upper - lower), 0.0, 1.0)
 
 
 def _shared_weights(totals: np.ndarray, tail: Tail, tail_length: float) -> np.ndarray:
@@ -74,6 +74,12 @@ def _shared_weights(totals: np.ndarray, tail: Tail, tail_length: float) -> np.nd
     within = np.minimum(end, 1.0)
     area = tail.area(within) + (end - within)
     height = np.where(end < 1.0, tail.rising(within), 1.0)
-    start = np.append(tail.rising(np.zeros(1)), height[:-1])
-    average = np.diff(area, prepend=0.0) * tail_length / np.where(totals > 0, totals, 1.0)
-    return np.clip(average, start, height)
+    start, areas = np.empty_like(height), area.copy()
+    start[0], start[1:] = tail.rising(np.zeros(1))[0], height[:-1]
+    areas[1:] -= area[:-1]
+    average = areas * tail_length / np.where(totals > 0, totals, 1.0)
+    return _clamped(average, start, height)
+
+
+def _clamped(values: np.ndarray, low: np.ndarray | float, high: np.ndarray | float) -> np.ndarray:
+    return np.minimum(np.maximum(values, low), high)  # np.clip is several times slower

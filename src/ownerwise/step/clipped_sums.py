@@ -42,7 +42,7 @@ from ownerwise.step import separation
 from ownerwise.step.micro_batches import bytes_per_record, slices
 from ownerwise.step.model_separation import check_model, check_part, is_due
 from ownerwise.step.plug_separation import check_contributions, checked_factors
-from ownerwise.step.rounding import Rounding, refuse_imprecise
+from ownerwise.step.rounding import Rounding, loss_roundoff, refuse_imprecise
 from ownerwise.step.secret_rows import Rows, place
 
 _SMALLEST_RESOLVED = 1e-8  # smaller float32 norms count as this long for rules of the user's
@@ -101,6 +101,7 @@ class ClippedSums:
         self.peek: Peek | None = None
         self._bytes_per_record: float | None = None
         self.rounding = Rounding.of(plan, model, weights, release)
+        self._loss_roundoff = loss_roundoff(model)
         self._batches = 0  # with two records or more
         self._due = False
         self._proven = proven(clipping)
@@ -150,7 +151,7 @@ class ClippedSums:
                 ]
             if self.weights is not None:
                 if self.plan.hardened_rows is None:
-                    refuse_imprecise(tensors_in(outputs), self.model)
+                    refuse_imprecise(tensors_in(outputs), self._loss_roundoff)
                 values = rows.of_records(torch.cat(losses).detach().double().cpu().numpy())
                 weights = self._batch_weights(values, batch.owner_index, clip_norms)
                 weights = rows.spread(weights, empty=0.0)
@@ -207,7 +208,7 @@ class ClippedSums:
         self._refuse_written_buffers()
         self._chain = Chain.of(self.model, rows)
         if self._chain is not None:
-            return self._chain.forward(rows)
+            return self._chain.forward(rows, in_blocks=self.rounding.in_blocks)
         randomness.layers.enter(number)
         attributes = Attributes(self.model)
         with self._tape:
@@ -307,7 +308,7 @@ class ClippedSums:
         assert self.weights is not None
         weights = self.weights.weights(losses, clip_norms, owner_index)
         weights = np.asarray(weights, dtype=np.float64)
-        if weights.shape != losses.shape or not ((weights >= 0) & (weights <= 1)).all():
+        if weights.shape != losses.shape or not 0 <= weights.min() <= weights.max() <= 1:
             raise OwnerwiseError(
                 f"{type(self.weights).__name__} returned weights of shape {weights.shape}, or some "
                 f"outside [0, 1]; expected shape {losses.shape} and values in [0, 1]"

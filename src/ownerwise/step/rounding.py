@@ -63,7 +63,7 @@ class Rounding:
         rounding = cls._of_gradients(plan, model, weights)
         if plan.hardened_rows is not None or not isinstance(release, RateConstraints):
             return rounding
-        per_record = release.output_slack(_loss_roundoff(model))
+        per_record = release.output_slack(loss_roundoff(model))
         return replace(rounding, release_slack=RELEASE_SLACK + per_record * _most_records(plan))
 
     @classmethod
@@ -75,7 +75,7 @@ class Rounding:
             total = _clip_totals(plan, classes)[0]
             slack = (_SUM_ROUNDOFFS + _BLOCK_ROUNDOFFS) * roundoff * total
             if plan.hardened_rows is None:
-                slack += weights.score_slack(_loss_roundoff(model)) * total
+                slack += weights.score_slack(loss_roundoff(model)) * total
             return cls(GRID_TOLERANCE + slack, in_blocks=True)
         if plan.hardened_rows is not None:  # else a record's removal moves the rows of every class
             ratio = np.log(plan.clip_norms / plan.clip_norms.min()) / np.log(_CLASS_RATIO)
@@ -152,15 +152,18 @@ def unit_roundoff(model: nn.Module) -> float:
     return max(torch.finfo(dtype).eps for dtype in sums) / 2
 
 
-def refuse_imprecise(outputs: Iterable[Tensor], model: nn.Module) -> None:
-    """Refuse outputs less precise than the parameters, whose roundoff the order's slack assumes.
+def refuse_imprecise(outputs: Iterable[Tensor], roundoff: float) -> None:
+    """Refuse outputs less precise than `roundoff`, which the slack of the order assumes.
 
     Autocast is the usual cause; inside it, even float32 outputs have lost their digits.
     """
-    kinds = {output.dtype for output in outputs if output.is_floating_point()}
-    devices = {parameter.device.type for parameter in model.parameters()}
-    kinds |= {torch.get_autocast_dtype(d) for d in devices if torch.is_autocast_enabled(d)}
-    if any(torch.finfo(kind).eps / 2 > _loss_roundoff(model) for kind in kinds):
+    kinds = {(output.dtype, output.device.type) for output in outputs if output.is_floating_point()}
+    kinds |= {
+        (torch.get_autocast_dtype(device), device)
+        for _, device in kinds
+        if torch.is_autocast_enabled(device)
+    }
+    if any(torch.finfo(dtype).eps / 2 > roundoff for dtype, _ in kinds):
         raise OwnerwiseError(
             "the model computes in half precision (autocast, or a cast in its forward pass), and "
             "the order of the records by their losses is paid for at the precision of the "
@@ -168,7 +171,7 @@ def refuse_imprecise(outputs: Iterable[Tensor], model: nn.Module) -> None:
         )
 
 
-def _loss_roundoff(model: nn.Module) -> float:
+def loss_roundoff(model: nn.Module) -> float:
     """Return the unit roundoff of the least precise floating-point parameter."""
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()} or {torch.float32}
     return max(torch.finfo(dtype).eps for dtype in dtypes) / 2

@@ -5,7 +5,11 @@ calls) and computes norms and weighted sums. This package may import the workspa
 budget, layouts, precision and saved tensors, but not the rules or the tape.
 """
 
-from ownerwise.gradients.contributions.blocks import BLOCK, sum_of_outer_products
+from ownerwise.gradients.contributions.blocks import (
+    BLOCK,
+    rows_in_blocks,
+    sum_of_outer_products,
+)
 from ownerwise.gradients.contributions.contribution import Contribution, Dense, few_rows
 from ownerwise.gradients.contributions.convolved import Convolved, Geometry
 from ownerwise.gradients.contributions.ghost import shared_ghost_norms
@@ -27,6 +31,7 @@ __all__ = [
     "Repeated",
     "SharedLeft",
     "few_rows",
+    "rows_in_blocks",
     "shared_ghost_norms",
     "sum_of_outer_products",
 ]

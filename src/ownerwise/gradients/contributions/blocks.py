@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "LONG_BLOCK", "blocked_sum", "sum_of_outer_products"]
+__all__ = ["BLOCK", "LONG_BLOCK", "blocked_sum", "rows_in_blocks", "sum_of_outer_products"]
 
 BLOCK = 64
 """The largest number of vectors that are summed in float32."""
@@ -45,15 +45,20 @@ def blocked_sum(
     return total
 
 
+def rows_in_blocks(count: int) -> int:
+    """Return the smallest number of rows, at least `count`, that form blocks of equal size."""
+    blocks = -(-count // BLOCK) or 1
+    return blocks * -(-count // blocks)
+
+
 def sum_of_outer_products(left: Tensor, right: Tensor) -> Tensor:
     """Return sum_i left[i] (x) right[i] for `[count, rows]` and `[count, columns]`."""
-    count = len(left)
-    whole = count - count % BLOCK
-    size = whole // BLOCK * left.shape[1] * right.shape[1] * left.element_size()
-    if whole <= BLOCK or size > _AT_ONCE:
+    count, rows, columns = *left.shape, right.shape[1]
+    blocks = -(-count // BLOCK)
+    if blocks <= 1 or blocks * rows * columns * left.element_size() > _AT_ONCE:
         return blocked_sum(count, lambda start, stop: left[start:stop].mT @ right[start:stop])
-    blocks = torch.bmm(
-        left[:whole].unflatten(0, (-1, BLOCK)).mT, right[:whole].unflatten(0, (-1, BLOCK))
-    )
-    total = blocks.sum(dim=0, dtype=torch.float64)
+    size = BLOCK if count % blocks else count // blocks
+    whole = count - count % size
+    sums = torch.bmm(left[:whole].view(-1, size, rows).mT, right[:whole].view(-1, size, columns))
+    total = sums.sum(dim=0, dtype=torch.float64)
     return total if whole == count else total.add_(left[whole:].mT @ right[whole:])
