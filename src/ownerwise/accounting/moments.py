@@ -49,8 +49,8 @@ def log_moments(sampling_rate: float, multiplier: float, orders: np.ndarray) -> 
 
     The integral is computed by the trapezoidal rule over the whole line, which converges faster
     than any power of the step for this analytic integrand. The nearest singularity is pi*m off the
-    axis, and the step is small enough to keep the error below e^-39. E_Q[P/Q - 1] = 0 is used
-    exactly, so tiny rates keep full precision.
+    axis, and the step is small enough to keep the error below e^-39. The identity E_Q[P/Q - 1] = 0
+    is used exactly, so tiny rates keep full precision.
     """
     orders = np.asarray(orders, dtype=np.float64)
     if sampling_rate == 0.0:
@@ -69,9 +69,10 @@ def log_moments(sampling_rate: float, multiplier: float, orders: np.ndarray) -> 
 def moments_at(
     sampling_rate: float, loss: np.ndarray, log_weight: np.ndarray, orders: np.ndarray
 ) -> np.ndarray:
-    """Return log E_Q[(P/Q)^a] from nodes: log density ratios before sampling, log masses under Q.
+    """Return log E_Q[(P/Q)^a] for every order a, by summing over nodes.
 
-    The masses must add up to 1, and E_Q[exp(loss)] must be 1.
+    `loss` is the log density ratio before sampling and `log_weight` the log mass under Q, both
+    [nodes]. The masses must add up to 1, and E_Q[exp(loss)] must be 1.
     """
     if sampling_rate == 1.0:
         gain, log_ratio = np.expm1(np.minimum(loss, 600.0)), loss
