@@ -150,7 +150,10 @@ def data_problems(dataset: Any, records: int) -> list[str]:
             "pass loader.dataset, with collate=loader.collate_fn"
         ]
     if isinstance(dataset, Sampler):
-        return [f"a {kind} chooses records, but the plan must choose them: pass only the dataset"]
+        return [
+            f"a {kind} chooses the records itself, but the plan must choose them: pass only the "
+            "dataset"
+        ]
     if isinstance(dataset, IterableDataset) or hasattr(dataset, "__next__"):
         return [
             f"a {kind} fixes the order of the records, but Poisson batches need access by index: "

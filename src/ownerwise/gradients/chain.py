@@ -1,4 +1,4 @@
-"""Chains of vector layers, for networks in which calls cost more than arithmetic.
+"""Chains of vector layers, for networks in which calls take longer than arithmetic.
 
 A tabular network is a chain of ``Linear`` layers and activations on one vector per record. The tape
 could handle it, but in such a small network, watching the calls costs more than the calls
@@ -218,10 +218,10 @@ def _trains(parameter: nn.Parameter | None) -> bool:
 
 
 def _check_rows(weighted: Tensor, plain: Tensor, weights: Tensor) -> None:
-    """Check that weights on the losses appear as the same weights on the rows of the gradient.
+    """Check that weighting the losses scales the rows of the gradient by the same weights.
 
-    Differences are compared with the largest gradients in the batch, not with the record's own,
-    because a record whose terms nearly cancel has a gradient of only rounding errors.
+    The tolerance depends on the largest gradient in the batch, not on the record's own gradient: if
+    a record's terms nearly cancel, its gradient consists of rounding errors.
     """
     finite = torch.isfinite(plain).all(dim=1) & torch.isfinite(weighted).all(dim=1)
     expected = plain * weights[:, None]

@@ -26,7 +26,7 @@ def find_layouts(
 
     Args:
         taps: the uses of parameters, in the order of the forward pass.
-        known_layouts: earlier observations, keyed by sequence of calls; this one is added.
+        known_layouts: earlier observations, keyed by sequence of calls; a new one is added.
         losses: ``[B]``.
         observe: backpropagates the losses with the given weights, and passes every gradient to the
             given function.
@@ -95,10 +95,10 @@ def _observe_layouts(
 
 
 def _halves(count: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield one half of the records, then the other, because many records may have no gradient.
+    """Yield a random half of the records, then the other half; many records may have no gradient.
 
-    A half is neither empty nor the whole batch. It is random, because a folded layout could imitate
-    a periodic pattern.
+    A half is neither empty nor the whole batch. It is random because a folded layout could match a
+    periodic pattern.
     """
     for _ in range(_DIVISIONS):
         half = torch.zeros(count, dtype=torch.bool)

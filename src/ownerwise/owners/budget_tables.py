@@ -235,7 +235,7 @@ def _read_table(
     capital = [name for name, _ in pairs if name.lower() in COLUMNS and name not in COLUMNS]
     if capital:
         problems.append(
-            f"{where}: column {name_some(capital)} is not in lower case; rename it to "
+            f"{where}: column {name_some(capital)}: expected names in lower case; rename to "
             f"{name_some(capital, str.lower)}"
         )
     for what, wrong in (("unknown", unknown), ("no", lacking), ("more than one", repeated)):

@@ -171,8 +171,8 @@ def plan(
         unspent = np.flatnonzero(result.unspent)
         first = unspent[0]
         raise PlanError(
-            f"{len(unspent)} of {len(owners)} budgets cannot be used up, for example epsilon "
-            f"{owners.epsilon[first]:g} of owner {owners.ids[first]}: the sampling rate would "
+            f"{len(unspent)} of {len(owners)} budgets cannot be used up, for example for owner "
+            f"{owners.ids[first]} (epsilon {owners.epsilon[first]:g}): the sampling rate would "
             "exceed 1. Use more steps, a smaller batch, method='scale', or strict=False"
         )
     return result

@@ -1,4 +1,4 @@
-"""Rows looked up in a matrix: an outer product whose left factor is a unit vector."""
+"""Rows looked up in a matrix: outer products whose left factors are unit vectors."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ A rule returns NotImplemented for arguments that it does not cover.
 
 
 class Context(Protocol):
-    """One forward pass, as a rule sees it.
+    """The interface of one forward pass that rules use.
 
     Attributes:
         budget: how much memory contributions may hold.
@@ -55,7 +55,9 @@ class Context(Protocol):
         dims: Iterable[int],
         build: Build,
     ) -> Tensor:
-        """Arrange for `build` to receive the gradient of `output` before any in-place change.
+        """Arrange for `build` to receive the gradient of `output` as the call returned it.
+
+        Later in-place changes of `output` make no difference.
 
         Args:
             func: the torch function.
