@@ -207,7 +207,7 @@ def _solve(
                 start = float(guess(number, np.array([point]))[0])
             else:
                 start = first_guess(number, float(point), delta)
-                if values:  # the neighbour's solution, shifted by the rough formula's change
+                if values:  # the neighbour's solution, shifted by the change in the rough formula
                     start += values[-1] - first_guess(number, float(x[len(values) - 1]), delta)
             values.append(solve(float(point), start))
             if values[-1] == safest and miss(safest, float(point)) > tolerance:

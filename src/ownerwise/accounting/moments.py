@@ -1,10 +1,10 @@
 """Moments of one step: the Poisson-sampled Gaussian mechanism SGM(q, m).
 
 The output of one step is P = (1-q) N(0, m^2) + q N(1, m^2) with a record and Q = N(0, m^2) without
-it, in units of the record's clip norm. All that an accountant needs to know about a step is
-M(a) = E_Q[(P/Q)^a]: the Renyi divergence of order a is log M(a) / (a - 1); the privacy loss
-log(P/Q) has the log moment generating function log M(1+t) when the record is removed, and -log(P/Q)
-has log M(-t) when it is added.
+it, in units of the record's clip norm. An accountant only needs the moments M(a) = E_Q[(P/Q)^a].
+The Renyi divergence of order a is log M(a) / (a - 1). The privacy loss log(P/Q) has the log moment
+generating function log M(1+t) when the record is removed, and -log(P/Q) has log M(-t) when it is
+added.
 
 References: Mironov, Talwar, Zhang (2019), "Renyi Differential Privacy of the Sampled Gaussian
 Mechanism", section 3, shows that these two directions are the worst case.

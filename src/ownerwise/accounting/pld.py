@@ -1,14 +1,14 @@
 """Privacy loss distributions of the Poisson-sampled Gaussian: the default accountant.
 
-One step's privacy loss is placed on a grid by connecting the dots (each interval's mass goes to its
-two ends such that its probability under both hypotheses is preserved), which can only overstate the
-loss; T steps are composed by raising to the power T in Fourier space; epsilon is read off the
-hockey-stick curve. Both directions, a record removed and a record added, are computed, and the
-larger epsilon is used.
+One step's privacy loss is placed on a grid by connecting the dots: each interval's mass goes to its
+two ends such that its probability under both hypotheses is preserved. This can only overstate the
+loss. T steps are composed by raising to the power T in Fourier space, and epsilon is read off the
+hockey-stick curve. Epsilon is computed for both directions, a record removed and a record added,
+and the larger value is used.
 
 Two techniques make it fast, and tight even for the strictest owners. First, the width of the grid
 adapts to the run: it is just fine enough to overstate epsilon by no more than about 1e-4 of its
-value, however small that is. Second, the distribution is tilted exponentially towards the losses
+value, however small epsilon is. Second, the distribution is tilted exponentially towards the losses
 that determine epsilon. As a result, a small delta is not lost in the rounding errors of the Fourier
 transform, and a window of a few standard deviations is wide enough.
 

@@ -26,7 +26,7 @@ def order_grid(highest: float, spacing: float = _SPACING) -> np.ndarray:
 
 
 def convert(log_moment_sums: np.ndarray, excess_orders: np.ndarray, delta: float) -> np.ndarray:
-    """Return the epsilon that each order 1 + excess proves.
+    """Return the epsilon that each order 1 + excess guarantees.
 
     Reference: Balle, Barthe, Gaboardi, Hsu, Sato (2020), "Hypothesis Testing Interpretations and
     Renyi Differential Privacy", Theorem 21.
@@ -51,7 +51,7 @@ def epsilon(sampling_rate: float, multiplier: float, schedule: Schedule, delta: 
 def _bounds(
     sampling_rate: float, multiplier: float, schedule: Schedule, delta: float, excess: np.ndarray
 ) -> np.ndarray:
-    """Return the epsilon that each order 1 + excess proves for the whole schedule."""
+    """Return the epsilon that each order 1 + excess guarantees for the whole schedule."""
     total = np.zeros_like(excess)
     for count, factor in schedule.segments:
         total += count * log_moments(sampling_rate, multiplier * factor, 1.0 + excess)

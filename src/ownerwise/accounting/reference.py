@@ -1,4 +1,4 @@
-"""The field's reference accountant, dp-accounting, as an independent check on every plan.
+"""An independent check of every plan with dp-accounting, the field's reference accountant.
 
 It shares no numerical code with the accountants used for planning: discretisation, composition and
 conversion are dp-accounting's own. Plans made with either accountant are checked against its

@@ -60,4 +60,4 @@ class Schedule:
             end += count
             if step < end:
                 return factor
-        raise ValueError(f"step {step}: expected a planned step, 0 to {self.steps - 1}")
+        raise ValueError(f"step {step}: expected 0 to {self.steps - 1} (the planned steps)")

@@ -35,7 +35,7 @@ class Batch:
 
     Everything except `step` is private, even the number of records, and is hidden by `repr`.
 
-    Only `PoissonBatches` makes private batches. A batch made by hand and any copy of one
+    Only `PoissonBatches` makes private batches. A batch made by hand and any copy of a batch
     (`dataclasses.replace`, `copy`, `pickle`) are NOT private, because they may not hold the records
     that were drawn. Transform records in the Dataset or its collate function; writing to `data` in
     place goes unnoticed.
@@ -77,7 +77,7 @@ class PoissonBatches:
 
     Args:
         dataset: a tuple of tensors or arrays with one row per record, such as (X, y), or a
-            map-style torch Dataset. Not a DataLoader, which forms its own batches.
+            map-style torch Dataset. A DataLoader is refused, because it forms its own batches.
         plan: the plan, with sampling rates, owners of the records and number of steps; it is
             verified here unless it already was.
         stream: the run's stream (its child "sampling" is used); by default a new private stream.
@@ -87,7 +87,7 @@ class PoissonBatches:
             batches, and change neither order nor content (random augmentation is seeded as in a
             DataLoader).
         collate: function that combines a list of a Dataset's samples into a batch; by default
-            torch's.
+            torch's `default_collate`.
     """
 
     def __init__(

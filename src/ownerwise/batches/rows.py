@@ -23,7 +23,7 @@ COLLATE_NEEDS_DATASET = "collate= applies to a Dataset only: rows of arrays need
 
 
 class ArrayRows:
-    """Rows of tensors or arrays, each indexed once per batch."""
+    """Rows of tensors or arrays; each array is indexed once per batch."""
 
     def __init__(self, arrays: tuple[torch.Tensor | np.ndarray, ...]) -> None:
         self._arrays = arrays
@@ -53,7 +53,7 @@ class Part:
     """Some records of a batch, collated separately, with rows that differ from the batch's.
 
     Attributes:
-        positions: their rows in the batch, int64.
+        positions: positions of these records in the batch, int64.
         data: the result of collating them without the rest of the batch.
         random: whether collate draws random numbers.
     """

@@ -1,6 +1,6 @@
 """The Poisson sampler: draws record numbers independently, each at its own sampling rate.
 
-Method. Records are sorted once into octaves, whose sampling rates are within a factor of two. In an
+Method. Records are sorted once into octaves of sampling rates within a factor of two. In an
 octave with largest rate p, candidates are found by skipping: the gap to the next one is geometric,
 floor(E / -log(1-p)) with E exponential (Devroye, "Non-Uniform Random Variate Generation", 1986,
 section X.2). A candidate with rate q is kept with probability q/p (thinning), which is 1 if the

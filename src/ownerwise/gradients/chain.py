@@ -2,12 +2,13 @@
 
 A tabular network is a chain of ``Linear`` layers and activations on one vector per record. The tape
 could handle it, but in such a small network, watching the calls costs more than the calls
-themselves. Here the chain runs forward and backward layer by layer, with as few calls as possible;
-only the loss is left to autograd. If record i has input a_i and output gradient d_i at a layer, its
-gradients are d_i a_i' (weight) and d_i (bias), so their squared norm is |d_i|^2 (|a_i|^2 + 1).
+themselves. This module runs the chain forward and backward layer by layer, with as few calls as
+possible; only the loss is left to autograd. If record i has input a_i and output gradient d_i at a
+layer, its gradients are d_i a_i' (weight) and d_i (bias), so their squared norm is
+|d_i|^2 (|a_i|^2 + 1).
 
 A model qualifies only if the type of each module is exactly one of the known types, without hooks,
-shared weights or a replaced ``forward``; every other model goes to the tape.
+shared weights or a replaced ``forward``. Every other model uses the tape.
 """
 
 from __future__ import annotations

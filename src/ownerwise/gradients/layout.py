@@ -59,7 +59,7 @@ WHOLE = Layout(0, "whole")
 
 
 def candidates(shape: tuple[int, ...], count: int, dims: Iterable[int]) -> list[Layout]:
-    """Return all layouts of ``shape`` with records along one of ``dims``, likeliest first."""
+    """Return all layouts of ``shape`` with records along one of ``dims``, most likely first."""
     if count == 1:
         return [WHOLE]
     dims = sorted(d for d in dims if d < len(shape))
@@ -80,7 +80,7 @@ def fits(layout: Layout, shape: tuple[int, ...], count: int) -> bool:
 
 
 def keeps_apart(layout: Layout, gradient: Tensor, kept: Tensor) -> tuple[bool, bool]:
-    """Return whether no record outside ``kept`` has a gradient, and whether a record in it has one.
+    """Return whether no record outside ``kept`` has a gradient, and whether some inside do.
 
     Non-finite entries are ignored, because 0 * inf carries no information.
     """

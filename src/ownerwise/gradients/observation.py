@@ -13,7 +13,7 @@ from ownerwise.gradients.taps import Tap
 
 __all__ = ["find_layouts"]
 
-_DIVISIONS = 2  # how often the batch is halved, at most
+_DIVISIONS = 2  # the batch is halved at most this many times
 
 
 def find_layouts(
@@ -27,7 +27,7 @@ def find_layouts(
     Args:
         taps: the uses of parameters, in the order of the forward pass.
         known_layouts: earlier observations, keyed by sequence of calls; a new one is added.
-        losses: ``[B]``.
+        losses: one loss per record, ``[B]``.
         observe: backpropagates the losses with the given weights, and passes every gradient to the
             given function.
 
@@ -59,7 +59,7 @@ def _observe_layouts(
     losses: Tensor,
     observe: Callable[[Tensor, Callable[[Tap, Tensor], None]], None],
 ) -> tuple[bool, list[Problem]]:
-    """Find every tap's layout; return whether all had a gradient, and the problems."""
+    """Find every tap's layout; return whether all taps had a gradient, and the problems."""
     count = len(losses)
     generator = torch.Generator().manual_seed(count)  # the user's generator must not advance
     seen: set[int] = set()
@@ -76,7 +76,7 @@ def _observe_layouts(
 
         observe(kept.to(losses.dtype), arrived)
         decided = all(len(tap.trials) < 2 for tap in taps)
-        if decided and (number or len(seen) == len(taps)):  # by then, both halves have been sent
+        if decided and (number or len(seen) == len(taps)):  # both halves, or all taps, seen
             break
     problems = []
     for tap in taps:

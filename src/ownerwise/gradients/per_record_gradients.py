@@ -63,9 +63,9 @@ class PerRecordGradients:
         """Return ``{parameter: sum_i factors[i] * g_i}`` for all trainable parameters.
 
         Args:
-            factors: ``[B]``, finite.
-            in_blocks: sum blocks of records and add these sums in float64, which bounds the
-                rounding error (:mod:`contributions.blocks`) and takes a little longer.
+            factors: one finite factor per record, ``[B]``.
+            in_blocks: whether to sum blocks of records and add these sums in float64, which bounds
+                the rounding error (:mod:`contributions.blocks`) and takes a little longer.
         """
         if factors.shape != self.norms.shape:
             raise ValueError(

@@ -40,7 +40,7 @@ def lengths(tensor: Tensor, count: int) -> Tensor:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager:
-    """Return a context without autocast and TF32, so that tensors keep their full precision.
+    """Return a context manager that disables autocast and TF32 for norms and sums.
 
     TF32, which GPUs may use for products of float32 matrices, keeps only 11 bits.
     """

@@ -193,7 +193,7 @@ class Tape(TorchFunctionMode):
         return id(tensor) in self._constant
 
     def value(self, tensor: Any) -> Any:
-        """Return an argument as the call should see it: parametric tensors without their graph."""
+        """Return an argument for the call; parametric tensors are detached from their graph."""
         tracked = self._parametric.get(id(tensor))
         return tensor if tracked is None else tracked.value
 

@@ -121,7 +121,7 @@ class ParameterTracker:
         self.restart(model)
 
     def restart(self, model: nn.Module) -> None:
-        """Begin a forward pass; parameters may have been replaced, frozen or added in between."""
+        """Begin a forward pass; the model's parameters may have changed since the last pass."""
         marks, modules = _walk(model)
         if marks != self._marks:
             self._marks = marks

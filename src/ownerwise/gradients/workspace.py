@@ -1,7 +1,7 @@
 """Memory that is reused from step to step.
 
 The operating system provides fresh memory page by page on first write, which on the CPU takes
-longer than many of the computations that use it. *Scratch* blocks are valid only within one call.
+longer than many of the computations on it. *Scratch* blocks are valid only within one call.
 *Lent* blocks belong to a contribution and are returned when it is deleted.
 """
 

@@ -1,9 +1,9 @@
 """Read budgets from mappings, arrays, DataFrames, and CSV and Parquet files.
 
 A table has the columns `owner, epsilon[, delta][, records]` and one row per owner; a delta may be
-left blank. Each source is converted to one `BudgetColumn` each for epsilon, delta and records. The
-deltas in a table have a separate column. Reading does not stop at the first problem: each problem
-is added to a list, and reading continues with the valid values.
+left blank. Each source is converted to `BudgetColumn`s for epsilon, delta and records, with a
+separate one for the deltas in a table. Reading does not stop at the first problem: each problem is
+added to a list, and reading continues with the valid values.
 """
 
 from __future__ import annotations

@@ -30,20 +30,21 @@ UNIT = "ONE RECORD, not one owner"
 class Owners:
     """Owners, their budgets (epsilon, delta), and the number of records that each declares.
 
-    Guarantee: it covers the CONTENTS of records, one record at a time. Adding or removing one
-    record of owner o changes the distribution of what is released by at most
-    (epsilon_o, delta_o). The budgets and the declared numbers of records are assumed public,
-    because every noise scale depends on them. `repr`, errors and warnings nevertheless show counts
-    and ranges rather than the full list.
+    Guarantee: privacy covers the CONTENTS of records, one record at a time. Adding or removing one
+    record of owner o changes the distribution of what is released by at most (epsilon_o, delta_o).
+    The budgets and the declared numbers of records are assumed public, because every noise scale
+    depends on them. `repr`, errors and warnings nevertheless show counts and ranges rather than the
+    full list.
 
     Each per-owner argument may be one number for all owners, a mapping `{id: value}`, a pandas
     Series indexed by id, or an array in the order of `ids` (sorted). An array with one value per
-    record is accepted if every record has a different owner and both orders give the same budgets.
+    record is accepted if every record has a different owner, and reading the values in the order of
+    the records or of `ids` gives the same budgets.
 
     Args:
         record_owner: one owner id (int or str) per record. If it is None and `epsilon` is an array,
-            every record is its own owner, numbered 0, 1, .... If it is None and `epsilon` is a
-            mapping or a table, attach the records later with `with_records`.
+            every record is its own owner, numbered from 0. If it is None and `epsilon` is a mapping
+            or a table, attach the records later with `with_records`.
         epsilon: as above, or a DataFrame or the path of a CSV or Parquet file with the columns
             `owner, epsilon[, delta][, records]`. Values may be keys of `levels`.
         delta: as above, for owners without a delta in the table (no such column, or a blank cell);
@@ -214,7 +215,7 @@ def _kind(ids: np.ndarray) -> str:
 
 
 def _record_each(epsilon: BudgetColumn, problems: list[str]) -> np.ndarray | None:
-    """Return owner ids that make every record its own owner, if none were given."""
+    """Return one owner id per record if none were given, so that every record is its own owner."""
     if epsilon.cells.ndim:
         return np.arange(len(epsilon.cells))
     problems.append(

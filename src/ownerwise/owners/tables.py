@@ -61,7 +61,7 @@ def _parquet_cells(cells: Any) -> np.ndarray:
     """Return a column in a form that does not depend on whether other cells are missing.
 
     With missing cells, to_numpy would turn ints into floats. Without them, it would turn times into
-    ints and lists into arrays, whose text differs.
+    ints and lists into arrays, which have a different text form.
     """
     array = None if cells.null_count else cells.to_numpy()
     if array is not None and array.dtype.kind in "biuf":

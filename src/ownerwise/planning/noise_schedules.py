@@ -44,7 +44,7 @@ def step(pieces: int, *, factor: float = 0.7) -> PieceFactor:
 
 
 def polynomial(pieces: int, *, floor: float = 0.5, power: float = 1.0) -> PieceFactor:
-    """Return a factor that falls from 1 towards `floor` as a power of the remaining fraction."""
+    """Return a factor that falls from 1 to `floor` with a power of the fraction of pieces left."""
     return lambda piece: floor + (1.0 - floor) * (1.0 - piece / pieces) ** power
 
 

@@ -33,8 +33,8 @@ class Plan:
     step's sum by `clip_norms[o]`, and adds Gaussian noise of std `noise_std_at(step)` to that sum.
     If `release_std` is set, it also releases one sum of per-record vectors of length at most 1 (at
     most `release_shares[o]`, if set), with noise of std `release_std_at(step)`. It releases nothing
-    else. Such a run is (targets[o], deltas[o])-differentially private for each single record of
-    owner o (add or remove one record).
+    else. Such a run is (targets[o], deltas[o])-differentially private for each individual
+    record of owner o (add or remove one record).
 
     Public: everything in the plan. Private: the records, the noise, and which records are drawn.
     The guarantee rests on the sampled Gaussian mechanism composed by PLD or RDP accounting
@@ -171,11 +171,11 @@ class Plan:
 
     @property
     def unspent(self) -> np.ndarray:
-        """Whether each owner cannot use up their budget because of a limit on rates or noise."""
+        """Mask of owners who cannot use up their budgets because of a limit on rates or noise."""
         return self.epsilon() < 0.99 * self.targets
 
     def verify(self, points: int = verification.POINTS) -> Verification:
-        """Recompute epsilon and raise PlanError where it exceeds a target.
+        """Recompute epsilon and raise PlanError if it exceeds a target.
 
         The plan's accountant checks all owners. dp-accounting checks `points` budgets from the
         strictest to the least strict. The values, the owners, the divisor and the number of rows of

@@ -16,12 +16,12 @@ from ownerwise.planning.noise_schedules import NoiseSchedule, schedule_problems,
 from ownerwise.planning.plans import Plan
 from ownerwise.planning.solver import MAX_STEPS, METHODS, MIN_CLIP_NORM, Planner
 
-NO_CONSTRAINTS = "constraints={!r}: expected them wrapped in RateConstraints(...)"
+NO_CONSTRAINTS = "constraints={!r}: wrap the constraints in RateConstraints(...)"
 
 
 @runtime_checkable
 class PaidMechanism(Protocol):
-    """A mechanism that makes a release in every step and has it paid for by the plan.
+    """A mechanism that makes a release in every step, which the plan pays for.
 
     Attributes:
         release_share: default fraction of a step's cost that the release takes.
@@ -68,7 +68,7 @@ def plan(
         noise_schedule: how the noise changes over the steps: a name ("constant", "exponential",
             "time", "step" or "polynomial"), a name with options ({"name": "exponential", "rate":
             0.02, "every": 117}), or segments (number of steps, noise factor) that add up to
-            `steps`. The noise multiplier, given or found, applies at factor 1, with which named
+            `steps`. The noise multiplier, whether given or found, applies at factor 1, where named
             schedules start.
         release_std: noise std of an additional sum that is released in every step, such as a
             histogram or counts. Each record contributes a vector of length at most 1; the sum is
@@ -218,8 +218,8 @@ def request_problems(
         problems.append(f"batch_size {given}: expected a number above 0{limit}")
     if not (_is_number(clip_norm) and MIN_CLIP_NORM <= clip_norm <= 1 / MIN_CLIP_NORM):
         problems.append(
-            f"clip_norm {clip_norm!r}: expected {MIN_CLIP_NORM:g} to {1 / MIN_CLIP_NORM:g}, whose "
-            "squares float32 can hold"
+            f"clip_norm {clip_norm!r}: expected {MIN_CLIP_NORM:g} to {1 / MIN_CLIP_NORM:g}, so "
+            "that its square fits in float32"
         )
     positive = {"noise_multiplier": noise_multiplier, "release_std": release_std}
     for what, value in positive.items():

@@ -42,7 +42,7 @@ def is_verified(plan: Any) -> bool:
 
 
 def verify(plan: Any, points: int) -> Verification:
-    """Recompute epsilon and raise PlanError where it exceeds a target; see `Plan.verify`."""
+    """Recompute epsilon and raise PlanError if it exceeds a target; see `Plan.verify`."""
     problems = _value_problems(plan) or owner_problems(plan)
     if problems:  # no accountant can handle such values
         raise PlanError(problems)

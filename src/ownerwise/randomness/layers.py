@@ -6,8 +6,8 @@ because the masks are independent random numbers that nobody knows: the mechanis
 masks, which is the same for every record at every position, and divergences are jointly convex. The
 masks must therefore be secret, fresh in every step, and impossible to guess. For every micro-batch
 the full state of torch's generator (624 words) is filled from the secret stream; a seed would have
-only 32 bits. Known limit: the masks then come from torch's own generator (Mersenne Twister), which
-is not cryptographically secure.
+only 32 bits. Known limitation: the masks then come from torch's own generator (Mersenne Twister),
+which is not cryptographically secure.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class SecretStream:
 
     @classmethod
     def from_seed(cls, seed: int) -> Self:
-        """Return a repeatable stream, for tests and research: NOT private."""
+        """Return a repeatable stream for tests and research; it is NOT private."""
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
             raise TypeError(f"seed must be an integer, got {seed!r}")
         label = b"ownerwise fixed seed, not private:%d" % int(seed)

@@ -1,12 +1,12 @@
 """Sums over many records in blocks, so that rounding errors do not grow with the batch.
 
-In any order of summation, the error of a float32 sum over k vectors is at most k roundoffs of the
-sum of their lengths. Here k is at most `BLOCK`: sums over single blocks are added in float64. The
-step's slack relies on this (docs/proofs/arithmetic.md).
+In any order of summation, the error of a float32 sum over k vectors is at most k roundoffs times
+the sum of their lengths. Here k is at most `BLOCK`, because the sums over blocks are added in
+float64. The step's slack relies on this (docs/proofs/arithmetic.md).
 
 A convolution or a layer on sequences adds many terms per record in one kernel call, and calls on
-few records are slow. Its blocks have `LONG_BLOCK` records. Tests (tests/attacks/test_sums.py), but
-no proof, show that such a kernel rounds no worse than `BLOCK` plain additions.
+few records are slow. Its blocks have `LONG_BLOCK` records. That such a kernel rounds no worse than
+`BLOCK` plain additions is tested (tests/attacks/test_sums.py) but not proved.
 """
 
 from __future__ import annotations

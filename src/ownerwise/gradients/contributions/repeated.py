@@ -47,7 +47,7 @@ class Call:
 
 
 class Repeated(Contribution):
-    """A call's use of its argument ``place``; arguments at ``fixed`` places are never sliced."""
+    """A call's use of the argument at ``place``; arguments at ``fixed`` places are not sliced."""
 
     def __init__(
         self,

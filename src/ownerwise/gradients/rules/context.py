@@ -40,7 +40,7 @@ class Context(Protocol):
         ...
 
     def value(self, tensor: Any) -> Any:
-        """Return an argument as the call should see it: parametric tensors without their graph."""
+        """Return an argument for the call; parametric tensors are detached from their graph."""
         ...
 
     def is_constant(self, tensor: Any) -> bool:
@@ -57,7 +57,7 @@ class Context(Protocol):
     ) -> Tensor:
         """Arrange for `build` to receive the gradient of `output` as the call returned it.
 
-        Later in-place changes of `output` make no difference.
+        Later in-place changes to `output` make no difference.
 
         Args:
             func: the torch function.
