@@ -71,8 +71,8 @@ def moments_at(
 ) -> np.ndarray:
     """Return log E_Q[(P/Q)^a] for every order a, by summing over nodes.
 
-    `loss` is the log density ratio before sampling and `log_weight` the log mass under Q, both
-    [nodes]. The masses must add up to 1, and E_Q[exp(loss)] must be 1.
+    `loss` is the log density ratio before sampling, and `log_weight` the log mass under Q. The
+    masses must add up to 1, and E_Q[exp(loss)] must be 1.
     """
     if sampling_rate == 1.0:
         gain, log_ratio = np.expm1(np.minimum(loss, 600.0)), loss

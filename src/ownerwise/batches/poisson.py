@@ -78,16 +78,15 @@ class PoissonBatches:
     Args:
         dataset: a tuple of tensors or arrays with one row per record, such as (X, y), or a
             map-style torch Dataset. A DataLoader is refused, because it forms its own batches.
-        plan: the plan, with sampling rates, owners of the records and number of steps; it is
-            verified here unless it already was.
+        plan: provides sampling rates, owners and number of steps; it is verified here unless it
+            already was.
         stream: the run's stream (its child "sampling" is used); by default a new private stream.
         start: index of the first step, for a resumed run.
         steps: number of steps; by default all remaining steps of the plan.
         num_workers: number of processes that prefetch the records of a Dataset. They never draw
-            batches, and change neither order nor content (random augmentation is seeded as in a
+            batches, and do not affect order or content (random augmentation is seeded as in a
             DataLoader).
-        collate: function that combines a list of a Dataset's samples into a batch; by default
-            torch's `default_collate`.
+        collate: combines a list of samples into a batch; by default torch's `default_collate`.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Nested tuples, lists and dicts of tensors, traversed with `torch.utils._pytree`.
 
-`tests/batches/test_trees.py` checks the behaviour that this module relies on.
+`tests/batches/test_trees.py` tests the behaviour used here.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def reworded(problems: Sequence[str], levels: str, records: str) -> list[str]:
 
 
 def read_levels(levels: Mapping[str, float] | None, problems: list[str]) -> dict[str, float]:
-    """Return the epsilon for each level, and report invalid levels."""
+    """Return the epsilon for each level."""
     meaning: dict[str, float] = {}
     for name, given in (levels or {}).items():
         if not isinstance(name, str) or _number(name, {}) is not None:

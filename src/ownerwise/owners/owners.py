@@ -38,8 +38,8 @@ class Owners:
 
     Each per-owner argument may be one number for all owners, a mapping `{id: value}`, a pandas
     Series indexed by id, or an array in the order of `ids` (sorted). An array with one value per
-    record is accepted if every record has a different owner, and reading the values in the order of
-    the records or of `ids` gives the same budgets.
+    record is accepted if every record has a different owner, and the order of the records and the
+    order of `ids` give the same budgets.
 
     Args:
         record_owner: one owner id (int or str) per record. If it is None and `epsilon` is an array,
@@ -215,7 +215,7 @@ def _kind(ids: np.ndarray) -> str:
 
 
 def _record_each(epsilon: BudgetColumn, problems: list[str]) -> np.ndarray | None:
-    """Return one owner id per record if none were given, so that every record is its own owner."""
+    """Return a different owner id for every record, if no ids were given."""
     if epsilon.cells.ndim:
         return np.arange(len(epsilon.cells))
     problems.append(

@@ -191,10 +191,7 @@ class Planner:
         schedule: Schedule,
         guess: LogQuantity | None = None,
     ) -> BudgetCurve:
-        """Return the curve of sampling rates.
-
-        Contributions to a reweighted release depend on the lowest rate.
-        """
+        """Return the curve of sampling rates; a reweighted release depends on the lowest one."""
         least_sampling_rate = None
         if self.reweighted:  # owners with the lowest rate pay for the release in full
             strict = self.strictest if self.mixture is None else self.budgets

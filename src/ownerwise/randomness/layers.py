@@ -27,10 +27,10 @@ _STATE_BYTES = 5056
 
 
 class LayerRandomness:
-    """Generator states for a step's micro-batches; a micro-batch always gets the same masks.
+    """Generator states for a step's micro-batches; the same index always gives the same masks.
 
     `stream` opens the step's random numbers and is called only if a layer may need them. The
-    default stream has a fixed seed. It is NOT private and is meant for research.
+    default stream has a fixed seed, for research; it is NOT private.
     """
 
     def __init__(self, stream: Callable[[], StepStream] | None = None):

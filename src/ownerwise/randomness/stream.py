@@ -41,7 +41,7 @@ _WORDS_PER_STEP = 2**65  # 2^64 AES blocks of two 64-bit words
 
 
 class SecretStream:
-    """A node in the key tree: it creates a child for each purpose and opens the steps of its own.
+    """A node in the key tree, which creates children for other purposes and opens its own steps.
 
     `SecretStream()` takes its key from the operating system and is private: the key is never shown
     or stored. `SecretStream.from_seed(7)` is repeatable and not private: `private` is False, and

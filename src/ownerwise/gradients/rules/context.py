@@ -57,8 +57,6 @@ class Context(Protocol):
     ) -> Tensor:
         """Arrange for `build` to receive the gradient of `output` as the call returned it.
 
-        Later in-place changes to `output` make no difference.
-
         Args:
             func: the torch function.
             output: the result of the call; returned as part of the graph.
