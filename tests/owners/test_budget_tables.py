@@ -257,7 +257,7 @@ class TestBadTables:
     def test_names_that_differ_by_case(self, tmp_path):
         path = write(tmp_path, "Owner,EPSILON,records\n1,1,5\n2,-2,5\n")
         names, value = problems(path)
-        assert "column Owner, EPSILON; expected owner, epsilon, in lower case" in names
+        assert "column Owner, EPSILON: expected names in lower case; rename to owner, eps" in names
         assert "epsilon of owner 2 (-2.0, row 3)" in value
 
     def test_a_column_in_two_spellings(self, tmp_path):
@@ -311,7 +311,7 @@ class TestBadTables:
     def test_repeated_owners_are_named(self, tmp_path):
         rows = "".join(f"{name},1\n" for name in "abcdeabcdef")
         path = write(tmp_path, "owner,epsilon\n" + rows)
-        only_problem(path, "owner a, b, c and 2 more", "more than once", "all but one")
+        only_problem(path, "owner a, b, c and 2 more", "more than once", "remove the duplicates")
 
     def test_duplicates_do_not_hide_records_without_budget(self, frame):
         twice, budget = problems(pd.concat([frame, frame]), ["clinic a", "clinic x"])
@@ -322,7 +322,7 @@ class TestBadTables:
         path = write(tmp_path, "owner,epsilon\na,1\n,2\nb,-3\n")
         ids, value = problems(path)
         assert "no owner id in row 3" in ids
-        assert "fill it in" in ids
+        assert "add the id" in ids
         assert "epsilon of owner b" in value
         for gap in (None, np.nan, pd.NA):
             only_problem(frame.assign(owner=["a", gap, "b"]), "no owner id in row 1")

@@ -218,7 +218,8 @@ class TestBadValues:
         says = [f"epsilon of owner b ({wrong!r})", "known levels: high, low"]
         only_problem(RECORD_OWNER, epsilon, levels=LEVELS, says=says)
         records = {"a": 1, "b": wrong, "c": 1}
-        only_problem(RECORD_OWNER, 1.0, records=records, says=["records of owner b", "fill it in"])
+        says = ["records of owner b", "enter a number"]
+        only_problem(RECORD_OWNER, 1.0, records=records, says=says)
 
     def test_levels_without_meaning(self):
         only_problem(RECORD_OWNER, ["high", 1, 2], says=["owner a ('high')", "give levels="])

@@ -2,7 +2,7 @@
 
 For a fixed delta, the quantity that the planner needs (a sampling rate, a noise multiplier) is a
 smooth monotone function of epsilon. This module solves for it at a few nodes, interpolates with a
-cubic spline in logarithms, and checks the result between the nodes with the accountant itself: an
+cubic spline in logarithms, and checks the result between the nodes with the accountant itself. An
 interval in which the interpolated value misses its target by more than the tolerance gets another
 node. If there are only a few distinct budgets, all of them are nodes and nothing is interpolated.
 """
@@ -32,15 +32,15 @@ MULTIPLIER_RANGE = (0.2, 1e5)
 TOLERANCE = 2e-4
 """Relative error in epsilon that solving and interpolating may each introduce."""
 
-MAX_NODES = 24  # distinct budgets per delta up to which each is a node
+MAX_NODES = 24  # with at most this many distinct budgets per delta, each one is a node
 _MAX_DELTAS = 64
 
 
 class Budgets:
     """Epsilon and delta of every owner, grouped by delta.
 
-    More than 64 distinct deltas are rounded DOWN to a grid of 64: each owner is then accounted
-    for at a delta slightly below their own.
+    If there are more than 64 distinct deltas, they are rounded DOWN to a grid of 64. Each owner is
+    then accounted for at a delta at or slightly below their own.
     """
 
     def __init__(self, epsilon: np.ndarray, delta: np.ndarray):
@@ -64,7 +64,7 @@ class Budgets:
 
 @dataclass(frozen=True)
 class DeltaGroup:
-    """Owners with the same delta: its index, its value, and the positions of the owners."""
+    """The owners with one delta: the delta's index and value, and the owners' positions."""
 
     number: int
     delta: float
@@ -118,8 +118,8 @@ def sampling_rate_curve(
 
     `log_multiplier(number, log_epsilon)` is the logarithm of the multiplier for the delta at index
     `number`. Sampling rates are capped at 1; at the cap, part of the budget may stay unspent. With
-    `least_sampling_rate`, records that are drawn more often than that contribute proportionally
-    less to the release.
+    `least_sampling_rate`, records that are drawn at a higher rate contribute proportionally less to
+    the release.
     """
 
     def cost(log_sampling_rate: float, number: int, log_epsilon: float) -> Cost:
@@ -180,7 +180,7 @@ def _solve(
     release: PaidRelease | None,
     tolerance: float,
 ) -> BudgetCurve:
-    """Return the curve of the values whose `cost` spends each epsilon exactly."""
+    """Return the curve of values at which the `cost` spends each epsilon exactly."""
     safest = bounds[0] if slope > 0 else bounds[1]
     curve = BudgetCurve()
     for group in budgets.groups:
@@ -207,7 +207,7 @@ def _solve(
                 start = float(guess(number, np.array([point]))[0])
             else:
                 start = first_guess(number, float(point), delta)
-                if values:  # the neighbour's solution, shifted by the rough formula's change
+                if values:  # the neighbour's solution, shifted by the change in the rough formula
                     start += values[-1] - first_guess(number, float(x[len(values) - 1]), delta)
             values.append(solve(float(point), start))
             if values[-1] == safest and miss(safest, float(point)) > tolerance:

@@ -1,10 +1,10 @@
 """Moments of one step: the Poisson-sampled Gaussian mechanism SGM(q, m).
 
 The output of one step is P = (1-q) N(0, m^2) + q N(1, m^2) with a record and Q = N(0, m^2) without
-it, in units of the record's clip norm. All that an accountant needs to know about a step is
-M(a) = E_Q[(P/Q)^a]: the Renyi divergence of order a is log M(a) / (a - 1); the privacy loss
-log(P/Q) has the log moment generating function log M(1+t) when the record is removed, and -log(P/Q)
-has log M(-t) when it is added.
+it, in units of the record's clip norm. An accountant only needs the moments M(a) = E_Q[(P/Q)^a].
+The Renyi divergence of order a is log M(a) / (a - 1). The privacy loss log(P/Q) has the log moment
+generating function log M(1+t) when the record is removed, and -log(P/Q) has log M(-t) when it is
+added.
 
 References: Mironov, Talwar, Zhang (2019), "Renyi Differential Privacy of the Sampled Gaussian
 Mechanism", section 3, shows that these two directions are the worst case.
@@ -49,8 +49,8 @@ def log_moments(sampling_rate: float, multiplier: float, orders: np.ndarray) -> 
 
     The integral is computed by the trapezoidal rule over the whole line, which converges faster
     than any power of the step for this analytic integrand. The nearest singularity is pi*m off the
-    axis, and the step is small enough to keep the error below e^-39. E_Q[P/Q - 1] = 0 is used
-    exactly, so tiny rates keep full precision.
+    axis, and the step is small enough to keep the error below e^-39. The identity E_Q[P/Q - 1] = 0
+    is used exactly, so tiny rates keep full precision.
     """
     orders = np.asarray(orders, dtype=np.float64)
     if sampling_rate == 0.0:
@@ -69,9 +69,10 @@ def log_moments(sampling_rate: float, multiplier: float, orders: np.ndarray) -> 
 def moments_at(
     sampling_rate: float, loss: np.ndarray, log_weight: np.ndarray, orders: np.ndarray
 ) -> np.ndarray:
-    """Return log E_Q[(P/Q)^a] from nodes: log density ratios before sampling, log masses under Q.
+    """Return log E_Q[(P/Q)^a] for every order a, by summing over nodes.
 
-    The masses must add up to 1, and E_Q[exp(loss)] must be 1.
+    `loss` is the log density ratio before sampling, and `log_weight` the log mass under Q. The
+    masses must add up to 1, and E_Q[exp(loss)] must be 1.
     """
     if sampling_rate == 1.0:
         gain, log_ratio = np.expm1(np.minimum(loss, 600.0)), loss

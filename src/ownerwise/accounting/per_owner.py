@@ -33,8 +33,8 @@ def epsilon(
 ) -> np.ndarray:
     """Return every owner's epsilon after `steps` steps.
 
-    Owners with equal parameters share one evaluation. Owners who, for their delta, lie on one
-    smooth curve of rising cost (as in every plan) are interpolated and rounded up. Where
+    Owners with equal parameters share one evaluation. If the owners with a given delta lie on one
+    smooth curve of rising cost (as in every plan), epsilon is interpolated and rounded up. If
     multipliers do not fall as sampling rates rise, each distinct rate has its own curve.
 
     Args:
@@ -133,10 +133,10 @@ def _along_path(
     """Return nodes whose spline follows the path, and the points that the spline misses.
 
     Epsilon is a smooth function of (rate, multiplier, sensitivity), so it is smooth along the path
-    only where these are: between nodes the path may have corners that a check of epsilon would
-    miss. An error of `tolerance` in their logarithms moves log epsilon by about an eighth of
-    `TOLERANCE`: its slope is at most 2 / m^2 in the log multiplier where sampling amplifies, and
-    about 1 in the log rate.
+    only where the path is. Between nodes, the path may have corners that a check of epsilon would
+    miss. An error of `tolerance` in the logarithms of the path moves log epsilon by about an eighth
+    of `TOLERANCE`: the slope of log epsilon is at most 2 / m^2 in the log multiplier where sampling
+    amplifies, and about 1 in the log rate.
     """
     wanted = np.linspace(position[0], position[-1], MAX_NODES // 2)
     nodes = np.minimum(np.searchsorted(position, wanted), len(position) - 1)
@@ -157,7 +157,7 @@ def _along_path(
 
 
 def _check(costs: Sequence[np.ndarray], delta: np.ndarray) -> None:
-    """Raise an error if a value is out of range; NaN is too, because it fails every comparison."""
+    """Raise an error if a value is out of range or NaN, which fails every comparison."""
     rate, multiplier, sensitivity = costs
     expected = (
         ("sampling rate", rate, (rate >= 0) & (rate <= 1), "0 to 1"),

@@ -1,16 +1,16 @@
 """Privacy loss distributions of the Poisson-sampled Gaussian: the default accountant.
 
-One step's privacy loss is placed on a grid by connecting the dots (each interval's mass goes to its
-two ends such that its probability under both hypotheses is preserved), which can only overstate the
-loss; T steps are composed by raising to the power T in Fourier space; epsilon is read off the
-hockey-stick curve. Both directions, a record removed and a record added, are computed, and the
-larger epsilon is used.
+One step's privacy loss is placed on a grid by connecting the dots: each interval's mass goes to its
+two ends such that its probability under both hypotheses is preserved. This can only overstate the
+loss. T steps are composed by raising to the power T in Fourier space, and epsilon is read off the
+hockey-stick curve. Epsilon is computed for both directions, a record removed and a record added,
+and the larger value is used.
 
 Two techniques make it fast, and tight even for the strictest owners. First, the width of the grid
 adapts to the run: it is just fine enough to overstate epsilon by no more than about 1e-4 of its
-value, however small that is. Second, the distribution is tilted exponentially towards the losses
-that determine epsilon. This keeps a small delta from being lost in the rounding of the Fourier
-transform, and a window of a few standard deviations holds everything that matters.
+value, however small epsilon is. Second, the distribution is tilted exponentially towards the losses
+that determine epsilon. As a result, a small delta is not lost in the rounding errors of the Fourier
+transform, and a window of a few standard deviations is wide enough.
 
 References: Koskela, Jalko, Honkela (2020) for Fourier accounting; Doroshenko, Ghazi, Kamath,
 Kumar, Manurangsi (2022), "Connect the Dots", for the discretisation and its domination proof;
@@ -35,7 +35,7 @@ OVERSTATEMENT = 1e-4
 """Intended relative overstatement of epsilon by the grid."""
 
 LEAST_EPSILON = 1e-5
-"""Smaller values are reported as this one, which is an upper bound and below any real budget."""
+"""Smaller values are reported as this upper bound, which is below any real budget."""
 
 _SPARE = 1e-7  # fraction of delta reserved for each tail that is cut off
 _LOG_WIDEST_TAIL = np.log(1e-6)
@@ -56,8 +56,8 @@ def epsilon(
 ) -> float:
     """Return epsilon at `delta` after the steps of `schedule` at (rate, multiplier).
 
-    With `laplace`, every step also releases a sum of L1 sensitivity 1 from the same batch, with
-    Laplace noise of that scale.
+    If `laplace` is given, every step also releases a sum of L1 sensitivity 1 from the same batch,
+    with Laplace noise of scale `laplace`.
     """
     if sampling_rate == 0.0 or schedule.steps == 0:
         return 0.0
@@ -108,9 +108,9 @@ class _Direction:
     def epsilon(self, floor: float = 0.0) -> float:
         """Return epsilon, or `floor` if that is larger (epsilon is then not resolved further).
 
-        The grid is first chosen from the bound given by the moments, and is chosen again if that
-        bound is far off. That bound is valid too, and is returned where the table cannot resolve
-        delta.
+        The first grid is chosen from an upper bound on epsilon, computed from the moments. If that
+        bound is far off, another grid is chosen. If the table cannot resolve delta, the bound is
+        returned.
         """
         positive = self.tilts[self.zero + 1 :]
         bounds = convert(self.cumulant[self.zero + 1 :], positive, self.delta)
@@ -149,7 +149,7 @@ class _Direction:
         return float(np.sqrt(12.0 * OVERSTATEMENT * epsilon / (steps * order)))
 
     def _choose_window(self, estimate: float, order: float) -> _Window | None:
-        """Return the window given by the moments; None if delta cannot be resolved."""
+        """Return a window chosen from the moments, or None if delta cannot be resolved."""
         tilts, cumulant = self.tilts, self.cumulant
         # Chernoff ranges of the loss for every tilt. Mass outside the range, and rounding errors,
         # enter delta multiplied by exp(cumulant - tilt * epsilon): keep them below _SPARE of it.
@@ -265,8 +265,8 @@ def _one_step(
 def _read_epsilon(losses: np.ndarray, masses: np.ndarray, delta: float) -> tuple[float, float]:
     """Return the smallest epsilon with E[(1 - exp(epsilon - loss))+] <= delta, and the steepness.
 
-    Only losses above some level are given: if epsilon is below that level, the result is also below
-    it, but not exact.
+    `losses` holds only the losses above some level. If epsilon is below that level, so is the
+    result, but it is not exact.
     """
     if delta <= 0:
         raise AccountingError("delta is too small for the tabulated loss; use accountant='rdp'")

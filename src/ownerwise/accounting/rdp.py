@@ -1,9 +1,9 @@
 """Renyi accounting for the Poisson-sampled Gaussian on a dense grid of orders.
 
 A sparse grid is very costly for strict owners: their best order is in the hundreds, where common
-grids have few entries. Here real orders are spaced 5 % apart from 1.02 up to where the moments
-explode, and then 0.2 % apart around the best one, so for every owner the loss compared with the
-best real order is negligible.
+grids have few entries. This grid holds real orders from 1.02 up to where the moments explode, with
+order - 1 spaced 5 % apart, and then 0.2 % apart around the best one. For every owner, the loss
+compared with the best real order is negligible.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def order_grid(highest: float, spacing: float = _SPACING) -> np.ndarray:
 
 
 def convert(log_moment_sums: np.ndarray, excess_orders: np.ndarray, delta: float) -> np.ndarray:
-    """Return the epsilon that each order proves, for order = 1 + excess.
+    """Return the epsilon that each order 1 + excess guarantees.
 
     Reference: Balle, Barthe, Gaboardi, Hsu, Sato (2020), "Hypothesis Testing Interpretations and
     Renyi Differential Privacy", Theorem 21.
@@ -51,7 +51,7 @@ def epsilon(sampling_rate: float, multiplier: float, schedule: Schedule, delta: 
 def _bounds(
     sampling_rate: float, multiplier: float, schedule: Schedule, delta: float, excess: np.ndarray
 ) -> np.ndarray:
-    """Return the epsilon that every order 1 + excess proves for the whole schedule."""
+    """Return the epsilon that each order 1 + excess guarantees for the whole schedule."""
     total = np.zeros_like(excess)
     for count, factor in schedule.segments:
         total += count * log_moments(sampling_rate, multiplier * factor, 1.0 + excess)

@@ -1,9 +1,8 @@
-"""The field's reference accountant, dp-accounting, as an independent check on every plan.
+"""An independent check of every plan with dp-accounting, the field's reference accountant.
 
 It shares no numerical code with the accountants used for planning: discretisation, composition and
-conversion are dp-accounting's own. Its privacy loss distributions are the reference for plans made
-with either accountant: a plan made with RDP must also stay below its targets, which it does by a
-wide margin.
+conversion are dp-accounting's own. Plans made with either accountant are checked against its
+privacy loss distributions. Plans made with RDP stay below their targets by a wide margin.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
 
 OVERSTATEMENT = 2e-4
-"""Intended overstatement of epsilon by the reference's grid; plans leave room for it."""
+"""Intended relative overstatement of epsilon by the reference's grid; plans leave room for it."""
 
 
 def name() -> str:
@@ -36,9 +35,9 @@ def epsilon(
     release: PaidRelease | None = None,
     release_sensitivity: float = 1.0,
 ) -> float:
-    """Return the reference's epsilon; `target` only sets the resolution of its grid.
+    """Return epsilon according to dp-accounting; `target` only sets the resolution of its grid.
 
-    A record contributes at most `release_sensitivity` to the release of every step.
+    A record contributes at most `release_sensitivity` to the release in every step.
     """
     if sampling_rate == 0.0 or schedule.steps == 0:
         return 0.0
@@ -97,8 +96,8 @@ def _laplace_step(
     """Return dp-accounting's distribution for a step with a Gaussian and a Laplace release.
 
     dp-accounting has no such mechanism, but can build a distribution from any curve of deltas. The
-    curve is integrated over the Laplace coordinate by quadrature: atoms outside [0, 1], nodes
-    inside.
+    curve is integrated over the Laplace coordinate by quadrature, with nodes in [0, 1] and one atom
+    on either side.
     """
     from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 

@@ -27,7 +27,7 @@ class PaidRelease:
 
     Attributes:
         std: standard deviation of the noise.
-        noise: "gaussian", or "laplace" (the length is then the sum of absolute values).
+        noise: "gaussian", or "laplace" (the length of a vector is then its L1 norm).
     """
 
     std: float
@@ -62,10 +62,10 @@ def owner_epsilon(
 
 
 def joint_multiplier(multiplier: Any, release_std: Any) -> Any:
-    """Return the multiplier of a step that also releases a sum with Gaussian noise, sensitivity 1.
+    """Return the multiplier of a step that also releases a Gaussian-noised sum of sensitivity 1.
 
     Both releases come from ONE Poisson batch, so they are one Gaussian mechanism with multiplier
-    (m^-2 + release_std^-2)^-1/2, sampled once; accounting for them as two separately sampled
+    (m^-2 + release_std^-2)^-1/2, sampled once. Accounting for them as two separately sampled
     mechanisms would understate epsilon.
     """
     if release_std is None:

@@ -18,9 +18,9 @@ def find_root(
 ) -> float:
     """Return x in [low, high] with |function(x)| <= tolerance.
 
-    `function` is monotone in the direction of `slope`, an estimate of its steepness. If it does not
-    cross zero within the bounds, the bound nearest to the crossing is returned: the caller must
-    check the value there.
+    `function` must be monotone; `slope` is an estimate of its slope, with the correct sign. If the
+    function does not cross zero within the bounds, the bound nearest to the crossing is returned.
+    The caller must check the value there.
     """
     rising = slope > 0
     below, above = low, high

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """Consecutive segments (number of steps, factor on the noise std).
+    """Consecutive segments, each a pair (number of steps, factor on the noise std).
 
-    `Schedule.constant(2000)` is an ordinary run. Decaying noise has several segments; each is
-    accounted for with its own noise, never with the mean of the multipliers.
+    `Schedule.constant(2000)` describes an ordinary run. A schedule with decaying noise has several
+    segments. Each is accounted for with its own noise, never with the mean of the multipliers.
     """
 
     segments: tuple[tuple[int, float], ...]
@@ -33,7 +33,7 @@ class Schedule:
 
     @classmethod
     def of(cls, steps: int | Schedule | Iterable[tuple[int, float]]) -> Schedule:
-        """Return the schedule given by a number of steps, a schedule, or pairs."""
+        """Return the schedule for a number of steps, a schedule, or segments."""
         if isinstance(steps, Schedule):
             return steps
         return cls.constant(steps) if isinstance(steps, int) else cls(tuple(steps))
@@ -46,7 +46,7 @@ class Schedule:
     def first(self, steps: int) -> Schedule:
         """Return the schedule of the first `steps` steps."""
         if not 0 <= steps <= self.steps:
-            raise ValueError(f"steps={steps}: expected 0 to {self.steps}, the planned steps")
+            raise ValueError(f"steps={steps}: expected 0 to {self.steps} planned steps")
         left, kept = steps, []
         for count, factor in self.segments:
             kept.append((min(count, left), factor))
@@ -60,4 +60,4 @@ class Schedule:
             end += count
             if step < end:
                 return factor
-        raise ValueError(f"step {step}: expected 0 to {self.steps - 1}, the planned steps")
+        raise ValueError(f"step {step}: expected 0 to {self.steps - 1} (the planned steps)")

@@ -1,6 +1,6 @@
-"""Batches: Poisson batches drawn from a plan, the kinds of data they accept, and rows of data.
+"""Batches: Poisson batches for a plan, the kinds of data that can supply them, and access to rows.
 
-Imports owners, planning and randomness; does not depend on models or gradients.
+This package may import owners, planning and randomness, but not models or gradients.
 """
 
 from ownerwise.batches.poisson import Batch, PoissonBatches

@@ -1,10 +1,10 @@
 """Poisson batches: every record is drawn independently, at its owner's sampling rate.
 
 Guarantee. In each step, record i is drawn with probability q_o(i), independently of all other
-records and steps, from the secret stream: amplification by sampling requires that nobody else knows
-the batches. Batches are never redrawn, capped, dropped or padded; an empty batch still takes a
-step. Public: the sampling rates and the number of steps. Private: a batch's records and their
-number.
+records and steps. The draws come from the secret stream, because amplification by sampling requires
+that nobody else knows the batches. Batches are never redrawn, capped, dropped or padded; an empty
+batch still takes a step. Public: the sampling rates and the number of steps. Private: the records
+in a batch and their number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ownerwise.owners import frozen
 from ownerwise.planning import Plan
 from ownerwise.randomness import SecretStream
 
-_RECORDS_PER_PART = 64  # records of a batch for each one that is also collated separately
+_RECORDS_PER_PART = 64  # one in this many records of a batch is also collated separately
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Batch:
 
     Everything except `step` is private, even the number of records, and is hidden by `repr`.
 
-    Only `PoissonBatches` makes private batches. A batch made by hand and any copy of one
+    Only `PoissonBatches` makes private batches. A batch made by hand and any copy of a batch
     (`dataclasses.replace`, `copy`, `pickle`) are NOT private, because they may not hold the records
     that were drawn. Transform records in the Dataset or its collate function; writing to `data` in
     place goes unnoticed.
@@ -45,11 +45,11 @@ class Batch:
         indices: record numbers, ascending, int64 [batch].
         owner_index: index of each record's owner in `plan.owners.ids`, int64 [batch].
         data: the rows: one tensor [batch, ...] per array, or the collate function's result.
-        plan_hash: hash of the plan that drew it; None for a batch made by hand.
-        private: False if it was drawn with a fixed seed, comes from data marked as not private (see
-            `marks`), was copied, or was made by hand.
-        part: some of its records, collated separately, if that changes their rows; the step then
-            checks that no record depends on the others.
+        plan_hash: hash of the plan that the batch was drawn with; None for a batch made by hand.
+        private: False if the batch was drawn with a fixed seed, comes from data marked as not
+            private (see `marks`), was copied, or was made by hand.
+        part: some of the batch's records, collated separately, if that changes their rows. The step
+            then checks that no record depends on the others.
     """
 
     step: int
@@ -61,7 +61,7 @@ class Batch:
     private: bool = field(default=False, init=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the state for copies and pickles, without the mark of a private batch."""
+        """Return the state for copies and pickles, which are not private."""
         return type(self), tuple(getattr(self, part.name) for part in fields(self) if part.init)
 
     def __len__(self) -> int:
@@ -71,22 +71,22 @@ class Batch:
 class PoissonBatches:
     """An iterable over a plan's batches, one per step.
 
-    Each pass draws the batch for step t from (key, t) alone. The position of the pass, worker
-    processes and other passes running at the same time make no difference. With a private stream
-    every pass has its own key, so two training runs never share batches; with a fixed seed every
-    pass repeats the same batches.
+    Each pass draws the batch for step t from (key, t) alone. Worker processes, earlier steps and
+    concurrent passes make no difference. With a private stream, every pass has its own key, so two
+    training runs never share batches. With a fixed seed, every pass repeats the same batches.
 
     Args:
         dataset: a tuple of tensors or arrays with one row per record, such as (X, y), or a
-            map-style torch Dataset. Not a DataLoader, which forms its own batches.
-        plan: provides the sampling rates, the owners of the records and the number of steps;
-            verified here unless it already is.
+            map-style torch Dataset. A DataLoader is refused, because it forms its own batches.
+        plan: provides sampling rates, owners and number of steps; it is verified here unless it
+            already was.
         stream: the run's stream (its child "sampling" is used); by default a new private stream.
-        start: first step, for a resumed run.
-        steps: number of steps; all remaining steps of the plan if not given.
-        num_workers: processes that prefetch the records of a Dataset. They never draw batches
-            and change neither order nor content (random augmentation is seeded as in a DataLoader).
-        collate: combines a list of a Dataset's samples into a batch; torch's default if not given.
+        start: index of the first step, for a resumed run.
+        steps: number of steps; by default all remaining steps of the plan.
+        num_workers: number of processes that prefetch the records of a Dataset. They never draw
+            batches, and do not affect order or content (random augmentation is seeded as in a
+            DataLoader).
+        collate: combines a list of samples into a batch; by default torch's `default_collate`.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class PoissonBatches:
         num_workers: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        plan = Plan.verified(plan)  # not that of a derived class
+        plan = Plan.verified(plan)  # not the method of a subclass
         steps = plan.steps - start if steps is None else steps
         if start < 0 or steps < 0 or start + steps > plan.steps:
             raise OwnerwiseError(
@@ -157,7 +157,7 @@ class PoissonBatches:
     ) -> Iterator[Batch]:
         pending: deque[tuple[int, np.ndarray]] = deque()
 
-        def requests() -> Iterator[tuple[np.ndarray, np.ndarray]]:  # here, some steps ahead
+        def requests() -> Iterator[tuple[np.ndarray, np.ndarray]]:  # runs here, some steps ahead
             for step, indices in drawn:
                 pending.append((step, indices))
                 yield indices, _positions(step, len(indices), parts)

@@ -18,12 +18,12 @@ from ownerwise.errors import OwnerwiseError
 if TYPE_CHECKING:
     from ownerwise.planning import Plan
 
-_REPETITIONS = 16  # of a random collate: the same tokens masked in all of them is unlikely
+_REPETITIONS = 16  # of collate: random masking is unlikely to choose the same tokens every time
 COLLATE_NEEDS_DATASET = "collate= applies to a Dataset only: rows of arrays need no collating"
 
 
 class ArrayRows:
-    """Rows of tensors or arrays, each indexed once per batch."""
+    """Rows of tensors or arrays; each array is indexed once per batch."""
 
     def __init__(self, arrays: tuple[torch.Tensor | np.ndarray, ...]) -> None:
         self._arrays = arrays
@@ -53,8 +53,8 @@ class Part:
     """Some records of a batch, collated separately, with rows that differ from the batch's.
 
     Attributes:
-        positions: their rows in the batch, int64.
-        data: the result of collating them without the others.
+        positions: positions of these records in the batch, int64.
+        data: the result of collating them without the rest of the batch.
         random: whether collate draws random numbers.
     """
 
@@ -69,10 +69,10 @@ class DatasetRows:
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None) -> None:
         self._dataset = dataset
         self._collate = default_collate if collate is None else collate
-        self.foreign = collate is not None  # torch's own only stacks
+        self.foreign = collate is not None  # torch's default only stacks
 
     def __getitem__(self, request: tuple[np.ndarray, np.ndarray]) -> tuple[Any, Part | None]:
-        """Return the rows of a batch and, if they differ, of a part collated separately.
+        """Return the rows of a batch, and a part of it if its rows differ when collated separately.
 
         Args:
             request: record numbers of the batch, and positions of the part among them.
@@ -113,7 +113,7 @@ class DatasetRows:
 def rows_of(
     dataset: Any, records: int, collate: Callable[[list[Any]], Any] | None
 ) -> ArrayRows | DatasetRows:
-    """Return the rows of a data set, or raise if it does not have this number of records."""
+    """Return the rows of a dataset, or raise an error if it does not have `records` records."""
     if problems := data_problems(dataset, records):
         raise OwnerwiseError(problems)
     if type(dataset) is TensorDataset and collate is None:  # a subclass may transform its rows
@@ -128,7 +128,7 @@ def rows_of(
 
 
 def ownerless_problems(plan: Plan) -> list[str]:
-    """Return the problem if the plan does not know which owner each record belongs to."""
+    """Return a problem if the plan does not know which owner each record belongs to."""
     if plan.owners is None:
         return ["the plan has no owners: load it with Plan.load(path, owners=)"]
     if plan.owners.record_owner_index is None:
@@ -150,10 +150,13 @@ def data_problems(dataset: Any, records: int) -> list[str]:
             "pass loader.dataset, with collate=loader.collate_fn"
         ]
     if isinstance(dataset, Sampler):
-        return [f"a {kind} chooses the records itself, but the plan must: pass only the dataset"]
+        return [
+            f"a {kind} chooses the records itself, but the plan must choose them: pass only the "
+            "dataset"
+        ]
     if isinstance(dataset, IterableDataset) or hasattr(dataset, "__next__"):
         return [
-            f"a {kind} fixes the order of the records, but Poisson batches need access by number: "
+            f"a {kind} fixes the order of the records, but Poisson batches need access by index: "
             "pass a map-style Dataset (__getitem__ and __len__)"
         ]
     if isinstance(dataset, tuple):
@@ -163,7 +166,7 @@ def data_problems(dataset: Any, records: int) -> list[str]:
     by_column = isinstance(dataset, dict) or hasattr(dataset, "iloc")
     if by_column or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         return [
-            f"a {kind} does not give records by number: pass (X, y) as tensors or arrays, or a "
+            f"a {kind} does not give records by index: pass (X, y) as tensors or arrays, or a "
             "Dataset with __getitem__ and __len__"
         ]
     return _length_problems(f"the {kind}", len(dataset), records)

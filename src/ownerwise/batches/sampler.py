@@ -1,14 +1,14 @@
 """The Poisson sampler: draws record numbers independently, each at its own sampling rate.
 
-Method. Records are sorted once into octaves, whose sampling rates are within a factor of two. In an
+Method. Records are sorted once into octaves of sampling rates within a factor of two. In an
 octave with largest rate p, candidates are found by skipping: the gap to the next one is geometric,
 floor(E / -log(1-p)) with E exponential (Devroye, "Non-Uniform Random Variate Generation", 1986,
-section X.2). A candidate with rate q is kept with probability q/p (thinning; always, if the octave
-has a single rate). One draw gives both the binomial count and the uniform subset of a rate class. A
-step draws at most about twice as many numbers as the expected batch has records, plus a few per
-octave, whether owners share rates or every record has its own.
+section X.2). A candidate with rate q is kept with probability q/p (thinning), which is 1 if the
+octave has a single rate. One draw gives both the binomial count and the uniform subset of a rate
+class. For each record in the expected batch, a step draws about two numbers if each octave has a
+single rate, and at most about four otherwise, plus a few numbers per octave.
 
-Exactness. Uniforms have 64 bits towards both ends of E, quotients are floored exactly, and thinning
+Exactness. Uniforms resolve both ends of E with 64 bits, quotients are floored exactly, and thinning
 compares 53-bit uniforms with q/p >= 1/2. Only float64 rounding remains: the probability of a record
 k places after the last candidate has a relative error of at most about k 2^-52, which is 1e-12 at a
 rate of 1 % and 2e-9 for tiny rates among 10^7 records. Rates below 1e-17 approach the resolution of

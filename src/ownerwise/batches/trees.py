@@ -1,6 +1,6 @@
-"""Nested tuples, lists and dicts of tensors, walked by torch's own `torch.utils._pytree`.
+"""Nested tuples, lists and dicts of tensors, traversed with `torch.utils._pytree`.
 
-`tests/batches/test_trees.py` pins the behaviour used here.
+`tests/batches/test_trees.py` tests the behaviour used here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def without_rows(data: Any) -> Any:
     """Return `data` with every tensor cut to zero rows; other values are unchanged."""
 
     def cut(leaf: Any) -> Any:
-        if isinstance(leaf, Mapping | list | tuple):  # a type torch does not look into
+        if isinstance(leaf, Mapping | list | tuple):  # a type that pytree does not traverse
             _tensor(leaf)
         return leaf[:0] if isinstance(leaf, Tensor) else leaf
 

@@ -31,16 +31,16 @@ remedy. Some problems are not visible in any gradient, such as mixing records be
 or through a detached statistic; ``check(model, inputs)`` finds those.
 
 Formal guarantees. With factors |f_i| <= C_i / norms[i], removing record i changes ``weighted_sum``
-by at most C_i in L2 norm, up to rounding (float32 norms were at most 5e-7 below the exact ones on
-five benchmark models at their initial weights, 24 records each; Gram matrices lose digits where a
-record's own terms cancel). A record whose gradient is not finite contributes exactly zero.
+by at most C_i in L2 norm, up to rounding. (On five benchmark models at their initial weights, with
+24 records each, float32 norms were at most 5e-7 below the exact ones. Gram matrices lose digits
+where a record's own terms cancel.) A record whose gradient is not finite contributes exactly zero.
 An empty batch gives zero sums.
 
 A chain of vector layers (a tabular network) does not need the tape: :class:`Chain` runs it layer
 by layer with far fewer calls.
 
-``Tape(model, lean=True)`` uses less memory but more time. Gradients from one tape may overlap in
-time (micro-batches); use one tape per thread.
+``Tape(model, lean=True)`` uses less memory but more time. The gradients of several micro-batches
+from one tape may exist at the same time. Use one tape per thread.
 """
 
 from ownerwise.gradients.chain import Chain, ChainGradients

@@ -20,7 +20,7 @@ def send_back(
 ) -> None:
     """Run one backward pass, and refuse if a parameter receives a gradient.
 
-    Such a parameter was used where the tape does not see it, so its gradient would not be clipped.
+    Such a parameter was used where the tape did not see it, so its gradient would not be clipped.
 
     Args:
         model: the model, which supplies the parameter names for messages.

@@ -1,13 +1,14 @@
-"""Chains of vector layers, for networks in which calls cost more than arithmetic.
+"""Chains of vector layers, for networks in which calls take longer than arithmetic.
 
 A tabular network is a chain of ``Linear`` layers and activations on one vector per record. The tape
 could handle it, but in such a small network, watching the calls costs more than the calls
-themselves. Here the chain runs forward and backward layer by layer, with as few calls as possible;
-only the loss is left to autograd. If record i has input a_i and output gradient d_i at a layer, its
-gradients are d_i a_i' (weight) and d_i (bias), so their squared norm is |d_i|^2 (|a_i|^2 + 1).
+themselves. This module runs the chain forward and backward layer by layer, with as few calls as
+possible; only the loss is left to autograd. If record i has input a_i and output gradient d_i at a
+layer, its gradients are d_i a_i' (weight) and d_i (bias), so their squared norm is
+|d_i|^2 (|a_i|^2 + 1).
 
 A model qualifies only if the type of each module is exactly one of the known types, without hooks,
-shared weights or a replaced ``forward``; every other model goes to the tape.
+shared weights or a replaced ``forward``. Every other model uses the tape.
 """
 
 from __future__ import annotations
@@ -236,10 +237,10 @@ def _trains(parameter: nn.Parameter | None) -> bool:
 
 
 def _check_rows(weighted: Tensor, plain: Tensor, weights: Tensor) -> None:
-    """Check that weights on the losses appear as the same weights on the rows of the gradient.
+    """Check that weighting the losses scales the rows of the gradient by the same weights.
 
-    Differences are compared with the largest gradients in the batch, not with the record's own,
-    because a record whose terms nearly cancel has a gradient of only rounding errors.
+    The tolerance depends on the largest gradient in the batch, not on the record's own gradient: if
+    a record's terms nearly cancel, its gradient consists of rounding errors.
     """
     finite = torch.isfinite(plain).all(dim=1) & torch.isfinite(weighted).all(dim=1)
     expected = plain * weights[:, None]

@@ -1,12 +1,12 @@
-"""Repeat in single precision what a model computes from its parameters in half precision.
+"""Repeat in float32 what a model computes from its parameters in half precision.
 
 The sum of the clipped gradients is propagated from a derived tensor (a cast or transposed weight, a
 product of two parameters) back to the parameters through the derivative of the derivation. In half
-precision, this would round the sum over all records before the noise is added: one record of 4,000
+precision, this would round the sum over all records before the noise is added: one of 4,000 records
 moved such a sum by 16 clip norms. The derivation is therefore repeated in float32, where casts to
 half precision do nothing, and gradients are propagated back through the repeated derivation. It
-depends on parameters and constants alone, so it is the same linear map for every record, for norms
-and for sums.
+depends on parameters and constants alone, so its derivative is the same linear map for every
+record, both for norms and for sums.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def repeated_wide(
     Args:
         func, args, kwargs: the call.
         output: what the call returned.
-        wide: by id, the tensors that replace parametric arguments.
+        wide: the tensors that replace parametric arguments, by the id of the argument.
 
     Raises:
         Refused: if the repeated call does not return the same tensors up to rounding.

@@ -24,7 +24,7 @@ Fold = Literal["none", "major", "minor", "whole"]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Records are along ``dim``, on their own or folded, unless the batch is a single record.
+    """The records lie along ``dim``, alone or folded, unless the batch has only one record.
 
     ``none``: index = record; ``major``: index = record * inner + other;
     ``minor``: index = other * records + record;
@@ -49,7 +49,7 @@ class Layout:
         return tensor.unflatten(dim, (tensor.shape[dim] // count, count)).movedim(dim + 1, 0)
 
     def inner_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a shape (with 1 at the record dimension) as ``records`` would transform it."""
+        """Return the shape of one record's part, given a shape with 1 at the record dimension."""
         if self.fold == "none":
             return shape[: self.dim] + shape[self.dim + 1 :]
         return shape
@@ -59,7 +59,7 @@ WHOLE = Layout(0, "whole")
 
 
 def candidates(shape: tuple[int, ...], count: int, dims: Iterable[int]) -> list[Layout]:
-    """Return all layouts of ``shape`` with records along one of ``dims``, likeliest first."""
+    """Return all layouts of ``shape`` with records along one of ``dims``, most likely first."""
     if count == 1:
         return [WHOLE]
     dims = sorted(d for d in dims if d < len(shape))
@@ -80,7 +80,7 @@ def fits(layout: Layout, shape: tuple[int, ...], count: int) -> bool:
 
 
 def keeps_apart(layout: Layout, gradient: Tensor, kept: Tensor) -> tuple[bool, bool]:
-    """Return two flags: no record outside ``kept`` has a gradient; some record inside has one.
+    """Return whether no record outside ``kept`` has a gradient, and whether some inside do.
 
     Non-finite entries are ignored, because 0 * inf carries no information.
     """

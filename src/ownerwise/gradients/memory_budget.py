@@ -1,4 +1,4 @@
-"""A budget for the memory that may be spent to save time."""
+"""A budget for memory that is used to save time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class MemoryBudget:
     """A limit on the memory that the gradients of one batch may hold.
 
     Attributes:
-        lean: never hold per-record gradients that are larger than the tensors they replace.
-        spare_bytes: how much more may be held in total, unless lean.
+        lean: if true, never hold per-record gradients larger than the tensors they replace.
+        spare_bytes: number of additional bytes that may be held in total, unless `lean` is true.
         chunk_bytes: the working set of one chunk of records, sized to stay in cache.
         workspace: memory that is reused from step to step.
-        held: the bytes held so far, minus those they replace.
+        held: number of additional bytes held so far.
     """
 
     lean: bool = False

@@ -13,7 +13,7 @@ from ownerwise.gradients.taps import Tap
 
 __all__ = ["find_layouts"]
 
-_DIVISIONS = 2  # how often the batch is halved, at most
+_DIVISIONS = 2  # the batch is halved at most this many times
 
 
 def find_layouts(
@@ -26,8 +26,8 @@ def find_layouts(
 
     Args:
         taps: the uses of parameters, in the order of the forward pass.
-        known_layouts: earlier observations, keyed by sequence of calls; this one is added.
-        losses: ``[B]``.
+        known_layouts: earlier observations, keyed by sequence of calls; a new one is added.
+        losses: one loss per record, ``[B]``.
         observe: backpropagates the losses with the given weights, and passes every gradient to the
             given function.
 
@@ -59,7 +59,7 @@ def _observe_layouts(
     losses: Tensor,
     observe: Callable[[Tensor, Callable[[Tap, Tensor], None]], None],
 ) -> tuple[bool, list[Problem]]:
-    """Find every tap's layout; return whether all had a gradient, and the problems."""
+    """Find every tap's layout; return whether all taps had a gradient, and the problems."""
     count = len(losses)
     generator = torch.Generator().manual_seed(count)  # the user's generator must not advance
     seen: set[int] = set()
@@ -76,7 +76,7 @@ def _observe_layouts(
 
         observe(kept.to(losses.dtype), arrived)
         decided = all(len(tap.trials) < 2 for tap in taps)
-        if decided and (number or len(seen) == len(taps)):  # by then, both halves have been sent
+        if decided and (number or len(seen) == len(taps)):  # both halves, or all taps, seen
             break
     problems = []
     for tap in taps:
@@ -95,10 +95,10 @@ def _observe_layouts(
 
 
 def _halves(count: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield one half of the records, then the other, because many records may have no gradient.
+    """Yield a random half of the records, then the other half; many records may have no gradient.
 
-    A half is neither empty nor the whole batch. It is random, because a folded layout could imitate
-    a periodic pattern.
+    A half is neither empty nor the whole batch. It is random because a folded layout could match a
+    periodic pattern.
     """
     for _ in range(_DIVISIONS):
         half = torch.zeros(count, dtype=torch.bool)

@@ -17,7 +17,7 @@ from ownerwise.gradients.tracked_parameters import TrackedParameter
 __all__ = ["Collector", "PerRecordGradients"]
 
 # If a record's terms are this many times longer than their sum, adding them to the sum over the
-# batch would cost the other records digits, so the record is summed on its own.
+# batch would cost the other records precision, so the record is summed separately.
 CANCELLING = 1e3
 
 
@@ -63,9 +63,9 @@ class PerRecordGradients:
         """Return ``{parameter: sum_i factors[i] * g_i}`` for all trainable parameters.
 
         Args:
-            factors: ``[B]``, finite.
-            in_blocks: sum blocks of records and add these sums in float64, which bounds the
-                rounding error (:mod:`contributions.blocks`) and takes a little longer.
+            factors: one finite factor per record, ``[B]``.
+            in_blocks: whether to sum blocks of records and add these sums in float64, which bounds
+                the rounding error (:mod:`contributions.blocks`) and takes a little longer.
         """
         if factors.shape != self.norms.shape:
             raise ValueError(
@@ -114,11 +114,11 @@ class PerRecordGradients:
     def _add_derived(
         self, sums: dict[int, Tensor], roots: dict[int, nn.Parameter], factors: Tensor
     ) -> None:
-        """Add the sums for parameters from which the model derives others.
+        """Add the sums for parameters from which the model derives other tensors.
 
         A derivation (w - w.mean()) may cancel almost all of a gradient. A sum over the batch would
-        be rounded before that happens, by far more than a clip norm, so the gradients that are
-        summed are those whose norms were taken: each record's, carried back to the parameters.
+        be rounded before that happens, by far more than a clip norm. Each record's gradient is
+        therefore propagated to the parameters before summation, as it was for the norm.
         """
         group = [(t, c) for t, c in self._contributions if _through(t, roots)]
         if not group:
@@ -203,12 +203,12 @@ class Collector:
 
 
 def _through(tracked: TrackedParameter, roots: Mapping[int, nn.Parameter]) -> bool:
-    """Return whether a use is one of these parameters, or derived from one."""
+    """Return whether a used tensor is one of these parameters, or derived from one."""
     return any(id(root) in roots for root in tracked.roots)
 
 
 def _records_at_once(roots: Mapping[int, nn.Parameter], chunk_bytes: int) -> int:
-    """Return of how many records the gradients of these parameters are formed together."""
+    """Return the number of records for which to form these parameters' gradients at once."""
     return max(1, (chunk_bytes * 8) // max(1, 4 * sum(root.numel() for root in roots.values())))
 
 
@@ -273,6 +273,6 @@ def add_to_roots(
 
 
 def add_to(sums: dict[int, Tensor], key: int, part: Tensor) -> None:
-    """Add ``part`` to the entry without changing tensors that others may hold."""
+    """Add ``part`` to the entry, but not in place: other code may hold these tensors."""
     earlier = sums.get(key)
     sums[key] = part if earlier is None else earlier + part

@@ -40,7 +40,7 @@ def lengths(tensor: Tensor, count: int) -> Tensor:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager:
-    """Switch autocast and TF32 off, so that norms and sums have the precision of their tensors.
+    """Return a context manager that disables autocast and TF32 for norms and sums.
 
     TF32, which GPUs may use for products of float32 matrices, keeps only 11 bits.
     """
@@ -66,10 +66,10 @@ def _without_tf32_and_autocast(device: torch.device) -> Iterator[None]:
 
 
 def without_huge(norms: Tensor, *lengths: Tensor) -> Tensor:
-    """Set the norm of every record with a huge factor to infinity.
+    """Set the norm of every record that has a huge factor to infinity.
 
     Args:
-        norms: `[count]`, or their squares; overwritten and returned.
+        norms: norms or squared norms, `[count]`; overwritten and returned.
         lengths: the lengths of the factors, each `[..., count]`.
     """
     for factor in lengths:

@@ -1,4 +1,4 @@
-"""The check before the first step: it lists all problems with a model, each with a remedy."""
+"""The check before the first step, which lists all problems with a model and their remedies."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _of_parameters(model: nn.Module) -> Iterator[Problem]:
 
 
 def _of_run(model: nn.Module, inputs: tuple[Any, ...], known: set[str]) -> list[Problem]:
-    """Run the sample forward and backward; change one record to see whether others are affected."""
+    """Run the model on the sample; change one record to see whether others are affected."""
     count = next((len(t) for t in tensors_in(inputs) if t.dim()), 0)
     if count < 2:
         raise ValueError(f"the sample batch must have at least two records; got {count}")
@@ -185,7 +185,7 @@ def _mixing(
         if not bool(close.all()):
             yield Problem(
                 "model",
-                "the output of a record changes with another record in the batch",
+                "the output for one record depends on another record in the batch",
                 "make every operation treat each record separately (no statistics over dimension "
                 "0)",
             )

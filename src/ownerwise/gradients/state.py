@@ -22,7 +22,7 @@ _VALUES = (Tensor, float, np.ndarray, np.generic)  # what can hold numbers compu
 class Attributes:
     """The ordinary attributes of a model's modules, before a forward pass.
 
-    A pass may leave numbers on its modules (`self.mean = x.mean(0)`, `self.seen.append(x)`). They
+    A pass may store numbers in its modules (`self.mean = x.mean(0)`, `self.seen.append(x)`). They
     are computed from the records of the batch without noise, so they must not reach the next pass.
     """
 
@@ -41,10 +41,10 @@ class Attributes:
                     self._tensors.append((key, value, value._version))
 
     def drop_data(self) -> None:
-        """Undo every attribute that now holds a tensor, an array or a float, or refuse.
+        """Restore changed attributes that now hold a tensor, an array or a float, or refuse.
 
-        Whole numbers and flags stay (a counter of passes). A tensor that was written in place
-        cannot be undone and is refused.
+        Integers and flags are kept, for example a counter of passes. A tensor that was written to
+        in place cannot be restored and is refused.
         """
         for name, tensor, version in self._tensors:
             if tensor._version != version:
@@ -61,7 +61,7 @@ class Attributes:
                         del slots[key]
 
     def restore(self) -> None:
-        """Restore all attributes, whatever they hold."""
+        """Restore all attributes, whatever their values."""
         for container, before in self._contents:
             if _replaced(container, before):
                 _refill(container, before)
@@ -72,7 +72,7 @@ class Attributes:
 
 
 class State:
-    """A copy of a model's parameters, buffers and attributes, to compare with and to restore."""
+    """A copy of a model's parameters, buffers and attributes, to find and undo changes."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(vars(module), dict(module._modules)) for module in model.modules()]
@@ -93,7 +93,7 @@ class State:
         self._loose = [(t, t.detach().clone()) for _, t, _ in self._attributes._tensors]
 
     def changed(self) -> dict[str, Tensor]:
-        """Return copies of the parameters, buffers and whole numbers that have changed, by name."""
+        """Return copies of the parameters, buffers and integers that have changed, by name."""
         numbers = {
             key: torch.tensor([float(number), place])
             for place, (slots, own) in enumerate(self._attributes._kept)
@@ -110,7 +110,7 @@ class State:
     def restore(self) -> None:
         """Restore tensors, their values, attributes, submodules and modes.
 
-        Writes only to tensors that have changed.
+        Only tensors that have changed are written to.
         """
         for slots, modules in self._modules:
             if slots["_modules"] != modules:
@@ -130,8 +130,8 @@ class State:
 def run_made_up(model: nn.Module, inputs: Any, state: State) -> Any:
     """Return the outputs for zeros of the inputs' shapes and dtypes, and restore the state.
 
-    Zeros are valid numbers, tokens and flags for nearly every model. If a model fails on them, the
-    inputs themselves are used: the state is restored, so no trace of them remains.
+    Zeros are valid numbers, tokens and flags for nearly every model. If a model fails on zeros, it
+    runs on the inputs themselves. The state is restored, so no trace of the inputs remains.
     """
     try:
         return model(map_tensors(torch.zeros_like, inputs))

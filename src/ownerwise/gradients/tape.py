@@ -36,7 +36,7 @@ class Tape(TorchFunctionMode):
         model: any module; it is not changed, wrapped or hooked.
         lean: whether to use less memory at the cost of somewhat more time.
 
-    The package docstring shows how to use it. Rules see the tape as a
+    The package docstring shows how to use it. Rules use the tape through the interface
     :class:`~ownerwise.gradients.rules.Context`.
     """
 
@@ -133,7 +133,7 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         """Run a call through which no parameter gradient passes.
 
-        Its result is constant if computed from parameters and constants alone.
+        Its result is constant if it is computed from parameters and constants alone.
         """
         if kinds & DATA:
             self._note_write(func, args, kwargs)
@@ -193,7 +193,7 @@ class Tape(TorchFunctionMode):
         return id(tensor) in self._constant
 
     def value(self, tensor: Any) -> Any:
-        """Return an argument as the call should see it: parametric tensors without their graph."""
+        """Return an argument for the call; parametric tensors are detached from their graph."""
         tracked = self._parametric.get(id(tensor))
         return tensor if tracked is None else tracked.value
 
@@ -226,7 +226,7 @@ class Tape(TorchFunctionMode):
         dims: Iterable[int],
         build: Build,
     ) -> Tensor:
-        """Arrange for `build` to receive the gradient of `output` before any in-place change."""
+        """Arrange for `build` to receive the gradient of `output` as the call returned it."""
         if output.grad_fn is None:
             output = Anchor.apply(output, self._anchor)  # type: ignore[assignment]
         tap = Tap(self._deliver, func, used, tuple(dims), output, build)

@@ -20,7 +20,7 @@ Build = Callable[[Tensor, Layout, int], Iterable[tuple[TrackedParameter, Contrib
 
 
 class Anchor(torch.autograd.Function):
-    """Gives a graph node, and thus a gradient, to a tensor that does not require one."""
+    """Adds a graph node, and thus a gradient, to a tensor that does not require a gradient."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:

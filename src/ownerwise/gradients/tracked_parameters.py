@@ -1,10 +1,10 @@
-"""Track tensors computed from trainable parameters, and pass their gradients back to these.
+"""Track tensors computed from trainable parameters, and propagate gradients to the parameters.
 
 While a model runs, each tensor is one of three kinds: *parametric* (a trainable parameter, or
 computed from parameters and constants alone: a transposed or normalised weight, a cast), *constant*
 (a buffer, or created without data), or *data*. A call with both parametric and data arguments is a
 use of a parameter, and is tapped. A derived parametric tensor keeps its autograd graph, so one
-vector-Jacobian product carries sums back to the parameters. That graph never passes through half
+vector-Jacobian product propagates sums back to the parameters. That graph never computes in half
 precision (:mod:`derivations`).
 """
 
@@ -58,7 +58,7 @@ def _walk(model: nn.Module) -> tuple[list[int], list[Any]]:
 
 
 class TrackedParameter:
-    """A parametric tensor: its value without its graph, and the parameters it comes from."""
+    """A parametric tensor: its value without its graph, and the parameters it is computed from."""
 
     __slots__ = ("_value", "is_root", "isometric", "key", "name", "roots", "tensor", "wide")
 
@@ -92,7 +92,7 @@ class TrackedParameter:
         self._value = None
 
     def pull_back(self, gradients: Tensor, batched: bool) -> list[Tensor | None]:
-        """Turn gradients of this tensor, one per record if ``batched``, into those of its roots."""
+        """Turn gradients of this tensor, per record if ``batched``, into gradients of its roots."""
         tensor, roots = self.wide
         with torch.enable_grad():
             back = torch.autograd.grad(
@@ -121,7 +121,7 @@ class ParameterTracker:
         self.restart(model)
 
     def restart(self, model: nn.Module) -> None:
-        """Begin a forward pass; parameters may have been replaced, frozen or added before it."""
+        """Begin a forward pass; the model's parameters may have changed since the last pass."""
         marks, modules = _walk(model)
         if marks != self._marks:
             self._marks = marks
@@ -183,9 +183,9 @@ class ParameterTracker:
         return self._wide_roots[key]
 
     def refuse_write(self, func: Callable[..., Any], written: Tensor) -> None:
-        """Refuse a call that writes data into the model, which would release it without noise.
+        """Refuse a call that writes data into the model: the data would be released without noise.
 
-        A view or the ``.data`` of a buffer shares its memory, so memory addresses are compared.
+        A view or the ``.data`` of a buffer shares the buffer's memory, so addresses are compared.
         They are looked up on every call, because ``model.to`` changes them.
         """
         if not written.numel():
@@ -197,7 +197,7 @@ class ParameterTracker:
                 raise changed_by_data(name, name_of(func))
 
     def refuse_replaced(self) -> None:
-        """Refuse parameters, and buffers computed from data, that the forward pass replaced."""
+        """Refuse if the forward pass replaced a parameter, or a buffer with a tensor from data."""
         for module in self._modules:
             for name, parameter in module._parameters.items():
                 key = id(parameter)
@@ -210,11 +210,11 @@ class ParameterTracker:
 
 
 def changed_by_data(name: str, how: str = "a call") -> Refused:
-    """Return the refusal for a parameter or buffer into which a forward pass writes data."""
+    """Return the refusal for a parameter or buffer to which a forward pass writes data."""
     return Refused(
         name,
-        f"it is changed by {how} based on the records of the batch, which would release it "
+        f"it is changed by {how} based on the records of the batch, which would be released "
         "without noise",
         "do not keep statistics of a batch in the model (use GroupNorm instead of BatchNorm), and "
-        "initialise parameters from public numbers",
+        "initialise parameters from public values",
     )

@@ -1,7 +1,7 @@
 """Memory that is reused from step to step.
 
 The operating system provides fresh memory page by page on first write, which on the CPU takes
-longer than many of the computations that use it. *Scratch* blocks are valid only within one call.
+longer than many of the computations on it. *Scratch* blocks are valid only within one call.
 *Lent* blocks belong to a contribution and are returned when it is deleted.
 """
 
@@ -57,7 +57,7 @@ class Workspace:
         return block
 
     def lend(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return a block that belongs to the caller until it is given back.
+        """Return a block that belongs to the caller until it is returned with :meth:`give_back`.
 
         Batch sizes vary, so a block also serves smaller requests, down to half its size. A larger
         block replaces a smaller one instead of being added, so memory does not grow from step to

@@ -1,7 +1,7 @@
 """Owners: who owns which record, and the privacy budget that each owner sets.
 
-The first room: it may import only `errors`. It also reads tables for the `data` room, which gives
-owner ids the same meaning in tables of budgets and of records.
+This package may import only `errors`. It also reads tables for the `data` package, so that owner
+ids are read the same way from tables of budgets and tables of records.
 """
 
 from ownerwise.owners.budget_tables import reworded

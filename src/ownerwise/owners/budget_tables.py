@@ -1,9 +1,9 @@
-"""Budgets in every supported form: mappings, arrays, DataFrames, CSV and Parquet files.
+"""Read budgets from mappings, arrays, DataFrames, and CSV and Parquet files.
 
-A table has the columns `owner, epsilon[, delta][, records]`, one row per owner; a delta may be left
-blank. Each source is converted to one `BudgetColumn` for each of epsilon, delta and records, and
-another one for the deltas in a table. Reading does not stop at the first problem: each problem is
-added to a list, and reading continues with the values that are valid.
+A table has the columns `owner, epsilon[, delta][, records]` and one row per owner; a delta may be
+left blank. Each source is converted to `BudgetColumn`s for epsilon, delta and records, with a
+separate one for the deltas in a table. Reading does not stop at the first problem: each problem is
+added to a list, and reading continues with the valid values.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from ownerwise.owners.tables import (
 COLUMNS = ("owner", "epsilon", "delta", "records")
 DEFAULT_DELTA = 1e-5
 OWN_DELTA = "own delta"
-"""Key for the delta column of a table; "delta" applies to owners whose row has none."""
+"""Key of a table's delta column. The key "delta" holds the deltas of owners without one there."""
 GIVE_LEVELS = "levels={'high': 0.5, ...}"
 GIVE_RECORDS = "declare the numbers of records with records="
 
 Pairs = Sequence[tuple[str, np.ndarray]]
-"""The columns of a table as read, each a pair (name, cells)."""
+"""The columns of a table, as pairs (name, cells)."""
 
 _VALID: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "epsilon": lambda values: np.isfinite(values) & (values > 0),
@@ -54,17 +54,17 @@ _EXPECTED = {
 
 @dataclass(frozen=True, eq=False)
 class BudgetColumn:
-    """The values given for one of epsilon, delta and records.
+    """The values given for epsilon, delta or records.
 
     Attributes:
         what: "epsilon", "delta" or "records".
-        cells: the values as given, [owners]; shape [] if one value is given for all owners.
+        cells: the values as given, [owners]; shape [] for a single value for all owners.
         where: the source, as named in messages.
-        names: the owner of each cell as given; None if the cells follow the sorted ids of all
-            owners.
-        rows: the row of each cell in a table.
-        ids: the distinct names, sorted, int64 or str; cells, names and rows then follow that order.
-            None if no names were given, or some of them cannot be used.
+        names: the owner of each cell, as given; None if the cells are in the order of the sorted
+            owner ids.
+        rows: the table row of each cell; None if the source is not a table.
+        ids: the distinct names, sorted, as int64 or str; cells, names and rows are then in the same
+            order. None if no names were given, or some of them are invalid.
     """
 
     what: str
@@ -79,7 +79,7 @@ class BudgetColumn:
     ) -> np.ndarray:
         """Return the cells as float64, in the same shape, and report every invalid value.
 
-        `ids` names the owners if the column does not. A delta that a table leaves blank is NaN.
+        `ids` names the owners if the column does not. A blank delta in a table becomes NaN.
         """
         cells = self.cells.ravel()
         if cells.dtype.kind in "iuf":
@@ -89,7 +89,7 @@ class BudgetColumn:
             read = [_number(cell, levels) for cell in cells.tolist()]
             values = np.array(read, dtype=np.float64)
             unreadable = np.array([number is None for number in read], dtype=bool)
-        expected = "not a number; expected one for each owner: fill it in"
+        expected = "not a number; enter a number for each owner"
         if self.what == "epsilon":
             known = name_some(list(levels), shown=10) or f"none; give {GIVE_LEVELS}"
             expected = f"neither a number nor a known level; correct it (known levels: {known})"
@@ -127,9 +127,9 @@ def read_budgets(
 ) -> dict[str, BudgetColumn]:
     """Return the columns by name, except those that were not given or cannot be used.
 
-    `epsilon` may be a table. `records` then takes precedence over the table's column of that name.
-    The table's deltas are returned under the key `OWN_DELTA` and take precedence over `delta`,
-    which applies to owners whose row has none.
+    `epsilon` may be a table. The `records` argument then takes precedence over the table's column.
+    The table's deltas are returned under the key `OWN_DELTA`. They take precedence over `delta`,
+    which applies to owners without a delta in the table.
     """
     if hasattr(epsilon, "columns") and hasattr(epsilon, "to_dict"):  # a DataFrame
         pairs = [(str(name), as_array(epsilon[name])) for name in epsilon.columns]
@@ -146,12 +146,12 @@ def read_budgets(
 
 
 def reworded(problems: Sequence[str], levels: str, records: str) -> list[str]:
-    """Return the problems with advice that suits callers outside Python (the command line)."""
+    """Return the problems with their advice reworded for users of the command line."""
     return [text.replace(GIVE_LEVELS, levels).replace(GIVE_RECORDS, records) for text in problems]
 
 
 def read_levels(levels: Mapping[str, float] | None, problems: list[str]) -> dict[str, float]:
-    """Return the epsilon of each level."""
+    """Return the epsilon for each level."""
     meaning: dict[str, float] = {}
     for name, given in (levels or {}).items():
         if not isinstance(name, str) or _number(name, {}) is not None:
@@ -161,7 +161,7 @@ def read_levels(levels: Mapping[str, float] | None, problems: list[str]) -> dict
             continue
         value = _number(given, {})
         if value is None or not 0 < value < math.inf:
-            problems.append(f"level {name!r} means {given!r}; {_EXPECTED['epsilon']}")
+            problems.append(f"level {name!r} is set to {given!r}; {_EXPECTED['epsilon']}")
             value = 1.0  # so that its owners are not reported as well
         meaning[name] = value
     return meaning
@@ -179,7 +179,7 @@ def _number(cell: Any, levels: Mapping[str, float]) -> float | None:
 
 
 def _read_argument(what: str, given: Any, problems: list[str]) -> dict[str, BudgetColumn]:
-    """Return the column given by a number, an array, a mapping or a Series."""
+    """Return the column for a number, an array, a mapping or a Series."""
     if isinstance(given, Mapping):
         names, cells = as_array(given.keys()), as_array(given.values())
         return _keyed({what: cells}, names, None, f"the mapping {what}", problems)
@@ -215,8 +215,8 @@ def _keyed(
     if len(repeated):
         ids = np.unique(ids)
         problems.append(
-            f"{where}: owner {name_some(repeated)} appears more than once; expected each owner "
-            "once: leave out all but one"
+            f"{where}: owner {name_some(repeated)} appears more than once; expected one entry per "
+            "owner: remove the duplicates"
         )
     numbers = None if numbers is None else numbers[order]
     return {
@@ -235,8 +235,8 @@ def _read_table(
     capital = [name for name, _ in pairs if name.lower() in COLUMNS and name not in COLUMNS]
     if capital:
         problems.append(
-            f"{where}: column {name_some(capital)}; expected {name_some(capital, str.lower)}, in "
-            "lower case: rename columns"
+            f"{where}: column {name_some(capital)}: expected names in lower case; rename to "
+            f"{name_some(capital, str.lower)}"
         )
     for what, wrong in (("unknown", unknown), ("no", lacking), ("more than one", repeated)):
         if wrong:
@@ -269,7 +269,7 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, BudgetColumn]:
         )
     except (OSError, ValueError, csv.Error) as error:
         problems.append(
-            f"{path} cannot be read ({error}); expected CSV (UTF-8, comma separated) or Parquet "
+            f"{path} cannot be read ({error}); expected CSV (UTF-8, comma-separated) or Parquet "
             "(named .parquet): export the table again"
         )
     else:
@@ -305,7 +305,7 @@ def _read_csv(path: Path, problems: list[str]) -> tuple[Pairs, Sequence[int]]:
 
 
 def _csv_column(name: str, cells: list[str]) -> np.ndarray:
-    """Return the cells as ids, as numbers if all of them are numbers, or unchanged."""
+    """Return owners as ids, other cells as numbers if all of them are numbers, else unchanged."""
     if name == "owner":
         return text_ids(cells)
     try:

@@ -28,36 +28,37 @@ UNIT = "ONE RECORD, not one owner"
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class Owners:
-    """Owners, their budgets (epsilon, delta), and how many records each declares.
+    """Owners, their budgets (epsilon, delta), and the number of records that each declares.
 
-    Guarantee: the guarantee covers the CONTENTS of records, one record at a time: adding or
-    removing one record of owner o changes the distribution of what is released by at most
-    (epsilon_o, delta_o). The budgets and the declared numbers of records are assumed public,
-    because every noise scale depends on them. `repr`, errors and warnings nevertheless show counts
-    and ranges rather than the full list.
+    Guarantee: privacy covers the CONTENTS of records, one record at a time. Adding or removing one
+    record of owner o changes the distribution of what is released by at most (epsilon_o, delta_o).
+    The budgets and the declared numbers of records are assumed public, because every noise scale
+    depends on them. `repr`, errors and warnings nevertheless show counts and ranges rather than the
+    full list.
 
-    Each per-owner argument may be one number for all owners; a mapping `{id: value}`, or a pandas
-    Series indexed by id; or an array in the order of `ids` (sorted). An array with one value per
-    record is accepted if every record is its own owner and the two orders agree.
+    Each per-owner argument may be one number for all owners, a mapping `{id: value}`, a pandas
+    Series indexed by id, or an array in the order of `ids` (sorted). An array with one value per
+    record is accepted if every record has a different owner, and the order of the records and the
+    order of `ids` give the same budgets.
 
     Args:
-        record_owner: one owner id (int or str) per record. None: if `epsilon` is an array, every
-            record is its own owner, numbered 0, 1, ...; if it is a mapping or a table, the records
-            are attached later (`with_records`).
-        epsilon: as above; or a DataFrame, or the path of a CSV or Parquet file, with the columns
-            `owner, epsilon[, delta][, records]`. Values may be names of `levels`.
-        delta: as above, for owners whose delta is not in the table (no such column, or a blank
-            cell); by default 1e-5. A delta in the table takes precedence.
+        record_owner: one owner id (int or str) per record. If it is None and `epsilon` is an array,
+            every record is its own owner, numbered from 0. If it is None and `epsilon` is a mapping
+            or a table, attach the records later with `with_records`.
+        epsilon: as above, or a DataFrame or the path of a CSV or Parquet file with the columns
+            `owner, epsilon[, delta][, records]`. Values may be keys of `levels`.
+        delta: as above, for owners without a delta in the table (no such column, or a blank cell);
+            by default 1e-5. A delta in the table takes precedence.
         records: declared number of records, as above; by default the table's column, else the
-            counts in `record_owner`, else one each. Declared counts are used unchanged; the actual
-            counts may differ.
-        levels: the epsilon of categorical budgets, e.g. `{"high": 0.5, "medium": 2, "low": 5}`.
+            counts in `record_owner`, else one per owner. Declared counts are used unchanged, even
+            if the actual counts differ.
+        levels: the epsilon of each named level, e.g. `{"high": 0.5, "medium": 2, "low": 5}`.
 
     Attributes:
         ids: owner ids, sorted, int64 or str; every per-owner array follows this order.
         epsilon, delta: budget per owner, float64.
         records: declared number of records per owner, int64.
-        records_basis: origin of `records`: "declared", "counted" or "assumed one each".
+        records_basis: how `records` was obtained: "declared", "counted" or "assumed one each".
         record_owner_index: position of each record's owner in `ids`, int64, or None.
 
     Raises:
@@ -133,7 +134,7 @@ class Owners:
     def with_records(self, record_owner: Iterable[Any]) -> Owners:
         """Return these owners with the records' owner ids attached; budgets and counts are kept.
 
-        Records are counted only if they were neither declared nor counted ("assumed one each").
+        The records are counted only if `records_basis` is "assumed one each".
         """
         problems: list[str] = []
         _, index, counts = _match(record_owner, self.ids, False, problems)
@@ -152,12 +153,12 @@ class Owners:
 
     @property
     def total_records(self) -> int:
-        """Total number of records that the owners declare."""
+        """Total number of records declared by all owners."""
         return int(self.records.sum())
 
     @property
     def largest_holding(self) -> int:
-        """Largest number of records that one owner declares."""
+        """Largest number of records declared by one owner."""
         return int(self.records.max())
 
     @property
@@ -188,7 +189,7 @@ class Owners:
         self._set(**state)  # because unpickled and deep-copied arrays are writeable
 
     def _set(self, **attributes: Any) -> None:
-        """Set attributes of the frozen object, with arrays that nobody can write to."""
+        """Set attributes of the frozen object, and make its arrays immutable."""
         for name, value in attributes.items():
             vars(self)[name] = frozen(value) if isinstance(value, np.ndarray) else value
 
@@ -197,7 +198,7 @@ class Owners:
         if large.any():
             warnings.warn(
                 f"delta of owner {name_some(self.ids[large])} is up to {self.delta.max():g}, "
-                f"above 1/{self.total_records}, one over the number of records: such a guarantee "
+                f"above 1/{self.total_records} (one over the number of records). Such a guarantee "
                 f"permits publishing a whole record. Use at most {0.1 / self.total_records:.1g}",
                 PrivacyWarning,
                 stacklevel=3,
@@ -214,7 +215,7 @@ def _kind(ids: np.ndarray) -> str:
 
 
 def _record_each(epsilon: BudgetColumn, problems: list[str]) -> np.ndarray | None:
-    """Return owner ids that make every record its own owner, if none were given."""
+    """Return a different owner id for every record, if no ids were given."""
     if epsilon.cells.ndim:
         return np.arange(len(epsilon.cells))
     problems.append(
@@ -229,8 +230,8 @@ def _match(
 ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
     """Return the ids, the position of each record's owner in them, and each owner's record count.
 
-    With `find_ids`, the ids are taken from the records. A result is None if problems prevent
-    finding it.
+    With `find_ids`, the ids are taken from the records. A result is None if problems make it
+    impossible to determine.
     """
     given = as_array(record_owner)
     present = as_ids(given, "record_owner", problems)
@@ -246,8 +247,8 @@ def _match(
     stray = ids[position] != seen
     if stray.any():
         problems.append(
-            f"no budget for owner {name_some(seen[stray])}; add a budget, or leave their records "
-            "out"
+            f"no budget for owner {name_some(seen[stray])}; add a budget, or leave out their "
+            "records"
         )
         if _kind(ids) == "str":
             report_lookalikes([*ids.tolist(), *seen[stray].tolist()], "record_owner", problems)
@@ -282,7 +283,7 @@ def _report_misfit(
     index: np.ndarray | None,
     problems: list[str],
 ) -> None:
-    """Report a column that does not give exactly one value to each owner."""
+    """Report a column that does not have exactly one value per owner."""
     if column.ids is not None and column.ids is not ids:
         _report_other_owners(column.ids, column.where, ids, problems)
     if column.names is not None or not values.ndim:
@@ -300,8 +301,8 @@ def _report_misfit(
         counts = np.bincount(index)
         problems.append(
             f"{column.what}: one value for each record, but owner {ids[counts.argmax()]} has "
-            f"several; expected one value per owner ({mapping}), or a separate owner for every "
-            "record"
+            f"several records; expected one value per owner ({mapping}), or a separate owner for "
+            "every record"
         )
     else:
         problems.append(
@@ -318,13 +319,13 @@ def _report_other_owners(
     missing, unknown = np.setdiff1d(ids, named), np.setdiff1d(named, ids)
     if len(missing):
         problems.append(
-            f"{where} has no value for owner {name_some(missing)}; expected one for each owner: "
+            f"{where} has no value for owner {name_some(missing)}; expected one value per owner: "
             "add it, or give one number for all"
         )
     if len(unknown):
         problems.append(
             f"{where} names owner {name_some(unknown)}, who has no budget; add a budget, or remove "
-            "the owner there"
+            f"the owner from {where}"
         )
 
 

@@ -1,7 +1,7 @@
-"""Reading tables: rows of CSV files, columns of Parquet files, and owner ids in both.
+"""Read tables: rows of CSV files, columns of Parquet files, and owner ids in both.
 
-Cells stay as written: the id "007" remains text, and an int column with gaps does not become
-floats.
+Cells are kept as written: the id "007" remains text, and an int column with missing cells does not
+become floats.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def parquet_columns(path: Path) -> list[tuple[str, np.ndarray]]:
 
 
 def _parquet_cells(cells: Any) -> np.ndarray:
-    """Return a column in a form that does not depend on whether another record has a gap.
+    """Return a column in a form that does not depend on whether other cells are missing.
 
-    With gaps, to_numpy would turn ints into floats. Without, it would turn times into ints and
-    lists into arrays, which are written differently.
+    With missing cells, to_numpy would turn ints into floats. Without them, it would turn times into
+    ints and lists into arrays, which have a different text form.
     """
     array = None if cells.null_count else cells.to_numpy()
     if array is not None and array.dtype.kind in "biuf":
@@ -70,7 +70,7 @@ def _parquet_cells(cells: Any) -> np.ndarray:
 
 
 def text_ids(cells: Sequence[str]) -> np.ndarray:
-    """Return ids read from text: ints if every cell is written like an int, which "007" is not."""
+    """Return ids read from text, as ints if every cell is the usual form of an int (not "007")."""
     try:
         ids = np.array(list(map(int, cells)), dtype=np.int64)
     except (ValueError, OverflowError):
@@ -79,7 +79,7 @@ def text_ids(cells: Sequence[str]) -> np.ndarray:
 
 
 def as_array(given: Any) -> np.ndarray:
-    """Return an array of the cells as given: [1, "a"] does not become two strings."""
+    """Return the cells as an array, keeping their types: [1, "a"] does not become two strings."""
     if hasattr(given, "detach"):  # a torch tensor
         given = given.detach().cpu()
     if hasattr(given, "to_numpy"):  # a column of a DataFrame
@@ -101,7 +101,7 @@ def as_ids(
 ) -> np.ndarray | None:
     """Return owner ids as int64 or str, without the missing ones; None if they cannot be used.
 
-    `place` turns a position into the words that messages use for it.
+    `place` returns the description of a position for messages.
     """
     if given.ndim != 1:
         problems.append(f"{where} has shape {given.shape}; expected a list of owner ids")
@@ -114,7 +114,7 @@ def as_ids(
     if missing:
         problems.append(
             f"{where}: no owner id in {name_some(missing, place)}; expected an int or a str in "
-            "each: fill it in, or leave it out"
+            "each: add the id, or leave out the entry"
         )
         given = np.delete(given, missing)
     types = set(map(type, given.tolist())) if given.dtype.kind == "O" else {given.dtype.type}
@@ -124,7 +124,7 @@ def as_ids(
         if wrong := [at for at, name in enumerate(names) if "\0" in name]:
             problems.append(
                 f"{where}: the owner id in {name_some(wrong, place)} contains a NUL character, "
-                "which arrays drop; expected an id without one: remove it"
+                "which arrays drop; remove the character"
             )
             return None
         ids = given.astype(str)
@@ -137,8 +137,8 @@ def as_ids(
     elif kinds:
         problems.append(
             f"{where}: owner ids are of type {' and '.join(kinds)}, such as "
-            f"{given[:1].tolist()[0]!r}; expected all int or all str: convert them (ints with a "
-            "gap may have become floats)"
+            f"{given[:1].tolist()[0]!r}; expected all int or all str: convert them (missing "
+            "values may have turned ints into floats)"
         )
     return None
 
@@ -152,8 +152,8 @@ def report_lookalikes(names: Iterable[str], where: str, problems: list[str]) -> 
     if alike:
         problems.append(
             f"{where}: owner ids {name_some(alike, lambda group: ' and '.join(map(ascii, group)))} "
-            "look the same but differ in invisible characters, spaces or the form of their "
-            "letters; expected one spelling per owner: correct the others"
+            "look the same but differ in invisible characters, spaces or Unicode form; "
+            "expected one spelling per owner: correct the ids"
         )
 
 
@@ -161,15 +161,15 @@ _UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u2800\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
     "\U000e0000-\U000e0fff]"
 )
-"""Letters and marks that show nothing: Unicode's Default_Ignorable ones, and the blank of Braille.
+"""Invisible characters: Unicode's Default_Ignorable code points and the Braille blank.
 
-Characters of the categories Cc and Cf are not listed."""
+The categories Cc and Cf are not listed, because `_appearance` handles them."""
 
 
 def _appearance(name: str) -> str:
     """Return what a reader sees: NFKC form, no invisible characters, single spaces."""
     if not (name.isascii() and name.isprintable()):
-        # without them first: one between two letters would keep these from being composed
+        # removed first, because an invisible character between two letters prevents composition
         name = unicodedata.normalize("NFKC", _UNSEEN.sub("", name))
         hidden = [letter for letter in set(name) if unicodedata.category(letter) in ("Cc", "Cf")]
         name = name.translate({ord(letter): " " if letter.isspace() else "" for letter in hidden})

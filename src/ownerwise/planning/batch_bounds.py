@@ -1,7 +1,7 @@
 """Public bounds on the size of a batch: its number of records, and its total clip norm.
 
-Both are sums of independent random terms with known probabilities, so the plan alone determines
-their tails (Chernoff). Nothing here looks at data.
+Both are sums of independent random terms with known probabilities, so the plan alone bounds their
+tails (Chernoff). The data is never used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["delta_reserve", "largest_total", "rows_needed"]
 
 
 def delta_reserve(hardened: bool) -> float:
-    """Return the share of every delta that is reserved for batches that exceed their bounds."""
+    """Return the fraction of every delta that is reserved for batches that exceed their bounds."""
     return 1e-2 if hardened else 1e-9
 
 
@@ -33,12 +33,12 @@ def largest_total(
 ) -> float:
     """Return a total that a batch reaches or exceeds with at most the given probability.
 
-    Each of `records[o]` records of owner o adds `amounts[o]` with probability `rates[o]`. By
-    Chernoff's bound P(total >= t) <= exp(L(x) - x t) for every x > 0, where L is the logarithm of
-    the moment generating function; the returned t is the smallest found over x.
+    Each of the `records[o]` records of owner o adds `amounts[o]` with probability `rates[o]`. By
+    Chernoff's bound, P(total >= t) <= exp(L(x) - x t) for every x > 0, where L is the logarithm of
+    the moment generating function. The returned t is the smallest found over x.
 
     Args:
-        rates, records, amounts: per owner; amounts are positive.
+        rates, records, amounts: one value per owner; amounts are positive.
         probability: above 0 and below 1.
     """
     if not 0 < probability < 1:

@@ -1,4 +1,4 @@
-"""Budget classes: owners with the same budget, or a range of budgets where there are many."""
+"""Budget classes: owners with the same budget or, if there are many, with similar budgets."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class BudgetClass:
     """A plan's values for owners whose budgets are the same, or nearly the same.
 
     Attributes:
-        members: positions of the owners in the plan, the strictest first.
-        records: number of records that they declare in total.
-        batch_share: fraction of the expected batch that their records make up.
+        members: positions of the owners in the plan, strictest first.
+        records: total number of records that the owners declare.
+        batch_share: fraction of the expected batch that consists of their records.
         epsilon_spent: epsilon after all planned steps.
         owner: id of the owner if this is the row of a single owner, else None.
     """
@@ -46,7 +46,7 @@ class BudgetClass:
 
     @property
     def name(self) -> str:
-        """The promised epsilon in words: "ε 0.5 to 1"."""
+        """The promised epsilon as text, such as "ε 0.5 to 1"."""
         return f"ε {span(*self.epsilon)}"
 
     def figures(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class BudgetClass:
 
 
 def class_members(targets: np.ndarray, deltas: np.ndarray) -> list[np.ndarray]:
-    """Return the owners in each budget class, or in each range of epsilon if there are many."""
+    """Return the owners of each budget class; with many budgets, a class is a range of epsilon."""
     first, index = distinct_budgets(targets, deltas)
     if len(first) > _MOST_CLASSES:
         edges = np.geomspace(targets.min(), targets.max(), _RANGES + 1)[1:-1]

@@ -39,12 +39,12 @@ def time(pieces: int, *, rate: float = 0.1) -> PieceFactor:
 
 
 def step(pieces: int, *, factor: float = 0.7) -> PieceFactor:
-    """Return `factor` to the power of the piece number; by default there are three pieces."""
+    """Return `factor` to the power of the piece number; the default is three pieces."""
     return lambda piece: factor**piece
 
 
 def polynomial(pieces: int, *, floor: float = 0.5, power: float = 1.0) -> PieceFactor:
-    """Return a factor that falls from 1 towards `floor` as a power of the remaining fraction."""
+    """Return a factor that falls from 1 to `floor` with a power of the fraction of pieces left."""
     return lambda piece: floor + (1.0 - floor) * (1.0 - piece / pieces) ** power
 
 
@@ -61,15 +61,15 @@ NoiseSchedule = str | Mapping[str, Any] | Iterable[tuple[int, float]]
 `every` is the number of steps in a piece; or the segments themselves."""
 
 PIECES = 10
-"""Number of pieces if `every` is not given. Each takes as long to account for as a whole run."""
+"""Number of pieces if `every` is not given. Each costs the accountant as much as a whole run."""
 _STEP_PIECES = 3
 _AT_MOST_ONE = ("factor", "floor")
 
 
 def segments(schedule: NoiseSchedule, steps: int | None) -> Segments:
-    """Return the segments of a schedule for `steps` steps; segments are returned unchanged.
+    """Return the segments of a schedule for `steps` steps; given segments are returned unchanged.
 
-    The schedule must have no `schedule_problems`.
+    The schedule must be valid, as checked by `schedule_problems`.
     """
     if not isinstance(schedule, str | Mapping):
         return tuple((count, factor) for count, factor in schedule)
@@ -83,7 +83,7 @@ def segments(schedule: NoiseSchedule, steps: int | None) -> Segments:
 
 
 def schedule_problems(schedule: NoiseSchedule, steps: int | None) -> list[str]:
-    """Return everything wrong with a schedule; `steps` is None if not known."""
+    """Return all problems with a schedule; `steps` is None if unknown."""
     if not isinstance(schedule, str | Mapping):
         return []
     name, options = _split(schedule)
@@ -102,7 +102,7 @@ def schedule_problems(schedule: NoiseSchedule, steps: int | None) -> list[str]:
             problems.append(f"{where}; expected a number")
         elif option == "every":
             if value != int(value) or not 1 <= value <= (math.inf if steps is None else steps):
-                problems.append(f"{where}; expected a whole number from 1 to the planned steps")
+                problems.append(f"{where}; expected a whole number from 1 to the number of steps")
         elif not 0 < value < math.inf or (option in _AT_MOST_ONE and value > 1):
             most = " and at most 1" if option in _AT_MOST_ONE else ""
             problems.append(f"{where}; expected a number above 0{most}")

@@ -1,4 +1,4 @@
-"""The Plan: the one frozen object that decides how private data may be used in training."""
+"""The Plan: a frozen object that defines how private data may be used in training."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ class Plan:
     Formal guarantee: consider a run of at most `steps` steps. In each step it draws each record of
     owner o independently with probability `sampling_rates[o]`, bounds its contribution to the
     step's sum by `clip_norms[o]`, and adds Gaussian noise of std `noise_std_at(step)` to that sum.
-    With `release_std` it also releases one sum of per-record vectors of length at most 1, or at
-    most `release_shares[o]`, with noise of std `release_std_at(step)`. It releases nothing else.
-    Such a run is (targets[o], deltas[o])-differentially private for each single record of owner o
-    (add or remove one record).
+    If `release_std` is set, it also releases one sum of per-record vectors of length at most 1 (at
+    most `release_shares[o]`, if set), with noise of std `release_std_at(step)`. It releases nothing
+    else. Such a run is (targets[o], deltas[o])-differentially private for each individual
+    record of owner o (add or remove one record).
 
-    Public: everything in the plan. Private: the records, the noise, which records were drawn. The
-    guarantee rests on the sampled Gaussian mechanism composed by PLD or RDP accounting (Mironov,
-    Talwar, Zhang 2019; Koskela, Jalko, Honkela 2020), and for individual budgets on Boenisch et al.
-    (2023), "Have it your way: Individualized Privacy Assignment for DP-SGD", Theorems 3.1 and 3.2.
+    Public: everything in the plan. Private: the records, the noise, and which records are drawn.
+    The guarantee rests on the sampled Gaussian mechanism composed by PLD or RDP accounting
+    (Mironov, Talwar, Zhang 2019; Koskela, Jalko, Honkela 2020), and for individual budgets on
+    Boenisch et al. (2023), "Have it your way: Individualized Privacy Assignment for DP-SGD",
+    Theorems 3.1 and 3.2.
 
     All per-owner arrays follow `owners.ids`. Plans are made by `ownerwise.plan`. A plan made in any
     other way (a copy with other values, an unpickled plan) is verified before it is used.
@@ -83,12 +84,12 @@ class Plan:
 
     @property
     def noise_multipliers(self) -> np.ndarray:
-        """Noise std over clip norm, per owner."""
+        """Noise std divided by the clip norm, per owner."""
         return self.noise_std / self.clip_norms
 
     @property
     def release(self) -> PaidRelease | None:
-        """The release that the plan pays for in addition to the gradient."""
+        """The additional release that the plan pays for, or None."""
         if self.release_std is None:
             return None
         return PaidRelease(self.release_std, self.release_noise)
@@ -117,19 +118,19 @@ class Plan:
         """The deltas at which epsilon is computed; the rest is reserved for oversized batches.
 
         A step assumes that a batch does not exceed public bounds on its number of records (hardened
-        plans) and its total clip norm (INO). The probability that any batch does so, over all
-        steps, is at most the reserve, which is added to delta.
+        plans) and its total clip norm (INO). The probability that any batch of the run exceeds its
+        bounds is at most the reserved part of delta.
         """
         return self.deltas * (1 - delta_reserve(self.hardened_rows is not None))
 
     @property
     def overflow_probability(self) -> float:
-        """Probability per step that is reserved for oversized batches."""
+        """Highest probability, per step, with which a batch may exceed each of its two bounds."""
         reserve = delta_reserve(self.hardened_rows is not None)
-        return reserve * float(self.deltas.min()) / (2 * self.steps)  # two kinds of bounds
+        return reserve * float(self.deltas.min()) / (2 * self.steps)
 
     def noise_std_at(self, step: int) -> float:
-        """Return the std of the noise added to the sum in step `step` (from 0)."""
+        """Return the std of the noise added to the sum in step `step` (counted from 0)."""
         return self.noise_std * self.schedule.factor_at(step)
 
     def release_std_at(self, step: int) -> float:
@@ -141,7 +142,7 @@ class Plan:
     def epsilon(self, steps: int | None = None) -> np.ndarray:
         """Return the epsilon spent by each owner's records after `steps` steps (default: all).
 
-        Computed by the plan's own accountant and rounded up, without side effects.
+        The result comes from the plan's own accountant, rounded up. There are no side effects.
         """
         if steps is None or steps == self.steps:
             return self._epsilon_at_end
@@ -170,26 +171,26 @@ class Plan:
 
     @property
     def unspent(self) -> np.ndarray:
-        """Whether an owner cannot use up their budget because of a limit on rates or noise."""
+        """Mask of owners who cannot use up their budgets because of a limit on rates or noise."""
         return self.epsilon() < 0.99 * self.targets
 
     def verify(self, points: int = verification.POINTS) -> Verification:
-        """Recompute epsilon and raise PlanError where it exceeds a target.
+        """Recompute epsilon and raise PlanError if it exceeds a target.
 
-        The plan's accountant checks all owners. dp-accounting checks `points` budgets spread over
-        the table, including the strictest and the laxest. The values, the owners, the divisor and
-        the rows of a hardened plan are checked too.
+        The plan's accountant checks all owners. dp-accounting checks `points` budgets from the
+        strictest to the least strict. The values, the owners, the divisor and the number of rows of
+        a hardened plan are checked too.
         """
         for name in ("hash", "_epsilon_at_end"):  # may predate a change that bypassed the freeze
             vars(self).pop(name, None)
         return verification.verify(self, points)
 
     def verified(self) -> Plan:
-        """Return a copy for training that nobody else holds, or raise PlanError.
+        """Return a verified copy for training that no other code can change, or raise PlanError.
 
-        It is a plain Plan with a plain Schedule, even if subclasses were given. The content of the
-        copy is hashed again. Content that this process has already verified, such as that of every
-        plan made by `ownerwise.plan`, is not verified again.
+        The copy is a plain Plan with a plain Schedule, even if this plan uses subclasses. Its
+        content is hashed again. Content that this process has already verified is not verified
+        again; this includes every plan made by `ownerwise.plan`.
         """
         values = {field.name: getattr(self, field.name) for field in fields(Plan)}
         try:
@@ -207,7 +208,7 @@ class Plan:
         return own
 
     def rows(self, owners: bool = False) -> list[BudgetClass]:
-        """Return the plan's values for each budget class, or for each owner if `owners`.
+        """Return the plan's values for each budget class, or for each owner if `owners` is true.
 
         If there are more than 12 distinct budgets, a class is a range of epsilon.
         """
@@ -238,7 +239,7 @@ class Plan:
         return [row(np.array([at]), str(owner)) for at, owner in enumerate(ids)]
 
     def describe(self, owners: bool = False) -> str:
-        """Return the plan as a table, by budget class, or by owner if `owners`."""
+        """Return the plan as a table by budget class, or by owner if `owners` is true."""
         table = format_rows(self.rows(owners), by_owner=owners)
         return "\n".join([*self._heading(), "", *table, "", *self._notes()])
 
@@ -298,7 +299,7 @@ class Plan:
 
     @cached_property
     def hash(self) -> str:
-        """Content hash of everything that the plan decides."""
+        """Hash of everything that the plan specifies."""
         arrays = {name: getattr(self, name) for name in storage.columns(self)}
         return storage.content_hash(self.header(), arrays)
 
@@ -353,7 +354,7 @@ class Plan:
 
 
 def _plain(value: Any) -> int | float | None:
-    """Return a number that computes as it is written; one of a derived class may not."""
+    """Return a number as a plain int or float; a subclass might redefine arithmetic."""
     if value is None:
         return None
     return float(value) if not isinstance(value, int) else int(value)

@@ -16,7 +16,7 @@ from ownerwise.planning.noise_schedules import NoiseSchedule, schedule_problems,
 from ownerwise.planning.plans import Plan
 from ownerwise.planning.solver import MAX_STEPS, METHODS, MIN_CLIP_NORM, Planner
 
-NO_CONSTRAINTS = "constraints={!r}: expected them wrapped in RateConstraints(...)"
+NO_CONSTRAINTS = "constraints={!r}: wrap the constraints in RateConstraints(...)"
 
 
 @runtime_checkable
@@ -24,7 +24,7 @@ class PaidMechanism(Protocol):
     """A mechanism that makes a release in every step, which the plan pays for.
 
     Attributes:
-        release_share: fraction of a step's cost that the release takes, unless the caller gives it.
+        release_share: default fraction of a step's cost that the release takes.
     """
 
     release_share: float
@@ -48,42 +48,42 @@ def plan(
     strict: bool = False,
     hardened: bool = False,
 ) -> Plan:
-    """Return the verified Plan in which every owner spends their own budget.
+    """Return a verified Plan in which every owner spends their own budget.
 
     Specify two of `steps`, `batch_size` (expected number of records per step) and
-    `noise_multiplier` (noise std over `clip_norm`); the third follows from the budgets.
+    `noise_multiplier` (noise std divided by `clip_norm`); the third follows from the budgets.
 
     Args:
         owners: the owners, with their budgets and numbers of records.
         method: `uniform`: one sampling rate and one clip norm, with noise for the strictest owner
             (DP-SGD). `sample`: individual sampling rates, one clip norm. `scale`: one sampling
-            rate, individual clip norms whose average over records is `clip_norm`. `both`: clip
-            norms of `scale` raised to the power `mixture`; individual sampling rates make up the
-            rest.
+            rate, individual clip norms whose average over records is `clip_norm`. `both`: the
+            clip norms of `scale` raised to the power `mixture`, and individual sampling rates that
+            use up the rest of each budget.
         steps: number of steps.
-        batch_size: expected batch size; the divisor of the private step.
-        noise_multiplier: noise std of the sum, over `clip_norm`.
-        clip_norm: bound on a record's gradient (the average over records if bounds differ).
+        batch_size: expected batch size; the noised sum is divided by it.
+        noise_multiplier: std of the noise on the sum, divided by `clip_norm`.
+        clip_norm: bound on a record's gradient norm (the average over records if bounds differ).
         mixture: for `both`, from 0 (sample) to 1 (scale); by default 0.5.
-        noise_schedule: how the noise changes over the steps: "constant", "exponential", "time",
-            "step" or "polynomial"; with options, {"name": "exponential", "rate": 0.02, "every":
-            117}; or segments (number of steps, noise factor) that add up to `steps`. The noise
-            multiplier, whether given or found, applies at factor 1, the start.
+        noise_schedule: how the noise changes over the steps: a name ("constant", "exponential",
+            "time", "step" or "polynomial"), a name with options ({"name": "exponential", "rate":
+            0.02, "every": 117}), or segments (number of steps, noise factor) that add up to
+            `steps`. The noise multiplier, whether given or found, applies at factor 1, where named
+            schedules start.
         release_std: noise std of an additional sum that is released in every step, such as a
             histogram or counts. Each record contributes a vector of length at most 1; the sum is
             accounted for jointly with the gradient.
-        release_share: fraction of a step's cost that the release takes, instead of `release_std`.
-            The cost is the squared inverse noise multiplier of the strictest owner.
-        release_noise: "gaussian", or "laplace" (for vectors whose absolute values add up to at most
-            1; needs `pld`).
-        constraints: rate constraints whose histogram the plan pays for, with a `release_share` of
-            0.1 if neither that nor `release_std` is given. Records that are drawn more often
-            contribute less to it, so all records count equally.
+        release_share: fraction of a step's cost that the release takes; give either this or
+            `release_std`. The cost is the squared inverse noise multiplier of the strictest owner.
+        release_noise: "gaussian", or "laplace" (for vectors of L1 norm at most 1; needs `pld`).
+        constraints: rate constraints whose histogram the plan pays for. Unless `release_share` or
+            `release_std` is given, the release share is 0.1. Records that are drawn more often
+            contribute less to the histogram, so all records count equally.
         accountant: `pld` (tight) or `rdp`.
         strict: refuse plans in which some owner cannot use up their budget.
-        hardened: compute every batch in the same public number of rows, in which records take
-            secret random places. No record then changes a single bit of what is computed for
-            another, at the price of computing empty rows (docs/proofs/arithmetic.md).
+        hardened: compute every batch with the same public number of rows, and place the records in
+            secret random rows. No record then changes a single bit of what is computed for another,
+            at the cost of computing empty rows (docs/proofs/arithmetic.md).
     """
     named = isinstance(noise_schedule, str | Mapping)
     pieces = None if noise_schedule is None or named else segments(noise_schedule, steps)
@@ -171,7 +171,7 @@ def plan(
         unspent = np.flatnonzero(result.unspent)
         first = unspent[0]
         raise PlanError(
-            f"{len(unspent)} of {len(owners)} budgets cannot be used up, for example that of owner "
+            f"{len(unspent)} of {len(owners)} budgets cannot be used up, for example for owner "
             f"{owners.ids[first]} (epsilon {owners.epsilon[first]:g}): the sampling rate would "
             "exceed 1. Use more steps, a smaller batch, method='scale', or strict=False"
         )
@@ -193,7 +193,7 @@ def request_problems(
     release_noise: str = "gaussian",
     segments: tuple[tuple[int, float], ...] | None = None,
 ) -> list[str]:
-    """Return everything wrong with the arguments of `plan`; `total_records` may be unknown."""
+    """Return all problems with the arguments of `plan`; `total_records` is None if unknown."""
     problems = []
     for what, given, known in (
         ("method", method, METHODS),
@@ -218,8 +218,8 @@ def request_problems(
         problems.append(f"batch_size {given}: expected a number above 0{limit}")
     if not (_is_number(clip_norm) and MIN_CLIP_NORM <= clip_norm <= 1 / MIN_CLIP_NORM):
         problems.append(
-            f"clip_norm {clip_norm!r}: expected {MIN_CLIP_NORM:g} to {1 / MIN_CLIP_NORM:g}, whose "
-            "squares float32 can hold"
+            f"clip_norm {clip_norm!r}: expected {MIN_CLIP_NORM:g} to {1 / MIN_CLIP_NORM:g}, so "
+            "that its square fits in float32"
         )
     positive = {"noise_multiplier": noise_multiplier, "release_std": release_std}
     for what, value in positive.items():
@@ -231,7 +231,7 @@ def request_problems(
         problems.append("release_share and release_std were both given; expected one of them")
     if release_noise == "laplace" and accountant != "pld":
         problems.append(
-            f"release_noise 'laplace' with accountant {accountant!r}: expected 'pld', the "
+            f"release_noise 'laplace' with accountant {accountant!r}: expected 'pld', the only "
             "accountant that supports it"
         )
     if mixture is not None and method != "both":

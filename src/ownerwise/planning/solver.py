@@ -4,8 +4,8 @@ Notation: sampling rate q, clip norm C, noise multiplier m = noise std / C. For 
 budgets determine how three public quantities depend on each other: noise, expected batch size and
 number of steps. Two of them are given, and the solver finds the third.
 
-References: Boenisch, Muhl, Dziedzic, Rinberg, Papernot (2023), Algorithms 1 and 2. (The printed
-sigma_scale of its Table 6 is an arithmetic mean of the multipliers; its derivation, its own clip
+References: Boenisch, Muhl, Dziedzic, Rinberg, Papernot (2023), Algorithms 1 and 2. (In the paper's
+Table 6, sigma_scale is an arithmetic mean of the multipliers. The paper's derivation, its clip
 norms and this module use the harmonic mean.)
 """
 
@@ -36,7 +36,7 @@ grid of the reference accountant that checks plans (2e-4)."""
 
 _BATCH_TOLERANCE = 1.5e-4
 MAX_STEPS = 10_000_000
-MIN_CLIP_NORM = 1e-6  # float32 must hold its square, even after scaling and steering
+MIN_CLIP_NORM = 1e-6  # its square must fit in float32, even after scaling and steering
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Solution:
     """The result of the solver.
 
     Attributes:
-        noise: noise std over the plan's clip norm.
+        noise: noise std divided by the plan's clip norm.
         sampling_rates: one per owner.
-        relative_clips: each owner's clip norm over the plan's clip norm.
+        relative_clips: each owner's clip norm divided by the plan's clip norm.
     """
 
     noise: float
@@ -55,11 +55,11 @@ class Solution:
 
 
 class Planner:
-    """Solves for noise, batch size or steps; the last curves serve as initial guesses.
+    """Solves for noise, batch size or steps, with the last curves as initial guesses.
 
     Args:
         owners, method, mixture, accountant: as for `ownerwise.plan`.
-        release: the release that every step makes in addition to the gradient.
+        release: an additional release that is made in every step, if any.
         reweighted: whether records contribute to the release in inverse proportion to their
             sampling rates, which makes all records count equally; those drawn least often
             contribute in full.
@@ -140,9 +140,9 @@ class Planner:
         reached = float(self.records @ rates)
         if not 0 <= np.log(reached / batch_size) <= 2.1 * _BATCH_TOLERANCE:
             raise PlanError(
-                f"no noise makes the sampling rates add up to a batch of {batch_size:g} (nearest: "
-                f"{reached:g} at noise multiplier {self.last_noise:g}); change batch_size or "
-                "steps, or use method='scale'"
+                "no noise multiplier makes the sampling rates add up to a batch of "
+                f"{batch_size:g} (nearest: {reached:g} at noise multiplier {self.last_noise:g}); "
+                "change batch_size or steps, or use method='scale'"
             )
         return Solution(self.last_noise, rates * (batch_size / reached), relative_clips)
 
@@ -162,7 +162,7 @@ class Planner:
         return self.last_multipliers(self.budgets)
 
     def _relative_clips(self, rate: float, schedule: Schedule):
-        """Return clip norms over their average, and the log of the ratio by budget."""
+        """Return clip norms divided by their average, and the log of this ratio for any budget."""
         if self.mixture is None:
             return np.ones(len(self.owners)), lambda number, x: np.zeros(np.shape(x))
         clips = self._multipliers(rate, schedule) ** -self.mixture
@@ -191,7 +191,7 @@ class Planner:
         schedule: Schedule,
         guess: LogQuantity | None = None,
     ) -> BudgetCurve:
-        """Return the curve of rates; contributions to the release depend on the lowest rate."""
+        """Return the curve of sampling rates; a reweighted release depends on the lowest one."""
         least_sampling_rate = None
         if self.reweighted:  # owners with the lowest rate pay for the release in full
             strict = self.strictest if self.mixture is None else self.budgets
@@ -223,7 +223,7 @@ class Planner:
     # -- batch or steps are unknown ------------------------------------------------------------
 
     def find_batch(self, schedule: Schedule, noise: float) -> Solution:
-        """Return the solution for a given noise; the sampling rates and the batch size follow."""
+        """Return the solution for a given noise, which determines the rates and the batch size."""
         ones = np.ones(len(self.owners))
         log_noise = float(np.log(noise))
         if self.method in ("uniform", "sample"):
@@ -303,7 +303,7 @@ class Planner:
         if curve is None or not curve.unreachable:
             return
         problems = []
-        other = ", or accountant='pld', which is tighter" if self.accountant == "rdp" else ""
+        other = ". accountant='pld' is tighter" if self.accountant == "rdp" else ""
         for epsilon, delta in curve.unreachable:
             close = np.isclose(self.budgets.epsilon, epsilon, rtol=1e-6)
             who = self.owners.ids[close][:1]
@@ -311,6 +311,6 @@ class Planner:
             problems.append(
                 f"{name}: epsilon {epsilon / (1 - SAFETY):g} at delta {delta:g} is too small for "
                 "any sampling rate; use a larger epsilon or delta, fewer steps, a larger batch or "
-                f"more noise, leave out the owner's records{other}"
+                f"more noise, or leave out the owner's records{other}"
             )
         raise PlanError(problems)

@@ -41,7 +41,7 @@ ARRAYS = ("sampling_rates", "clip_norms", "targets", "deltas", "records")
 """Per-owner arrays of a plan, in the order in which they are hashed."""
 
 RELEASE_SHARES = "release_shares"
-"""Additional array in plans that pay for a release to which owners contribute unequally."""
+"""Additional array in plans that pay for a release with different sensitivities per owner."""
 
 _SEGMENT: Kind = of_kind(
     "[steps, factor], both positive",
@@ -89,7 +89,7 @@ def save(header: dict[str, Any], source: Any, path: str | os.PathLike, content_h
 
 
 def content_hash(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
-    """Return the hash of everything that a plan decides."""
+    """Return the hash of everything that a plan specifies."""
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name in (*ARRAYS, RELEASE_SHARES):
         if name in arrays:
@@ -99,7 +99,7 @@ def content_hash(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) ->
 
 
 def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return header and arrays of a plan, or raise a PlanError that says what is wrong."""
+    """Return the header and the arrays of a plan, or raise a PlanError that says what is wrong."""
     try:
         stored = read_json(
             path,
@@ -109,7 +109,7 @@ def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]
         if stored["format"] == FORMAT:
             parse_json(json.dumps(stored), _HEADER, str(path))
     except OwnerwiseError as error:
-        meant = [f"{path} is not a plan: expected the JSON that Plan.save writes"]
+        meant = [f"{path} is not a plan: expected a JSON file written by Plan.save"]
         raise PlanError(error.problems + (meant if Path(path).exists() else [])) from None
     version = stored["format"]
     if version != FORMAT:
@@ -131,8 +131,8 @@ def _read_arrays(path: str | os.PathLike, owners: int) -> dict[str, np.ndarray]:
         arrays = load_file(place)
     except (SafetensorError, OSError, ValueError, TypeError, KeyError):
         raise PlanError(
-            f"the plan's per-owner file {place.name} is missing or damaged; it belongs next to "
-            f"{Path(path).name}"
+            f"the plan's per-owner file {place.name} is missing or damaged; it must be in the "
+            f"same folder as {Path(path).name}"
         ) from None
     complete = set(arrays) - {RELEASE_SHARES} == set(ARRAYS)
     if not complete or {array.shape for array in arrays.values()} != {(owners,)}:

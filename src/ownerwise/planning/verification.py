@@ -1,4 +1,4 @@
-"""Verification: the conditions that a plan must meet before it is used with any record."""
+"""Verification: the checks that a plan must pass before it is used with any record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ownerwise.planning.batch_bounds import rows_needed
 from ownerwise.planning.budget_classes import distinct_budgets
 
 POINTS = 8
-"""Budgets that dp-accounting checks by default."""
+"""Number of budgets that dp-accounting checks by default."""
 
 _verified: set[str] = set()
 """Hashes of the plans that this process has verified."""
@@ -42,7 +42,7 @@ def is_verified(plan: Any) -> bool:
 
 
 def verify(plan: Any, points: int) -> Verification:
-    """Recompute epsilon and raise PlanError where it exceeds a target; see `Plan.verify`."""
+    """Recompute epsilon and raise PlanError if it exceeds a target; see `Plan.verify`."""
     problems = _value_problems(plan) or owner_problems(plan)
     if problems:  # no accountant can handle such values
         raise PlanError(problems)
@@ -92,23 +92,23 @@ def verify(plan: Any, points: int) -> Verification:
 
 
 def owner_problems(plan: Any) -> list[str]:
-    """Return the problem if the plan's arrays were not made for its owners."""
+    """Return a problem if the plan's arrays were not made for its owners."""
     owners = plan.owners
     if owners is None:
         return []
     if owners.fingerprint != plan.owners_fingerprint:
         return [
-            "the plan was not made for the owners it holds: ids or declared numbers of records "
-            "differ; make a new plan for these owners"
+            "the plan was made for different owners: ids or declared numbers of records differ; "
+            "make a new plan for these owners"
         ]
     budgets = ((owners.epsilon, plan.targets), (owners.delta, plan.deltas))
     if not all(np.array_equal(own, planned) for own, planned in budgets):
-        return ["the plan's budgets differ from its owners'; make a new plan for these owners"]
+        return ["the plan and its owners have different budgets; make a new plan for these owners"]
     return []
 
 
 def _value_problems(plan: Any) -> list[str]:
-    """Return a problem for each value in the plan that is impossible for any mechanism."""
+    """Return a problem for each value in the plan that is invalid for every mechanism."""
     above_0 = "finite numbers above 0", lambda x: (x > 0) & np.isfinite(x)
     share = "numbers above 0 and at most 1", lambda x: (x > 0) & (x <= 1)
     expected = {
@@ -125,7 +125,9 @@ def _value_problems(plan: Any) -> list[str]:
         array = getattr(plan, name)
         kind, is_valid = expected[name]
         if array.shape != shape or array.ndim != 1 or array.dtype.kind not in "fiu":
-            problems.append(f"{name}: {array.dtype} of shape {array.shape}; expected one {kind}")
+            problems.append(
+                f"{name}: {array.dtype} of shape {array.shape}; expected a list of {kind}"
+            )
         elif not is_valid(array).all():
             problems.append(f"{name}: {array[~is_valid(array)][0]:g}; expected {kind}")
     for name in ("noise_std", "release_std"):
@@ -136,7 +138,7 @@ def _value_problems(plan: Any) -> list[str]:
 
 
 def _row_problems(plan: Any) -> list[str]:
-    """Return the problem if a hardened plan has fewer rows than its rates need."""
+    """Return a problem if a hardened plan has fewer rows than its sampling rates need."""
     if plan.hardened_rows is None:
         return []
     needed = rows_needed(plan.sampling_rates, plan.records, plan.overflow_probability)
@@ -149,7 +151,7 @@ def _row_problems(plan: Any) -> list[str]:
 
 
 def _spread(plan: Any, points: int) -> np.ndarray:
-    """Return owners with distinct budgets: the extremes for every delta, and some between."""
+    """Return owners with distinct budgets: the extremes for every delta, and some in between."""
     first, _ = distinct_budgets(plan.targets, plan.deltas)
     if len(first) <= points:
         return first

@@ -1,6 +1,6 @@
 """Randomness: the secret stream, the noise drawn from it, and a model's random layers.
 
-Every random number in a private run comes from here. Imports no other subpackage.
+Every random number in a private run comes from this package. It imports no other subpackage.
 """
 
 from ownerwise.randomness.layers import LayerRandomness, kept_generators

@@ -3,11 +3,11 @@
 A dropout mask belongs to a position in the batch. Removing a record shifts the masks of all later
 records, so for FIXED masks the sum could change by more than one clip norm. The guarantee holds
 because the masks are independent random numbers that nobody knows: the mechanism is a mixture over
-masks, the same mixture for every record at every position, and divergences are jointly convex. The
+masks, which is the same for every record at every position, and divergences are jointly convex. The
 masks must therefore be secret, fresh in every step, and impossible to guess. For every micro-batch
 the full state of torch's generator (624 words) is filled from the secret stream; a seed would have
-only 32 bits. Known limit: the masks then come from torch's own generator (Mersenne Twister), which
-is not cryptographically secure.
+only 32 bits. Known limitation: the masks then come from torch's own generator (Mersenne Twister),
+which is not cryptographically secure.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _STATE_BYTES = 5056
 
 
 class LayerRandomness:
-    """Generator states for a step's micro-batches; the same number always gives the same masks.
+    """Generator states for a step's micro-batches; the same index always gives the same masks.
 
     `stream` opens the step's random numbers and is called only if a layer may need them. The
-    default stream has a fixed seed: NOT private, for research.
+    default stream has a fixed seed, for research; it is NOT private.
     """
 
     def __init__(self, stream: Callable[[], StepStream] | None = None):
@@ -51,7 +51,7 @@ class LayerRandomness:
 
 
 def kept_generators() -> AbstractContextManager[None]:
-    """Restore torch's global generators on exit."""
+    """Return a context manager that restores torch's global generators on exit."""
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     return torch.random.fork_rng(list(gpus))
 

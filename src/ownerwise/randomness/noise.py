@@ -1,8 +1,8 @@
 """Noised sums: Gaussian and Laplace noise from the secret stream, one draw per logical step.
 
-Guarantee. `Noise.gaussian` returns sums plus independent N(0, std^2) numbers, `Noise.laplace` sums
-plus Laplace numbers. Standard deviation, scale and grid are public constants. The accountant
-derives the privacy guarantee from them.
+Guarantee. `Noise.gaussian` adds independent N(0, std^2) noise to sums, and `Noise.laplace` adds
+Laplace noise. The standard deviation, the scale and the grid are public constants, from which the
+accountant derives the privacy guarantee.
 
 Arithmetic (docs/proofs/arithmetic.md). A float sum plus float noise reveals a record in the low
 bits: where the result is small, the grid of the larger summand remains visible (Mironov, "On
@@ -10,7 +10,7 @@ Significance of the Least Significant Bits for Differential Privacy", CCS 2012).
 therefore both rounded to one public grid, a power of two about 2^20 times finer than the noise,
 and added exactly. For v on the grid, v + round(N) = round(v + N): the result is a function of the
 Gaussian mechanism's output at v, and so is everything computed from it, including the conversion to
-another precision. Rounding adds at most grid * sqrt(numbers) to the distance between two sums:
+another precision. Rounding adds at most grid * sqrt(numbers) to the distance between two sums.
 `grid_of` keeps this below a tolerance, which the caller must allow for in the sensitivity.
 
 Gaussians are computed by the Box-Muller method (1958), in float64. The radius uses a 63-bit uniform
@@ -35,18 +35,18 @@ from ownerwise.torch_internals import unflatten_dense_tensors
 __all__ = ["Noise", "grid_of", "standard_laplace", "standard_normal"]
 
 _BLOCK = 2**16  # numbers noised together: the passes over them stay in cache
-_AHEAD = 64  # most steps drawn together, where a step needs few numbers
+_AHEAD = 64  # largest number of steps drawn together, if each needs few numbers
 _COARSEST, _FINEST = 2.0**-20, 2.0**-40  # grids, in units of the noise
 
 
 def grid_of(std: float, numbers: int = 1, tolerance: float = math.inf) -> float:
-    """Return the grid, a power of two, for noise of this size.
+    """Return the grid spacing, a power of two, for noise of this size.
 
     Args:
         std: standard deviation, or scale, of the noise.
         numbers: how many numbers are released.
-        tolerance: upper bound on grid * sqrt(numbers), by which rounding may move two neighbouring
-            sums apart.
+        tolerance: upper bound on grid * sqrt(numbers), the most that rounding can add to the
+            distance between two neighbouring sums.
     """
     _check_scale("std", std)
     wanted = min(std * _COARSEST, tolerance / math.sqrt(max(1, numbers)))
@@ -64,7 +64,7 @@ class Noise:
     Args:
         stream: the run's stream; by default a new private stream.
         purpose: which child of the stream to use. Two mechanisms in one step (gradient, histogram)
-            need two purposes.
+            need different purposes.
 
     Example:
         >>> noise = Noise()
@@ -108,7 +108,7 @@ class Noise:
     def laplace(
         self, step: int, sums: Sequence[Tensor], scale: float, grid: float, factor: float = 1.0
     ) -> list[Tensor]:
-        """Like `gaussian`, with Laplace(0, scale) noise, whose std is sqrt(2) scale."""
+        """Return `sums` plus Laplace(0, scale) noise, of std sqrt(2) scale; see `gaussian`."""
         _check_scale("scale", scale)
         stream = self._open(step)
         spread = scale / grid
@@ -125,10 +125,11 @@ class Noise:
         return stream
 
     def _made_ahead(self, step: int, size: int, spread: float) -> Tensor:
-        """Return a step's noise in units of the grid, drawn together with that of later steps.
+        """Return a step's noise in units of the grid, drawn together with the noise of later steps.
 
-        The numbers are the same as if the step were drawn alone: each step has its own part of the
-        key stream. If more numbers are requested than were drawn ahead, the rest come from there.
+        The numbers are the same as if the step were drawn alone, because each step has its own part
+        of the key stream. If more numbers are requested than were drawn ahead, the rest are drawn
+        from the same part.
         """
         if step not in self._ahead:
             count = max(1, min(_AHEAD, _BLOCK // max(1, size)))
@@ -174,7 +175,7 @@ def standard_normal(stream: StepStream, size: int) -> Tensor:
 
 
 def standard_laplace(stream: StepStream, size: int) -> Tensor:
-    """Return independent Laplace(0, 1) (variance 2), a b - c d of four normals, float64 [size]."""
+    """Return independent Laplace(0, 1) numbers, a b - c d for normals a to d, float64 [size]."""
     a, b, c, d = standard_normal(stream, 4 * size).view(4, size)
     return a * b - c * d
 

@@ -6,17 +6,17 @@ advantage for a run of 2^32 blocks is below 2^-64). They do not depend on the gl
 Python, numpy or torch, on DataLoader workers, or on draws for other purposes.
 
 Keys form a tree: `stream.child("noise")` has its own secret, derived from its parent's by
-HKDF-Expand, and the drawing key is derived from that secret in turn. Step t of a stream is the
+HKDF-Expand, and the drawing key is derived from that secret in turn. Step t of a stream uses the
 counter range [t 2^64, (t+1) 2^64) of that key. The draws for (purpose, step) are therefore a
 function of the key alone: a resumed run with the same fixed seed draws exactly the same bits for
 step t as before, no matter what was drawn in between.
 
 No (key, counter) pair is used twice:
 - within a step the counter only advances;
-- a stream opens each step at most once, in ascending order, whatever threads share it;
+- a stream opens each step at most once, in ascending order, even if several threads share it;
 - a private stream hands out each child at most once, and cannot be pickled or copied;
-- a forked process is REFUSED (an error, not a new key): re-keying would silently give different
-  batches to the ranks of a run.
+- a forked process gets an ERROR, not a new key: a new key would silently give different batches to
+  the ranks of a run.
 A stream with a fixed seed is reproducible, and therefore not private.
 
 References: NIST SP 800-38A (CTR mode), RFC 5869 (HKDF); Garfinkel & Leclerc, "Randomness Concerns
@@ -41,11 +41,11 @@ _WORDS_PER_STEP = 2**65  # 2^64 AES blocks of two 64-bit words
 
 
 class SecretStream:
-    """A node in the key tree: creates children for purposes and opens steps for its own purpose.
+    """A node in the key tree, which creates children for other purposes and opens its own steps.
 
-    `SecretStream()` takes its key from the system and is private: the key is never shown or stored.
-    `SecretStream.from_seed(7)` is repeatable and not private: `private` is False, and everything
-    computed with it must say "not private".
+    `SecretStream()` takes its key from the operating system and is private: the key is never shown
+    or stored. `SecretStream.from_seed(7)` is repeatable and not private: `private` is False, and
+    everything computed with it must be marked "not private".
 
     Example:
         >>> stream = SecretStream()
@@ -62,7 +62,7 @@ class SecretStream:
 
     @classmethod
     def from_seed(cls, seed: int) -> Self:
-        """Return a repeatable stream, for tests and research: NOT private."""
+        """Return a repeatable stream for tests and research; it is NOT private."""
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
             raise TypeError(f"seed must be an integer, got {seed!r}")
         label = b"ownerwise fixed seed, not private:%d" % int(seed)
@@ -80,11 +80,11 @@ class SecretStream:
         self._process = os.getpid()
         self._children: set[str] = set()
         self._next_step = 0
-        self._lock = threading.Lock()  # checks and changes what is in use in one go
+        self._lock = threading.Lock()  # makes each check and update atomic
 
     @property
     def private(self) -> bool:
-        """Whether the key came from the system; False for a fixed seed."""
+        """Whether the key came from the operating system; False for a fixed seed."""
         return self._seed is None
 
     @property
@@ -110,11 +110,11 @@ class SecretStream:
         return self._make(secret, self._seed, f"{self._path}/{purpose}")
 
     def check_process(self) -> None:
-        """Refuse to use this stream, or anything drawn from it, in a forked process."""
+        """Raise an error in a forked process, which must not use this stream or its numbers."""
         _check_process(self._process)
 
     def at_step(self, step: int) -> StepStream:
-        """Open the numbers for one step; steps open at most once and in ascending order."""
+        """Open the random numbers of one step; each step opens at most once, in ascending order."""
         self.check_process()
         with self._lock:
             if not self._next_step <= step < _STEPS:
@@ -134,7 +134,7 @@ class SecretStream:
 
 
 class StepStream:
-    """The numbers for one (purpose, step), opened by `SecretStream.at_step`; it only advances."""
+    """The random numbers of one purpose and step, opened by `SecretStream.at_step`."""
 
     def __init__(self, key: bytes, step: int, process: int) -> None:
         counter = step.to_bytes(8, "big") + bytes(8)

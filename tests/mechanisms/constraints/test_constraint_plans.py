@@ -121,9 +121,9 @@ def test_all_that_is_wrong_with_a_release_is_listed():
     text = str(error.value)
     for words in ("less than 1", "were both given", "expected 'pld'"):
         assert words in text
-    with pytest.raises(ow.PlanError, match=r"expected them wrapped in RateConstraints"):
+    with pytest.raises(ow.PlanError, match=r"wrap the constraints in RateConstraints"):
         ow.plan(owners(), steps=5, batch_size=50, constraints=FAIR.constraints)
-    with pytest.raises(ow.OwnerwiseError, match=r"expected them wrapped in RateConstraints"):
+    with pytest.raises(ow.OwnerwiseError, match=r"wrap the constraints in RateConstraints"):
         ow.Trainer(torch.nn.Linear(2, 2), make(), lr=1.0, constraints=FAIR.constraints)
     with pytest.raises(ow.PlanError, match=r"'gauss'; .*Known names: gaussian, laplace"):
         make(release_noise="gauss")

@@ -1,13 +1,12 @@
 """Sums over many records in blocks, so that rounding errors do not grow with the batch.
 
-A float32 sum over k vectors is off by at most k roundoffs of the sum of their lengths, in any order
-of summation. Here k is at most `BLOCK`: sums over single blocks are added in float64. The step's
-slack relies on this (docs/proofs/arithmetic.md).
+In any order of summation, the error of a float32 sum over k vectors is at most k roundoffs times
+the sum of their lengths. Here k is at most `BLOCK`, because the sums over blocks are added in
+float64. The step's slack relies on this (docs/proofs/arithmetic.md).
 
 A convolution or a layer on sequences adds many terms per record in one kernel call, and calls on
-few records are slow. Its blocks have `LONG_BLOCK` records. It is tested
-(tests/attacks/test_sums.py), but not proved, that such a kernel rounds no worse than `BLOCK` plain
-additions.
+few records are slow. Its blocks have `LONG_BLOCK` records. That such a kernel rounds no worse than
+`BLOCK` plain additions is tested (tests/attacks/test_sums.py) but not proved.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["BLOCK", "LONG_BLOCK", "blocked_sum", "rows_in_blocks", "sum_of_outer
 BLOCK = 64
 """The largest number of vectors that are summed in float32."""
 LONG_BLOCK = 256
-"""The same for records with several terms each, multiplied and added in one kernel."""
+"""The largest number of records that are summed in float32 if each adds several terms."""
 # Above this many bytes, sums of blocks are added one by one instead of all at once.
 _AT_ONCE = 8 << 20
 

@@ -1,9 +1,9 @@
-"""The contribution of one use of a parameter to every record's gradient, without forming it.
+"""The contribution of one use of a parameter to every record's gradient.
 
-A :class:`Contribution` provides three things about the per-record gradients ``g_i`` from one use of
-a parameter: their squared norms, their weighted sum, and the gradients themselves for a range of
-records. The last is for tests, and for parameters with several uses, whose contributions must be
-added before the norm is taken.
+A :class:`Contribution` computes three things from the per-record gradients ``g_i`` of one use of a
+parameter: their squared norms, their weighted sum, and the gradients themselves for a range of
+records. The gradients are needed in tests, and for parameters with several uses, whose
+contributions must be added before the norm is taken.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Contribution(ABC):
 
     @property
     def formed(self) -> bool:
-        """Whether a sum adds one term per record, instead of many."""
+        """Whether a sum adds one term per record, rather than several."""
         return True
 
     @abstractmethod

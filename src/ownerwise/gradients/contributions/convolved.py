@@ -1,9 +1,10 @@
 """Kernels of convolutions in one, two and three dimensions.
 
 A record's weight gradient is ``sum_t gradient[:, t] (x) patch[t]`` over output positions t. Patches
-are cut channels-last to make their innermost dimension contiguous, and for a few records at a time
-to keep them in cache. For the six layers of the CIFAR CNN at batch size 256, this took 1.25 times
-as long as torch's batch weight gradient (97 against 78 ms, two threads, best of repeated runs).
+are cut in channels-last format, so that their innermost dimension is contiguous, and for only a few
+records at a time, so that they stay in cache. For the six layers of the CIFAR CNN at batch size
+256, this took 1.25 times as long as torch's batch weight gradient (97 against 78 ms, two threads,
+best of repeated runs).
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class Convolved(Contribution):
         )
 
     def _sizes(self) -> tuple[int, int, int]:
-        """Return how many terms, rows and columns the outer products of one record have."""
+        """Return the numbers of terms, rows and columns in a record's sum of outer products."""
         assert self.gradient is not None
         terms = self.frames * math.prod(self.gradient.shape[2:])
         return terms, self.shape[0], math.prod(self.shape[1:])

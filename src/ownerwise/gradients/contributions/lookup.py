@@ -1,4 +1,4 @@
-"""Rows looked up in a matrix: an outer product whose left factor is a unit vector."""
+"""Rows looked up in a matrix: outer products whose left factors are unit vectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAIRWISE_LIMIT = 64
 
 
 class Lookup(Contribution):
-    """Look-ups of ``ids [count, terms]`` with ``gradient [count, terms, columns]``."""
+    """Look-ups of rows ``ids [count, terms]`` with ``gradient [count, terms, columns]``."""
 
     __slots__ = ("count", "dtype", "gradient", "ids", "shape")
 
@@ -28,7 +28,7 @@ class Lookup(Contribution):
         self.dtype = accumulation_dtype(gradient.dtype)
 
     def gradients(self, start: int, stop: int) -> Tensor:
-        """Return the gradients for a range of records' look-ups, in the accumulation type."""
+        """Return the gradients of the look-ups for a range of records, in the accumulation type."""
         return self.gradient[start:stop].to(self.dtype)
 
     def squared_norms(self) -> Tensor:

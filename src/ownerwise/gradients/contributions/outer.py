@@ -26,10 +26,10 @@ from ownerwise.gradients.workspace import Loan
 
 __all__ = ["Outer", "SharedLeft", "Way", "choose"]
 
-# The cost of one float of a held gradient (written, read for the norm, read for the sum) in
-# multiply-adds of a large matrix product: estimates for two cores with AVX-512 and 48 MB of cache.
+# The cost of one float of a held gradient (one write, one read for the norm, one read for the sum),
+# in multiply-adds of a large matrix product: estimates for two cores, AVX-512 and 48 MB of cache.
 TRAFFIC_IN_CACHE, TRAFFIC, CACHE_BYTES = 20, 110, 32 << 20
-# Gram matrices are small and symmetric, so their multiply-adds are slower: a rough factor.
+# A rough factor by which multiply-adds of Gram matrices, which are small, are slower.
 GRAM = 1.5
 
 Way = str  # "ghost", "form" (and discard) or "hold"
@@ -38,7 +38,7 @@ Way = str  # "ghost", "form" (and discard) or "hold"
 def choose(
     budget: MemoryBudget, count: int, terms: int, rows: int, columns: int, saved: int
 ) -> Way:
-    """Return the cheapest method within the budget; ``saved`` bytes are held regardless."""
+    """Return the cheapest method within the budget; holding gradients frees ``saved`` bytes."""
     form = terms * rows * columns
     ghost = GRAM * terms * terms * (rows + columns)
     size = 4 * count * rows * columns
@@ -53,7 +53,7 @@ class SharedLeft:
 
     def __init__(self, left: Tensor, loan: Loan | None = None) -> None:
         self.left = left
-        self.loan = loan  # the factor's memory, kept for as long as the factor
+        self.loan = loan  # the factor's memory, held as long as the factor is in use
         self.gram: Tensor | None = None
 
     def get(self) -> Tensor:

@@ -1,8 +1,8 @@
 """Any per-record call: vmap differentiates the call itself, record by record.
 
-The call is ``output = func(..., parameter, data, ...)``. For record i, it is repeated on slices of
-those data arguments that share the batch dimension of the output; the vector-Jacobian product with
-the record's output gradient is its parameter gradient.
+The call is ``output = func(..., parameter, data, ...)``. For each record, it is repeated on the
+record's slices of the data arguments that share the batch dimension of the output. The
+vector-Jacobian product with the record's output gradient is the record's parameter gradient.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Call:
 
 
 class Repeated(Contribution):
-    """A call's use of its argument ``place``; arguments at ``fixed`` places are never sliced."""
+    """A call's use of the argument at ``place``; arguments at ``fixed`` places are not sliced."""
 
     def __init__(
         self,

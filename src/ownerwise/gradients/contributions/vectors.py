@@ -1,7 +1,7 @@
 """Layers applied to one vector per record: a single outer product, without a sum.
 
-The norm is a product of two norms: |g_i| = |left_i| |right_i|; with the bias, whose gradient is
-``left_i``, |g_i|^2 = |left_i|^2 (|right_i|^2 + 1).
+The norm is a product of two norms: |g_i| = |left_i| |right_i|. Together with the bias, whose
+gradient is ``left_i``, |g_i|^2 = |left_i|^2 (|right_i|^2 + 1).
 """
 
 from __future__ import annotations

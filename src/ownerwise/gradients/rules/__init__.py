@@ -1,7 +1,7 @@
 """Rules that derive per-record gradients from torch functions: one file per family of layers.
 
 A rule runs the call, taps its output, and defines how the gradient of the output becomes
-contributions. Rules see the tape only through :class:`Context`. This package may import
+contributions. Rules use the tape only through :class:`Context`. This package may import
 `contributions` and the modules that it needs, but never the tape.
 """
 

@@ -23,7 +23,7 @@ A rule returns NotImplemented for arguments that it does not cover.
 
 
 class Context(Protocol):
-    """One forward pass, as a rule sees it.
+    """The interface of one forward pass that rules use.
 
     Attributes:
         budget: how much memory contributions may hold.
@@ -40,7 +40,7 @@ class Context(Protocol):
         ...
 
     def value(self, tensor: Any) -> Any:
-        """Return an argument as the call should see it: parametric tensors without their graph."""
+        """Return an argument for the call; parametric tensors are detached from their graph."""
         ...
 
     def is_constant(self, tensor: Any) -> bool:
@@ -55,7 +55,7 @@ class Context(Protocol):
         dims: Iterable[int],
         build: Build,
     ) -> Tensor:
-        """Arrange for `build` to receive the gradient of `output` before any in-place change.
+        """Arrange for `build` to receive the gradient of `output` as the call returned it.
 
         Args:
             func: the torch function.

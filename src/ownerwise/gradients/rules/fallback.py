@@ -4,8 +4,8 @@ The outputs and gradients of the repeated calls are first compared with those of
 call that is not per-record is refused.
 
 In some batches, an argument may happen to have as many entries as the batch has records. Constants
-are therefore sliced only if the comparison fails without slicing, every choice of slices is
-compared separately, and the weighted sum uses the same gradients as the norms.
+are therefore sliced only if the comparison fails without slicing, and every choice of slices is
+compared separately. The weighted sum uses the same gradients as the norms.
 """
 
 from __future__ import annotations

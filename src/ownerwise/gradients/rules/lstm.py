@@ -2,12 +2,12 @@
 
 Torch's own call hides the gradients of the gates, from which per-record gradients are computed.
 This loop computes the same values and returns those gradients. Pointwise operations run step by
-step on blocks that stay in cache; if autograd differentiates the loop instead, a private step takes
-up to a fifth longer.
+step on blocks that stay in cache. With autograd, a private step would take up to a fifth longer.
 
-Shapes: ``T`` time steps, ``B`` records, ``H`` hidden units. ``inputs [T, B, I]``; ``recurrent
-[T, B, 4*H]``: zeros that stand in for the recurrent part of the gates and receive its gradient;
-``matrix [4*H, I]``; ``weight [4*H, H]``; ``order``: the time steps in the order of the loop.
+The shapes for ``T`` time steps, ``B`` records, ``I`` inputs and ``H`` hidden units are ``inputs
+[T, B, I]``, ``recurrent [T, B, 4*H]``, ``matrix [4*H, I]`` and ``weight [4*H, H]``. ``recurrent``
+holds zeros that represent the recurrent part of the gates and receive its gradient. ``order`` lists
+the time steps in the order of the loop.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class LSTM(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Return the states ``[T, B, H]`` and the last cell ``[B, H]``.
 
-        The gates are stored in the block of ``loan``; in the last backward pass, their gradients
-        overwrite them.
+        The gates are stored in the block of ``loan``. In the last backward pass, they are
+        overwritten by their gradients.
         """
         size = weight.shape[1]
         gates = loan.block

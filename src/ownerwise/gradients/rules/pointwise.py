@@ -84,7 +84,7 @@ def _broadcast_gradient(
     place: int,
     gradient: Tensor,
 ) -> Tensor:
-    """Return the gradient of argument ``place`` as if broadcast beforehand."""
+    """Return the gradient of argument ``place`` as if it had been broadcast before the call."""
     values = [v.get() if isinstance(v, Saved) else v for v in saved]
     dtype = accumulation_dtype(gradient.dtype)
     values = [v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for v in values]
@@ -135,10 +135,10 @@ def repeating(context: Context, func: Callable[..., Any], *args: Any, **kwargs: 
 
 
 def as_single_record(context: Context, func: Callable[..., Any], tensor: Tensor) -> Tensor:
-    """Tap a parameter where a rule expects data, in a batch of one record.
+    """Tap a parameter that a rule receives in place of data, in a batch of one record.
 
-    Expanding a learned state or query to a batch of one record does not change it, so it is still a
-    parameter.
+    Expanding a learned state or query to a batch of one record does not change it, so the call
+    receives the parameter itself.
     """
     tracked = context.tracked(tensor)
     return tensor if tracked is None else _tap_broadcast(context, func, tracked, tracked.value, [])

@@ -149,7 +149,7 @@ def _lstm_direction(
     weights: Sequence[Tensor],
     order: range,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Do the same for an LSTM; its matrices share a tap because they add to the same gates."""
+    """Handle an LSTM, whose matrices share a tap because they contribute to the same gates."""
     weight, recurrent, *biases = weights
     bias, recurrent_bias = biases or (None, None)
     input = input.contiguous()
@@ -177,7 +177,7 @@ def _lstm_direction(
 
 
 class _Use:
-    """A matrix and a bias that contribute to the gates, and the inputs to the matrix."""
+    """A matrix and a bias that contribute to the gates, and the inputs of the matrix."""
 
     def __init__(
         self, context: Context, weight: Tensor, bias: Tensor | None, right: Callable[[], Tensor]
