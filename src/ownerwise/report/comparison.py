@@ -75,7 +75,7 @@ class PlanUse:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything the sections of a report need to know about the runs.
+    """Everything that the sections of a report need to know about the runs.
 
     Attributes:
         methods: the methods; if there are several, the baseline comes first.

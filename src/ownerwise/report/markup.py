@@ -69,7 +69,7 @@ def _cell(cell: str | Cell, at: int, words: int) -> str:
 
 
 def details(summary: str, content: str) -> str:
-    """Return content that is collapsed until opened."""
+    """Return content that is collapsed until the reader opens it."""
     return f"<details><summary>{escape(summary)}</summary>{content}</details>"
 
 
