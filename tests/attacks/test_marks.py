@@ -159,7 +159,7 @@ class TestLoaders:
         plan = ow.plan(owners, steps=3, batch_size=10)
         run = ow.Trainer(nn.Linear(1, 2), plan, lr=0.1).fit(data.train.tensors())
         assert not run.private
-        assert "means and deviations" in card_text(run)
+        assert "means and standard deviations" in card_text(run)
 
     def test_marks_follow_parts_subsets_and_new_data_sets(self):
         make = lambda n: Records(np.ones((n, 2), np.float32), np.arange(n) % 2)  # noqa: E731

@@ -113,7 +113,7 @@ class TestChoices:
     def test_statistics_are_marked(self, table):
         with pytest.warns(PrivacyWarning):
             loaded = load_table(table, features=["age"], scale="statistics", **OPTIONS)
-        assert "means and deviations" in loaded.not_private[0]
+        assert "means and standard deviations" in loaded.not_private[0]
         assert loaded.train.inputs.mean() == pytest.approx(0, abs=1e-6)
 
     def test_kept_columns(self, table):

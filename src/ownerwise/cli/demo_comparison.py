@@ -96,7 +96,7 @@ class DemoSummary:
 
 @dataclass
 class Demo:
-    """The demonstration: loads the digits, tunes the methods and compares them.
+    """Load the digits, tune the methods and compare them.
 
     Args:
         search: search space and seeds.

@@ -93,8 +93,9 @@ def by_column(data: DataSet, column: str, epsilon: Mapping[int | str, float]) ->
 ASSIGNMENTS: Registry[Callable[..., Assignment]] = Registry(
     "ownerwise.assignments", {"by_class": by_class, "by_classes": by_classes}
 )
-"""Simulations by name, for configuration files. Each takes the data and `budgets`, and may take
-other options. Other packages can add more through the entry-point group `ownerwise.assignments`.
+"""Simulated assignments by name, for configuration files. Each takes the data, `budgets` and
+possibly other options. Other packages can add more through the entry-point group
+`ownerwise.assignments`.
 """
 
 

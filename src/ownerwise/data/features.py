@@ -2,7 +2,7 @@
 
 Guarantee: with scaling by declared ranges, nothing is learned from the records. Ranges and lists of
 categories are constants that the caller (or a data set's loader) declares, and each record is
-encoded on its own. Scaling by statistics of the training records is also possible, but it releases
+encoded separately. Scaling by statistics of the training records is also possible, but it releases
 means and standard deviations without noise; a warning says so, and `not_private` lists them.
 """
 
@@ -44,7 +44,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """A column with a public list of categories: a 0/1 input for each, all 0 if it is missing."""
+    """A column with a public list of categories: one 0/1 input each, all 0 for a missing value."""
 
     name: str
     values: tuple[str, ...]
@@ -100,10 +100,10 @@ def encode(
         raise OwnerwiseError(problems)
     not_private = ()
     if scale == "statistics":
-        not_private = ("means and deviations of the features, from the training records",)
+        not_private = ("means and standard deviations of the features in the training records",)
         warnings.warn(
-            "scale='statistics' uses means and deviations of the training records without noise: "
-            "these statistics are NOT private; scale='ranges' uses declared ranges instead",
+            "scale='statistics' uses means and standard deviations of the training records without "
+            "noise: these statistics are NOT private; scale='ranges' uses declared ranges instead",
             PrivacyWarning,
             stacklevel=4,
         )

@@ -72,7 +72,7 @@ class DataSet:
     """A data set, ready for training.
 
     Attributes:
-        name: the name in `LOADERS`, or any other name.
+        name: the name in `LOADERS`, or a name of your choice.
         train: the records to be protected.
         test: records for evaluation, which no guarantee covers. None if there are none.
         classes: the name of each class, a public list; `targets` are positions in it.

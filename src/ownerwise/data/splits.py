@@ -5,8 +5,8 @@ of neighbouring data sets are neighbours too (or equal, if the record is held ou
 position or by a permutation has no such guarantee: removing one record moves many others.
 
 The split is public: anyone may know the seed and the share. Choose both without looking at the
-records. No guarantee covers the records that are held out. The number held out is random (binomial
-around the share); in each class and for each owner it is close to the share, not equal to it.
+records. No guarantee covers the records that are held out. Their number is random (binomial); in
+each class and for each owner, the fraction held out is close to the share, but not equal to it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 If a word is in the vocabulary, someone wrote it. A rare name in the list identifies a person, and
 noise added in training cannot undo that. The default vocabulary is therefore not a list: a public
 function hashes words into a fixed number of ids, whatever the texts contain. A list from public
-text is just as private. A list of the most frequent words in the training texts, as papers use, is
+text is equally safe. A list of the most frequent words in the training texts, as papers use, is
 possible, but it raises a warning and is marked as not private.
 """
 

@@ -30,7 +30,7 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def bullets(items: Iterable[str]) -> str:
-    """Return a list of plain texts."""
+    """Return a list of plain-text items."""
     return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
 
 

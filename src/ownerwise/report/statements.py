@@ -117,7 +117,7 @@ def mechanism(plan: Plan) -> dict[str, str]:
     mixture = "" if plan.mixture is None else f", mixture {plan.mixture:g}"
     return {
         "Plan": f"{plan.method}{mixture}",
-        "Sampling": f"Poisson: each record independently, at its owner's rate ({rates})",
+        "Sampling": f"Poisson: each record is drawn independently at its owner's rate ({rates})",
         "Clip norm": span(float(plan.clip_norms.min()), float(plan.clip_norms.max()), 4),
         "Noise": noise,
         "Divisor": f"{plan.expected_batch_size:.6g}, the expected batch size, fixed beforehand",
@@ -202,12 +202,12 @@ def not_covered(runs: Sequence[Run]) -> list[str]:
             2,
             f"The process that trained this model had already trained on owners with the same ids "
             f"and counts ({earlier} {'time' if earlier == 1 else 'times'}): if the records were "
-            "the same and those models are released too, the costs of a record add up.",
+            "the same and those models are released too, the costs to each record add up.",
         )
     if len(runs) > 1:
         items.insert(
             2,
             f"Each ε holds for one run alone. This page shows {len(runs)} runs: if several of them "
-            "used the same records and all are released, the costs of a record add up.",
+            "used the same records and all are released, the costs to each record add up.",
         )
     return items
