@@ -23,7 +23,7 @@ print(plan.describe(owners=True))
 
 model = nn.Sequential(
     nn.Conv2d(1, 16, 3, padding=1),
-    nn.GroupNorm(4, 16),  # within one image; BatchNorm mixes records and is refused
+    nn.GroupNorm(4, 16),  # normalises each image; BatchNorm mixes records and is refused
     nn.Tanh(),
     nn.MaxPool2d(2),
     nn.Flatten(),
@@ -40,4 +40,4 @@ last = run.history[-1]["validation"]
 print(f"\naccuracy on test images (no guarantee covers them): {last['accuracy']:.0%}")
 print(f"worst digit: {last['worst_group']['name']}, {last['worst_group']['recall']:.0%}")
 spent = zip(owners.ids.tolist(), run.epsilon().round(3).tolist(), strict=True)
-print(f"spent by each record of: {dict(spent)}")
+print(f"epsilon spent per record: {dict(spent)}")

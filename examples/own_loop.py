@@ -32,5 +32,5 @@ for batch in ow.PoissonBatches(training, plan):
 spent = dict(zip(owners.ids.tolist(), step.epsilon().round(3).tolist(), strict=True))
 accuracy = (model(validation[0]).argmax(1) == validation[1]).float().mean()
 print(f"\n{step!r}")
-print(f"spent by each record of: {spent}")
+print(f"epsilon spent per record: {spent}")
 print(f"accuracy on validation records (no guarantee covers them): {accuracy:.0%}")

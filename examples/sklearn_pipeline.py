@@ -35,6 +35,6 @@ with sklearn.config_context(enable_metadata_routing=True):  # passes `owners` to
 fitted = pipeline["classify"]
 print(fitted.plan_.describe(owners=True))
 spent = zip(fitted.plan_.owners.ids.tolist(), fitted.epsilon_.round(3).tolist(), strict=True)
-print(f"\nspent by each record of: {dict(spent)}")
+print(f"\nepsilon spent per record: {dict(spent)}")
 print(f"private: {fitted.private_}")
 print(f"accuracy on test records (no guarantee covers them): {pipeline.score(X_test, y_test):.0%}")

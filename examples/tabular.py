@@ -32,7 +32,7 @@ plan = ow.plan(owners, method="sample", steps=150, batch_size=200, clip_norm=1.0
 print(plan.describe(owners=True))
 
 model = ow.models.mlp(len(data.features), len(data.classes), hidden=(16,), activation="tanh")
-notes = {"data": data.name, "not_private": list(data.not_private)}  # the second is empty here
+notes = {"data": data.name, "not_private": list(data.not_private)}  # not_private is empty here
 run = ow.Trainer(model, plan, lr=1.0, weights=ow.INO(), notes=notes).fit(
     data.train.tensors(),
     validation=data.test.tensors(),

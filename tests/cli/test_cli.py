@@ -131,7 +131,7 @@ def test_a_batch_beyond_assumed_records(tmp_path, capsys):
     assert main(["plan", str(table), *REQUEST]) == 2
     message = capsys.readouterr().err
     assert "1 problem\n" in message
-    assert f"batch_size 64 for 2 owners; {table} {NO_RECORDS}" in message
+    assert f"batch_size 64 exceeds the number of owners (2); {table} {NO_RECORDS}" in message
     assert "declared" not in message
 
 

@@ -69,11 +69,11 @@ def test_all_problems_at_once():
     )
     text = "\n".join(found)
     for part in (
-        "training.lrr is not known; did you mean 'lr'?",
+        "training.lrr is unknown; did you mean 'lr'?",
         "--set plann.steps=3: no section plann; did you mean 'plan'?",
         "--set steps=3: expected section.key=value",
-        "section [runs] is not known; did you mean 'run'?",
-        "data.name 'digit' is not known; did you mean 'digits'?",
+        "section [runs] is unknown; did you mean 'run'?",
+        "data.name 'digit' is unknown; did you mean 'digits'?",
         "data.validation_share is 1.5; expected a number between 0 and 1",
         "data.target applies only to a file",
         "owners has budgets and epsilon; expected one of",
@@ -81,9 +81,9 @@ def test_all_problems_at_once():
         "plan.method is 'smaple'; expected one of uniform, sample",
         "plan.steps is 0; expected a whole number of at least 1",
         "plan.release_std is 0; expected a number above 0",
-        "plan has steps; expected two of steps, batch_size and noise_multiplier",
+        "plan needs two of steps, batch_size and noise_multiplier",
         'plan.mixture applies only to plan.method = "both"',
-        "model.hiden is not known to mlp; did you mean 'hidden'?",
+        "mlp has no option model.hiden; did you mean 'hidden'?",
         "training.lr is 'much'; expected a number above 0",
         "training.momentum applies only to sgd and rmsprop, not to adam",
         "weights.kind is missing",
@@ -114,7 +114,7 @@ def test_all_problems_at_once():
         ),
         (
             {"owners": {"assignment": {"kind": "by_class", "budgets": [1], "seed": 1}}},
-            "owners.assignment.seed is not known",
+            "owners.assignment.seed is unknown",
         ),
         ({"model": {}}, "model.name is missing; expected one of"),
         ({"model": {"name": "mpl"}}, "did you mean 'mlp'?"),
@@ -148,7 +148,7 @@ def test_what_is_wrong_is_said(change, message):
 
 
 def test_files_that_are_no_configuration(tmp_path):
-    with pytest.raises(ow.OwnerwiseError, match="no configuration at"):
+    with pytest.raises(ow.OwnerwiseError, match="there is no configuration file"):
         read_config(tmp_path / "absent.toml")
     path = tmp_path / "bad.toml"
     path.write_text("[run\n")

@@ -113,7 +113,7 @@ class TestChoices:
     def test_statistics_are_marked(self, table):
         with pytest.warns(PrivacyWarning):
             loaded = load_table(table, features=["age"], scale="statistics", **OPTIONS)
-        assert "means and deviations" in loaded.not_private[0]
+        assert "means and standard deviations" in loaded.not_private[0]
         assert loaded.train.inputs.mean() == pytest.approx(0, abs=1e-6)
 
     def test_kept_columns(self, table):
@@ -149,7 +149,7 @@ class TestRefusals:
         path = write(tmp_path / "t.csv", "x,y\n1,0\n,0\n")
         call = lambda: load_table(path, target="y", classes=[0], test_share=None)  # noqa: E731
         (problem,) = problems(call)
-        assert "column x: a value is missing in record 1;" in problem
+        assert "column x: a value is missing in record 1," in problem
 
     @pytest.mark.parametrize("said", [(1, 2, 3), [], ("a", 1), (5, 5)])
     def test_declarations(self, table, said):
@@ -158,7 +158,7 @@ class TestRefusals:
     def test_class_outside_the_list(self, table):
         options = OPTIONS | {"classes": ["well", "sick"]}
         problems(
-            lambda: load_table(table, features=DECLARED, **options), "another value in record 10,"
+            lambda: load_table(table, features=DECLARED, **options), "unknown value in record 10,"
         )
 
     @pytest.mark.parametrize(("column", "word"), [(0, "no owner id"), (3, "no class")])

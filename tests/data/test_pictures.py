@@ -90,7 +90,7 @@ def test_owners_and_a_model_follow(folder):
         ),
         (
             lambda f: Image.fromarray(pixels(3, 5, 5)).save(f / "faces/003.png"),
-            r"pictures of several sizes.*give size",
+            r"the pictures have different sizes.*pass size",
         ),
     ],
     ids=["missing", "damaged", "another size"],
@@ -111,7 +111,10 @@ def test_a_list_of_attributes_cut_short(folder):
 @pytest.mark.parametrize(
     ("features", "message"),
     [
-        ({"picture": {"sise": 3}}, "options sise; expected options among folder, size"),
+        (
+            {"picture": {"sise": 3}},
+            "has the options sise; expected only options among folder, size",
+        ),
         ({"picture": Pictures("faces"), "who": None}, "names pictures; expected it to be the only"),
     ],
 )

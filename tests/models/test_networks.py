@@ -126,7 +126,7 @@ def test_groups_divide_the_width():
         ("mnist-cnn", {"clases": 3}, ["no option 'clases'", "did you mean 'classes'"]),
         ("linear-head", {}, ["2 problems", "needs the option 'inputs'", "'classes'"]),
         ("mnist-cnn", {"activation": "tann"}, ["'tann'", "did you mean 'tanh'"]),
-        ("mnist-cnn", {"activation": {"heat": 1.0}}, ["no heat", "temperature"]),
+        ("mnist-cnn", {"activation": {"heat": 1.0}}, ["no parameter heat", "temperature"]),
     ],
 )
 def test_an_unknown_name_or_option_is_refused_with_the_nearest(name, options, words):

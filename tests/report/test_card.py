@@ -78,7 +78,7 @@ def test_everything_that_decides_the_guarantee_is_there():
     assert plan.hash in card
     for words in (
         "ONE RECORD, not one owner",
-        "one is the other plus a single record",
+        "one contains exactly one record more than the other",
         "the table of budgets",
         "the declared number of records",
         "hyper-parameter search",

@@ -85,8 +85,7 @@ def test_private_runs_say_what_they_promise_and_that_runs_add_up():
     assert "budget its owner set: ε 0.5 to 8 at δ 1e-5" in words
     assert "No record has spent more than 99.9" in words
     assert (
-        "if these 2 runs are released together, records that several of them used spend more"
-        in words
+        "if these 2 runs are released together, records used in several of them spend more" in words
     )
     assert "Not private: these results were measured on validation records" in words
 

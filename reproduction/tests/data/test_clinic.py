@@ -80,7 +80,7 @@ class TestCtg:
         make_ctg(root / "ctg")
         path = root / "ctg" / "CTG.csv"
         path.write_text(path.read_text().replace(",3\n", ",4\n"))
-        problems(lambda: data.load_ctg(root), "NSP", "another value in record 2")
+        problems(lambda: data.load_ctg(root), "NSP", "unknown value in record 2")
 
 
 class TestHeart:

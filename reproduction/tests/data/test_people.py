@@ -56,7 +56,7 @@ class TestAdult:
         make_adult(root / "adult")
         path = root / "adult" / "adult.data"
         path.write_text(path.read_text().replace("<=50K", "rich"))
-        problems(lambda: data.load_adult(root), "another value in record 0", "'<=50K'")
+        problems(lambda: data.load_adult(root), "unknown value in record 0", "'<=50K'")
 
     def test_age_that_is_no_number(self, root):
         make_adult(root / "adult")

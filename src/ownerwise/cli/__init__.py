@@ -1,5 +1,5 @@
 """The command line, one file per command.
 
-May import every other room. A command's file imports them inside the functions that need them, to
-keep `ownerwise --help` fast.
+This room may import every other room. Each command imports them inside its functions, which keeps
+`ownerwise --help` fast.
 """

@@ -1,4 +1,4 @@
-"""`ownerwise demo`: how privacy budgets affect their owners, on bundled data, in minutes."""
+"""`ownerwise demo`: compare private training methods on bundled data, in minutes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "demo",
         help="compare DP-SGD, IDP-SGD and INO-SGD on bundled data, in minutes",
-        description="Ten owners, one per digit, with budgets from strict to lax. Tunes four "
-        "methods over the same search space, compares them over several seeds, prints tables and "
-        "writes a report. Nothing is downloaded.",
+        description="Compare four methods on ten owners, one per digit, with budgets from strict "
+        "to lax. All methods are tuned over the same search space and run with several seeds. The "
+        "command prints tables and writes a report. Nothing is downloaded.",
     )
     command.set_defaults(command=_run)
     command.add_argument(
@@ -45,9 +45,10 @@ def _run(options: argparse.Namespace) -> None:
         f"{len(train)} images of digits, one owner per digit. Budgets per record: epsilon "
         f"{min(budgets.values()):g} (digit {demo.strictest}) to {max(budgets.values()):g}, "
         "delta 1e-5.\n"
-        f"Each method: {_count(len(search.cells), 'pair')} of clip norm and learning rate, each "
-        f"with {_count(len(search.search_seeds), 'seed')}, on {len(validation)} validation images; "
-        f"then the best pair with {_count(len(search.seeds), 'seed')} on {len(test)} test images."
+        f"Each method tries {_count(len(search.cells), 'pair')} of clip norm and learning rate, "
+        f"each with {_count(len(search.search_seeds), 'seed')}, on {len(validation)} validation "
+        f"images. The best pair then runs with {_count(len(search.seeds), 'seed')} and is "
+        f"evaluated on {len(test)} test images."
     )
     compared = demo.compare(progress=sys.stderr.isatty())
     summaries = demo.summaries(compared)

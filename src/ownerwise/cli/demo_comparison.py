@@ -1,12 +1,12 @@
-"""The comparison in `ownerwise demo`: four methods, and ten owners, one per digit.
+"""The comparison in `ownerwise demo`: four methods on ten owners, one per digit.
 
 Budgets range from strict to lax. Seeds and search space are fixed in advance. Every method is tuned
 over the same clip norms and learning rates, on validation data, with the same number of runs; tail
-and kappa are the library's defaults and are not tuned. The results are shown even if nothing was
-gained. The setting (budgets 1 to 10, 120 steps) was chosen after trying about ten others on these
-digits, and docs/how-to/tail-and-kappa.md compares nine choices of tail and kappa on the same test
-images: only the seeds here are new. Fixed seeds make the runs repeatable and therefore NOT private;
-the data are public.
+and kappa are the library's defaults and are not tuned. The results are shown even if no method
+gains anything. The setting (budgets 1 to 10, 120 steps) was chosen after trying about ten others on
+these digits, and docs/how-to/tail-and-kappa.md compares nine choices of tail and kappa on the same
+test images: only the seeds here are new. Fixed seeds make the runs repeatable and therefore NOT
+private; the data are public.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["METHODS", "Demo", "DemoMethod", "DemoSearch", "DemoSummary"]
 
 @dataclass(frozen=True)
 class DemoMethod:
-    """A method to compare: how it plans, and how it weights the records of a batch."""
+    """A method to compare: its planning method, and how it weights the records of a batch."""
 
     label: str
     plan_method: str
@@ -96,7 +96,7 @@ class DemoSummary:
 
 @dataclass
 class Demo:
-    """The demonstration: loads the digits, tunes the methods and compares them.
+    """Load the digits, tune the methods and compare them.
 
     Args:
         search: search space and seeds.
@@ -118,7 +118,8 @@ class Demo:
     def parts(self) -> tuple[Records, Records, Records]:
         """Training, validation and test records; a quarter of the training part is held out.
 
-        By position, which is fit only for a public file that never changes (see `data.splits`).
+        The split is by position, which is suitable only for a public file that never changes (see
+        `data.splits`).
         """
         train, test = self.data.train, self.data.test
         assert test is not None
@@ -258,7 +259,7 @@ def owner_table(summaries: Sequence[DemoSummary], budgets: Mapping[str, float]) 
 
 
 def findings(summaries: Sequence[DemoSummary]) -> Iterator[str]:
-    """Yield a sentence per method on its gains and losses compared with the simpler one.
+    """Yield a sentence per method on its gains and losses compared with a simpler method.
 
     A difference counts if it exceeds two standard errors of the difference of two means.
     """

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
-    """Treat SIGTERM, with which schedulers stop a process, like Ctrl-C."""
+    """Treat SIGTERM, which schedulers send to stop a process, like Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -63,8 +63,8 @@ def _stopped_by_sigterm() -> Iterator[None]:
 def make_parser(command: str | None = None) -> argparse.ArgumentParser:
     """Return the parser for the command line.
 
-    Commands from other packages are loaded only if they are called: `command` is the one being
-    called. None loads all of them.
+    A command from another package is loaded only if it is `command`, the command being called.
+    None loads all of them.
     """
     parser = argparse.ArgumentParser(
         prog="ownerwise",

@@ -1,4 +1,4 @@
-"""`ownerwise plan`: a table of budgets becomes a plan."""
+"""`ownerwise plan`: turn a table of budgets into a plan."""
 
 from __future__ import annotations
 
@@ -34,10 +34,14 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--steps", type=int, help="number of steps")
     command.add_argument("--batch-size", type=float, help="expected number of records per step")
-    command.add_argument("--noise-multiplier", type=float, help="noise std over clip norm")
-    command.add_argument("--clip-norm", type=float, default=1.0, help="gradient bound [1.0]")
     command.add_argument(
-        "--mixture", type=float, help="for both: from 0 (sample) to 1 (scale) [0.5]"
+        "--noise-multiplier", type=float, help="noise standard deviation divided by clip norm"
+    )
+    command.add_argument(
+        "--clip-norm", type=float, default=1.0, help="bound on a record's gradient norm [1.0]"
+    )
+    command.add_argument(
+        "--mixture", type=float, help="for --method both: from 0 (sample) to 1 (scale) [0.5]"
     )
     command.add_argument("--accountant", default="pld", help="pld or rdp [pld]")
     command.add_argument(
@@ -48,7 +52,7 @@ def add(commands: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=EPSILON",
-        help="epsilon for a categorical budget; may be repeated",
+        help="epsilon for a named budget level; may be repeated",
     )
     command.add_argument(
         "--strict", action="store_true", help="refuse plans that cannot use up every budget"
@@ -56,10 +60,10 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--hardened",
         action="store_true",
-        help="compute every batch in a fixed number of secret rows, against attacks on rounding",
+        help="resist attacks on rounding: compute every batch in a fixed number of secret rows",
     )
     command.add_argument(
-        "--owners", action="store_true", help="print a row per owner, not per budget class"
+        "--owners", action="store_true", help="print one row per owner instead of per budget class"
     )
     command.add_argument("--json", action="store_true", help="print the table as JSON")
     command.add_argument(
@@ -109,7 +113,7 @@ def _run(options: argparse.Namespace) -> None:
 def _request_problems(
     owners: Owners | None, options: argparse.Namespace, request: Mapping[str, Any]
 ) -> list[str]:
-    """Return everything wrong with the request, given the records that the table declares."""
+    """Return all problems with the request, given the record counts that the table declares."""
     from ownerwise.planning import request_problems
 
     if owners is None:
@@ -119,7 +123,10 @@ def _request_problems(
     problems = request_problems(None, **request)
     if options.batch_size is not None and options.batch_size > len(owners):
         assumed = NO_RECORDS.format(options.budgets)
-        problems.append(f"batch_size {options.batch_size:g} for {len(owners)} owners; {assumed}")
+        problems.append(
+            f"batch_size {options.batch_size:g} exceeds the number of owners ({len(owners)}); "
+            f"{assumed}"
+        )
     return problems
 
 

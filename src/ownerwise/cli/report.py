@@ -1,4 +1,4 @@
-"""`ownerwise report`: one or several runs side by side in one HTML file."""
+"""`ownerwise report`: write one HTML file about one or more runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def add(commands: Any) -> None:
     """Add the command's parser."""
     command = commands.add_parser(
         "report",
-        help="write an HTML report on one or several runs",
-        description="Write one HTML file about one or several runs. Runs with the same label count "
+        help="write an HTML report on one or more runs",
+        description="Write one HTML file about one or more runs. Runs with the same label count "
         "as seeds of one method.",
     )
     command.set_defaults(command=_run)

@@ -1,4 +1,4 @@
-"""`ownerwise train`: a configuration becomes a run folder with report and privacy card."""
+"""`ownerwise train`: train from a configuration; write a run folder, report and privacy card."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def prepare_run(
     resume: bool = False,
     progress: bool | None = None,
 ) -> PreparedRun:
-    """Load the data, make owners, plan and model, and return the prepared run.
+    """Load the data, create the owners, plan and model, and return the prepared run.
 
     Args:
         config: the configuration.
@@ -159,7 +159,7 @@ def split_records(
     if not held.any() or held.all():
         raise OwnerwiseError(
             f"data.validation_share {share:g} holds out {'all' if held.any() else 'none'} of the "
-            "training records; expected some of them: choose another share"
+            "training records; expected it to hold out some of them: choose another share"
         )
     return replace(data, train=train.take(~held)), train.take(held), data.test
 
@@ -180,7 +180,9 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
     ids = data.train.columns.get(column)
     if ids is None:
         known = ", ".join(data.train.columns) or "none"
-        raise OwnerwiseError(f"owners.column {column!r}: {data.name} has the columns {known}")
+        raise OwnerwiseError(
+            f"owners.column {column!r} is not in the data; {data.name} has the columns {known}"
+        )
     table: Any = settings.get("epsilon")
     if table is None:
         table = config.base / settings["budgets"]
@@ -189,7 +191,7 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
     try:
         owners = Owners(ids, table, delta, levels=settings.get("levels"))
     except BudgetError as error:
-        records = "give owners.budgets, a file with a records column"
+        records = "set owners.budgets to a file with a records column"
         problems = reworded(error.problems, "owners.levels = { high = 0.5, ... }", records)
         raise BudgetError(problems) from None
     _warn_of_other_counts(owners)
@@ -198,18 +200,18 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
 
 
 def _whole_keys(table: Mapping[str, Any]) -> list[int]:
-    """Return the keys as the whole numbers that the data has as owner ids."""
+    """Return the keys as whole numbers, like the owner ids in the data."""
     unlike = [key for key in table if text_ids([key]).dtype.kind != "i"]
     if unlike:
         raise OwnerwiseError(
-            f"owners.epsilon: owner {name_some(unlike, ascii)}; the data has whole numbers as "
-            "owner ids: write keys like them, in plain digits without zeros or signs before them"
+            f"owners.epsilon has the key {name_some(unlike, ascii)}, but the owner ids in the data "
+            "are whole numbers: write keys in plain digits, without leading zeros or signs"
         )
     return text_ids(list(table)).tolist()
 
 
 def _warn_of_other_counts(owners: Owners) -> None:
-    """Warn if training record counts differ from the declared ones, which set the rates."""
+    """Warn if the training record counts differ from the declared ones, which set the rates."""
     assert owners.record_owner_index is not None
     counts = np.bincount(owners.record_owner_index, minlength=len(owners))
     other = np.flatnonzero(counts != owners.records)
@@ -237,7 +239,7 @@ def stored_plan(folder: Path, owners: Owners) -> Plan | None:
 
 
 def make_model(config: Config, data: DataSet, problems: list[str]) -> torch.nn.Module | None:
-    """Return the model, with inputs and classes counted from the data unless they are given."""
+    """Return the model; unless specified, its inputs and classes are counted from the data."""
     options = dict(config["model"])
     name = options.pop("name")
     known = model_options(name)
@@ -272,7 +274,7 @@ def training_options(config: Config) -> dict[str, Any]:
 
 
 def make_weights(settings: Mapping[str, Any], seed: int | None) -> INO | None:
-    """Return the weights within a batch, or None; a random order uses the run's seed."""
+    """Return the weights for the records of a batch, or None; a random order uses `seed`."""
     if not settings:
         return None
     given = ("tail", "tail_length", "alpha", "beta", "width")

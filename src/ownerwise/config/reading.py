@@ -25,7 +25,7 @@ _OF_TABLES = ("target", "owner", "features", "classes", "columns", "scale", "tes
 
 @dataclass(frozen=True)
 class Config:
-    """A valid configuration: the sections by name, and the folder for relative paths.
+    """A valid configuration.
 
     Attributes:
         sections: {section: {key: value}}; every section is present, possibly empty.
@@ -49,13 +49,13 @@ def read_config(path: str | PathLike, changes: Sequence[str] = ()) -> Config:
         changes: strings "section.key=value", with values as in TOML (strings need no quotes).
 
     Raises:
-        OwnerwiseError: with a list of everything that is wrong in the file.
+        OwnerwiseError: if the file has problems; the message lists all of them.
     """
     path = Path(path)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise OwnerwiseError(f"no configuration at {path}") from None
+        raise OwnerwiseError(f"there is no configuration file {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OwnerwiseError(f"{path} is not TOML: {error}") from None
     return make_config(content, path.parent, path.stem, changes)
@@ -72,7 +72,7 @@ def make_config(
     sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for section, values in content.items():
         if section not in SECTIONS:
-            problems.append(f"section [{section}] is not known; {known_names(section, SECTIONS)}")
+            problems.append(f"section [{section}] is unknown; {known_names(section, SECTIONS)}")
         elif not isinstance(values, Mapping):
             problems.append(f"{section} is {values!r}; expected a section [{section}] with keys")
         else:
@@ -122,7 +122,7 @@ def _key_problems(
 ) -> Iterator[str]:
     for key, value in content.items():
         if key not in keys:
-            yield f"{where}.{key} is not known; {known_names(key, keys)}"
+            yield f"{where}.{key} is unknown; {known_names(key, keys)}"
         elif not keys[key].fits(value):
             yield f"{where}.{key} is {value!r}; expected {keys[key].expected}"
 
@@ -147,12 +147,12 @@ def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
             yield f"data.{key} applies only to a file; a named data set has data.options"
     name, options = content["name"], content.get("options", {})
     if name not in LOADERS:
-        yield f"data.name {name!r} is not known; {known_names(name, LOADERS)}"
+        yield f"data.name {name!r} is unknown; {known_names(name, LOADERS)}"
     elif isinstance(options, Mapping):
         known = loader_options(name)
         for option in options:
             if option not in known:
-                yield f"data.options.{option} is not known to {name}; {known_names(option, known)}"
+                yield f"{name} has no option data.options.{option}; {known_names(option, known)}"
 
 
 def _owner_problems(sections: Mapping[str, Any]) -> Iterator[str]:
@@ -191,7 +191,7 @@ def _assignment_problems(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def assignment_options(kind: str) -> dict[str, bool]:
-    """Return the options an assignment method takes, and whether each is required."""
+    """Return the options that an assignment takes, and whether each is required."""
     _, *options = inspect.signature(ASSIGNMENTS[kind]).parameters.values()
     return {option.name: option.default is option.empty for option in options}
 
@@ -201,8 +201,8 @@ def _plan_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     given = [key for key in ("steps", "batch_size", "noise_multiplier") if key in content]
     if len(given) != 2:
         yield (
-            f"plan has {', '.join(given) or 'none'}; expected two of steps, batch_size and "
-            "noise_multiplier (the third follows from the budgets)"
+            "plan needs two of steps, batch_size and noise_multiplier (the third follows from the "
+            f"budgets); it has {', '.join(given) or 'none of them'}"
         )
     if "mixture" in content and content.get("method") != "both":
         yield 'plan.mixture applies only to plan.method = "both"'
@@ -223,11 +223,11 @@ def _model_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     known = model_options(name)
     for option in options:
         if option not in known:
-            yield f"model.{option} is not known to {name}; {known_names(option, known)}"
+            yield f"{name} has no option model.{option}; {known_names(option, known)}"
 
 
 def model_options(name: str) -> list[str]:
-    """Return the options a model takes."""
+    """Return the options that a model takes."""
     return [*inspect.signature(BUILDERS[name]).parameters]
 
 

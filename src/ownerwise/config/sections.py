@@ -61,7 +61,7 @@ ASSIGNMENT_KEYS: Mapping[str, ValueRule] = {
     "classes": table("a table {owner = [classes]}", texts().fits),
     "seed": whole(0),
 }
-"""Keys that every assignment has; it checks any others itself."""
+"""Rules for common keys of assignments; an assignment checks any other keys itself."""
 
 SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
     "run": {
@@ -82,7 +82,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "loggers": list_of(
             f"a list of {' or '.join(LOGGERS)}",
             lambda value: isinstance(value, str) and value in LOGGERS,
-        ).means("where history lines are sent in addition to the run folder"),
+        ).means("loggers that receive the history lines in addition to the run folder"),
     },
     "data": {
         "name": text().means("name of a [data set](api/data.md#data-sets-by-name)"),
@@ -126,7 +126,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "column of the data with each record's owner; by default `data.owner`"
         ),
         "levels": table("a table {level = positive number}", POSITIVE.fits).means(
-            "epsilon for each categorical budget"
+            "epsilon for each named budget level"
         ),
         "assignment": table("a table with kind and budgets").means(
             "assigns records of a public data set to fictitious owners, for experiments"
@@ -142,8 +142,8 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         ),
         "steps": whole(1).means("number of steps"),
         "batch_size": POSITIVE.means("expected number of records per step"),
-        "noise_multiplier": POSITIVE.means("noise std over clip norm"),
-        "clip_norm": POSITIVE.means("bound on a record's gradient; 1 by default"),
+        "noise_multiplier": POSITIVE.means("noise standard deviation divided by clip norm"),
+        "clip_norm": POSITIVE.means("bound on the norm of a record's gradient; 1 by default"),
         "accountant": choice(ACCOUNTANTS).means("`pld` by default, which is tight"),
         "mixture": within(0, 1).means("for `both`: from 0 (sample) to 1 (scale); 0.5 by default"),
         "noise_schedule": either(
@@ -156,8 +156,8 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "([planning](planning.md#noise-schedules))"
         ),
         "release_std": POSITIVE.means(
-            "noise std of an additional release with sensitivity 1, such as the count that "
-            "steers importance sampling"
+            "noise standard deviation of an additional release with sensitivity 1, such as the "
+            "count that steers importance sampling"
         ),
         "strict": flag().means("refuse plans in which some owner cannot use up their budget"),
         "hardened": flag().means(
@@ -192,7 +192,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "([importance](how-to/importance-sampling.md))"
         ),
         "micro_batch_size": whole(1).means(
-            "number of records processed together; by default chosen to fit the memory"
+            "number of records processed together; by default chosen to fit into memory"
         ),
         "lean": flag().means("use less memory but more time"),
     },
@@ -215,12 +215,10 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "how records are ordered; `loss` by default; other packages may add orders"
         ),
         "shape": either(
-            '"beta", "steps", or a list of falling values from 0 to 1',
+            '"beta", "steps", or a list of decreasing values from 0 to 1',
             choice(("beta", "steps")),
             list_of("", within(0, 1).fits),
         ).means("shape of the tail function; `beta` by default"),
     },
 }
-"""Sections and keys of a configuration; the options of a model are additional keys in its
-section.
-"""
+"""Sections and keys of a configuration; section `model` also accepts the options of the model."""

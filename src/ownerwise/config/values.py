@@ -1,4 +1,4 @@
-"""Rules for the values of keys: each has a test and a description."""
+"""Rules for the values of keys; each rule has a test and a description."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-    """Return whether a value is an int, and not a bool."""
+    """Return whether a value is an int but not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -1,4 +1,4 @@
-"""Your own tables and pictures, data sets by name, and who owns which record.
+"""Load your own tables and pictures, or data sets by name, and assign records to owners.
 
 Loaders return a `DataSet`: records, their targets and any other columns. Apart from the root
 modules, this room imports only `owners`, for its table reader.

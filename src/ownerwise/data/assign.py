@@ -1,11 +1,12 @@
 """Assign the records of a data set to owners: by a column, or by class to simulate owners.
 
-Each function takes a `DataSet` and returns an `Assignment`: who owns which training record, and
-each owner's epsilon, ready for `Owners(a.record_owner, a.epsilon, delta)`; and which group each
-validation or test record belongs to. Group budgets are declared, never computed from labels.
+Each function takes a `DataSet` and returns an `Assignment` `a`. It says who owns which training
+record and what each owner's epsilon is, ready for `Owners(a.record_owner, a.epsilon, delta)`. It
+also says which group each validation or test record belongs to. Group budgets are declared, never
+computed from labels.
 
-Your own data names its owners in a column (`by_column`). Owners formed from classes are a
-simulation for public benchmarks: the (public) owner of a record then reveals its label.
+For your own data, a column gives the owners (`by_column`). Owners formed from classes are a
+simulation for public benchmarks: the owner of a record, which is public, then reveals its label.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ class Assignment:
     """Who owns which training record, and how records are grouped for evaluation.
 
     Attributes:
-        description: the assignment in words.
+        description: a description of the assignment.
         record_owner: owner id of each training record, in the order of the records.
         epsilon: {id: epsilon}; or, if every record is its own owner, an array in record order.
-        group_budgets: {group: epsilon}, the budget declared for the group, or its mean.
-        class_groups: the group of each class; or
-        column: the column of `Records.columns` whose value is the group.
+        group_budgets: {group: epsilon}, with the declared or mean budget of each group.
+        class_groups: the group of each class, if classes determine the groups.
+        column: the name in `Records.columns` of the column that determines the groups, if any.
     """
 
     description: str
@@ -51,7 +52,7 @@ class Assignment:
 
 
 def evenly(low: float, high: float, count: int) -> tuple[float, ...]:
-    """Return `count` budgets in even steps from low to high."""
+    """Return `count` evenly spaced budgets from `low` to `high`."""
     return tuple(np.linspace(low, high, count).tolist())
 
 
@@ -64,7 +65,7 @@ def by_class(data: DataSet, budgets: Budgets) -> Assignment:
 
 
 def by_classes(data: DataSet, classes: Mapping[str, Sequence[str]], budgets: Budgets) -> Assignment:
-    """Give several classes to each owner: `{owner: class names}`, each class once.
+    """Give each owner the classes listed in `{owner: class names}`; each class has one owner.
 
     `budgets` lists the budgets in the order of the owners, or maps their names to budgets.
     """
@@ -80,7 +81,7 @@ def by_classes(data: DataSet, classes: Mapping[str, Sequence[str]], budgets: Bud
 
 
 def by_column(data: DataSet, column: str, epsilon: Mapping[int | str, float]) -> Assignment:
-    """Take the owners from a column: a subject, a clinic, or the `owner` column from `load_table`.
+    """Take the owners from a column, such as a clinic, or the `owner` column from `load_table`.
 
     Validation and test records are grouped by the same column.
     """
@@ -92,8 +93,9 @@ def by_column(data: DataSet, column: str, epsilon: Mapping[int | str, float]) ->
 ASSIGNMENTS: Registry[Callable[..., Assignment]] = Registry(
     "ownerwise.assignments", {"by_class": by_class, "by_classes": by_classes}
 )
-"""Simulations by name, for configuration files. Each takes the data and `budgets`, and may take
-other options. Other packages can add more through the entry-point group `ownerwise.assignments`.
+"""Simulated assignments by name, for configuration files. Each takes the data, `budgets` and
+possibly other options. Other packages can add more through the entry-point group
+`ownerwise.assignments`.
 """
 
 
@@ -104,27 +106,29 @@ def named_budgets(given: Budgets, names: tuple[str, ...]) -> dict[str, float]:
         lacking = [name for name in names if name not in given]
         unknown = [name for name in given if name not in names]
         if lacking:
-            problems.append(f"no budget for {name_some(lacking, repr)}; expected one for each")
+            problems.append(f"no budget for {name_some(lacking, repr)}; expected one for each name")
         if unknown:
             problems.append(
-                f"a budget for {name_some(unknown, repr)}; expected names among "
+                f"a budget for the unknown name {name_some(unknown, repr)}; expected names among "
                 f"{name_some(names, repr, shown=10)}"
             )
         budgets = dict(given)
     else:
         if len(given) != len(names):
-            problems.append(f"{len(given)} budgets for {len(names)} names; expected one for each")
+            problems.append(
+                f"{len(given)} budgets for {len(names)} names; expected one for each name"
+            )
         budgets = dict(zip(names, given, strict=False))
     wrong = [f"{name} ({value!r})" for name, value in budgets.items() if not value > 0]
     if wrong:
-        problems.append(f"epsilon of {name_some(wrong)}; expected a number above 0")
+        problems.append(f"invalid epsilon for {name_some(wrong)}; expected a number above 0")
     if problems:
         raise OwnerwiseError(problems)
     return {name: float(budgets[name]) for name in names}
 
 
 def owners_of_classes(data: DataSet, classes: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return each class's owner; raise if a class is unknown, or has no owner or several."""
+    """Return each class's owner; raise if a class is unknown or does not have exactly one owner."""
     owners: dict[str, list[str]] = {name: [] for name in data.classes}
     problems = []
     for owner, names in classes.items():
@@ -135,7 +139,7 @@ def owners_of_classes(data: DataSet, classes: Mapping[str, Sequence[str]]) -> tu
                 problems.append(f"owner {owner!r}: {data.name} has no class {name!r}")
     problems += [
         f"class {name!r} has {len(holders)} owners; expected one: "
-        + ("give it to one, or leave the class out with data.only" if not holders else "remove one")
+        + ("assign it to one, or exclude it with data.only" if not holders else "remove the others")
         for name, holders in owners.items()
         if len(holders) != 1
     ]

@@ -21,9 +21,9 @@ def load_digits(
     """Return the 1797 grey 8x8 images of the digits 0 to 9 that come with scikit-learn.
 
     Nothing is read from `data_dir` or downloaded. There is no official split: every fifth record
-    of each class, in the source's order, is a test record. The file is public and never changes, so
-    this split is a part of the data set, and neighbours differ in one training record. `scale`:
-    "unit" or "signed".
+    of each class, in the order of the source, is a test record. The file is public and never
+    changes, so this split is part of the data set, and neighbouring data sets differ in one
+    training record. `scale` is "unit" or "signed".
     """
     bundled = require("sklearn.datasets", "ownerwise[sklearn]", "the data set digits").load_digits()
     images = scale_images(bundled.images[:, None], "digits", scale, brightest=_BRIGHTEST)

@@ -1,8 +1,8 @@
-"""Tables encoded as numbers for a model, by a public schema.
+"""Encode tables as numbers for a model, using a public schema.
 
 Guarantee: with scaling by declared ranges, nothing is learned from the records. Ranges and lists of
 categories are constants that the caller (or a data set's loader) declares, and each record is
-encoded on its own. Scaling by statistics of the training records is also possible, but it releases
+encoded separately. Scaling by statistics of the training records is also possible, but it releases
 means and standard deviations without noise; a warning says so, and `not_private` lists them.
 """
 
@@ -33,7 +33,7 @@ class Number:
     Attributes:
         name: the column's name.
         low, high: the declared range, or None.
-        logarithmic: scale sign(x) log(1 + |x|) instead of x, for amounts of money and for counts.
+        logarithmic: scale sign(x) log(1 + |x|) instead of x; useful for amounts and counts.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """A column of categories, listed publicly: one 0/1 input for each, all 0 if missing."""
+    """A column with a public list of categories: one 0/1 input each, all 0 for a missing value."""
 
     name: str
     values: tuple[str, ...]
@@ -91,8 +91,8 @@ def encode(
             if len(problems) == before and np.isnan(values).any():
                 missing = name_some(np.flatnonzero(np.isnan(values)), record)
                 problems.append(
-                    f"column {feature.name}: a value is missing in {missing}; expected none unless "
-                    "a range is declared: declare one, or fill it in"
+                    f"column {feature.name}: a value is missing in {missing}, which is allowed "
+                    "only with a declared range: declare one, or fill in the value"
                 )
             blocks.append(values[:, None])
             names.append(feature.name)
@@ -100,10 +100,10 @@ def encode(
         raise OwnerwiseError(problems)
     not_private = ()
     if scale == "statistics":
-        not_private = ("means and deviations of the features, from the training records",)
+        not_private = ("means and standard deviations of the features in the training records",)
         warnings.warn(
-            "scale='statistics' uses means and deviations of the training records without noise: "
-            "these statistics are NOT private; scale='ranges' uses declared ranges instead",
+            "scale='statistics' uses means and standard deviations of the training records without "
+            "noise: these statistics are NOT private; scale='ranges' uses declared ranges instead",
             PrivacyWarning,
             stacklevel=4,
         )
@@ -120,7 +120,7 @@ def make_table(
     columns: Mapping[str, np.ndarray],
     scale: str = "ranges",
 ) -> DataSet:
-    """Return the data set made from encoded cells.
+    """Encode cells and return them as a data set.
 
     Args:
         name: the data set's name.
@@ -159,7 +159,7 @@ def class_of(cells: Sequence[Any], values: Sequence[Any], what: str) -> np.ndarr
     unknown = [at for at, cell in enumerate(cells) if cell not in place]
     if unknown:
         raise OwnerwiseError(
-            f"{what}: another value in {name_some(unknown, record)}; expected one of "
+            f"{what}: unknown value in {name_some(unknown, record)}; expected one of "
             f"{name_some(list(values), repr)}: correct the cell, or add the value to the list"
         )
     return np.array([place[cell] for cell in cells], dtype=np.int64)
@@ -189,8 +189,8 @@ def _numbers(column: Sequence[Any], name: str, problems: list[str]) -> np.ndarra
         if texts:
             advice = f", or declare its categories from public knowledge: {name} = ['a', 'b', ...]"
         problems.append(
-            f"column {name}: no finite number in {name_some(wrong, record)}; expected one in each: "
-            f"correct the cell{advice}"
+            f"column {name}: no finite number in {name_some(wrong, record)}; expected one in every "
+            f"record: correct the cell{advice}"
         )
     return values
 

@@ -53,7 +53,8 @@ class Pictures:
         pixels = [self._read_one(folder / str(name), at) for at, name in enumerate(names)]
         if len({picture.shape[1:] for picture in pixels}) > 1:
             raise OwnerwiseError(
-                f"{folder}: pictures of several sizes; expected one: give size=(height, width)"
+                f"{folder}: the pictures have different sizes; expected one size: pass "
+                "size=(height, width)"
             )
         return scale_images(np.stack(pixels), "pictures", self.scale)
 

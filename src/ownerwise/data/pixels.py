@@ -18,7 +18,7 @@ def scale_images(pixels: np.ndarray, name: str, scale: str, brightest: int = 255
     Args:
         pixels: whole numbers from 0 to `brightest`.
         name: the data set's name, for messages.
-        scale: "unit": 0 to 1; "signed": -1 to 1.
+        scale: "unit" (0 to 1) or "signed" (-1 to 1).
         brightest: the value of a white pixel.
     """
     if scale not in SCALES:

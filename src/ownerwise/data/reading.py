@@ -1,4 +1,4 @@
-"""Read external files: errors name the damaged file, and no file is read only in part."""
+"""Read external files, completely or not at all; errors name the damaged file."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _OPEN = {".gz": gzip.open, ".xz": lzma.open}
 
 
 class Unusable(ValueError):
-    """What a check of ours finds wrong with a file, in words that quote no cell."""
+    """A problem that our own checks find in a file; its message quotes no cell."""
 
 
 @contextmanager
 def reading(path: Path | str, expected: str) -> Iterator[None]:
     """Turn any error while a file is read into one that names the file.
 
-    What a parser says is not repeated, because it may quote cells; `Unusable` is.
+    The message of `Unusable` is kept. Messages of parsers are not, because they may quote cells.
     """
     try:
         yield
@@ -57,9 +57,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_rows(path: Path, columns: int | None = None) -> list[list[str]]:
-    """Return the stripped rows of a CSV file, without blank lines and `|` comments.
+    """Return the rows of a CSV file, stripped, without blank lines and `|` comments.
 
-    Every row must have `columns` cells, by default as many as the first row has.
+    Every row must have `columns` cells, by default as many as the first row.
     """
     with reading(path, "CSV"):
         file = io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")

@@ -37,7 +37,7 @@ class Records:
         if len(set(lengths.values())) > 1:
             given = ", ".join(f"{what} {length}" for what, length in lengths.items())
             problems.append(
-                f"numbers of records differ (not private): {given}; expected the same for all"
+                f"the numbers of records differ (not private): {given}; expected equal numbers"
             )
         if self.targets.dtype != np.int64 or self.targets.ndim != 1:
             problems.append(
@@ -72,16 +72,16 @@ class DataSet:
     """A data set, ready for training.
 
     Attributes:
-        name: as in `LOADERS`, or as given.
+        name: the name in `LOADERS`, or a name of your choice.
         train: the records to be protected.
         test: records for evaluation, which no guarantee covers. None if there are none.
         classes: the name of each class, a public list; `targets` are positions in it.
-        validation: the third part, if the source has one; no guarantee covers it either.
+        validation: validation records, if the source has any; no guarantee covers these either.
         features: for tables, the name of each column of `inputs`.
-        form: shape, type and range of the inputs, in words.
+        form: a description of the inputs' shape, type and range.
         not_private: descriptions of anything computed from the training records without noise,
-            which no guarantee covers. Its parts carry the same marks, so a run that uses them is
-            NOT PRIVATE.
+            which no guarantee covers. The parts of the data set carry the same marks, so a run that
+            uses them is NOT PRIVATE.
     """
 
     name: str
@@ -110,7 +110,7 @@ class DataSet:
         self._share_marks()
 
     def _share_marks(self) -> None:
-        """Give the data set and each of its parts the marks of all of them."""
+        """Copy the marks of all parts to the data set and to every part."""
         parts = self.parts()
         marks = tuple(marks_of(self, *parts.values()))
         vars(self)["not_private"] = marks
@@ -126,7 +126,7 @@ class DataSet:
     def only(self, classes: Sequence[str]) -> DataSet:
         """Return only the records of these classes; their targets become 0, 1, ... in this order.
 
-        Example: two of the categories of CIFAR-100, `data.only([*FISH, *VEHICLES])`.
+        For example, `data.only([*FISH, *VEHICLES])` keeps two of the categories of CIFAR-100.
         """
         positions = class_positions(self, classes)
         meaning = np.full(len(self.classes), -1)
@@ -144,7 +144,7 @@ class DataSet:
 
 
 def class_positions(data: DataSet, classes: Sequence[str]) -> list[int]:
-    """Return the positions of classes given by name, each once."""
+    """Return the positions of classes given by name; refuse unknown and repeated names."""
     unknown = [name for name in classes if name not in data.classes]
     problems = []
     if unknown:
@@ -153,7 +153,7 @@ def class_positions(data: DataSet, classes: Sequence[str]) -> list[int]:
             f"{name_some(data.classes, repr, shown=10)}"
         )
     if len(set(classes)) < len(classes) or not classes:
-        problems.append(f"classes {list(classes)!r}: expected at least one, and each once")
+        problems.append(f"classes {list(classes)!r}: expected at least one, and no repetitions")
     if problems:
         raise OwnerwiseError(problems)
     return [data.classes.index(name) for name in classes]

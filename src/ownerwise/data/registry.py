@@ -13,7 +13,7 @@ from ownerwise.errors import OwnerwiseError, known_names
 from ownerwise.registry import Registry
 
 LOADERS: Registry[Callable[..., DataSet]] = Registry("ownerwise.datasets", {"digits": load_digits})
-"""The loader for each data set. It takes `data_dir` and `download`, then its own options. Other
+"""The loader for each data set. Loaders take `data_dir`, `download` and their own options. Other
 packages can add loaders through the entry-point group `ownerwise.datasets`."""
 
 

@@ -1,12 +1,12 @@
-"""Choose the records to hold out: the side of each record depends on that record alone.
+"""Choose the records to hold out; whether a record is held out depends on that record alone.
 
-Guarantee: with `held_out`, adding or removing a record changes no other record's side, so the
-training parts of neighbouring data sets are neighbours too (or equal, if the record is held out). A
-split by position or by a permutation has no such guarantee: removing one record moves many others.
+Guarantee: with `held_out`, adding or removing a record moves no other record, so the training parts
+of neighbouring data sets are neighbours too (or equal, if the record is held out). A split by
+position or by a permutation has no such guarantee: removing one record moves many others.
 
 The split is public: anyone may know the seed and the share. Choose both without looking at the
-records. No guarantee covers the records that are held out. The number held out is random (binomial
-around the share); in each class and for each owner it is close to the share, not equal to it.
+records. No guarantee covers the records that are held out. Their number is random (binomial); in
+each class and for each owner, the fraction held out is close to the share, but not equal to it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def held_out(rows: Iterable[bytes], share: float, part: str, seed: int = 0) -> n
     """Return a mask of the records to hold out, decided by a keyed hash of each row.
 
     Args:
-        rows: what identifies each record: its content or its id (`content_rows`). Equal rows are on
-            the same side; to keep owners together, give each record's owner.
+        rows: bytes that identify each record: its content (see `content_rows`) or its id. Equal
+            rows stay together; to keep an owner's records together, pass each record's owner.
         share: the probability of being held out.
         part: "test" or "validation"; the two splits are independent of each other.
-        seed: public number; another seed gives another split.
+        seed: a public number; a different seed gives a different split.
     """
     key = hashlib.sha256(f"ownerwise {part} split, seed {seed}".encode()).digest()
     limit = int(share * 2**64)
@@ -40,8 +40,8 @@ def held_out(rows: Iterable[bytes], share: float, part: str, seed: int = 0) -> n
 def content_rows(columns: Sequence[Any]) -> list[bytes]:
     """Return each record's content as bytes, from columns with one entry per record.
 
-    Cells count by their value, not by how an array holds them: the width of a text array or the
-    type of an int array depends on other records.
+    A cell's bytes depend on its value, not on how an array stores it: the width of a text array or
+    the type of an int array depends on other records.
     """
     return [b"".join(cells) for cells in zip(*map(_cells, columns), strict=True)]
 
@@ -57,12 +57,12 @@ def _cells(column: Any) -> list[bytes]:
 
 
 def _written(cell: Any) -> str:
-    """Return a cell as text; 3 and 3.0 are one value, since a gap turns ints into floats."""
+    """Return a cell as text; 3 and 3.0 are equal, since a missing value turns ints into floats."""
     return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell)
 
 
 def _row(row: np.ndarray) -> bytes:
-    """Return the numbers in a row as float32 where these hold them exactly, else as float64."""
+    """Return the bytes of a row as float32 if that is exact, else as float64."""
     if row.dtype.kind not in "fiub":
         return row.tobytes()
     with np.errstate(over="ignore"):
@@ -76,12 +76,12 @@ def positional_split(
 ) -> np.ndarray:
     """Return a mask that selects every fifth record of each class, in the order of a public file.
 
-    Only for published files that never change, such as those of the papers: the split is then a
-    part of the data set, as MNIST's is, and the records to be protected are those of its training
-    part. For a table that may gain or lose a record, use `held_out`.
+    Use this only for published files that never change, such as those used in the papers. The split
+    is then part of the data set, as for MNIST, and the records in its training part are the ones to
+    protect. For a table that may gain or lose a record, use `held_out`.
 
-    With `groups` (one id per record, such as the subject) every fifth group is selected as a whole;
-    its class is that of its first record.
+    With `groups` (one id per record, such as the subject), every fifth group is selected as a
+    whole; a group has the class of its first record.
     """
     if groups is None:
         groups = np.arange(len(targets))

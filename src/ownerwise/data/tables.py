@@ -1,4 +1,4 @@
-"""Data sets from your own tables, with a column that names the owner of each record."""
+"""Load data sets from your own tables, with a column that names the owner of each record."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def load_table(
             `Owners(data.train.columns["owner"], {id: epsilon})`.
         features: the columns that become inputs; by default all others. A mapping also declares,
             from public knowledge, each column's range (low, high) or its list of categories: ranges
-            are scaled to [-1, 1], and categories become 0/1 inputs. None: numbers, used unchanged.
-            `Pictures(...)`, or its options as a mapping: the column names picture files, which are
-            then the only inputs.
+            are scaled to [-1, 1], and categories become 0/1 inputs. None declares numbers that are
+            used unchanged. `Pictures(...)`, or a mapping of its options, declares a column that
+            names picture files, which are then the only inputs.
         classes: the classes, in the order of their targets. By default the distinct values in the
             records; the list itself is then NOT private.
         columns: additional columns to keep alongside the inputs.
         scale: "ranges", "statistics" (of the training records: NOT private) or "none".
-        test_share: probability that a record becomes a test record; None: no test set. A public
-            hash of its row decides, independently of all other rows (see `splits`): rows with the
-            same cells are on the same side, and the number of test records is close to this share.
+        test_share: probability that a record becomes a test record, or None for no test set. A
+            public hash of its row decides, independently of all other rows (see `splits`): rows
+            with equal cells stay together, and the fraction of test records is close to this share.
 
     Example:
         >>> ranges = {"age": (0, 110), "ward": ["day", "night", "emergency"]}
@@ -170,7 +170,8 @@ def _pictures(name: str, options: Mapping[str, Any]) -> Pictures:
     except TypeError:
         known = ", ".join(field.name for field in fields(Pictures))
         raise OwnerwiseError(
-            f"feature {name}: options {name_some(list(options))}; expected options among {known}"
+            f"feature {name} has the options {name_some(list(options))}; expected only options "
+            f"among {known}"
         ) from None
 
 
@@ -197,7 +198,7 @@ def _schema(cells: Mapping[str, Any], declared: Mapping[str, Declared]) -> Schem
                 "categories (str), or None"
             )
     problems += [
-        f"feature {number.name}: the range {number.low:g} to {number.high:g}; expected low < high"
+        f"feature {number.name} has range {number.low:g} to {number.high:g}; expected low < high"
         for number in schema
         if isinstance(number, Number) and number.low is not None and number.high is not None
         and not number.low < number.high
@@ -210,13 +211,13 @@ def _schema(cells: Mapping[str, Any], declared: Mapping[str, Declared]) -> Schem
 def _labels(
     cells: Any, classes: Sequence[Any] | None, target: str
 ) -> tuple[tuple[np.ndarray, tuple[str, ...]], tuple[str, ...]]:
-    """Return (targets, class names), and a list of what is not private in them."""
+    """Return (targets, class names), and a description of anything in them that is not private."""
     written = [_written(cell) for cell in (cells.tolist() if hasattr(cells, "tolist") else cells)]
     missing = [at for at, cell in enumerate(written) if cell in (*MISSING, "nan", "None")]
     if missing:
         raise OwnerwiseError(
-            f"column {target}: no class in record {name_some(missing)}; fill it in, or leave out "
-            "the record"
+            f"column {target}: no class in record {name_some(missing)}; fill it in, or remove the "
+            "record"
         )
     not_private = ()
     if classes is None:

@@ -1,9 +1,9 @@
-"""Words as integer ids. A vocabulary built from private text is itself a release of that text.
+"""Encode words as integer ids. A vocabulary built from private text is a release of that text.
 
 If a word is in the vocabulary, someone wrote it. A rare name in the list identifies a person, and
 noise added in training cannot undo that. The default vocabulary is therefore not a list: a public
 function hashes words into a fixed number of ids, whatever the texts contain. A list from public
-text is just as private. A list of the most frequent words in the training texts, as papers use, is
+text is equally safe. A list of the most frequent words in the training texts, as papers use, is
 possible, but it raises a warning and is marked as not private.
 """
 
@@ -50,7 +50,7 @@ class Vocabulary:
     """The id of each word, from 0 to size - 1. Create one with `hashed`, `listed` or `counted`.
 
     Attributes:
-        size: number of ids, the size of an embedding layer's table.
+        size: number of ids, and therefore of rows in an embedding table.
         words: the listed words, in the order of their ids; empty if words are hashed.
         not_private: if the list was computed from the training texts, a note that says so.
     """

@@ -1,6 +1,6 @@
 """Networks, and features that cost no privacy.
 
-`models.build("mlp", inputs=21, classes=3)` makes a network by name; `list(models.BUILDERS)` shows
+`models.build("mlp", inputs=21, classes=3)` builds a network by name; `list(models.BUILDERS)` lists
 the names. All of these networks process records separately, so the private step can train them.
 `models.features` has feature extractors that cost no privacy, because they do not depend on private
 records. This room imports no other room.

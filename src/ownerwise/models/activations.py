@@ -14,7 +14,7 @@ Activation = str | Mapping[str, float] | Callable[[], nn.Module]
 
 
 class TemperedSigmoid(nn.Module):
-    """`scale * sigmoid(temperature * x) - offset`; the default is tanh.
+    """`scale * sigmoid(temperature * x) - offset`, which is tanh with the default parameters.
 
     References:
         Papernot, Thakurta, Song, Chien, Erlingsson (2021), "Tempered Sigmoid Activations for Deep
@@ -53,8 +53,8 @@ def activation_maker(activation: Activation) -> Callable[[], nn.Module]:
         unknown = sorted(set(activation) - {"scale", "temperature", "offset"})
         if unknown:
             raise OwnerwiseError(
-                f"a tempered sigmoid has no {', '.join(unknown)}; expected scale, temperature, "
-                "offset"
+                f"a tempered sigmoid has no parameter {', '.join(unknown)}; expected scale, "
+                "temperature or offset"
             )
         return lambda: TemperedSigmoid(**activation)
     if not isinstance(activation, str):

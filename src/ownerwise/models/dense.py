@@ -19,9 +19,9 @@ def mlp(
     hidden: Sequence[int] = (47, 47, 47),
     activation: Activation = "relu",
 ) -> nn.Sequential:
-    """Return a multi-layer perceptron; the default suits the cardiotocography table.
+    """Return a multi-layer perceptron; the defaults suit the cardiotocography table.
 
-    Inputs are [batch, inputs], or any shape with that many numbers per record.
+    The network accepts [batch, inputs], or any shape with `inputs` numbers per record.
     """
     if problems := hidden_problems(hidden):
         raise OwnerwiseError(problems)
@@ -60,8 +60,8 @@ def scattering_head(
     """Return a linear classifier on scattering coefficients [batch, channels, size, size].
 
     Each record is first normalised separately, within groups of channels, so no statistics of the
-    data are needed. The default is for 28x28 grey images; 32x32 colour images need channels=243,
-    size=8.
+    data are needed. The defaults are for 28x28 grey images; 32x32 colour images need channels=243
+    and size=8.
     """
     normalised = nn.GroupNorm(groups, channels, affine=False)
     return nn.Sequential(normalised, *linear_head(channels * size * size, classes))

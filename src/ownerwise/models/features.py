@@ -24,8 +24,8 @@ def extract(extractor: nn.Module, inputs: Tensor, batch_size: int = 32) -> Tenso
 class Frozen(nn.Module):
     """A module that does not change: no gradients, always in evaluation mode.
 
-    If it is the first part of a model, only the other parts are trained. Its batch statistics stay
-    those of its public training data.
+    If it is the first part of a model, only the other parts are trained. It keeps the batch
+    statistics of its public training data.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -38,8 +38,8 @@ class ResNet18(nn.Module):
         classes: number of outputs; 0 for the features before the last layer.
         channels: number of image channels.
         width: number of channels in the first stage; 64 in the original.
-        groups: largest number of groups in group normalisation; each stage uses the largest number
-            up to this that divides its width.
+        groups: maximum number of groups in group normalisation; each stage uses the largest divisor
+            of its width up to this maximum.
         large_images: whether to use the original stem for 224x224 images (7x7 convolution with
             stride 2, max pooling) instead of a 3x3 convolution for 32x32 images.
         batch_statistics: use batch normalisation, as public weights do. For frozen use only: it

@@ -1,7 +1,7 @@
 """A recurrent classifier on token ids, int64 [batch, length], padded with 0 at the end.
 
 Padding has no effect: the output for a record does not depend on the longest record in its batch.
-Otherwise its gradient would depend on the other records, and clipping would no longer bound the
+Otherwise a record's gradient would depend on other records, and clipping would no longer bound the
 effect of one record.
 """
 

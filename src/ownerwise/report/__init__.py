@@ -1,6 +1,6 @@
 """The report: an HTML page about one or more runs, and the privacy card for one run.
 
-May import any room up to training; never config or cli.
+This room may import any room up to training, but never config or cli.
 """
 
 from ownerwise.report.card import card_text, write_card

@@ -20,13 +20,13 @@ _LOGARITHMIC_FROM = 8.0
 
 
 def spending(comparison: Comparison) -> Figure:
-    """Return the epsilon each budget class spends over the steps, a panel per distinct plan."""
+    """Return a figure of the epsilon that each budget class spends, a panel per distinct plan."""
     uses = comparison.plans[:MOST_PLANS]
     panels = [_spending_panel(use, titled=len(comparison.plans) > 1) for use in uses]
     caption = (
-        "Lines: ε spent on each record after each step, as the plan's accountant computes it; "
-        "pale lines show steps that were planned but not taken. Dotted: the budget, which no "
-        "step may exceed."
+        "Lines: ε spent by each record after each step, as computed by the plan's accountant; "
+        "pale lines show steps that were planned but not taken. Dotted lines: the budgets, which "
+        "no step may exceed."
     )
     if len(comparison.plans) > len(uses):
         caption += f" {len(comparison.plans) - len(uses)} more plans are not drawn."
@@ -106,7 +106,7 @@ def weights_of(method: MethodRuns) -> INO | None:
 
 
 def importance(comparison: Comparison) -> Figure | None:
-    """Return the tail functions, and the weights by rank in a typical batch; None if unused."""
+    """Return a figure of tail functions and of weights in a typical batch; None if unused."""
     used = [(m, ino) for m in comparison.methods if (ino := weights_of(m)) is not None]
     if not used:
         return None

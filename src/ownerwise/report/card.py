@@ -86,7 +86,7 @@ def card_text(run: Run) -> str:
 
 
 def _header(run: Run) -> str:
-    """Return the YAML header, without a license: a run has none. JSON strings are YAML strings."""
+    """Return the YAML header, without a license. JSON strings are valid YAML strings."""
     tags = ["differential-privacy", "individualized-differential-privacy", "pytorch"]
     if not run.private:
         tags.append("not-private")
@@ -202,7 +202,7 @@ def _check(run: Run, strictest: BudgetClass) -> str:
         return (
             "dp-accounting has no event for a Gaussian and a Laplace release from the same Poisson "
             "batch. `ownerwise.Plan.load(path).verify()` builds the privacy loss distribution from "
-            "the curve of deltas and lets dp-accounting compose it."
+            "the curve of deltas and uses dp-accounting to compose it."
         )
     multiplier = float(plan.accounted_multipliers[owner])
     segments = [

@@ -75,7 +75,7 @@ class PlanUse:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything the sections of a report need to know about the runs.
+    """Everything that the sections of a report need to know about the runs.
 
     Attributes:
         methods: the methods; if there are several, the baseline comes first.
@@ -200,9 +200,9 @@ def _baseline(by_label: dict[str, list[Run]]) -> str:
     """Return the label of the baseline: the plain method that the others build on.
 
     The choice depends on the settings, not on the labels. A plain run has neither weights nor
-    constraints. If other runs have some, the baseline is the plain run with the same kind of plan,
-    or else any plain run with individual budgets. If all runs are plain, it is the one with uniform
-    budgets.
+    constraints. If other runs have either, the baseline is the plain run with the same kind of
+    plan, or else any plain run with individual budgets. If all runs are plain, it is the one with
+    uniform budgets.
     """
     first = {label: runs[0] for label, runs in by_label.items()}
     plain = [label for label, run in first.items() if not _extended(run)]

@@ -38,7 +38,7 @@ def _constraints(method: MethodRuns) -> list[dict[str, Any]]:
 
 
 def figure(comparison: Comparison) -> Figure | None:
-    """Return multipliers and noisy values over the steps, one panel per method, or None."""
+    """Return a figure of multipliers and noisy values, one panel per method, or None."""
     methods = constrained(comparison)
     if not methods:
         return None
@@ -118,8 +118,8 @@ def table(comparison: Comparison) -> str:
         "Satisfied there", "Multiplier",
     ]  # fmt: skip
     caption = (
-        f"Constraints at the end. Values on {data} data are computed from predicted classes and "
-        "are not private; ± is the noise in one step's histogram"
+        f"Constraints at the end of training. Values on {data} data are computed from predicted "
+        "classes and are not private; ± is the noise in one step's histogram"
     )
     return markup.table(caption, headings, rows, words=2)
 

@@ -1,4 +1,4 @@
-"""Curves over training steps, with a band over seeds, thinned to a resolution the eye can see."""
+"""Curves over training steps, with a band over seeds, thinned to a visible resolution."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Curve:
 def curve(runs: Sequence[Run], value: Callable[[dict[str, Any]], float | None]) -> Curve | None:
     """Return the curve of `value(validation)` over the runs of one method, or None.
 
-    The steps are those of the first run that are within the range of all runs. Runs evaluated at
-    other steps are interpolated; at equal steps this changes nothing.
+    The curve uses the steps of the first run that lie within the range of all runs. Runs that were
+    evaluated at other steps are interpolated; at equal steps this changes nothing.
     """
     tracks = [_track(run, value) for run in runs]
     if any(len(steps) == 0 for steps, _ in tracks):
@@ -53,7 +53,7 @@ def curve(runs: Sequence[Run], value: Callable[[dict[str, Any]], float | None]) 
 def _track(
     run: Run, value: Callable[[dict[str, Any]], float | None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return steps and values; of several lines for one step (a resumed run), use the last."""
+    """Return steps and values; if a resumed run has several lines for a step, use the last."""
     lines = [line for line in run.history if line.get("validation")]
     by_step = {line["step"]: value(line["validation"]) for line in lines}
     steps = sorted(by_step)

@@ -1,4 +1,4 @@
-"""The figures about utility: how well each group is learned, which ones gain, at what cost."""
+"""The figures about utility: how well each group is learned, which ones gain, and at what cost."""
 
 from __future__ import annotations
 

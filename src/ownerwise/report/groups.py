@@ -1,4 +1,4 @@
-"""The validation groups in a report: which are shown, in which order and under which names.
+"""The validation groups in a report: which ones are shown, in what order, and their names.
 
 Up to 50 groups are shown by name. If there are more and all have budgets, they are merged into
 ranges of epsilon, because nobody reads 1,000 curves and single owners should not be exposed.
@@ -96,7 +96,7 @@ def _ranges(groups: list[ValidationGroup], noun: str) -> list[ValidationGroup]:
 def most_telling(
     groups: Sequence[ValidationGroup], recalls: Sequence[float], most: int
 ) -> list[ValidationGroup]:
-    """Return up to `most` groups in the given order, taking strictest, worst and laxest first.
+    """Return up to `most` groups in the given order, preferring the strictest, worst and laxest.
 
     Args:
         groups: ordered from the strictest to the laxest.

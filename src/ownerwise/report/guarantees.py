@@ -1,4 +1,4 @@
-"""Spending by the owners in a budget class, and how their guarantee limits an attacker."""
+"""How much the owners in a budget class have spent, and how their guarantee limits an attacker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Spent(NamedTuple):
 
 
 def spent(plan: Plan, classes: Sequence[BudgetClass], steps: int) -> list[Spent]:
-    """Return the spending of the owners in each of a plan's classes after `steps`.
+    """Return what the owners in each of a plan's classes have spent after `steps` steps.
 
     This considers all owners, not only the strictest and the laxest in a class: if deltas differ,
     an owner in between may spend more than both.

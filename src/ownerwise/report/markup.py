@@ -30,7 +30,7 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def bullets(items: Iterable[str]) -> str:
-    """Return a list of plain texts."""
+    """Return a list of plain-text items."""
     return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
 
 
@@ -69,7 +69,7 @@ def _cell(cell: str | Cell, at: int, words: int) -> str:
 
 
 def details(summary: str, content: str) -> str:
-    """Return content that is collapsed until opened."""
+    """Return content that is collapsed until the reader opens it."""
     return f"<details><summary>{escape(summary)}</summary>{content}</details>"
 
 

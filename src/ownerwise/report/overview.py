@@ -89,7 +89,7 @@ def _status(comparison: Comparison) -> str:
     if len(runs) > 1:
         words += (
             f" Each ε holds for one run alone: if these {len(runs)} runs are released together, "
-            "records that several of them used spend more."
+            "records used in several of them spend more."
         )
     cautions = sorted({caution for run in runs if (caution := large_delta(run))})
     paragraphs = "".join(map(markup.paragraph, [words, *cautions]))
@@ -180,7 +180,7 @@ def _methods_table(comparison: Comparison) -> str:
 
 
 def _is_best(comparison: Comparison, method: MethodRuns, metric: Metric) -> bool:
-    """Return whether no other method is better in the digits shown."""
+    """Return whether no other method is better at the precision shown."""
     if len(comparison.methods) == 1:
         return False
     means = {
@@ -240,7 +240,7 @@ def _list_of(word: str, changes: list[Difference]) -> str:
 
 
 def _group_words(comparison: Comparison, method: MethodRuns, other: MethodRuns) -> str:
-    """Return a sentence: how many groups gained and lost, and which lost most."""
+    """Return a sentence that says how many groups gained and lost, and which lost most."""
     if len(comparison.groups) < 2:
         return ""
     gains = {

@@ -1,4 +1,4 @@
-"""The page: one self-contained file that cannot connect to anything."""
+"""The page: one self-contained file that makes no network connections."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _asset(name: str) -> str:
 
 
 def _lines(text: str) -> str:
-    """Return text with the line endings that a browser sees, which makes the hashes match."""
+    """Return text with the line endings that a browser uses, so that the hashes match."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

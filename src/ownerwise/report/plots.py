@@ -23,7 +23,7 @@ Trace = dict[str, Any]
 
 @dataclass(frozen=True)
 class View:
-    """One drawing: its traces, and how its layout differs from the common one."""
+    """One drawing: its traces, and how its layout differs from the shared layout."""
 
     traces: list[Trace]
     layout: dict[str, Any]
@@ -35,9 +35,9 @@ class Panel:
 
     Attributes:
         title: heading above the chart; "" for none.
-        description: what the chart shows, in words, for readers who cannot see it.
-        views: drawings by name; the reader can switch between several.
-        shown: whether it is drawn initially; if not, once the reader chooses it.
+        description: a description of the chart for readers who cannot see it.
+        views: drawings by name; the reader can switch between them.
+        shown: whether it is drawn initially, or only when the reader chooses it.
     """
 
     title: str

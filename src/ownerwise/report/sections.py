@@ -54,13 +54,13 @@ def group_table(comparison: Comparison) -> str:
         ]
         budget = "–" if group.epsilon is None else epsilon(group.epsilon)
         rows.append([group.name, budget, *cells])
-    caption = f"Recall by group at the end, on {comparison.data_split} data (not private)"
+    caption = f"Final recall by group on {comparison.data_split} data (not private)"
     headings = ["Group", "ε", *(method.label for method in comparison.methods)]
     return markup.details("All groups as a table", markup.table(caption, headings, rows))
 
 
 def budget_tables(comparison: Comparison) -> list[str]:
-    """Return promised and spent epsilon by budget class; plans with equal classes share a table."""
+    """Return tables of epsilon promised and spent; plans with equal budget classes share one."""
     together: dict[tuple, list[PlanUse]] = {}
     for use in comparison.plans:
         key = tuple((row.epsilon, row.delta, row.owners) for row in use.classes)
@@ -86,8 +86,8 @@ def _budget_table(uses: list[PlanUse], *, titled: bool) -> str:
         f"{whole(use.steps_spent)} of {whole(use.plan.steps)} steps" for use in uses
     )
     caption = (
-        f"Each record's budget and spending after {' and '.join(steps)}; in brackets, the largest "
-        "share of any budget spent"
+        f"Each record's budget and spending after {' and '.join(steps)}; the largest share of any "
+        "budget that was spent is in parentheses"
     )
     return markup.table(caption, ["Budget", *titles, "Owners", "Records", "δ"], rows)
 
@@ -188,7 +188,7 @@ def _plan_table(use: PlanUse, *, owners: bool) -> str:
 
 
 def fine_print(comparison: Comparison) -> str:
-    """Return the section on assumptions, releases and anything no guarantee covers."""
+    """Return the section on assumptions, releases and anything that no guarantee covers."""
     runs = comparison.runs
     public = dict.fromkeys(item for run in runs for item in assumed_public(run))
     left_process = dict.fromkeys(item for run in runs for item in released(run))
@@ -207,7 +207,7 @@ def fine_print(comparison: Comparison) -> str:
 
 
 def provenance(comparison: Comparison) -> str:
-    """Return the section on the runs' settings, environment and hashes, shared or differing."""
+    """Return the section on the runs' settings, environment and hashes, and how these differ."""
     facts = [_merged([_facts(run) for run in method.runs]) for method in comparison.methods]
     names = list(dict.fromkeys(name for of_method in facts for name in of_method))
     shared = {
@@ -242,7 +242,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _merged(facts: list[dict[str, str]]) -> dict[str, str]:
-    """Return the facts about several runs merged into one mapping, listing differing values."""
+    """Merge the facts about several runs into one mapping; list values that differ."""
     names = dict.fromkeys(name for of_run in facts for name in of_run)
     values = {name: [of_run[name] for of_run in facts if name in of_run] for name in names}
     return {name: name_some(list(dict.fromkeys(each)), shown=8) for name, each in values.items()}

@@ -13,9 +13,9 @@ from ownerwise.wording import delta, delta_span, span, span_up, whole
 NOT_PRIVATE = "NOT PRIVATE"
 
 ADJACENCY = (
-    "Two data sets are neighbours if one is the other plus a single record. The distributions of "
-    "what is released from two neighbours differ by at most (ε, δ), the budget of that record's "
-    "owner."
+    "Two data sets are neighbours if one contains exactly one record more than the other. The "
+    "distributions of what is released from two neighbours differ by at most (ε, δ), the budget of "
+    "that record's owner."
 )
 
 ATTACKER = (
@@ -30,7 +30,7 @@ NO_VALIDATION = (
 
 HYPOTHETICAL_EPSILON = (
     "Each ε below is what the same training would guarantee with secret randomness and without "
-    "anything that is not private."
+    "the parts that are not private."
 )
 
 _ACCOUNTANTS = {
@@ -103,7 +103,7 @@ def random_source(run: Run) -> str:
         return f"a fixed seed, for tests and comparisons only: {NOT_PRIVATE}"
     return (
         "AES-256 in counter mode for batches and noise, with a fresh key from the operating "
-        "system; the key was never written anywhere"
+        "system; the key was never stored"
     )
 
 
@@ -117,7 +117,7 @@ def mechanism(plan: Plan) -> dict[str, str]:
     mixture = "" if plan.mixture is None else f", mixture {plan.mixture:g}"
     return {
         "Plan": f"{plan.method}{mixture}",
-        "Sampling": f"Poisson: each record independently, at its owner's rate ({rates})",
+        "Sampling": f"Poisson: each record is drawn independently at its owner's rate ({rates})",
         "Clip norm": span(float(plan.clip_norms.min()), float(plan.clip_norms.max()), 4),
         "Noise": noise,
         "Divisor": f"{plan.expected_batch_size:.6g}, the expected batch size, fixed beforehand",
@@ -147,21 +147,21 @@ def accounting(plan: Plan) -> dict[str, str]:
 def released(run: Run) -> list[str]:
     """Return everything computed from training records that left the process."""
     items = [
-        f"the model after {whole(run.updates)} updates, and every model before it (the accounting "
-        "covers all of them)"
+        f"the model after {whole(run.updates)} updates, and every earlier version of it (the "
+        "accounting covers all of them)"
     ]
     if run.plan.release_std is not None:
         what = "one histogram of predictions" if run.config.get("constraints") else "one sum"
         kind = run.plan.release_noise.capitalize()
         items.append(
             f"in every step, {what} over per-record vectors of norm at most 1, with {kind} "
-            f"noise of std {run.plan.release_std:g} (accounted together with the gradient)"
+            f"noise of std {run.plan.release_std:g} (accounted for together with the gradient)"
         )
     return items
 
 
 def assumed_public(run: Run) -> list[str]:
-    """Return everything the guarantee assumes to be public."""
+    """Return everything that the guarantee assumes to be public."""
     items = [
         "the table of budgets: which owner set which ε and δ",
         "the declared number of records for each owner",
@@ -181,7 +181,7 @@ def assumed_public(run: Run) -> list[str]:
 
 
 def not_covered(runs: Sequence[Run]) -> list[str]:
-    """Return everything that has no guarantee or is not accounted for."""
+    """Return everything that no guarantee covers or that is not accounted for."""
     items = [
         "Validation and test metrics are exact, without noise. NO guarantee covers the records "
         "they were measured on: they are not private.",
@@ -189,7 +189,7 @@ def not_covered(runs: Sequence[Run]) -> list[str]:
         "neither is a hyper-parameter search on the private records.",
         "General facts about people that a model can learn with or without any one record, and "
         "anything an attacker already knows.",
-        "How long training took, and any other side channel apart from the released model.",
+        "How long training took, and any other side channel.",
         *(
             ["Records crafted to change the rounding of other records: the plan is not hardened."]
             if any(run.plan.hardened_rows is None for run in runs)
@@ -200,14 +200,14 @@ def not_covered(runs: Sequence[Run]) -> list[str]:
     if earlier:
         items.insert(
             2,
-            f"The process that trained this model had trained on owners with the same ids and "
-            f"counts before ({earlier} {'time' if earlier == 1 else 'times'}): if the records were "
-            "the same and those models are released too, the ε of a record adds up over them.",
+            f"The process that trained this model had already trained on owners with the same ids "
+            f"and counts ({earlier} {'time' if earlier == 1 else 'times'}): if the records were "
+            "the same and those models are released too, the costs to each record add up.",
         )
     if len(runs) > 1:
         items.insert(
             2,
             f"Each ε holds for one run alone. This page shows {len(runs)} runs: if several of them "
-            "used the same records and all are released, the ε of a record adds up over them.",
+            "used the same records and all are released, the costs to each record add up.",
         )
     return items
