@@ -220,7 +220,7 @@ def _positions(given: Any, values: tuple[Any, ...], what: str, problems: list[st
     if strange.any():
         where = name_some(np.flatnonzero(strange), "record {}".format)
         problems.append(
-            f"{what} has another value in {where}; expected one of "
+            f"{what} has an unknown value in {where}; expected one of "
             f"{name_some(values, repr, shown=9)}: correct it, or add it to the list; give missing "
             "values a name, such as 'unknown'"
         )
