@@ -25,7 +25,7 @@ from ownerwise.mechanisms.tails import Tail
 __all__ = ["MOST_LEVELS", "ordered_weights"]
 
 MOST_LEVELS = 100_000
-"""Scores that span more levels than this are refused."""
+"""The largest number of levels that scores may span."""
 
 
 def ordered_weights(

@@ -56,10 +56,10 @@ def test_everything_wrong_with_columns_is_listed():
     with pytest.raises(ow.OwnerwiseError, match="'label' has 1 records"):
         part().cells({"sex": ["F", "M"], "label": [0]})
     with pytest.raises(
-        ow.OwnerwiseError, match=r"labels has another value in record 0; expected one of 0, 1, 2"
+        ow.OwnerwiseError, match=r"labels has an unknown value in record 0; expected one of 0, 1, 2"
     ):
         part().targets([7], {"sex": ["F"]})
-    with pytest.raises(ow.OwnerwiseError, match="got 2 labels, but columns for 1"):
+    with pytest.raises(ow.OwnerwiseError, match="got 2 labels, but 1 column entries"):
         ow.Partition({"sex": ("F", "M")}, classes=2).targets([0, 1], {"sex": ["F"]})
 
 
