@@ -36,7 +36,10 @@ def surnames_lstm(
 
 
 class ImdbLSTM(nn.Module):
-    """Embedding, linear, LSTM in both directions, mean over words, two linear layers: for IMDb.
+    """The network for IMDb reviews.
+
+    Its layers are an embedding, a linear layer, an LSTM in both directions, the mean over words and
+    two linear layers.
 
     Args:
         words: number of token ids, including padding.

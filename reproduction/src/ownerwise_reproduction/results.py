@@ -44,7 +44,7 @@ def data_files(name: str, data_dir: str | PathLike | None = None) -> dict[str, A
 
 
 def made_from(trial: Trial) -> dict[str, Any]:
-    """Return the inputs of a trial except its data files; its result stores them as well."""
+    """Return the inputs of a trial, except its data files; the result stores them too."""
     config = trial.config
     return {
         "format": FORMAT,

@@ -259,8 +259,8 @@ def account_problems(balance: Balance | None, header: dict[str, Any], name: str)
         )
     elif header["format"] > 1 and not balance.holds(header["account"]):
         problems.append(
-            f"the account is older than {name}: an old copy without the newest steps was restored. "
-            "Restore the newest account"
+            f"the account is older than {name}: an old copy was restored, without the newest "
+            "steps. Restore the newest account"
         )
     spent = max(header["steps_spent"], header["updates"])
     if balance.spent < spent and not problems:

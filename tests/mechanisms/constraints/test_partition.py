@@ -50,7 +50,7 @@ def test_everything_wrong_with_columns_is_listed():
     with pytest.raises(ow.OwnerwiseError) as error:
         part().cells({"sex": ["F", "X"], "age": [1, 2]})
     text = str(error.value)
-    assert "another value in record 1; expected one of 'F', 'M'" in text
+    assert "an unknown value in record 1; expected one of 'F', 'M'" in text
     assert "'age' is not in the partition" in text
     assert "'label' is missing" in text
     with pytest.raises(ow.OwnerwiseError, match="'label' has 1 records"):

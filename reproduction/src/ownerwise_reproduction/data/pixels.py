@@ -45,7 +45,7 @@ def scale_images(pixels: np.ndarray, name: str, scale: str) -> np.ndarray:
 
 
 def describe(images: np.ndarray, scale: str) -> str:
-    """Return shape and range of scaled images in words."""
+    """Return the shape and range of scaled images in words."""
     if scale == "published":
         return f"float32 images {list(images.shape[1:])}, standardised by constants"
     return plain.describe(images, scale)

@@ -49,8 +49,8 @@ class Partition:
         ]
         if len(set(self.classes)) < max(2, len(self.classes)):
             problems.append(
-                f"classes {self.classes}: expected at least two, all distinct; give classes=, or a "
-                f"column {LABEL!r} with its values"
+                f"classes {self.classes}: expected at least two distinct classes; give classes=, or "
+                f"a column {LABEL!r} with its values"
             )
         elif LABEL in self.columns and self.columns[LABEL] != self.classes:
             problems.append(
