@@ -1,7 +1,7 @@
 """The torch internals that the package relies on, each with its purpose.
 
 Torch may change these without notice, so the package declares the one version it is tested with.
-This module is imported before any of them is used, and provides those that are functions. It raises
+This module is imported before any of them is used, and provides the functions among them. It raises
 an ImportError that names the version if an internal is missing. It warns about any other version of
 torch, whose internals may behave differently. `tests/gradients/test_torch_internals.py` pins the
 behaviour of each internal.

@@ -37,8 +37,8 @@ class Claim:
         claim: the statement, in our words.
         theirs: the paper's number in the metric's unit, or words if it gives none.
         deviation: standard deviation over the paper's trials, if given.
-        setting: the setting here.
-        method: the method here, with its argument.
+        setting: name of our setting.
+        method: our method, with its argument.
         metric: one of `METRICS`, `MEASURES`, `COMPARISONS`, or "group:NAME" for a group's recall.
         minus: the method to compare with.
         expect: direction of a difference or correlation according to the paper: one of
@@ -269,7 +269,7 @@ def _drop_end(runs: Sequence[Result]) -> Amount:
 
 
 def _gap(runs: Sequence[Result]) -> Amount:
-    """Return the best minus the worst of the groups' mean recalls."""
+    """Return the best minus the worst mean recall of a group."""
     recalls = [recall.mean for recall in summary.group_recalls(runs).values()]
     return Amount(max(recalls) - min(recalls), None, len(runs))
 
@@ -324,7 +324,7 @@ COMPARISONS: Mapping[str, Callable[[Sequence[Result], Sequence[Result]], Compare
     "correlation": _correlation,
     "reach": _reach,
 }
-"""Comparisons of two methods that are not differences."""
+"""Comparisons of two methods other than differences."""
 
 EXPECTATIONS = ("above", "below", "kept")
 """Expected direction of a comparison: above 0, below 0, or kept to within `KEPT` points."""

@@ -31,7 +31,7 @@ def cifar_cnn(classes: int = 10, activation: Activation = "tanh") -> nn.Sequenti
 def surnames_lstm(
     symbols: int = 59, classes: int = 18, embedding: int = 64, hidden: int = 128
 ) -> TextLSTM:
-    """Return the LSTM for surnames; `data.load_surnames` has 59 token ids and 18 languages."""
+    """Return the LSTM for surnames; `data.load_surnames` uses 59 token ids and 18 languages."""
     return TextLSTM(symbols, classes, embedding, hidden)
 
 

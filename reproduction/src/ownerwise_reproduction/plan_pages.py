@@ -1,7 +1,7 @@
 """Plans for the settings, without training: PLD against RDP, and spending over the steps.
 
 Both accountants plan for the same budgets. The tighter one (PLD) needs less noise. With `sample`,
-the rates differ as well; with `scale`, the clip norms.
+the sampling rates differ as well; with `scale`, the clip norms do.
 """
 
 from __future__ import annotations

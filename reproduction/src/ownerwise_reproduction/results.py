@@ -88,7 +88,7 @@ class Store:
     """The results in a folder: SETTING/METHOD/seed-3-HASH.json, next to unfinished runs.
 
     Args:
-        folder: created when the first result is written.
+        folder: the folder, created when the first result is written.
     """
 
     def __init__(self, folder: str | PathLike):

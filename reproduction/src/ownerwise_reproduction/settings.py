@@ -22,7 +22,7 @@ from ownerwise.errors import OwnerwiseError, known_names, name_some
 
 PROFILES = ("paper", "short")
 EVALUATIONS = 50
-"""Evaluations per run, unless the setting states a number; enough for smooth curves."""
+"""Evaluations per run, unless the setting states a number; enough to draw curves."""
 
 _HEADING = {
     "title": str,
@@ -103,7 +103,7 @@ def setting(name: str) -> Setting:
 
 
 def make_setting(name: str, text: str) -> Setting:
-    """Return the setting in the text of a TOML file, or report all of its problems."""
+    """Return the setting in the text of a TOML file, or raise with all of its problems."""
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

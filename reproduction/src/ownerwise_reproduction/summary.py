@@ -82,7 +82,7 @@ class Gain:
     """Recall of a method minus recall of the baseline, by group, against the budget.
 
     Attributes:
-        by_group: mean over the seeds that both methods have.
+        by_group: mean gain of each group over the seeds that both methods share.
         correlation: Pearson's r of gain and budget over groups; None for fewer than `FEW_GROUPS`
             groups, or if all budgets are equal.
         interval: 95 % confidence interval of the correlation (Fisher).

@@ -162,8 +162,8 @@ def _notes(study: Study, columns: Sequence[str]) -> str:
     """Return notes on the tables and figures of a study."""
     said = [
         "Mean and standard deviation over seeds, in per cent. Spread is the standard deviation "
-        "over groups. Epoch times cover training only and were measured on a machine with other "
-        "load."
+        "over groups. Epoch times cover training only and were measured while the machine also ran "
+        "other jobs."
     ]
     if "strict" in columns:
         said.append("Strict owners are those with less than the mean budget.")

@@ -221,7 +221,7 @@ def _train_plainly(
 
 
 def _joined(lines: Sequence[dict[str, Any]], cells: Cells) -> list[dict[str, Any]]:
-    """Return one history of all phases, with continuous steps and seconds and each model once."""
+    """Return one history of all phases. Steps and seconds continue; each model appears once."""
     history: list[dict[str, Any]] = []
     steps, seconds = 0, 0.0
     for line in lines:

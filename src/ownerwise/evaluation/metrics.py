@@ -164,7 +164,7 @@ def trial_problems(
     name: str,
     then: Callable[[Any, Any], Any] = lambda outputs, targets: None,
 ) -> list[str]:
-    """Return the problems from applying model, loss and `then` to the first two records.
+    """Return the problems that occur when model, loss and `then` run on the first two records.
 
     Target values are checked for all records if they are in memory.
     """

@@ -36,7 +36,7 @@ class ClippingRule(Protocol):
         """Return one factor per record, with factor * norm <= clip norm.
 
         Args:
-            norms: gradient norms, finite, [records].
+            norms: finite gradient norms, [records].
             clip_norms: the owners' clip norms, [records].
             stream: this step's secret random numbers, for randomised rules.
         """

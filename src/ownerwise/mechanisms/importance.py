@@ -33,7 +33,7 @@ _SMALLEST_RESOLVED = SMALLEST_NORM / 10  # smaller float32 norms count as zero
 
 @dataclass(frozen=True)
 class ImportanceSampling:
-    """Random clipping: accept a gradient with probability min(|g|, C) / C and scale it to length C.
+    """Random clipping: scale a gradient to length C with probability min(|g|, C) / C, else to 0.
 
     The expectation over the coin flips is the clipped gradient g * min(1, C / |g|), so the sum is
     an unbiased but noisier estimate of the sum under `Standard`. It pays off if a gradient's norm

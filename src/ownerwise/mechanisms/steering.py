@@ -39,7 +39,8 @@ class AcceptanceSteering:
         gain: weight of the newest count, between 0 and 1.
 
     Attributes:
-        accepted_share: private estimate of the accepted fraction of candidates, K / (C N).
+        accepted_share: differentially private estimate of the accepted fraction of candidates, K /
+            (C N).
     """
 
     def __init__(

@@ -168,7 +168,7 @@ def disagreements(
     problems = []
     if identity and balance.run != identity:
         problems.append(
-            f"{CONFIG} belongs to run {identity[:12]}, but the account to "
+            f"{CONFIG} belongs to run {identity[:12]}, but the account belongs to "
             f"{f'run {balance.run[:12]}' if balance.run else 'a run of version 0.1.0'}: one of "
             "them is from another folder"
         )

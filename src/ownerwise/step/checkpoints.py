@@ -249,13 +249,13 @@ def account_problems(balance: Balance | None, header: dict[str, Any], name: str)
     problems = []
     if balance.plan != header["plan"]:
         problems.append(
-            f"the account belongs to plan {balance.plan[:12]}, but {name} to plan "
-            f"{header['plan'][:12]}: one of them is from another run"
+            f"the account belongs to plan {balance.plan[:12]}, but {name} belongs to "
+            f"plan {header['plan'][:12]}: one of them is from another run"
         )
     if header["format"] > 1 and balance.run != header["run"]:
         problems.append(
-            f"the account belongs to run {balance.run[:12]}, but {name} to run "
-            f"{header['run'][:12]}: one of them is from another folder"
+            f"the account belongs to run {balance.run[:12]}, but {name} belongs to "
+            f"run {header['run'][:12]}: one of them is from another folder"
         )
     elif header["format"] > 1 and not balance.holds(header["account"]):
         problems.append(

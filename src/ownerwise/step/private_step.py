@@ -298,7 +298,7 @@ class PrivateStep:
         if self._watch is None or not self._watch.changed() or not self.private:
             return
         raise OwnerwiseError(
-            "the model's parameters were changed since the last private step, by something other "
+            "the model's parameters have changed since the last private step, by something other "
             "than the step. If the change used private records, the model is NOT private: make "
             "such updates only through the step. If it used none (clamping, averaging, public "
             "weights), make it inside `with step.data_free_changes():`"

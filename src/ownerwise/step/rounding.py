@@ -109,7 +109,7 @@ def rounding_problems(
     if plan.clip_norms.min() < SMALLEST_NORM:
         problems.append(
             f"the plan has clip norms down to {plan.clip_norms.min():.2g}; expected at least "
-            f"{SMALLEST_NORM:g}, because squares vanish in float32: plan with a larger clip_norm"
+            f"{SMALLEST_NORM:g}, because squares underflow in float32: plan with a larger clip_norm"
         )
     slack = rounding.slack
     if slack <= LARGEST_SLACK:

@@ -145,7 +145,7 @@ class LossCheck:
 
         Args:
             losses: losses of the micro-batch.
-            lengths: returns the length of each record's clipped gradient, [rows].
+            lengths: function that returns the length of each record's clipped gradient, [rows].
             clip_norm: the smallest clip norm.
             records: number of records in the whole batch.
         """

@@ -31,7 +31,7 @@ def cosine(steps: int, *, floor: float = 0.0) -> Factor:
 
 
 def step(steps: int, *, every: int | None = None, factor: float = 0.1) -> Factor:
-    """Return a decay from 1 by `factor` after every `every` steps (default: a third of all)."""
+    """Return a step decay: multiply by `factor` after every `every` steps (default: a third)."""
     length = max(1, steps // 3) if every is None else every
     return lambda step: factor ** (step // length)
 

@@ -144,7 +144,7 @@ def load_adult(
 def load_credit_default(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "ranges"
 ) -> DataSet:
-    """Return 30000 clients of a bank in Taiwan, who default on next month's payment or not.
+    """Return 30000 clients of a bank in Taiwan, labelled by default on next month's payment.
 
     There is no official split: every fifth record of each class is a test record. Columns: `sex`,
     `education`, `marriage` (coded as in the source), `age`. `scale` works as for Adult.

@@ -28,7 +28,7 @@ _CHUNK = 1 << 18
 
 @dataclass(frozen=True)
 class Download:
-    """A file on the network.
+    """A file to download.
 
     Attributes:
         file: its path within the data set's cache folder.
@@ -186,7 +186,7 @@ def _missing(source: Source, part: Part, root: Path | None, why: list[str]) -> s
     """Return the message about a missing part."""
     cache = cache_folder() / source.name
     looked = ", ".join(map(str, [*_folders(source, root), cache]))
-    place = f"{cache}, or into {source.name}/ below a folder that {DATA_VARIABLE} names"
+    place = f"{cache}, or into {source.name}/ in the folder that {DATA_VARIABLE} names"
     return (
         f"{source.name}: {' or '.join(part.names)} was not found in {looked}, and was not "
         f"downloaded ({'; '.join(why)}). Get it from {source.page} and put it into "

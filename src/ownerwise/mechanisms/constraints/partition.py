@@ -49,7 +49,7 @@ class Partition:
         ]
         if len(set(self.classes)) < max(2, len(self.classes)):
             problems.append(
-                f"classes {self.classes}: expected at least two distinct classes; give classes=, or "
+                f"classes {self.classes}: expected at least two distinct classes; give classes= or "
                 f"a column {LABEL!r} with its values"
             )
         elif LABEL in self.columns and self.columns[LABEL] != self.classes:

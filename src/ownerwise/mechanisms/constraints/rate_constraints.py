@@ -48,7 +48,7 @@ class RateConstraints(SummedRelease):
         damping: weight of the last step's excess, added to each multiplier. It keeps model and
             multipliers from oscillating; 0 is plain gradient ascent.
         cap: largest multiplier.
-        temperature: factor on the outputs inside the softmax that represents the prediction.
+        temperature: factor applied to the outputs in the softmax that represents the prediction.
         hard: count predicted classes instead of probabilities in the histogram. Needs a hardened
             plan: a predicted class can change with the last bit of an output.
         smoothing: weight of past steps in the denominators that do not depend on the model; 0 uses
