@@ -136,7 +136,7 @@ def test_classes_may_be_declared():
 
 @_several
 def test_classes_found_in_the_records_are_not_private(tmp_path):
-    with pytest.warns(ow.PrivacyWarning, match="found in y: the list is NOT private"):
+    with pytest.warns(ow.PrivacyWarning, match="taken from y, so the list is NOT private"):
         fitted = quick(classes=None).fit(X, Y, owners=OWNERS)
     assert fitted.classes_.tolist() == [0, 1]
     assert not fitted.private_

@@ -45,7 +45,7 @@ def test_a_study_gets_a_page_and_a_json_file(study, tmp_path):
     assert places == ["README.md", "digits/paper/index.md", "digits/paper/runs.json"]
     page = (tmp_path / "digits/paper/index.md").read_text()
     assert "NOT PRIVATE" in page
-    assert "- learning rate: in the middle of the values" in page  # choices of ours are shown
+    assert "- the learning rate is in the middle of the values" in page  # choices of ours are shown
     assert "| IDP-SGD | 30.00 ± 14.14 |" in page  # group a
     assert "10 to 10 (0.50)" in page  # its drop
     assert "What is seen.\n\n![picture](picture.svg)" in page

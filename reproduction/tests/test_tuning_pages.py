@@ -54,7 +54,7 @@ def test_the_remaining_share_of_a_gain(search):
 
 def test_the_page_says_what_remains_of_a_gain(search, tmp_path):
     written = tuning_pages.write_pages([search], tmp_path / "out")
-    assert written == {"digits, tuned against tuned": "digits/tuning/index.md"}
+    assert written == {"digits, with all methods tuned": "digits/tuning/index.md"}
     page = (tmp_path / "out" / "digits/tuning/index.md").read_text()
     assert (
         "At the first draw (lr 0.5) INO-SGD differs from IDP-SGD by +40.00 points of recall "
@@ -82,7 +82,7 @@ def test_page_of_a_setting_with_changes_and_one_seed(search, tmp_path):
     tuning.write("digits", search.points, 2, [7], command, tmp_path)
     (changed,) = tuning_pages.read(tmp_path)
     page = tuning_pages.page(changed)
-    assert page.startswith("# digits (short profile, plan.steps=400), tuned against tuned\n")
+    assert page.startswith("# digits (short profile, plan.steps=400), with all methods tuned\n")
     assert "The first draw is the setting, as in the heading." in page
     assert "measured on test records, one seed (7), in per cent" in page
     assert "with both tuned for accuracy, by +10.00 points.\n" in page
@@ -98,5 +98,5 @@ def test_nothing_is_said_of_gains_without_a_baseline(tmp_path):
 
 def test_files_of_another_version_are_named(tmp_path):
     (tmp_path / "digits.json").write_text('{"methods": {"idp": {"points": [{"number": 0}]}}}')
-    with pytest.raises(OwnerwiseError, match=r"digits\.json is not a search"):
+    with pytest.raises(OwnerwiseError, match=r"digits\.json was not written by this version"):
         tuning_pages.read(tmp_path)

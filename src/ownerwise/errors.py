@@ -14,7 +14,7 @@ def printable(text: object) -> str:
     """Return text on one line, with control characters and direction marks escaped.
 
     Names come from tables: a line break in one could forge a row of another table, and a direction
-    mark could reverse the digits of a number. Everything that is printed goes through here.
+    mark could reverse the digits of a number. All printed text passes through this function.
     """
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
@@ -23,7 +23,7 @@ def printable(text: object) -> str:
 
 
 class OwnerwiseError(ValueError):
-    """One or several problems with the input; `problems` lists all of them."""
+    """One or more problems with the input; `problems` lists all of them."""
 
     def __init__(self, problems: str | Sequence[str]):
         self.problems = list(map(printable, [problems] if isinstance(problems, str) else problems))

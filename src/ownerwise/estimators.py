@@ -61,7 +61,7 @@ class _Lineage:
         return _lineage, (self.key, self.clones, self.fits, self.warned)
 
     def note_fit(self) -> None:
-        """Count a fit; warn once if it is one of several, so that the Trainer need not."""
+        """Count a fit. Warn once if there are several, so that the Trainer does not have to."""
         if (self.clones > 1 or self.fits) and not self.warned:
             self.warned = True
             warnings.warn(
@@ -85,17 +85,17 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     """A neural network trained with an individual privacy budget for each data owner.
 
     Formal guarantee: one `fit` with `random_state=None` is (epsilon_o, delta_o)-differentially
-    private for each single record of owner o (add or remove one record), and everything that was
-    fitted may be published. This is the guarantee of `PrivateStep` with the plan in `plan_`.
-    Assumed public: all parameters here, who the owners are and how many records each has, the
-    number of features, and the classes. Without `classes`, labels are taken from `y`, which reveals
-    which of them occur. Such a fit is NOT private; a `PrivacyWarning`, `private_` and the card say
-    so. Inputs are not standardised with data statistics; pass a public `input_range` instead. A
-    scaler that a pipeline fits before this step releases statistics of the records without noise;
-    that fit is NOT private either, and is reported in the same places. A scaler that you call
-    yourself cannot be detected. Each additional fit on the same records spends the budgets again. A
-    parameter search or cross-validation is NOT accounted for; it triggers a `PrivacyWarning`.
-    No guarantee covers the records on which `score` is computed.
+    private for each single record of owner o (add or remove one record), and all fitted attributes
+    may be published. This is the guarantee of `PrivateStep` with the plan in `plan_`. Assumed
+    public: all parameters below, who the owners are and how many records each has, the number of
+    features, and the classes. Without `classes`, labels are taken from `y`, which reveals which
+    labels occur. Such a fit is NOT private; a `PrivacyWarning`, `private_` and the card say so.
+    Inputs are not standardised with data statistics; pass a public `input_range` instead. A scaler
+    that a pipeline fits before this step releases statistics of the records without noise; that fit
+    is NOT private either, and is reported in the same places. A scaler that you call yourself
+    cannot be detected. Each additional fit on the same records spends the budgets again. A
+    parameter search or cross-validation is NOT accounted for; it triggers a `PrivacyWarning`. No
+    guarantee covers the records on which `score` is computed.
 
     Args:
         epsilon: one number for all owners; a mapping {owner: epsilon}, which may list more owners
@@ -110,7 +110,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         lr: learning rate of plain stochastic gradient descent.
         hidden: sizes of hidden layers (tanh); () is logistic regression.
         model: function (n_features, n_classes) -> module, instead of `hidden`.
-        classes: all class labels, known in advance; None uses those in `y`: NOT private.
+        classes: all class labels, known in advance; None uses the labels in `y`, which is NOT
+            private.
         input_range: public (low, high), each a number or one per feature; inputs are clipped to it
             and scaled to [-1, 1]. With None, inputs are left unchanged.
         accountant: "pld" (tight) or "rdp".
@@ -123,7 +124,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         model_: the trained module.
         plan_: the plan, with `plan_.owners`.
         run_: the run, for reports and cards.
-        epsilon_: epsilon spent on each owner's records, in the order of `plan_.owners.ids`.
+        epsilon_: epsilon spent for each owner's records, in the order of `plan_.owners.ids`.
         private_: whether the guarantee holds: False after a fit with a fixed `random_state`,
             without `classes`, after a step that a pipeline fitted, or with marked inputs (see
             `ownerwise.marks`).
@@ -234,7 +235,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Return scores [records, classes]; for two classes, the second's minus the first's."""
+        """Return scores [records, classes]; for two classes, the second score minus the first."""
         scores = self._outputs(X)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
@@ -260,7 +261,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             return model(inputs).numpy()
 
     def _known_classes(self, y: np.ndarray, problems: list[str]) -> np.ndarray:
-        """Return the sorted class labels; add a problem if `y` holds others."""
+        """Return the sorted class labels; add a problem if `y` holds other labels."""
         if self.classes is None:
             return np.unique(y)
         classes = np.unique(np.asarray(self.classes))
@@ -268,7 +269,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         if len(strange):
             problems.append(
                 f"the label of {name_some(strange, 'record {}'.format)} is not in "
-                f"classes={name_some(classes)}; add it there, or leave the records out"
+                f"classes={name_some(classes)}; add it there, or leave these records out"
             )
         return classes
 
@@ -305,7 +306,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             usable, low, high = False, 0, 0
         if not usable:
             problems.append(
-                f"input_range={self.input_range!r}: expected (low, high), finite, low below high, "
+                f"input_range={self.input_range!r}: expected finite (low, high) with low < high, "
                 f"each a number or one per feature ({X.shape[1]} here)"
             )
             return X
@@ -358,7 +359,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         return vars(self)["_lineage"]
 
     def __getstate__(self) -> Any:
-        """Return the state for copies and pickles, which are counted together with this one."""
+        """Return the state for copies and pickles, which share this estimator's counts."""
         _ = self._relatives
         return super().__getstate__()
 
@@ -406,8 +407,8 @@ def _learns_from_records(step: Any) -> bool:
 def _warn_of_found_classes() -> str:
     """Warn that class labels were taken from the records; return the note for the run."""
     warnings.warn(
-        "the classes were found in y: the list is NOT private; pass classes=[...] from public "
-        "knowledge instead",
+        "the classes were taken from y, so the list is NOT private; pass classes=[...] from "
+        "public knowledge instead",
         PrivacyWarning,
         stacklevel=3,
     )
@@ -418,7 +419,7 @@ def _missing_problems(X: np.ndarray) -> list[str]:
     if np.isfinite(X).all():
         return []
     return [
-        "X has entries that are NaN or infinite; expected numbers: fill them with a public "
+        "X contains NaN or infinite values; expected finite numbers. Replace them with a public "
         "constant, as SimpleImputer(strategy='constant') does. An imputer that is fitted to the "
         "records (mean, median, neighbours) releases their statistics without noise"
     ]
@@ -436,7 +437,7 @@ def _by_owner(name: str, given: Any, ids: np.ndarray, problems: list[str]) -> An
     if values.shape != ids.shape:
         problems.append(
             f"{name} has shape {list(values.shape)} for {len(ids)} records; expected one value "
-            f"per record. Where data is split (cross-validation), pass a mapping {{owner: value}} "
+            f"per record. If the data is split (cross-validation), pass a mapping {{owner: value}} "
             "and owners"
         )
         return None

@@ -21,7 +21,7 @@ from ownerwise.errors import OwnerwiseError
 Kind = Callable[[Any, str], Iterator[str]]
 """Yields the problems with a value; the second argument names its place in the file."""
 
-_DEEPEST = 50  # levels of nesting; what ownerwise writes has fewer than 10
+_DEEPEST = 50  # levels of nesting; ownerwise itself writes fewer than 10
 _ABANDONED = 3600.0  # seconds after which a temporary file's writer is assumed dead
 
 
@@ -71,7 +71,7 @@ def read_json(path: str | PathLike, kind: Kind, missing: str = "") -> dict[str, 
 
     Args:
         path: the file.
-        kind: what it must hold.
+        kind: the required kind of content.
         missing: the message for a file that does not exist.
     """
     try:

@@ -1,4 +1,4 @@
-"""Marks "not private", for anything computed from private records without noise.
+"""Marks for results that are not private: anything computed from private records without noise.
 
 A mark is a reason in words, such as "means of the features, from the training records". The code
 that computes such a result marks it. The Trainer, the private step and the classifier look up the
@@ -30,7 +30,7 @@ from ownerwise.errors import OwnerwiseError
 
 Thing = TypeVar("Thing")
 _ATTRIBUTE = "not_private"
-_MOST_PARTS = 100  # of a list that are looked at
+_MOST_PARTS = 100  # list entries to examine
 _MOST_WORK: Any = 100_000  # for the exact comparison of two strided arrays
 
 
@@ -45,7 +45,7 @@ class _Region:
 
 
 _regions: dict[int, _Region] = {}
-"""Marked memory, by a number that is removed when the memory is freed."""
+"""Marked memory by number; an entry is removed when its memory is freed."""
 _numbers = iter(range(2**63))
 
 
@@ -67,7 +67,7 @@ def mark(thing: Thing, *reasons: str) -> Thing:
 
 
 def marks_of(*things: Any) -> list[str]:
-    """Return the reasons for which any of these things, or a part of one, is marked."""
+    """Return the reasons why any of these things, or a part of one, is marked."""
     return list(dict.fromkeys(_walk(things, set())))
 
 
@@ -102,7 +102,7 @@ def _walk(thing: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _records_arrays(thing: Any) -> list[Any]:
-    """Return the arrays of `Records`, which are known by their attributes."""
+    """Return the arrays of `Records`, which are recognised by their attributes."""
     held = [getattr(thing, name, None) for name in ("inputs", "targets")]
     return [array for array in held if isinstance(array, Tensor | np.ndarray)]
 
@@ -183,7 +183,7 @@ def _share_memory(one: Tensor | np.ndarray, other: Tensor | np.ndarray) -> bool:
 def _held(
     data: Any, rows: np.ndarray | None = None, inside: tuple[int, ...] = ()
 ) -> Iterator[tuple[Any, np.ndarray | None]]:
-    """Yield the Datasets and arrays that data are made of, and their chosen rows; None: all."""
+    """Yield the Datasets and arrays in `data`, each with its chosen rows (None for all rows)."""
     parts: list[Any] = []
     if id(data) in inside:  # a Dataset that holds itself
         return
@@ -206,7 +206,7 @@ def _held(
 
 
 def _is_part(part: Any, data: Any) -> bool:
-    """Return whether all of a part belongs to a Dataset; a shorter one may choose its rows."""
+    """Return whether a Dataset contains all rows of a part; a shorter Dataset may select rows."""
     if not isinstance(part, Dataset) or isinstance(data, ConcatDataset):
         return True
     return isinstance(part, Sized) and isinstance(data, Sized) and len(part) == len(data)

@@ -1,4 +1,4 @@
-"""Tables of names that other packages can add to.
+"""Tables of names that other packages can extend.
 
 A package adds a name with an entry point in the group `ownerwise.datasets` (data sets),
 `ownerwise.models` (networks), `ownerwise.assignments` (methods of assigning records to owners) or
@@ -16,7 +16,7 @@ Entry = TypeVar("Entry")
 
 
 class Registry(Mapping[str, Entry]):
-    """The library's own entries by name, followed by those from installed packages.
+    """The library's own entries by name, followed by entries from installed packages.
 
     An entry from another package is imported when it is looked up, not when names are listed.
 

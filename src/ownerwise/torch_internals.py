@@ -1,10 +1,10 @@
 """The torch internals that the package relies on, each with its purpose.
 
 Torch may change these without notice, so the package declares the one version it is tested with.
-This module is imported before any of them is used, and provides those that are functions. It raises
-an ImportError that names the version if one is missing, and warns about any other version of torch,
-whose internals may behave differently. `tests/gradients/test_torch_internals.py` pins the behaviour
-of each.
+This module is imported before any of them is used, and provides the functions among them. It raises
+an ImportError that names the version if an internal is missing. It warns about any other version of
+torch, whose internals may behave differently. `tests/gradients/test_torch_internals.py` pins the
+behaviour of each internal.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ INTERNALS: Mapping[str, str] = {
     "torch.nn.modules.module._has_any_global_hook": "find hooks that run in every module",
     "torch.nn.modules.batchnorm._BatchNorm": "refuse layers that mix records",
     "torch.nn.modules.instancenorm._InstanceNorm": "refuse layers that keep statistics",
-    "torch.nn.functional.multi_head_attention_forward.__code__": "see the calls in attention",
-    "torch.nn.functional.multi_head_attention_forward.__globals__": "see the calls in attention",
-    "torch.optim.optimizer._global_optimizer_pre_hooks": "find hooks of all optimizers",
-    "torch.optim.optimizer._global_optimizer_post_hooks": "find hooks of all optimizers",
+    "torch.nn.functional.multi_head_attention_forward.__code__": "trace the calls in attention",
+    "torch.nn.functional.multi_head_attention_forward.__globals__": "trace the calls in attention",
+    "torch.optim.optimizer._global_optimizer_pre_hooks": "find hooks that all optimizers run",
+    "torch.optim.optimizer._global_optimizer_post_hooks": "find hooks that all optimizers run",
     "torch.ops.aten.tanh_backward.default": "derivative of tanh",
     "torch.ops.aten.tanh_backward.grad_input": "derivative of tanh, in place",
     "torch.ops.aten.sigmoid_backward.default": "derivative of the sigmoid",
@@ -42,7 +42,7 @@ INTERNALS: Mapping[str, str] = {
     "torch.ops.aten.threshold_backward.default": "derivative of ReLU",
     "torch.ops.aten.convolution_backward.default": "derivatives of convolutions",
     "torch.Tensor._version": "notice tensors that were changed in place",
-    "torch.Tensor._is_view": "refuse operations in place on a part of a tensor",
+    "torch.Tensor._is_view": "refuse in-place operations on a part of a tensor",
 }
 """Internals that are looked up by name, with their use."""
 
@@ -50,10 +50,10 @@ MODULE_STATE: Mapping[str, str] = {
     "_parameters": "find all parameters of a model",
     "_buffers": "find all buffers of a model",
     "_modules": "find all layers of a model",
-    "_forward_hooks": "leave modules with hooks to the tape",
-    "_forward_pre_hooks": "leave modules with hooks to the tape",
-    "_backward_hooks": "leave modules with hooks to the tape",
-    "_backward_pre_hooks": "leave modules with hooks to the tape",
+    "_forward_hooks": "let the tape handle modules with hooks",
+    "_forward_pre_hooks": "let the tape handle modules with hooks",
+    "_backward_hooks": "let the tape handle modules with hooks",
+    "_backward_pre_hooks": "let the tape handle modules with hooks",
 }
 """Attributes that every module has in its dictionary, with their use."""
 
@@ -88,7 +88,7 @@ def check(version: str = torch.__version__, internals: Mapping[str, str] = INTER
         )
     if version.split(".")[:2] != TESTED.split("."):
         warnings.warn(
-            f"ownerwise is tested with torch {TESTED}, and this is torch {version}, whose "
+            f"ownerwise is tested with torch {TESTED}, but this is torch {version}, whose "
             "internals may behave differently: run tests/gradients/test_torch_internals.py before "
             f"relying on a guarantee, or pip install 'torch=={TESTED}.*'",
             PrivacyWarning,

@@ -49,7 +49,7 @@ def amount(value: Amount | None) -> str:
 
 
 def epsilon(value: float) -> str:
-    """Return an epsilon to three significant digits."""
+    """Return an epsilon rounded to three significant digits."""
     return f"{value:.3g}"
 
 

@@ -37,7 +37,7 @@ def problems(inputs, targets, loss=functional.cross_entropy, model=None):
         (X, Y.float(), "targets are float32 [records]", "y.long()"),
         (X, Y.float()[:, None], "targets are float32 [records, 1]", "y.squeeze(1).long()"),
         (X, functional.one_hot(Y), "targets are int64 [records, 3]", "y.argmax(1)"),
-        (X, Y[:, None, None], "targets are int64 [records, 1, 1]", "give y in this shape"),
+        (X, Y[:, None, None], "targets are int64 [records, 1, 1]", "pass y in this shape"),
     ],
 )
 def test_classes(inputs, targets, given, call):
@@ -50,12 +50,12 @@ def test_classes(inputs, targets, given, call):
 @pytest.mark.parametrize(
     ("loss", "outputs", "targets", "call"),
     [
-        (BCE, 1, BINARY, "give y[:, None].float()"),
-        (BCE, 1, BINARY.float(), "give y[:, None]"),
-        (BCE, 1, BINARY[:, None], "give y.float()"),
-        (nn.BCEWithLogitsLoss(), 1, BINARY, "give y[:, None].float()"),
+        (BCE, 1, BINARY, "pass y[:, None].float()"),
+        (BCE, 1, BINARY.float(), "pass y[:, None]"),
+        (BCE, 1, BINARY[:, None], "pass y.float()"),
+        (nn.BCEWithLogitsLoss(), 1, BINARY, "pass y[:, None].float()"),
         (BCE, 2, BINARY.float(), "as many outputs as a record has targets"),
-        (functional.mse_loss, 1, X[:, 0], "give y[:, None]"),
+        (functional.mse_loss, 1, X[:, 0], "pass y[:, None]"),
         (functional.cross_entropy, 1, BINARY, "loss=binary_cross_entropy_with_logits with y[:, N"),
     ],
 )
@@ -66,9 +66,9 @@ def test_shapes_of_outputs_and_targets(loss, outputs, targets, call):
 
 def test_other_dtypes_and_shapes_of_inputs():
     (problem,) = problems(X, Y, model=nn.Embedding(4, 3))
-    assert "an embedding int64 inputs, X.long()" in problem
+    assert "an embedding needs int64 inputs: X.long()" in problem
     (problem,) = problems(X, Y, model=nn.Linear(5, 3).double())
-    assert "give a model with float64 parameters X.to(torch.float64)" in problem
+    assert "a model with float64 parameters needs X.to(torch.float64)" in problem
     (problem,) = problems(X, Y, model=nn.Linear(4, 3))
     assert "inputs are float32 [records, 5]; error (not private): mat1 and mat2" in problem
 

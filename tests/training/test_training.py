@@ -299,7 +299,7 @@ def _reloaded(folder):
         (lambda x, y: (x,), "1 arrays; expected two"),
         (lambda x, y: (x.where(x < 2, torch.nan), y), "array 0 in the data .* NaN"),
         (lambda x, y: DataLoader(TensorDataset(x, y)), "forms its own batches"),
-        (lambda x, y: (x, y.float()), r"the data: targets are float32 .*: give y.long\(\)"),
+        (lambda x, y: (x, y.float()), r"the data: targets are float32 .*: pass y.long\(\)"),
         (lambda x, y: (x, y.where(y.cumsum(0) < 90, 17)), "the data: some targets are not classes"),
         (lambda x, y: (x.numpy(), (y + 1).numpy()), "the data: some targets are not classes"),
     ],

@@ -1,4 +1,4 @@
-"""A page about settings in which all owners share one budget: methods by epsilon.
+"""A page that compares methods by epsilon, for settings in which all owners share one budget.
 
 A setting is run at several budgets with `--set owners.assignment.budgets=[EPSILON]`. Each of these
 is a separate study; this page shows them side by side, with published numbers.

@@ -24,7 +24,7 @@ from ownerwise_reproduction.methods import Method
 from ownerwise_reproduction.summary import FEWEST_SEEDS, METRICS, Result, Study
 
 SEEDS = 5
-"""Seeds in the suggested command of a claim that was not run."""
+"""Number of seeds in the suggested command for a claim that was not run."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class Claim:
     """A statement in a paper, and how it is measured here.
 
     Attributes:
-        paper: its name.
+        paper: name of the paper.
         where: the table, figure or section.
         claim: the statement, in our words.
         theirs: the paper's number in the metric's unit, or words if it gives none.
         deviation: standard deviation over the paper's trials, if given.
-        setting: the setting here.
-        method: the method here, with its argument.
+        setting: name of our setting.
+        method: our method, with its argument.
         metric: one of `METRICS`, `MEASURES`, `COMPARISONS`, or "group:NAME" for a group's recall.
         minus: the method to compare with.
         expect: direction of a difference or correlation according to the paper: one of
             `EXPECTATIONS`.
-        changes: "section.key=value" each, as in the runs.
+        changes: strings "section.key=value", as in the runs.
         note: the likely reason for a difference.
     """
 
@@ -219,7 +219,7 @@ def _finding(claim: Claim, study: Study) -> Finding | None:
 
 
 def _interval(value: Amount, factor: float) -> tuple[float, float] | None:
-    """Return the 95 % confidence interval of a mean (Student's); None for one seed or two."""
+    """Return the 95 % confidence interval of a mean (Student's t), or None for one or two seeds."""
     if value.deviation is None or value.count < FEWEST_SEEDS:
         return None
     wide = float(students.ppf(0.975, value.count - 1)) * value.deviation / value.count**0.5
@@ -258,7 +258,7 @@ def _value(metric: str, run: Result) -> float:
 
 
 def _drop_end(runs: Sequence[Result]) -> Amount:
-    """Return the share of the steps after which the strictest group's drop ends; 0 if none."""
+    """Return the share of steps after which the strictest group's drop ends; 0 without a drop."""
     strictest = min(runs[0]["budgets"], key=runs[0]["budgets"].__getitem__)
     drops = [summary.drops([run]).get(strictest) for run in runs]
     ends = [
@@ -269,7 +269,7 @@ def _drop_end(runs: Sequence[Result]) -> Amount:
 
 
 def _gap(runs: Sequence[Result]) -> Amount:
-    """Return the best minus the worst of the groups' mean recalls."""
+    """Return the best minus the worst mean recall of a group."""
     recalls = [recall.mean for recall in summary.group_recalls(runs).values()]
     return Amount(max(recalls) - min(recalls), None, len(runs))
 
@@ -290,8 +290,8 @@ def _reach(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
     """Return the share of steps at which strict owners reach the other method's final recall.
 
     A curve that goes up and down may also reach its own final value before the end, so the same
-    share is computed for the other method and shown next to it. The interval is that of the
-    difference between the two over seeds.
+    share is computed for the other method and shown next to it. The interval is for the difference
+    between the two over seeds.
     """
     pairs = list(zip(before, runs, strict=True))
     shares = [_share_to_reach(old, new) for old, new in pairs]
@@ -302,7 +302,7 @@ def _reach(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
 
 
 def _share_to_reach(old: Result, new: Result) -> float:
-    """Return the share of steps after which a run reaches the other's final recall; 1 if never."""
+    """Return the share of steps after which `new` reaches the final recall of `old`; 1 if never."""
     wanted = summary.measure(old, "validation")["strict"]
     for line in new["history"]:
         if summary.measure_line(line, new["budgets"])["strict"] >= wanted:
@@ -324,7 +324,7 @@ COMPARISONS: Mapping[str, Callable[[Sequence[Result], Sequence[Result]], Compare
     "correlation": _correlation,
     "reach": _reach,
 }
-"""Comparisons of two methods that are not differences."""
+"""Comparisons of two methods other than differences."""
 
 EXPECTATIONS = ("above", "below", "kept")
 """Expected direction of a comparison: above 0, below 0, or kept to within `KEPT` points."""

@@ -108,7 +108,7 @@ def _add_plans(actions: Any) -> None:
     )
     plans.set_defaults(command=_plans)
     plans.add_argument(
-        "names", nargs="*", metavar="NAME", help="settings [those in the papers' tables]"
+        "names", nargs="*", metavar="NAME", help="settings [all in the papers' tables]"
     )
     plans.add_argument("--out", type=Path, required=True, help="folder to write to")
     plans.add_argument("--data-dir", type=Path, help="folder of the data sets")
@@ -120,9 +120,9 @@ def _add_trial_options(command: argparse.ArgumentParser, wanted: str, seeds: int
     command.add_argument(
         "--method", default=wanted, help=f"methods from `list`, separated by commas [{wanted}]"
     )
-    command.add_argument("--seeds", type=int, default=seeds, help=f"seeds 0, 1, ... [{seeds}]")
+    command.add_argument("--seeds", type=int, default=seeds, help=f"number of seeds [{seeds}]")
     command.add_argument("--profile", default="paper", help=f"{' or '.join(PROFILES)} [paper]")
-    command.add_argument("--steps", type=int, help="number of steps [the setting's]")
+    command.add_argument("--steps", type=int, help="number of steps [as in the setting]")
     command.add_argument("--clipping", help="clipping rule: standard, auto-s, psac or importance")
     command.add_argument("--accountant", help="pld or rdp")
     command.add_argument(
@@ -238,7 +238,7 @@ def _run_all(
             trials, store, data_dir=options.data_dir, jobs=options.jobs, keep_runs=keep_runs
         )
     except FailedRuns as error:
-        print(f"ownerwise: some runs failed, results are in {store.folder}", file=sys.stderr)
+        print(f"ownerwise: some runs failed; results are in {store.folder}", file=sys.stderr)
         for problem in error.problems:
             print(f"  {problem}", file=sys.stderr)
         raise SystemExit(EXIT_FAILED) from None

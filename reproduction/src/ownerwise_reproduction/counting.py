@@ -15,7 +15,7 @@ from ownerwise.step.plug_separation import Replay
 
 @dataclass
 class Counts:
-    """Gradients of a run: norms evaluated, and records in the sums."""
+    """Gradient counts of a run: norms evaluated, and records summed."""
 
     evaluated: int = 0
     summed: int = 0
@@ -45,7 +45,7 @@ class CountedSampling(ImportanceSampling):
 
 
 def counted(rule: ClippingRule) -> ClippingRule:
-    """Return the rule, replaced by one that counts if it is importance sampling."""
+    """Return the rule, or a version that counts if it is importance sampling."""
     if not isinstance(rule, ImportanceSampling):
         return rule
     return CountedSampling(rule.accepted_batch, rule.acceptance, rule.gain)

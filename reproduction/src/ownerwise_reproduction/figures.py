@@ -172,7 +172,7 @@ def trade_off(study: Study) -> Any:
 
 
 def _point(runs: Sequence[Result], overall: str) -> tuple[float, float, float, float]:
-    """Return both means over seeds, each with its deviation."""
+    """Return accuracy and spread over seeds, each as mean and deviation."""
     measured = summary.over_seeds(runs)
     x, y = measured[overall], measured["spread"]
     return x.mean, x.deviation or 0.0, y.mean, y.deviation or 0.0
@@ -249,4 +249,4 @@ _OF_GROUPS = {
     "gain": "Gain in recall over IDP-SGD against the group's mean budget.",
     "classes": "Recall of classes within each group over training.",
 }
-"""Captions where groups are not owners."""
+"""Captions for studies in which groups are not owners."""

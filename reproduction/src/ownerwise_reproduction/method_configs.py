@@ -8,7 +8,7 @@ from typing import Any
 from ownerwise.errors import OwnerwiseError
 
 Sections = dict[str, dict[str, Any]]
-_COUNT_NOISE = 0.1  # of the expected batch: the count of accepted records costs next to nothing
+_COUNT_NOISE = 0.1  # fraction of the expected batch; the count then costs next to nothing
 
 
 def without_weights(sections: Sections, argument: str) -> Sections:
@@ -17,7 +17,7 @@ def without_weights(sections: Sections, argument: str) -> Sections:
 
 
 def ino(sections: Sections, argument: str) -> Sections:
-    """INO-SGD with records ordered by decreasing loss; the argument is its tail."""
+    """Use INO-SGD with records ordered by decreasing loss; the argument is the tail."""
     weights = {"kind": "ino", **sections["weights"]}
     weights.pop("kappa", None)
     if argument:
@@ -27,7 +27,7 @@ def ino(sections: Sections, argument: str) -> Sections:
 
 
 def ino_shape(sections: Sections, argument: str) -> Sections:
-    """A tail of another shape: "alpha/beta", or "steps"."""
+    """Use a tail of another shape: "alpha/beta", or "steps"."""
     weights = {key: value for key, value in ino(sections, "")["weights"].items() if key != "shape"}
     if argument == "steps":
         weights = {k: v for k, v in weights.items() if k not in ("alpha", "beta")}
@@ -38,12 +38,12 @@ def ino_shape(sections: Sections, argument: str) -> Sections:
 
 
 def ino_order(sections: Sections, argument: str) -> Sections:
-    """INO-SGD with records ordered by something other than the loss."""
+    """Use INO-SGD with records ordered by something other than the loss."""
     return sections | {"weights": ino(sections, "")["weights"] | {"order": argument}}
 
 
 def ino_budget(sections: Sections, argument: str) -> Sections:
-    """The order also depends on budgets: "kappa", or "kappa/tail"."""
+    """Let the order depend on budgets as well: "kappa", or "kappa/tail"."""
     weights = {"kind": "ino", "kappa": 1.0, **sections["weights"]}
     kappa, _, tail = argument.partition("/")
     if kappa:
@@ -55,13 +55,13 @@ def ino_budget(sections: Sections, argument: str) -> Sections:
 
 
 def uniform(sections: Sections, argument: str) -> Sections:
-    """DP-SGD: the strictest budget for all."""
+    """Use DP-SGD, with the strictest budget for all owners."""
     plan = {key: value for key, value in sections["plan"].items() if key != "mixture"}
     return sections | {"plan": plan | {"method": "uniform"}, "weights": {}}
 
 
 def dpis(sections: Sections, argument: str) -> Sections:
-    """Accept records by norm; with an argument, steer the clip norm to accept that share."""
+    """Accept records by gradient norm; with an argument, steer to accept that share."""
     changed = uniform(sections, "")
     clipping: dict[str, Any] = {"kind": "importance"}
     if argument:
@@ -71,26 +71,26 @@ def dpis(sections: Sections, argument: str) -> Sections:
 
 
 def smaller_batch(sections: Sections, argument: str) -> Sections:
-    """DP-SGD with a share of the batch."""
+    """Use DP-SGD with a share of the batch."""
     changed = uniform(sections, "")
     changed["plan"]["batch_size"] *= float(argument)
     return changed
 
 
 def tempered_sigmoid(sections: Sections, argument: str) -> Sections:
-    """DP-SGD with tempered sigmoids as activations."""
+    """Use DP-SGD with tempered sigmoids as activations."""
     changed = uniform(sections, "")
     return changed | {"model": changed["model"] | {"activation": "tempered-sigmoid"}}
 
 
 def falling_noise(sections: Sections, argument: str) -> Sections:
-    """DP-SGD with noise that falls by a schedule."""
+    """Use DP-SGD with noise that decreases on a schedule."""
     changed = uniform(sections, "")
     return changed | {"plan": changed["plan"] | {"noise_schedule": argument}}
 
 
 def class_budget(sections: Sections, argument: str) -> Sections:
-    """IDP-SGD with the budget of one class, or of all, changed: "0=3", "all=3"."""
+    """Use IDP-SGD with a changed budget for one class or all classes: "0=3", "all=3"."""
     owners = deepcopy(sections["owners"])
     assignment = owners.get("assignment", {})
     given = assignment.get("budgets")

@@ -24,7 +24,7 @@ MOST_TIERS = 10
 
 @dataclass(frozen=True, eq=False)
 class Phase:
-    """One training phase of a run; most methods have one."""
+    """One training phase of a run; most methods have only one."""
 
     population: Population
     plan: Mapping[str, Any]
@@ -66,7 +66,7 @@ def fewer_lax(
 def lowered(
     population: Population, plan: Mapping[str, Any], argument: str, seed: int
 ) -> Sequence[Phase]:
-    """Lower every budget by a share of its distance to the strictest: 0 is IDP-SGD, 1 DP-SGD."""
+    """Lower every budget by a share of its distance to the strictest: 0 is IDP-SGD, 1 is DP-SGD."""
     strictest = population.epsilon.min()
     lowered = population.epsilon - float(argument) * (population.epsilon - strictest)
     return [Phase(population.with_budgets(lowered), plan)]
@@ -75,7 +75,7 @@ def lowered(
 def one_after_another(
     population: Population, plan: Mapping[str, Any], argument: str, seed: int
 ) -> Sequence[Phase]:
-    """Train on one tier of budgets after another; steps are in proportion to records."""
+    """Train on one tier of budgets after another, with steps in proportion to records."""
     tier = tiers(population.epsilon)
     parts = [population.keep(tier == number) for number in range(tier.max() + 1)]
     phases = []
@@ -87,7 +87,7 @@ def one_after_another(
 
 
 def tiers(epsilon: np.ndarray) -> np.ndarray:
-    """Return each record's tier, 0 for the strictest: distinct budgets, or ten equal tiers."""
+    """Return each record's tier, 0 for the strictest: one per budget, or up to ten equal ones."""
     budgets, index, counts = np.unique(epsilon, return_inverse=True, return_counts=True)
     if len(budgets) <= MOST_TIERS:
         return index

@@ -19,7 +19,7 @@ from ownerwise_reproduction.method_phases import Phase
 from ownerwise_reproduction.population import Population
 
 ABLATED_ORDERS = ("negative-loss", "random", "owner-then-loss")
-"""Orders of records to compare with INO-SGD's, as named in `orders`."""
+"""Orders of records to compare with INO-SGD's own, by their names in `orders`."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Method:
 
     Attributes:
         name: name on the command line.
-        argument: what follows the colon, or "".
+        argument: the text after the colon, or "".
         label: name in tables and legends.
         notes: caveats shown with its results; empty if it keeps all budgets.
         private: False for plain SGD.
@@ -67,7 +67,7 @@ class _MethodKind:
     sections: Callable[[Sections, str], Sections]
     phases: Callable[[Population, Mapping[str, Any], str, int], Sequence[Phase]]
     with_argument: str = ""
-    slash: str = "/"  # how a slash in the argument reads in labels
+    slash: str = "/"  # replaces a slash of the argument in labels
     levels: tuple[str, ...] = ("",)
     check: Callable[[str], bool] = lambda argument: argument == ""
     expected: str = "no argument"
@@ -137,7 +137,7 @@ KINDS: Mapping[str, _MethodKind] = {
         phases.all_at_once,
         "INO-SGD, tail {}",
         check=lambda text: text == "" or (_is_number(text) and float(text) <= 1),
-        expected="a tail from 0 to 1, or the setting's",
+        expected="a tail from 0 to 1, or no argument for the setting's tail",
     ),
     "ino-budget": _MethodKind(
         "INO-SGD budget-aware",
@@ -146,7 +146,7 @@ KINDS: Mapping[str, _MethodKind] = {
         "INO-SGD budget-aware, kappa {}",
         slash=", tail ",
         check=_is_kappa,
-        expected="a kappa of at least 0, optionally followed by /TAIL, or the setting's",
+        expected="a kappa of at least 0, optionally with /TAIL, or no argument for the setting's",
     ),
     "ino-shape": _MethodKind(
         "INO-SGD, shape {}",
@@ -171,7 +171,7 @@ KINDS: Mapping[str, _MethodKind] = {
         phases.all_at_once,
         "DPIS, acceptance {}",
         check=lambda text: text == "" or _is_share(text),
-        expected="a share of records to accept, or the setting's clip norm",
+        expected="a share to accept, or no argument for the setting's clip norm",
     ),
     "smaller-batch": _MethodKind(
         "DP-SGD at {} of the batch",

@@ -31,12 +31,15 @@ def cifar_cnn(classes: int = 10, activation: Activation = "tanh") -> nn.Sequenti
 def surnames_lstm(
     symbols: int = 59, classes: int = 18, embedding: int = 64, hidden: int = 128
 ) -> TextLSTM:
-    """Return the LSTM for surnames; `data.load_surnames` has 59 token ids and 18 languages."""
+    """Return the LSTM for surnames; `data.load_surnames` uses 59 token ids and 18 languages."""
     return TextLSTM(symbols, classes, embedding, hidden)
 
 
 class ImdbLSTM(nn.Module):
-    """Embedding, linear, LSTM in both directions, mean over words, two linear layers: for IMDb.
+    """The network for IMDb reviews.
+
+    Its layers are an embedding, a linear layer, an LSTM in both directions, the mean over words and
+    two linear layers.
 
     Args:
         words: number of token ids, including padding.

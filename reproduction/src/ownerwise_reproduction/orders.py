@@ -55,7 +55,7 @@ class AtRandom:
         return self._stream.private
 
     def state(self) -> dict[str, Any]:
-        """Return the number of draws, unless private: it would reveal empty batches."""
+        """Return the number of draws, unless the run is private: it would reveal empty batches."""
         return {} if self._stream.private else {"draws": self._draws}
 
     def load_state(self, state: dict[str, Any]) -> None:

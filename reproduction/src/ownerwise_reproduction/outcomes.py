@@ -51,7 +51,7 @@ class Cells:
         return {cell: self.budgets[group] for cell, (group, _) in self.members.items()}
 
     def line(self, evaluation: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an evaluation by cell as one by group, with the classes of each group."""
+        """Return an evaluation by cell as one by group, with the classes within each group."""
         cells = evaluation["groups"]
         by_group: dict[str, list[str]] = {}
         for cell, (group, _) in self.members.items():

@@ -32,7 +32,7 @@ def train_plainly(
     evaluate_every: int,
     report: Callable[[int], None],
 ) -> list[dict[str, Any]]:
-    """Train on random batches of a fixed size, and return history lines like those of a run.
+    """Train on random batches of a fixed size and return history lines in the format of a run.
 
     Nothing is clipped and no noise is added. The run cannot be resumed.
     """

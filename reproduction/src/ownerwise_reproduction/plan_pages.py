@@ -1,7 +1,7 @@
 """Plans for the settings, without training: PLD against RDP, and spending over the steps.
 
 Both accountants plan for the same budgets. The tighter one (PLD) needs less noise. With `sample`,
-the rates differ as well; with `scale`, the clip norms.
+the sampling rates differ as well; with `scale`, the clip norms do.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class PlanSummary:
     """The values in a plan for the strictest owner.
 
     Attributes:
-        setting, method, accountant: those of the plan.
+        setting, method, accountant: setting, method and accountant of the plan.
         own: whether the method is the setting's own.
         epsilon: budget of the strictest owner.
         noise_std: standard deviation of the noise on the sum.
-        sampling_rate, clip_norm: those of the strictest owner.
+        sampling_rate, clip_norm: sampling rate and clip norm of the strictest owner.
         least_spent: smallest share of a budget that is spent after all steps.
         hash: hash of the plan.
     """
@@ -143,8 +143,8 @@ def page(rows: Sequence[PlanSummary], pictures: Sequence[Path], command: str) ->
     for picture in pictures:
         parts += [
             "## All budgets are spent at the same rate",
-            f"Epsilon spent by owners of each budget over the steps of {SHOWN}; dotted: DP-SGD at "
-            "the strictest budget.",
+            f"Epsilon spent by owners of each budget over the steps of {SHOWN}. The dotted line is "
+            "DP-SGD at the strictest budget.",
             f"![{picture.stem}]({picture.name})",
         ]
     parts += [
@@ -195,7 +195,7 @@ def spending_figure(planned: Planned) -> Any:
 
 
 def _spending(made: Plan) -> tuple[list[int], np.ndarray]:
-    """Return some of the steps, and what each owner (a column) has spent after them."""
+    """Return selected steps, and the epsilon that each owner (a column) has spent after them."""
     steps = [round(made.steps * k / _POINTS) for k in range(1, _POINTS + 1)]
     spent = [np.zeros(len(made.targets)), *map(made.epsilon, steps)]
     return [0, *steps], np.array(spent)

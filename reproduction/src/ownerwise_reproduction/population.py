@@ -32,11 +32,11 @@ class Population:
     Attributes:
         data: the data set; `data.train` holds the training records.
         record_owner: owner id of each training record.
-        epsilon: budget of each training record, which is its owner's.
-        delta: of all.
+        epsilon: budget of each training record's owner.
+        delta: delta of all records.
         assignment: how validation and test records are grouped.
-        validation: evaluated during training.
-        test: evaluated at the end, if separate from validation.
+        validation: records evaluated during training.
+        test: records evaluated at the end, if separate from validation.
     """
 
     data: DataSet
@@ -56,7 +56,7 @@ class Population:
         return Owners(self.record_owner, self.epsilon[first], self.delta)
 
     def keep(self, which: np.ndarray) -> Population:
-        """Return the population without the training records where `which` is false."""
+        """Return the population with only the training records where `which` is true."""
         return replace(
             self,
             data=replace(self.data, train=self.data.train.take(which)),
@@ -70,7 +70,7 @@ class Population:
 
     @property
     def lax(self) -> np.ndarray:
-        """Mask of the records whose owner is lax: a budget of at least the mean over owners."""
+        """Mask of the lax owners' records. Lax owners have at least the mean budget over owners."""
         _, first = np.unique(self.record_owner, return_index=True)
         return self.epsilon >= self.epsilon[first].mean() - 1e-12
 

@@ -11,7 +11,7 @@ from typing import Any
 from ownerwise.wording import duration
 from ownerwise_reproduction.trials import Report
 
-_QUIET_SECONDS = 30  # between two lines, where nothing was finished
+_QUIET_SECONDS = 30  # between two lines if no run finishes
 
 
 class Progress:
@@ -52,7 +52,7 @@ class Progress:
 
     def advanced(self, run: Path, steps: int) -> None:
         """Record the number of steps that a run has taken."""
-        self._skipped.setdefault(run, steps)  # steps of an earlier process took no time now
+        self._skipped.setdefault(run, steps)  # steps that an earlier process took
         self._taken[run] = steps
         if steps and time.monotonic() - self._printed > _QUIET_SECONDS:
             self._print(f"{self._names[run]}: step {steps} of {self._steps[run]}; {self._left()}")

@@ -25,16 +25,16 @@ def command(
     changes: Sequence[str] = (),
     options: Sequence[str] = (),
 ) -> str:
-    """Return the command for methods in a setting.
+    """Return the command that runs methods in a setting.
 
     Args:
         action: "run" or "tune".
-        setting: its name.
+        setting: name of the setting.
         specs: methods with their arguments.
         seeds: seeds of the runs, which are consecutive.
         profile: "paper" or "short".
-        changes: "section.key=value" each.
-        options: further arguments.
+        changes: strings "section.key=value".
+        options: additional arguments.
     """
     words = [*PROGRAM.split(), action, setting, "--method", ",".join(specs)]
     words += ["--seeds", str(max(seeds) - min(seeds) + 1)]
@@ -60,7 +60,7 @@ def asked(text: str) -> tuple[str, list[str]]:
 
 
 def commands(study: Study) -> list[str]:
-    """Return the commands for a study, one for all methods with the same seeds."""
+    """Return the commands for a study. Methods with the same seeds share one command."""
     together: dict[tuple[int, ...], list[str]] = {}
     for runs in study.methods.values():
         together.setdefault(tuple(run["seed"] for run in runs), []).append(runs[0]["spec"])
@@ -78,7 +78,7 @@ def is_mixed(study: Study) -> bool:
 
 
 def origin(runs: Sequence[Result]) -> dict[str, Any]:
-    """Return seeds, times by run and plans of a method, as JSON types.
+    """Return the seeds, the times of each run and the plans of a method, as JSON types.
 
     Training time covers all sessions of an interrupted run, wall time only its last session.
     `within_budgets` is None for plain SGD, which has no plans.
@@ -94,5 +94,5 @@ def origin(runs: Sequence[Result]) -> dict[str, Any]:
 
 
 def plan_hashes(runs: Sequence[Result]) -> list[str]:
-    """Return the plans behind runs, each once; none for plain SGD."""
+    """Return the distinct plan hashes of runs; plain SGD has none."""
     return list(dict.fromkeys(plan["hash"] for run in runs for plan in run["plans"]))

@@ -44,7 +44,7 @@ def data_files(name: str, data_dir: str | PathLike | None = None) -> dict[str, A
 
 
 def made_from(trial: Trial) -> dict[str, Any]:
-    """Return the inputs of a trial except its data files; its result stores them as well."""
+    """Return the inputs of a trial, except its data files; the result stores them too."""
     config = trial.config
     return {
         "format": FORMAT,
@@ -88,7 +88,7 @@ class Store:
     """The results in a folder: SETTING/METHOD/seed-3-HASH.json, next to unfinished runs.
 
     Args:
-        folder: created when the first result is written.
+        folder: the folder, created when the first result is written.
     """
 
     def __init__(self, folder: str | PathLike):

@@ -30,7 +30,7 @@ from ownerwise_reproduction.summary import heading
 from ownerwise_reproduction.trials import Report, Trial, run_trial
 
 _THREADS = "OMP_NUM_THREADS"  # read when a process loads torch
-_POLL = 0.5  # seconds between two looks at the processes
+_POLL = 0.5  # seconds between two checks of the processes
 
 
 class FailedRuns(OwnerwiseError):
@@ -46,13 +46,13 @@ def run_trials(
     keep_runs: bool = False,
     quiet: bool = False,
 ) -> list[Path]:
-    """Run trials without a result, and return the paths of all results in the order of the trials.
+    """Run trials that have no result yet; return the paths of all results in the order of trials.
 
     A result that exists under another heading is kept, with a message.
 
     Args:
-        trials: what to run.
-        store: where results go.
+        trials: the trials to run.
+        store: the store for the results.
         data_dir: folder of the data sets.
         jobs: number of parallel processes; 1 runs in this process.
         keep_runs: keep the run folder (plan, history, model) next to each result.
@@ -198,6 +198,6 @@ def _run_reporting(
     def report(steps: int) -> None:
         queue.put((path, steps))
         if stop.is_set():
-            raise KeyboardInterrupt  # the checkpoint of these steps is written
+            raise KeyboardInterrupt  # the checkpoint for these steps has been written
 
     return run_one(trial, path, data_dir, keep_runs, report)

@@ -1,9 +1,9 @@
-"""The papers' settings: one TOML file each, a configuration for `ownerwise train` and a heading.
+"""The papers' settings: one TOML file each, with a configuration for `ownerwise train`.
 
-The sections `data`, `owners`, `plan`, `model`, `training` and `weights` are those of a
-configuration; `weights` is used by INO-SGD and left out by other methods. The heading
-`[experiment]` states where the setting comes from, which values we chose because the paper does not
-state them, and how the short profile differs.
+The sections `data`, `owners`, `plan`, `model`, `training` and `weights` form the configuration;
+INO-SGD uses `weights`, and other methods leave it out. The heading `[experiment]` states where the
+setting comes from, which values we chose because the paper does not state them, and how the short
+profile differs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ownerwise.errors import OwnerwiseError, known_names, name_some
 
 PROFILES = ("paper", "short")
 EVALUATIONS = 50
-"""Evaluations per run unless the setting says otherwise: enough for curves."""
+"""Evaluations per run, unless the setting states a number; enough to draw curves."""
 
 _HEADING = {
     "title": str,
@@ -45,7 +45,7 @@ class Setting:
         source: the paper, and the place in it.
         choices: values that the paper does not state, and our choices.
         short: changes "section.key=value" for the short profile.
-        evaluations: approximate number per run.
+        evaluations: approximate number of evaluations per run.
         label_noise: share of training labels to replace.
         plain_lr: learning rate of the non-private method.
         sections: the sections of the configuration.
@@ -71,7 +71,7 @@ class Setting:
             seed: seed for noise, batches, initial weights and random owners. It makes the run
                 repeatable and NOT PRIVATE.
             profile: "paper", or "short" for fewer steps.
-            changes: "section.key=value" each, applied after those of the profile.
+            changes: strings "section.key=value", applied after the profile's changes.
         """
         if profile not in PROFILES:
             raise OwnerwiseError(f"profile {profile!r}: expected one of {', '.join(PROFILES)}")
@@ -103,7 +103,7 @@ def setting(name: str) -> Setting:
 
 
 def make_setting(name: str, text: str) -> Setting:
-    """Return the setting in the text of a TOML file, or report all of its problems."""
+    """Return the setting in the text of a TOML file, or raise with all of its problems."""
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -35,7 +35,7 @@ if all groups have the same budget. `worst_half`, the mean recall over the worse
 is included if there are many groups."""
 
 MANY_GROUPS = 20
-"""With this many groups or more, it is mostly chance which group is worst."""
+"""With this many groups or more, which group is worst is mostly a matter of chance."""
 
 FEWEST_SEEDS = 3
 """With fewer seeds, there is no verdict."""
@@ -47,7 +47,7 @@ class Study:
 
     Attributes:
         name: SETTING/VARIANT, the folder for its pages.
-        heading: in words.
+        heading: the study's heading on pages.
         methods: {method: its runs in order of seed}.
     """
 
@@ -67,7 +67,7 @@ class Study:
         return dict(sorted(found.items(), key=lambda item: item[1]))
 
     def only(self, methods: Sequence[str]) -> Study:
-        """Return the study with some of its methods."""
+        """Return the study with only these methods."""
         return replace(self, methods={name: self.methods[name] for name in methods})
 
     def label(self, method: str) -> str:
@@ -79,13 +79,13 @@ class Study:
 
 @dataclass(frozen=True)
 class Gain:
-    """Recall of a method minus that of the baseline, by group, against the budget.
+    """Recall of a method minus recall of the baseline, by group, against the budget.
 
     Attributes:
-        by_group: mean over the seeds that both methods have.
+        by_group: mean gain of each group over the seeds that both methods share.
         correlation: Pearson's r of gain and budget over groups; None for fewer than `FEW_GROUPS`
             groups, or if all budgets are equal.
-        interval: its 95 % confidence interval (Fisher).
+        interval: 95 % confidence interval of the correlation (Fisher).
         p: p-value under the hypothesis of no correlation.
         seeds: number of seeds.
     """
@@ -99,7 +99,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Drop:
-    """The minority initial drop of a group, as means over the seeds that have one.
+    """The minority initial drop of a group, averaged over the seeds that show one.
 
     Attributes:
         first, last: first and last step at which the group's loss is above its initial value while
@@ -192,9 +192,9 @@ def group_recalls(runs: Sequence[Result]) -> dict[str, Amount]:
 
 
 def gain(baseline: Sequence[Result], runs: Sequence[Result]) -> Gain | None:
-    """Return the gain of each group over shared seeds; None if there are none.
+    """Return the gain of each group over shared seeds, or None if it is undefined.
 
-    Also None if the method's groups have different budgets from the baseline's.
+    It is undefined without shared seeds, or if the groups' budgets differ from the baseline's.
     """
     before = {run["seed"]: run for run in baseline}
     pairs = [(before[run["seed"]], run) for run in runs if run["seed"] in before]
@@ -264,7 +264,7 @@ def gradients(runs: Sequence[Result]) -> tuple[float, float] | None:
 
 
 def spread_out(items: list[str], most: int) -> list[str]:
-    """Return all items or, if there are many, an even selection from first to last."""
+    """Return all items or, if there are many, an evenly spaced selection from first to last."""
     if len(items) <= most:
         return items
     return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]

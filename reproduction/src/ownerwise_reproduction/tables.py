@@ -162,8 +162,8 @@ def _notes(study: Study, columns: Sequence[str]) -> str:
     """Return notes on the tables and figures of a study."""
     said = [
         "Mean and standard deviation over seeds, in per cent. Spread is the standard deviation "
-        "over groups. Epoch times cover training only and were measured on a machine with other "
-        "load."
+        "over groups. Epoch times cover training only and were measured while the machine also ran "
+        "other jobs."
     ]
     if "strict" in columns:
         said.append("Strict owners are those with less than the mean budget.")
@@ -245,7 +245,7 @@ def overview(
 def _columns(study: Study) -> list[str]:
     """Return the metrics to show in a study's tables, without duplicates.
 
-    Strict owners are left out if the strictest is the only one.
+    `strict` is left out if it always equals `strictest`.
     """
     measured = [summary.measure(run) for runs in study.methods.values() for run in runs]
     found = [key for key in METRICS if any(key in one for one in measured)]
@@ -255,7 +255,7 @@ def _columns(study: Study) -> list[str]:
 
 
 def _title(study: Study) -> str:
-    """Return the setting's current title, or that of the results."""
+    """Return the setting's current title, or the title stored in the results."""
     name = study.first["setting"]
     return settings.setting(name).title if name in settings.names() else study.first["title"]
 
@@ -264,8 +264,8 @@ def overall_table(study: Study, columns: Sequence[str] = (), *, times: bool = Tr
     """Return the table of all methods of a study.
 
     Args:
-        study: to show.
-        columns: the metrics; by default all that differ.
+        study: the study to show.
+        columns: the metrics to show; by default all that differ.
         times: whether to show the time per epoch.
     """
     measured = {name: summary.over_seeds(runs) for name, runs in study.methods.items()}
@@ -289,7 +289,7 @@ def overall_table(study: Study, columns: Sequence[str] = (), *, times: bool = Tr
 
 
 def _work(study: Study) -> dict[str, list[str]]:
-    """Return the gradients for every method if some method sums fewer than it evaluates."""
+    """Return gradient counts for every method if some method sums fewer than it evaluates."""
     found = {name: summary.gradients(runs) for name, runs in study.methods.items()}
     if all(one is None or one[0] == one[1] for one in found.values()):
         return {}

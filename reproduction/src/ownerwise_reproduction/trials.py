@@ -48,7 +48,7 @@ from ownerwise_reproduction.population import Population, populate
 from ownerwise_reproduction.settings import Setting
 
 Report = Callable[[int], None]
-"""report(steps): called with the number of steps taken so far."""
+"""report(steps) is called with the number of steps taken so far."""
 
 PLAIN_MOMENTUM = 0.9
 """Momentum of plain SGD, the non-private method."""
@@ -58,14 +58,14 @@ _MOST_OWNERS_LISTED = 100
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A run to do: a method in a setting with a seed.
+    """A run to perform: a method in a setting with a seed.
 
     Attributes:
         setting: the setting.
         method: the method.
         seed: seed for noise, batches, initial weights and random owners.
         profile: "paper" or "short".
-        changes: "section.key=value" each.
+        changes: strings "section.key=value".
     """
 
     setting: Setting
@@ -95,10 +95,10 @@ def run_trial(
     """Train and return the measurements as JSON types.
 
     Args:
-        trial: what to run.
-        folder: holds the run folder of each phase; runs found there are resumed.
+        trial: the trial to run.
+        folder: folder for the run folders of all phases; runs found there are resumed.
         data_dir: folder of the data sets.
-        report: called with the progress.
+        report: function that receives the number of steps taken.
     """
     since = time.perf_counter()
     config = trial.config
@@ -221,7 +221,7 @@ def _train_plainly(
 
 
 def _joined(lines: Sequence[dict[str, Any]], cells: Cells) -> list[dict[str, Any]]:
-    """Return one history of all phases: steps and seconds continue, each model appears once."""
+    """Return one history of all phases. Steps and seconds continue; each model appears once."""
     history: list[dict[str, Any]] = []
     steps, seconds = 0, 0.0
     for line in lines:

@@ -5,7 +5,8 @@ search the same ranges of clip norm, learning rate and steps with the same draws
 kappa are drawn along with them. Values are chosen on held-out training records, and the chosen
 models are evaluated on test records. The first draw is the unchanged setting.
 
-Choosing values by private records would be a release: this is a study on public data, NOT PRIVATE.
+Choosing values on private records would be a release. This is a study on public data and NOT
+PRIVATE.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ class Point:
     """One draw of values for a method, over seeds.
 
     Attributes:
-        method: its name.
+        method: name of the method.
         number: number of the draw, the same for all methods.
         values: {"section.key": value}.
-        validation, test: every metric over seeds; values are chosen by the former.
+        validation, test: metrics over seeds; values are chosen by the validation metrics.
         wall_seconds: wall time for all seeds together.
-        plans: hashes of the plans behind it.
+        plans: hashes of the plans used.
     """
 
     method: str
@@ -60,7 +61,7 @@ class Point:
 def draw(
     setting: Setting, profile: str, changes: Sequence[str], trials: int
 ) -> list[dict[str, float]]:
-    """Return the values for every trial, including INO-SGD's; the first are the setting's."""
+    """Return the values for every trial, including INO-SGD's; the first are unchanged."""
     config = setting.configure(0, profile, changes)
     plan, weights = config["plan"], config["weights"]
     generator = np.random.default_rng(0)
@@ -226,7 +227,7 @@ def frontier_figure(found: Sequence[Point]) -> Any:
 
 
 def _relevant(run: Result, values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values that a run depends on, which are those in its configuration."""
+    """Return the values that a run depends on: the ones in its configuration."""
     held = {f"{name}.{key}" for name, section in run["config"].items() for key in section}
     return {key: value for key, value in values.items() if key in held}
 

@@ -33,7 +33,7 @@ class Search:
     Attributes:
         name: name of the setting.
         content: content of the file.
-        points: every method and draw.
+        points: one point for each method and draw.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Search:
         return list(next(iter(self.content["methods"].values()))["best"])
 
     def first(self, method: str) -> Point:
-        """Return a method with the values of the first draw."""
+        """Return a method's point for the first draw."""
         return self.point(method, _FIRST)
 
     def chosen(self, method: str, criterion: str) -> Point:
@@ -64,7 +64,7 @@ class Search:
         return self.point(method, self.content["methods"][method]["best"][criterion])
 
     def point(self, method: str, number: int) -> Point:
-        """Return a method with the values of a draw."""
+        """Return a method's point for a draw."""
         return next(p for p in self.points if p.method == method and p.number == number)
 
 
@@ -87,7 +87,7 @@ class Kept:
 
 
 def read(folder: str | PathLike, names: Sequence[str] = ()) -> list[Search]:
-    """Return the searches below a folder, all or those of some settings."""
+    """Return the searches in a folder, for all settings or only some."""
     found = []
     for path in sorted(Path(folder).glob("*.json")):
         if names and path.stem not in names:
@@ -98,7 +98,7 @@ def read(folder: str | PathLike, names: Sequence[str] = ()) -> list[Search]:
             points = list(map(_point, stored))
         except (ValueError, KeyError, TypeError):
             raise OwnerwiseError(
-                f"{path} is not a search of this version: repeat its `ownerwise experiments "
+                f"{path} was not written by this version: repeat its `ownerwise experiments "
                 "tune`; finished runs are not repeated"
             ) from None
         found.append(Search(path.stem, content, points))
@@ -164,7 +164,7 @@ def page(search: Search, picture: Path | None = None) -> str:
 
 
 def _title(search: Search) -> str:
-    return f"{search.heading}, tuned against tuned"
+    return f"{search.heading}, with all methods tuned"
 
 
 def _over(seeds: Sequence[int]) -> str:
@@ -174,7 +174,7 @@ def _over(seeds: Sequence[int]) -> str:
 
 
 def kept(search: Search, method: str, criterion: str, metric: str) -> Kept:
-    """Return a method's gain over IDP-SGD before and after both chose by a criterion."""
+    """Return a method's gain over IDP-SGD before and after both were tuned by a criterion."""
     fixed = _gain(search.first(BASELINE), search.first(method), metric)
     tuned = _gain(search.chosen(BASELINE, criterion), search.chosen(method, criterion), metric)
     return Kept(fixed, tuned)
@@ -185,7 +185,7 @@ def _gain(before: Point, after: Point, metric: str) -> float:
 
 
 def _sentences(search: Search) -> list[str]:
-    """Return how much gain remains when values are chosen by accuracy, as is usual."""
+    """Return sentences on how much gain remains if values are chosen by accuracy, as is usual."""
     metric = "strict" if "strict" in search.criteria else "worst_group"
     enough = len(search.content["seeds"]) >= FEWEST_SEEDS
     values = _values(search.first(BASELINE))

@@ -173,7 +173,9 @@ class TestFlips:
 
     @pytest.mark.parametrize(("share", "classes"), [(-0.1, 3), (1.1, 3), (0.1, 1)])
     def test_refusals(self, share, classes):
-        problems(lambda: assign.flip_labels(np.zeros(3, int), share, classes, 0), "share of 0 to 1")
+        problems(
+            lambda: assign.flip_labels(np.zeros(3, int), share, classes, 0), "share from 0 to 1"
+        )
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ class TestParkinsons:
         make_parkinsons(root / "parkinsons")
         path = root / "parkinsons" / "parkinsons.data"
         path.write_text(path.read_text().replace("status", "state"))
-        problems(lambda: data.load_parkinsons(root), "parkinsons.data", "another file")
+        problems(lambda: data.load_parkinsons(root), "parkinsons.data", "a different file")
 
 
 class TestTelemonitoring:

@@ -1,4 +1,4 @@
-"""Evaluation: how well a model serves each group of validation or test records.
+"""Evaluation: how well a model performs on each group of validation or test records.
 
 No noise is added, so NO guarantee covers the evaluated records: use validation and test data whose
 owners have agreed to this, never training records.
@@ -25,15 +25,15 @@ from ownerwise.owners import as_array, is_missing
 
 _RECORDS_AT_ONCE = 512
 FEW_GROUPS = 4
-"""With fewer groups, no correlation is reported: it would usually be large by chance, and has no
+"""With fewer groups, no correlation is reported: it would often be large by chance, and has no
 confidence interval.
 """
 
 Collate = Callable[[list[Any]], Any]
-"""collate(samples): combines a Dataset's samples into one batch."""
+"""collate(samples) combines a Dataset's samples into one batch."""
 
 Predict = Callable[[Any], Tensor]
-"""predict(outputs): the predicted class of each record."""
+"""predict(outputs) returns the predicted class of each record."""
 
 
 def predicted_classes(outputs: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def predicted_classes(outputs: Tensor) -> Tensor:
 
 
 class Evaluation:
-    """Evaluates a model on one data set, always in the same order and in the same parts.
+    """Evaluates a model on one data set, always in the same order and in the same batches.
 
     Args:
         data: (X, y), or a map-style Dataset that yields (x, y).
@@ -141,7 +141,7 @@ def parts_of(data: Any, size: int, collate: Collate | None) -> Iterator[tuple[An
             inputs, targets = (_tensor(array[start : start + size]) for array in arrays)
             yield inputs, targets
         return
-    generator = torch.Generator()  # do not advance the global one
+    generator = torch.Generator()  # does not advance the global generator
     yield from DataLoader(data, size, collate_fn=collate, generator=generator)
 
 
@@ -164,7 +164,7 @@ def trial_problems(
     name: str,
     then: Callable[[Any, Any], Any] = lambda outputs, targets: None,
 ) -> list[str]:
-    """Return the problems from applying model, loss and `then` to the first two records.
+    """Return the problems that occur when model, loss and `then` run on the first two records.
 
     Target values are checked for all records if they are in memory.
     """
@@ -181,7 +181,7 @@ def trial_problems(
     except OwnerwiseError as error:
         problems = error.problems
     except Exception as error:
-        problems = [f"model and loss fail on the first records; error (not private): {error}"]
+        problems = [f"the model or loss fails on the first records; error (not private): {error}"]
     return [f"{name}: {problem}" for problem in problems]
 
 
@@ -218,7 +218,7 @@ def _data_problems(data: Any, name: str) -> list[str]:
 
 
 def _group_problems(groups: np.ndarray) -> list[str]:
-    """Return why groups given as objects cannot be told apart: gaps, or several types."""
+    """Return why groups given as objects cannot be used: missing values or mixed types."""
     if groups.dtype.kind != "O":
         return []
     cells = groups.tolist()
@@ -258,7 +258,7 @@ def _summary(
 
 
 def group_name(group: Any) -> str:
-    """Return a group's name in history and reports; classes 0.0 and 1.0 are "0" and "1"."""
+    """Return a group's name in history and reports; classes 0.0 and 1.0 become "0" and "1"."""
     whole = isinstance(group, float) and group.is_integer()
     return str(int(group) if whole else group)
 

@@ -49,29 +49,29 @@ _AS_NUMBERS = ".float() (for an array, .astype('float32'))"
 def run_on_first(model: nn.Module, inputs: Any) -> Any:
     """Return the outputs for made-up inputs of the same shapes, and restore the model's state.
 
-    Refuses inputs that the model does not take, with a message that names the call to fix them.
+    If the model does not accept the inputs, the error message names the call that fixes them.
     """
     try:
         return run_made_up(model, inputs, State(model))
     except Exception as error:
         message = f"the model fails on the first records: inputs are {described(inputs)}"
         call = _dtype_fix(model, inputs, str(error))
-        ending = f"; give {call}" if call else f"; error (not private): {error}"
+        ending = f"; {call}" if call else f"; error (not private): {error}"
         raise OwnerwiseError(message + ending) from error
 
 
 def _dtype_fix(model: nn.Module, inputs: Any, error: str) -> str:
-    """Return the call that gives the inputs the model's dtype, if the error is about dtypes."""
+    """Return how to convert the inputs to the model's dtype, if the error is about dtypes."""
     if not isinstance(inputs, Tensor):
         return ""
     if inputs.is_floating_point() and "'indices'" in error:
-        return f"an embedding int64 inputs, X{_AS_CLASSES}"
+        return f"an embedding needs int64 inputs: X{_AS_CLASSES}"
     kinds = [parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()]
     if not kinds or inputs.dtype == kinds[0] or not any(words in error for words in _DTYPE_ERRORS):
         return ""
     own = dtype_name(kinds[0])
     call = _AS_NUMBERS if kinds[0] == torch.float32 else f".to(torch.{own})"
-    return f"a model with {own} parameters X{call}"
+    return f"a model with {own} parameters needs X{call}"
 
 
 def target_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
@@ -108,7 +108,7 @@ def value_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
     if kind not in _OF_CLASSES or _is_float(targets) or outputs.dim() < 2:
         return []
     ignored = ignored_target(loss)
-    if ignored is not None and (ignored >= 0 or targets.min() < 0):  # unsigned ones would wrap
+    if ignored is not None and (ignored >= 0 or targets.min() < 0):  # unsigned targets would wrap
         counted = targets != ignored
         chosen = isinstance(loss, functools.partial) and "ignore_index" in loss.keywords
         intended = chosen or ignored != _IGNORED_BY_TORCH or targets.ndim > 1  # padded tokens
@@ -144,7 +144,7 @@ def _class_problems(outputs: Tensor, targets: Tensor) -> list[str]:
         call += _AS_CLASSES
     if known and not call:
         return []
-    fix = f"give y{call}" if known else "give y in this shape"
+    fix = f"pass y{call}" if known else "pass y in this shape"
     return [f"targets are {described(targets)}; expected int64 {shape_name(shape)}, classes: {fix}"]
 
 
@@ -158,7 +158,7 @@ def _number_problems(outputs: Tensor, targets: Tensor, *, probabilities: bool) -
         call += _AS_NUMBERS
     if known and not call:
         return []
-    fix = f"give y{call}" if known else "give the model as many outputs as a record has targets"
+    fix = f"pass y{call}" if known else "give the model as many outputs as a record has targets"
     kind = f"{dtype_name(outputs.dtype)} " if probabilities else ""
     return [
         f"targets are {described(targets)}; expected {kind}{shape_name(outputs.shape)}, like the "

@@ -3,9 +3,9 @@
 A rule returns one factor per record, by which its gradient g is multiplied. Every rule must
 guarantee factor * |g| <= C_o, so that adding or removing a record of owner o changes the sum by at
 most C_o (the sensitivity the plan accounts for). A rule may depend only on the record's own norm,
-its own clip norm and fresh random numbers. The bound holds up to rounding in the dtype of the norms
-(1e-6 relative in float32). The step pays for that: it passes clip norms divided by 1 plus its
-slack, which is at least 1e-4 (`PrivateStep.slack`).
+its owner's clip norm and fresh random numbers. The bound holds up to rounding in the dtype of the
+norms (1e-6 relative in float32). The step compensates for this: it divides the clip norms it passes
+by 1 plus its slack, which is at least 1e-4 (`PrivateStep.slack`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from torch import Tensor
 from ownerwise.randomness import StepStream
 
 SMALLEST_NORM = 1e-6
-"""The smallest clip norm and the smallest constant of a rule. In float32, a norm may be too small
-by up to 1e-10, because squares underflow (`ownerwise.gradients.precision.HUGE`)."""
+"""The smallest allowed clip norm, and the smallest allowed constant of a rule. In float32, a norm
+may be too small by up to 1e-10, because squares underflow (`ownerwise.gradients.precision.HUGE`).
+"""
 
 
 class ClippingRule(Protocol):
-    """The interface of a rule for the private step."""
+    """The interface of a clipping rule in the private step."""
 
     @property
     def randomised(self) -> bool:
@@ -35,14 +36,14 @@ class ClippingRule(Protocol):
         """Return one factor per record, with factor * norm <= clip norm.
 
         Args:
-            norms: gradient norms, finite, [records].
+            norms: finite gradient norms, [records].
             clip_norms: the owners' clip norms, [records].
             stream: this step's secret random numbers, for randomised rules.
         """
         ...
 
     def sensitivity(self, clip_norm: float) -> float:
-        """Return how far one record with this clip norm can change the sum."""
+        """Return how much one record with this clip norm can change the sum."""
         ...
 
 

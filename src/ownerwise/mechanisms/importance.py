@@ -1,9 +1,9 @@
 """Importance sampling: records with larger gradients are more likely to be accepted.
 
 Formal guarantee (docs/proofs/dpis.md): given the model before the step, a record of owner o adds a
-vector of length C_o or 0 to the sum, decided by its own coin flip, so it changes the sum by at most
-C_o, even with INO weights. The step costs exactly as much as one with ordinary clipping under the
-same plan. Public: the options. Private: which records were accepted, and how many.
+vector of length C_o or 0 to the sum, depending on its own coin flip. It therefore changes the sum
+by at most C_o, even with INO weights. The step costs exactly as much as one with ordinary clipping
+under the same plan. Public: the options. Private: which records were accepted, and how many.
 
 Published importance sampling divides by the sum of all gradient norms. That sum depends on every
 record and would leak through the scale of the noise, so it is not used here.
@@ -33,7 +33,7 @@ _SMALLEST_RESOLVED = SMALLEST_NORM / 10  # smaller float32 norms count as zero
 
 @dataclass(frozen=True)
 class ImportanceSampling:
-    """Random clipping: accept with probability min(|g|, C) / C and scale to length C, else 0.
+    """Random clipping: scale a gradient to length C with probability min(|g|, C) / C, else to 0.
 
     The expectation over the coin flips is the clipped gradient g * min(1, C / |g|), so the sum is
     an unbiased but noisier estimate of the sum under `Standard`. It pays off if a gradient's norm
@@ -82,7 +82,7 @@ class ImportanceSampling:
         A norm below t = C * sqrt(machine epsilon) may be pure rounding error (a ghost norm is the
         root of a sum with cancellation). It counts as zero instead of being scaled up to C. Above
         t, a record is accepted with probability (|g| - t) / (C - t), which has no jump at t, so the
-        last bit of a norm never decides on its own. This lowers the expectation by at most t.
+        last bit of a norm never decides alone. This lowers the expectation by at most t.
         """
         if stream is None:
             raise ValueError("importance sampling needs the step's secret random numbers")
@@ -107,7 +107,7 @@ class ImportanceSampling:
 
 
 def proven(rule: object) -> bool:
-    """Return whether a clipping rule's bound is proven here.
+    """Return whether this package proves the bound of a clipping rule.
 
     This is true only of this package's own rules, not of subclasses. For any other rule, the step
     checks every batch.

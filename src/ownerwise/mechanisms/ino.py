@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 DEFAULT_TAIL = 0.4
 LOSS_FLOOR, LOSS_CEILING = 0.1, 1e6
-"""Losses are clamped to this public range; the order is by their logarithm."""
+"""Losses are clamped to this public range. Records are ordered by the logarithm of the result."""
 _LARGEST_SPREAD = 1e6
-_LOSS_ROUNDOFFS = 8.0  # change in a loss by rounding: absolute up to 1, relative above
+_LOSS_ROUNDOFFS = 8.0  # largest change in a loss by rounding: absolute up to 1, relative above
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class INO:
         tail: tail length as a fraction of the plan's expected total clip norm; needs `bind`.
         alpha, beta: shape of the default tail, Beta(alpha, beta).
         tail_length: tail length in units of clip norm, instead of `tail`.
-        shape: another tail function (`Steps`, or your own).
+        shape: another tail function: `Steps` or your own.
         score_by: the score that orders the records; the highest is the most important.
-        width: how smooth the order is: two losses that differ by a factor of e^width are fully
-            separated. 0 is the paper's hard order, which only hardened plans allow.
+        width: smoothness of the order. Two losses that differ by a factor of e^width are fully
+            separated. 0 gives the paper's hard order, which requires a hardened plan.
 
     Example:
         >>> INO(tail_length=1.0).weights([30.0, 3.0, 0.3], [1.0, 1.0, 1.0]).round(6)
@@ -65,7 +65,7 @@ class INO:
             if value is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
         if self.shape is not None and (self.alpha, self.beta) != (1.0, 1.0):
-            raise ValueError("alpha and beta shape the Beta tail; do not give them with shape")
+            raise ValueError("alpha and beta belong to the Beta tail; do not give them with shape")
         if self.width != 0 and not 0.01 <= self.width <= 10:
             raise ValueError(f"width must be 0 or a number from 0.01 to 10, got {self.width}")
         Beta(self.alpha, self.beta)  # validates both now
@@ -94,10 +94,10 @@ class INO:
         return np.asarray(self.score_by(np.log(clamped), owner_index, self._plan))
 
     def score_slack(self, roundoff: float) -> float:
-        """Return how far rounding may move the sum, per unit of the batch's total clip norm.
+        """Return how much rounding may change the sum, per unit of the batch's total clip norm.
 
-        If every loss changes by up to 8 roundoffs (absolute below 1, relative above), no score
-        changes by more than 8 roundoffs / floor.
+        If every loss changes by up to 8 * roundoff (absolute below 1, relative above), no score
+        changes by more than 8 * roundoff / floor.
         """
         if self.tail_length == 0:
             return 0.0
@@ -111,7 +111,7 @@ class INO:
         """Return one weight in [0, 1] per record (`smooth_order`).
 
         Args:
-            losses: one per record; NaN counts as the smallest.
+            losses: one loss per record; NaN counts as the smallest loss.
             clip_norms: clip norm of each record's owner.
             owner_index: index of each record's owner in the plan, for scores that use the plan.
         """
@@ -121,7 +121,7 @@ class INO:
     def weights_of_scores(
         self, scores: np.ndarray, clip_norms: np.ndarray, width: float = 0.0
     ) -> np.ndarray:
-        """Return one weight in [0, 1] per record from finite scores, equal for equal scores."""
+        """Return one weight in [0, 1] per finite score. Equal scores get equal weights."""
         if self.tail_length is None:
             raise ValueError(
                 f"INO(tail={self.tail}) is a fraction of a plan's expected clip norm: bind it to a "

@@ -54,17 +54,17 @@ def ino_sum(
     Records with the highest scores count in full.
 
     Formal guarantee (INO-SGD, Theorem 3.4): adding or removing record i changes the sum by at most
-    `sensitivities[i]`, so the cost for the record is that of one Gaussian mechanism with noise
-    multiplier `noise_std / sensitivities[i]`, or of the subsampled mechanism after Poisson sampling
-    (see `InoSum.epsilon`). Public: tail, noise_std, and each record's sensitivity. A record's value
-    and score may depend on that record only. The number of records is not released.
+    `sensitivities[i]`, so the record pays for one Gaussian mechanism with noise multiplier
+    `noise_std / sensitivities[i]`, or for the subsampled mechanism after Poisson sampling (see
+    `InoSum.epsilon`). Public: tail, noise_std, and each record's sensitivity. A record's value and
+    score may depend on that record only. The number of records is not released.
 
     Args:
         values: one vector (or number) per record, [records, ...]; clipped to its sensitivity.
-        scores: one per record; NaN ranks last.
+        scores: one score per record; NaN ranks last.
         sensitivities: bound on the length of each record's vector.
         tail: tail length in units of sensitivity, or an INO with `tail_length`.
-        noise_std: std of the noise on each number of the sum.
+        noise_std: std of the noise on each entry of the sum.
         stream: secret randomness; by default a new private stream.
     """
     values = np.asarray(values, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Per-record losses: any torch loss, without its reduction."""
+"""Per-record losses from any torch loss, without its reduction."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def per_record(loss: Loss) -> Loss:
     """Return `loss` as a function that returns one number per record.
 
     A loss with a `reduction` argument or attribute (all of torch's) is called with "none"; any
-    other must return one entry per record itself. Several values per record (tokens, pixels, output
-    columns) are averaged within the record, so a record's gradient depends on that record only.
-    Ignored targets (`ignore_index`) are left out of the average: otherwise a record's loss would
-    depend on its padding, and thus on the longest record of the batch. Class weights multiply the
-    loss and are not normalised, because their sum over the batch depends on the other records.
-    Extra arguments (a noised release) are passed on.
+    other loss must return one entry per record itself. Several values per record (tokens, pixels,
+    output columns) are averaged within the record, so a record's gradient depends on that record
+    only. Ignored targets (`ignore_index`) are left out of the average: otherwise a record's loss
+    would depend on its padding, and thus on the longest record of the batch. Class weights multiply
+    the loss and are not normalised, because their sum over the batch depends on the other records.
+    Extra arguments, such as a noised release, are passed on.
     """
     unreduced = _without_reduction(loss)
     ignored = ignored_target(loss)

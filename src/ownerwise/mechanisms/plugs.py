@@ -38,7 +38,7 @@ class Weights(Protocol):
         ...
 
     def score_slack(self, roundoff: float) -> float:
-        """Return how far the weighted sum may move if rounding changes all losses.
+        """Return how much the weighted sum may change if rounding changes all losses.
 
         The result is in units of the batch's total clip norm, for rounding errors of a few times
         `roundoff`. The step scales contributions down accordingly, unless the plan is hardened.
@@ -50,8 +50,8 @@ class Release(Protocol):
     """A sum over the batch, such as a histogram, released with noise before the loss is computed.
 
     The plan must pay for it (`release_std`). Every record's contribution is clipped to L2 norm 1
-    (L1 norm 1 for Laplace noise). The release happens in every step, even for an empty batch, so
-    its shape is public.
+    (L1 norm 1 for Laplace noise). The release happens in every step, even for an empty batch; its
+    shape is public.
     """
 
     @property
@@ -81,7 +81,7 @@ class Steering(Protocol):
 
     @property
     def clip_scale(self) -> float:
-        """Factor on all clip norms and on the noise."""
+        """Factor applied to all clip norms and to the noise."""
         ...
 
     def select(self, batch: Batch, stream: StepStream) -> Batch:
@@ -94,11 +94,11 @@ class Steering(Protocol):
 
     @property
     def count(self) -> int:
-        """NOT private: the records counted in this step."""
+        """NOT private: the number of records counted in this step."""
         ...
 
     def update(self, noisy_count: float) -> None:
-        """Finish a step with the released count."""
+        """Finish a step, given the released count."""
         ...
 
 
@@ -126,14 +126,14 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class AdaptiveRelease(Release, Protocol):
-    """A release that adapts to its own noised sums, which is post-processing and thus free."""
+    """A release that adapts to its own noised sums. This is post-processing and costs nothing."""
 
     def bind(self, plan: Plan) -> Self:
         """Return the release in its initial state for a run under the plan."""
         ...
 
     def process(self, noised: Tensor) -> Tensor:
-        """Update from a step's noised sum, and return the tensor that the loss receives instead."""
+        """Update the state from a step's noised sum and return the tensor to pass to the loss."""
         ...
 
 
@@ -147,13 +147,13 @@ class SummedRelease(ABC):
 
     @abstractmethod
     def total(self, outputs: Any, targets: Any, scales: Tensor | None) -> Tensor:
-        """Return the sum over the records, float64; `scales` has their factors, 1 if None."""
+        """Return the float64 sum over the records, multiplied by `scales` if given."""
         ...
 
 
 @dataclass(frozen=True)
 class Peek:
-    """NOT PRIVATE: per-record details of a step. Only with `not_private=True`."""
+    """NOT PRIVATE: per-record details of a step, available only with `not_private=True`."""
 
     losses: np.ndarray = field(repr=False)
     norms: np.ndarray = field(repr=False)
@@ -167,10 +167,11 @@ def _fixed_parts() -> StepStream:
 
 @dataclass(frozen=True)
 class Randomness:
-    """Random numbers for one step, other than the gradient's noise.
+    """Random numbers for one step, except the gradient noise.
 
     `parts` chooses the records on which the step checks that records do not influence each other.
-    The default uses fixed seeds and adds no noise to a release: NOT private, for research.
+    The default is NOT private and meant for research: it uses fixed seeds and adds no noise to a
+    release.
     """
 
     layers: LayerRandomness = field(default_factory=LayerRandomness)
@@ -188,24 +189,24 @@ def sum_of_unit_rows(
     *,
     absolute: bool = False,
 ) -> Tensor:
-    """Return the sum of all records' contributions, each clipped to norm 1, float64.
+    """Return the float64 sum of all records' contributions, each clipped to norm 1.
 
-    Sensitivity 1, or the record's scale: a row that is too long is scaled down, and a row that is
-    not finite counts as zero.
+    The sensitivity is 1, or the record's scale if given. A row that is too long is scaled down; a
+    row that is not finite counts as zero.
 
     Args:
         contributions: one row per record, micro-batch by micro-batch; none for an empty batch.
         parts: the records of each micro-batch.
         shape: shape of a row.
-        scales: factor on each record after clipping, 1 if not given.
+        scales: factor applied to each record after clipping; 1 if not given.
         absolute: clip the L1 norm instead of the L2 norm, as Laplace noise requires.
     """
     for rows, part in zip(contributions, parts, strict=True):
         if rows.shape != (part.stop - part.start, *shape):
             raise OwnerwiseError(
                 f"a release returned rows of shape {list(rows.shape[1:])}, or a wrong number of "
-                f"rows; expected one row of shape {list(shape)} per record: the step itself clips "
-                "and sums them and adds the noise"
+                f"rows; expected one row of shape {list(shape)} per record. The step itself clips "
+                "the rows, sums them and adds the noise"
             )
     if not contributions:
         return torch.zeros(shape, dtype=torch.float64)

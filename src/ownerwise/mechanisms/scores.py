@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ownerwise.planning import Plan
 
 Score = Callable[[np.ndarray, "np.ndarray | None", "Plan | None"], np.ndarray]
-"""score(log_losses, owner_index, plan): one finite number per record.
+"""score(log_losses, owner_index, plan) returns one finite number per record.
 
 Log losses are clamped to a public range. A score must not change by more than the log loss does;
 otherwise rounding would move the weights further than the step allows for.
@@ -79,6 +79,6 @@ def needed_plan(plan: Plan | None) -> Plan:
 ORDERS: Registry[Callable[[SecretStream | None], Score]] = Registry(
     "ownerwise.orders", {"loss": lambda stream: ByLoss()}
 )
-"""Orders by name, for configuration files: functions that return a score. Each receives the run's
-own stream if its seed is fixed, else None. Other packages add orders through entry points in the
-group `ownerwise.orders`."""
+"""Named orders for configuration files. Each is a function that returns a score. It receives the
+run's own stream if the seed is fixed, else None. Other packages add orders through entry points in
+the group `ownerwise.orders`."""

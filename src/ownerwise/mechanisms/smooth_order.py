@@ -25,7 +25,7 @@ from ownerwise.mechanisms.tails import Tail
 __all__ = ["MOST_LEVELS", "ordered_weights"]
 
 MOST_LEVELS = 100_000
-"""Scores that span more levels than this are refused."""
+"""The largest number of levels that scores may span."""
 
 
 def ordered_weights(
@@ -37,7 +37,7 @@ def ordered_weights(
         scores: one finite number per record; the highest is the most important.
         clip_norms: clip norm of each record's owner, positive.
         tail: shape of the tail.
-        tail_length: its length in units of clip norm, positive.
+        tail_length: length of the tail in units of clip norm, positive.
         width: distance between two levels; 0 for the hard order.
     """
     if width == 0:

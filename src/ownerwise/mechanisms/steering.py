@@ -31,14 +31,16 @@ class AcceptanceSteering:
     """The state of one steered run (`ImportanceSampling.steering`).
 
     Args:
-        expected_batch: the plan's expected batch size, which is the number of candidates per step
-            if none are left out.
-        accepted_batch: records to accept per step, or None to keep all candidates.
-        acceptance: fraction of the candidates to accept, or None to keep the clip norms.
+        expected_batch: expected batch size of the plan: the expected number of candidates per step
+            if all are kept.
+        accepted_batch: target number of accepted records per step, or None to keep all candidates.
+        acceptance: target fraction of accepted candidates, or None to leave the clip norms
+            unchanged.
         gain: weight of the newest count, between 0 and 1.
 
     Attributes:
-        accepted_share: private estimate of the accepted fraction of candidates, K / (C N).
+        accepted_share: differentially private estimate of the accepted fraction of candidates, K /
+            (C N).
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class AcceptanceSteering:
 
     @property
     def clip_scale(self) -> float:
-        """Factor on all clip norms and on the noise."""
+        """Factor applied to all clip norms and to the noise."""
         return math.exp(self._log_clip_scale)
 
     def select(self, batch: Batch, stream: StepStream) -> Batch:

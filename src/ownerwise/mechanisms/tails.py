@@ -61,10 +61,11 @@ class Beta:
 
 
 class Steps:
-    """Equal steps with the given values, from the start of the tail to its end.
+    """A step function with equally wide steps, listed from the start of the tail to its end.
 
-    `Steps()` is the paper's 1/2, 1/4, 1/8, 0. `Steps.of(function)` turns any function into a
-    piecewise constant one, so that the checks and the integral apply to exactly the function used.
+    `Steps()` has the paper's values 1/2, 1/4, 1/8, 0. `Steps.of(function)` turns any function into
+    a piecewise constant one, so that the checks and the integral apply to exactly the function
+    used.
     """
 
     def __init__(self, values: Sequence[float] = (1 / 2, 1 / 4, 1 / 8, 0.0)):
@@ -86,13 +87,13 @@ class Steps:
 
     @classmethod
     def of(cls, function: Callable[[float], float], pieces: int = 1000) -> Steps:
-        """Return equal steps from `function`, defined on [0, 1] from start to end of the tail."""
+        """Return a step function that samples `function` on [0, 1], where 0 is the tail's start."""
         middles = (np.arange(pieces) + 0.5) / pieces
         return cls([float(function(float(x))) for x in middles])
 
     @property
     def values(self) -> np.ndarray:
-        """The steps' values, from start to end of the tail."""
+        """Values of the steps, from the start of the tail to its end."""
         return self._rising[::-1].copy()
 
     def rising(self, x: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ from ownerwise.runs.settings import differences
 from ownerwise.step import OWN_FOLDER, checkpoints, read_account
 
 _LOCK = ".lock"
-_HOLDER = ".holder"  # the process that holds the lock: a locked file cannot be read on all systems
+_HOLDER = ".holder"  # names the lock's holder: some systems cannot read a locked file
 
 MAY_CHANGE = frozenset(
     {"name", "label", "micro_batch_size", "lean", "num_workers", "checkpoint_every", "loggers"}
@@ -52,8 +52,8 @@ class FolderLock:
             self._lock.acquire()
         except Timeout:
             raise OwnerwiseError(
-                f"{self._folder} is in use: {self._holder()} is training into it; wait for it, or "
-                f"{OWN_FOLDER}"
+                f"{self._folder} is in use: {self._holder()} is training there; wait for it to "
+                f"end, or {OWN_FOLDER}"
             ) from None
         (self._folder / _HOLDER).write_text(f"{os.getpid()}\n", encoding="utf-8")
         return self
@@ -111,7 +111,7 @@ def begin(run: Run, identity: str) -> None:
 
 
 def with_earlier(folder: Path, environment: dict[str, Any]) -> dict[str, Any]:
-    """Return the environment together with those in which the run was trained earlier."""
+    """Return the environment, with the earlier environments in which the run was trained."""
     previous = reading.read_environment(folder, problems := [])
     _warn(problems)
     earlier = previous.pop("earlier", [])
@@ -127,17 +127,17 @@ def kept_history(folder: Path, identity: str, updates: int) -> list[dict[str, An
 
 
 def drop_half_written(folder: Path) -> None:
-    """Delete partial files that a killed process left behind; only the lock's holder may."""
+    """Delete partial files left by a killed process. Only the lock's holder may call this."""
     for name in ("checkpoint-*", "plan.*", "config.json", "environment.json", "history.jsonl"):
         drop_temporary(folder, name)
 
 
 def _remains(folder: Path) -> list[str]:
-    """Return why a folder without a checkpoint cannot take a new run."""
+    """Return why a folder without a checkpoint cannot hold a new run."""
     balance = read_account(folder)
     if balance is not None and balance.spent:
         return [
-            f"{folder} has an account of {balance.spent} spent steps but no checkpoint to resume "
+            f"{folder} has an account with {balance.spent} spent steps but no checkpoint to resume "
             f"from: {OWN_FOLDER}"
         ]
     if balance is None and (folder / reading.CONFIG).exists() and reading.read_config(folder)[1]:

@@ -2,8 +2,8 @@
 
 The account records what a run has spent. Settings, checkpoint and history each name the run and
 some of its steps: if one of them mentions more steps than the account, the account is an old copy,
-and the folder is refused. The history and environment files are not needed for that figure: if they
-are damaged, their readable part is used and the damage is reported.
+and the folder is refused. The history and environment files do not affect this figure: if one is
+damaged, its readable part is used and the damage is reported.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _ENVIRONMENT = fields(_VERSIONS, {"earlier": list_of(fields(_VERSIONS))})
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], str]:
-    """Return the settings in a run folder and the run's identity; "" in format 1."""
+    """Return the settings in a run folder and the run's identity ("" in format 1)."""
     path = folder / CONFIG
     missing = f"no {CONFIG} in {folder}: {NO_RUN}"
     version = read_json(path, fields({}, {FORMAT_KEY: WHOLE}), missing).get(FORMAT_KEY, 1)
@@ -111,7 +111,7 @@ def read_environment(folder: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def read_history(path: Path, identity: str, problems: list[str]) -> list[dict[str, Any]]:
-    """Return the readable lines of a run's history, without a partial last line after a kill.
+    """Return the readable lines of a run's history, without a partial last line.
 
     Damaged lines and lines of other runs are left out; `problems` then says how many.
     """
@@ -154,9 +154,9 @@ def disagreements(
 
     Args:
         folder: the run folder.
-        plan_hash: hash of the plan in it.
-        balance: what the account says.
-        header: the newest checkpoint's header; None before the first checkpoint.
+        plan_hash: hash of the plan in the folder.
+        balance: state of the account.
+        header: header of the newest checkpoint, or None before the first checkpoint.
         config, identity: settings and identity in `config.json`.
         history: the lines of history.
     """
@@ -168,7 +168,7 @@ def disagreements(
     problems = []
     if identity and balance.run != identity:
         problems.append(
-            f"{CONFIG} belongs to run {identity[:12]}, but the account to "
+            f"{CONFIG} belongs to run {identity[:12]}, but the account belongs to "
             f"{f'run {balance.run[:12]}' if balance.run else 'a run of version 0.1.0'}: one of "
             "them is from another folder"
         )
@@ -181,8 +181,8 @@ def disagreements(
         problems += checkpoints.account_problems(balance, header, "the checkpoint")
         if header["seed"] != config["seed"]:
             problems.append(
-                f"{CONFIG} has seed {config['seed']}, but the checkpoint {header['seed']}: one of "
-                "them was changed"
+                f"{CONFIG} has seed {config['seed']}, but the checkpoint has {header['seed']}: one "
+                "of them was changed"
             )
     last = max((max(line["step"], line["updates"]) for line in history), default=0)
     if last > balance.spent:

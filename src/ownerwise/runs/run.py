@@ -51,8 +51,8 @@ class Run:
         updates: number of updates applied to the model; fewer than `steps_spent` if a private run
             was resumed after a crash.
         folder: the run folder, or None for a run in memory.
-        identity: random name of the run, the same in all its files; "" in memory.
-        problems: damage in files that the figures do not depend on, found by `Run.load`.
+        identity: random identifier of the run, the same in all its files; "" for a run in memory.
+        problems: damage that `Run.load` found in files that do not affect the figures.
     """
 
     config: dict[str, Any]
@@ -97,7 +97,7 @@ class Run:
         return self.config["group_budgets"]
 
     def epsilon(self) -> np.ndarray:
-        """Return the epsilon spent on each owner's records."""
+        """Return the epsilon spent for each owner's records."""
         return self.plan.epsilon(steps=self.steps_spent)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -135,12 +135,12 @@ class Run:
         plan = Plan.load(folder / PLAN)
         header = checkpoints.newest_header(folder, problems)
         environment = read_environment(folder, problems)
-        balance = read_account(folder)  # after the checkpoint, which a running run writes later
+        balance = read_account(folder)  # read last: an active run updates it before the checkpoint
         known = identity or (balance.run if balance else "")
         lines: list[str] = []
         history = read_history(folder / HISTORY, known, lines)
         if history and balance is not None and history[-1]["step"] > balance.spent:
-            balance = read_account(folder)  # a running run has continued in the meantime
+            balance = read_account(folder)  # an active run has continued in the meantime
         refused = disagreements(folder, plan.hash, balance, header, config, identity, history)
         if refused or balance is None:
             raise OwnerwiseError(refused)

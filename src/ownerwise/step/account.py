@@ -1,14 +1,14 @@
-"""The account of a run: which steps of its plan are spent, in a file that only ever grows.
+"""The account of a run: an append-only file that records which steps of the plan are spent.
 
 Guarantee. The account never counts fewer steps than were taken: a step is committed to disk before
 any of its noise is drawn. Commits are slow (milliseconds), so steps are reserved in blocks of at
-most 0.4 seconds of work and at most a twentieth of the plan. A run that stops cleanly gives back
-the steps it reserved but did not begin; after a kill they stay spent.
+most 0.4 seconds of work and at most a twentieth of the plan. A run that stops cleanly returns the
+steps that it reserved but did not begin; if it is killed, they stay spent.
 
 The account is an SQLite file, `account.db`, with one table of events. Events are appended and never
-changed, and each holds the hash of the one before. A process appends only to the event it knows as
-the last one (compare and set), so two processes cannot both take a step: the second one is refused.
-The account of a folder that was deleted or replaced is refused at the next commit.
+changed, and each holds the hash of the previous one. A process can append only if the last event is
+the one it knows (compare and set), so two processes cannot both take a step: the second one is
+refused. If the account's file was deleted or replaced, the next commit is refused.
 
 The account cannot detect a copy of the whole folder that is put back later or used elsewhere, or a
 writer who recomputes the hashes. Keep run folders where nobody else can write.
@@ -35,11 +35,11 @@ from ownerwise.files import DIGEST, WHOLE, fields, read_json
 from ownerwise.planning import Plan
 
 ACCOUNT = "account.db"
-STEPS = "steps.json"  # the account of format 1
+STEPS = "steps.json"  # the account in format 1
 OWN_FOLDER = "give each run its own folder"
 
 _SECONDS = 0.4  # work in one reserved block
-_BLOCKS = 20  # fewest blocks in a plan
+_BLOCKS = 20  # smallest number of blocks in a plan
 _WAIT = 30.0  # seconds to wait for another process that is writing
 _APPLICATION = 0x4F574E52  # "OWNR" in the file's header
 _VERSION = 1
@@ -78,11 +78,11 @@ class Balance:
         run: identity of the run; "" in format 1.
         plan: hash of the run's plan.
         planned: number of steps in the plan; None in format 1.
-        spent: steps that are spent.
-        private: whether the guarantee holds, as far as the steps can tell; None in format 1.
+        spent: number of spent steps.
+        private: whether the guarantee holds, as far as the steps show; None in format 1.
         head: number and hash of the last event, by which checkpoints refer to the account; None in
             format 1.
-        returnable: first step that may still be given back.
+        returnable: first step that may still be returned.
         hashes: hash of every event, if the account was read.
     """
 
@@ -132,7 +132,7 @@ class _Event:
             spent, returnable = 0, 0
             balance = Balance(self.run, self.plan, self.steps, 0, self.private)
         elif balance is None or balance.planned is None:
-            raise ValueError(f"event {self.number} comes before the first")
+            raise ValueError(f"event {self.number} comes before the account was opened")
         else:
             end = self.first + self.steps
             spent = {"reserve": end, "return": self.first}.get(self.kind, balance.spent)
@@ -146,13 +146,13 @@ class _Event:
                 "not private": self.first == balance.spent == end and not self.private,
             }.get(self.kind, False)
         if not fits:
-            raise ValueError(f"event {self.number} does not follow")
+            raise ValueError(f"event {self.number} does not follow the previous event")
         head = self.number, self.hash
         return replace(balance, spent=spent, private=self.private, head=head, returnable=returnable)
 
 
 class Account:
-    """The account of a run under way, for the process that takes its steps."""
+    """The account of an active run, for the process that takes the steps."""
 
     def __init__(self, folder: Path, plan: Plan):
         self._path = folder.resolve() / ACCOUNT
@@ -178,7 +178,7 @@ class Account:
 
     @classmethod
     def resume(cls, folder: Path, plan: Plan, balance: Balance, *, private: bool) -> Self:
-        """Take over an account that was read as `balance`; upgrade one of format 1."""
+        """Take over an account whose state is `balance`, and upgrade it if it has format 1."""
         if balance.head is None:
             account = cls.open(folder, plan, private=private, spent=balance.spent)
             (folder / STEPS).unlink()
@@ -201,7 +201,7 @@ class Account:
         return self._balance
 
     def take(self, step: int, private: bool) -> None:
-        """Count a step: it is on disk when this returns, and its noise may be drawn.
+        """Count a step. When this returns, the step is on disk and its noise may be drawn.
 
         With a fixed seed, a resumed run repeats steps that are already counted.
         """
@@ -217,9 +217,9 @@ class Account:
             self._block, self._since = balance.spent, time.perf_counter()
 
     def settle(self, steps: int) -> None:
-        """Count exactly the first `steps` steps, and give back what was reserved beyond them.
+        """Count exactly the first `steps` steps and return any that were reserved beyond them.
 
-        Only steps in the last block that this process reserved, and did not begin, are given back.
+        Only steps that this process reserved in its last block and did not begin are returned.
         """
         if not self._usable:  # reserved steps stay spent
             return
@@ -248,7 +248,7 @@ class Account:
         return max(1, min(size, self.balance.planned // _BLOCKS, left))
 
     def _append(self, entries: Sequence[tuple[str, int, int, bool]], run: str = "") -> None:
-        """Append events in one transaction, if the last event is still the one known here."""
+        """Append events in one transaction, provided that nobody else has appended any."""
         if os.getpid() != self._process:
             raise OwnerwiseError(
                 f"the account of {self.folder} belongs to process {self._process}, from which this "
@@ -333,10 +333,10 @@ def _read(path: Path) -> Balance | None:
             raise
     if any(_is_filled(Path(f"{path.resolve()}{suffix}")) for suffix in ("-wal", "-journal")):
         raise OwnerwiseError(
-            f"the account {path} was not closed, and cannot be read completely where nobody may "
-            "write: copy the whole folder to a place where you may"
+            f"the account {path} was not closed, and cannot be read completely without write "
+            "access: copy the whole folder to a writable place"
         )
-    # on a read-only medium nobody can be writing
+    # on a read-only medium, nobody can be writing
     with closing(_connection(path, "ro&immutable=1")) as connection:
         return _balance(connection)
 
@@ -373,7 +373,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _created(connection: sqlite3.Connection, folder: Path) -> Balance | None:
-    """Return the balance of an account in which nothing is spent; create it if it is empty."""
+    """Return the balance of an unused account; create the account if the file is empty."""
     balance = _balance(connection)
     if balance is not None and balance.spent:
         raise OwnerwiseError(
@@ -400,7 +400,7 @@ def _head(connection: sqlite3.Connection) -> tuple[int, str] | None:
 
 
 def _balance(connection: sqlite3.Connection) -> Balance | None:
-    """Return the balance after all events, each of which is checked; None if the file is empty."""
+    """Check every event and return the resulting balance, or None if the file is empty."""
     schema = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
     if not schema:
         return None

@@ -1,16 +1,16 @@
 """Checkpoints: a private run can stop at any time and resume within its budgets.
 
 A checkpoint is one safetensors file with the model, the optimizer and a JSON header (format
-version, run, plan hash, step counts). One SHA-256 covers the header, and the header holds another
-for the tensors. Each file is written atomically, and the two newest are kept: if the newest is
-damaged, a run resumes from the one before. The key of a private run is never stored, because anyone
-who has the key and the position can subtract the noise; a resumed run draws a fresh key.
+version, run, plan hash, step counts). One SHA-256 hash covers the header, and the header holds
+another for the tensors. Each file is written atomically, and the two newest are kept: if the newest
+is damaged, a run resumes from the previous one. The key of a private run is never stored, because
+anyone who has the key and the position can subtract the noise; a resumed run draws a fresh key.
 
 The account (see `account`) counts steps before they are taken. A checkpoint names the account's
-last event, so an older copy of the account is recognised. After a crash, a private run continues
-from its last checkpoint; the steps whose updates were lost stay spent, so the run ends that many
-updates early. A run with a fixed seed (not private) repeats the lost steps bit for bit instead. A
-folder holds one run.
+last event, so an older copy of the account is detected. After a crash, a private run continues from
+its last checkpoint; the steps whose updates were lost stay spent, so the run ends that many updates
+early. A run with a fixed seed (not private) repeats the lost steps bit for bit instead. A folder
+holds one run.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Checkpoint:
         private: whether the guarantee has held so far.
         plugs: {name: state} for the stateful plugs.
         path: the file.
-        balance: what the account says.
+        balance: state of the account.
     """
 
     updates: int
@@ -124,7 +124,7 @@ def save(
 
     Args:
         folder: the run's folder.
-        balance: what the run's account says; it counts `steps_spent` steps or more.
+        balance: state of the run's account, which counts at least `steps_spent` steps.
         model, optimizer: the run's model and optimizer.
         updates: number of updates applied to the model.
         steps_spent: steps accounted for, at least `updates`.
@@ -249,18 +249,18 @@ def account_problems(balance: Balance | None, header: dict[str, Any], name: str)
     problems = []
     if balance.plan != header["plan"]:
         problems.append(
-            f"the account belongs to plan {balance.plan[:12]}, but {name} to plan "
-            f"{header['plan'][:12]}: one of them is from another run"
+            f"the account belongs to plan {balance.plan[:12]}, but {name} belongs to "
+            f"plan {header['plan'][:12]}: one of them is from another run"
         )
     if header["format"] > 1 and balance.run != header["run"]:
         problems.append(
-            f"the account belongs to run {balance.run[:12]}, but {name} to run "
-            f"{header['run'][:12]}: one of them is from another folder"
+            f"the account belongs to run {balance.run[:12]}, but {name} belongs to "
+            f"run {header['run'][:12]}: one of them is from another folder"
         )
     elif header["format"] > 1 and not balance.holds(header["account"]):
         problems.append(
-            f"the account is older than {name}: an old copy was restored, and steps since then are "
-            "not in it. Restore the newest account"
+            f"the account is older than {name}: an old copy was restored, without the newest "
+            "steps. Restore the newest account"
         )
     spent = max(header["steps_spent"], header["updates"])
     if balance.spent < spent and not problems:
@@ -318,7 +318,7 @@ def _newest(folder: str | os.PathLike) -> tuple[Path, dict[str, Any], dict[str, 
             if path == found[-1]:
                 raise
             warnings.warn(
-                f"{error}; the older {found[found.index(path) + 1].name} is used, and the steps "
+                f"{error}; resuming from the older {found[found.index(path) + 1].name}. The steps "
                 "since then stay spent",
                 stacklevel=2,
             )

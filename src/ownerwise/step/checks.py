@@ -31,7 +31,7 @@ def optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
     held_names = {name for name, parameter in model.named_parameters() if id(parameter) in held}
     if unheld := [name for name in trainable if name not in held_names]:
         yield (
-            f"the optimizer does not hold the trainable {name_some(unheld)}; add it, or freeze it "
+            f"the optimizer does not hold the trainable {name_some(unheld)}; add or freeze them "
             "(requires_grad_(False))"
         )
 
@@ -71,9 +71,9 @@ def refuse_unloaded(batch: Batch) -> None:
     if isinstance(batch.data, Unloaded):
         raise OwnerwiseError(
             f"the records of step {batch.step} could not be loaded ({batch.data.error}), and the "
-            "step counts as spent. Which records a batch holds is private, so none is named: try "
-            "dataset[i] for every record, and collate, outside a private run. This failure "
-            "itself is not private"
+            "step counts as spent. Which records a batch holds is private, so this message names "
+            "none: try dataset[i] for every record, and collate, outside a private run. This "
+            "failure itself is not private"
         )
 
 

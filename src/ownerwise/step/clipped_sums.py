@@ -45,11 +45,11 @@ from ownerwise.step.plug_separation import check_contributions, checked_factors
 from ownerwise.step.rounding import Rounding, loss_roundoff, refuse_imprecise
 from ownerwise.step.secret_rows import Rows, place
 
-_SMALLEST_RESOLVED = 1e-8  # smaller float32 norms count as this long for rules of the user's
+_SMALLEST_RESOLVED = 1e-8  # user-defined rules see smaller float32 norms as this value
 
 
 class ClippedSums:
-    """Sums the clipped gradients of a batch, in micro-batches where memory requires it.
+    """Sums the clipped gradients of a batch, in micro-batches if memory requires it.
 
     There is one forward pass. If the batch is split and weights or a release need the whole batch,
     a forward-only pass comes first.
@@ -59,7 +59,7 @@ class ClippedSums:
     loss or norm.
 
     Sensitivity: a record of owner o changes the sum by at most `plan.clip_norms[o]` times the
-    steering's clip scale, whatever the other records are. The sum is NOT private until noise is
+    steering's clip scale, regardless of the other records. The sum is NOT private until noise is
     added.
 
     Args:
@@ -102,13 +102,13 @@ class ClippedSums:
         self._bytes_per_record: float | None = None
         self.rounding = Rounding.of(plan, model, weights, release)
         self._loss_roundoff = loss_roundoff(model)
-        self._batches = 0  # with two records or more
+        self._batches = 0  # number of batches with at least two records
         self._due = False
         self._proven = proven(clipping)
         self._smallest_clip = float(plan.clip_norms.min())
         self._tape = Tape(model, lean=lean)
-        self._buffers: list[tuple[str, Tensor, int]] = []  # after a forward pass
-        self._chain: Chain | None = None  # the current pass, if it needs no tape
+        self._buffers: list[tuple[str, Tensor, int]] = []  # as of the last forward pass
+        self._chain: Chain | None = None  # the current pass, if it needs no autograd tape
 
     def __call__(self, batch: Batch, randomness: Randomness) -> dict[nn.Parameter, Tensor]:
         """Return the weighted sum of clipped gradients for each trainable parameter."""
@@ -176,7 +176,7 @@ class ClippedSums:
                 sums = self._sum(records, factors, rows, part)
                 if single:
                     totals = sums
-                else:  # sums may share memory: never in place
+                else:  # not in place: sums may share memory
                     for parameter, total in sums.items():
                         before = totals.get(parameter)
                         totals[parameter] = total.double() if before is None else before + total
@@ -189,7 +189,7 @@ class ClippedSums:
     def _sum(
         self, records: PerRecordGradients | ChainGradients, factors: Tensor, rows: Rows, part: slice
     ) -> dict[nn.Parameter, Tensor]:
-        """Return the sum of factor times gradient, computed by class of clip norms if required."""
+        """Return the sum of factor times gradient, added up by clip-norm class if required."""
         if self.rounding.classes is None:
             return records.weighted_sum(factors, in_blocks=self.rounding.in_blocks)
         classes = rows.spread(self.rounding.classes[rows.owner_index], empty=-1)[part]
@@ -204,7 +204,7 @@ class ClippedSums:
         return totals or {p: total.double() for p, total in _zeros(self.model).items()}
 
     def _forward(self, rows: Any, number: int, randomness: Randomness) -> Any:
-        """Run one micro-batch; each number draws the same dropout masks in every pass."""
+        """Run micro-batch `number`, with the same dropout masks in every pass."""
         self._refuse_written_buffers()
         self._chain = Chain.of(self.model, rows)
         if self._chain is not None:
@@ -218,7 +218,7 @@ class ClippedSums:
         return outputs
 
     def _refuse_written_buffers(self) -> None:
-        """Refuse buffers that a loss, rule or release has written to since the forward pass."""
+        """Raise if a loss, rule or release has written to a buffer since the forward pass."""
         before, self._buffers = self._buffers, []
         for name, buffer, version in before:
             if buffer._version != version or self.model.get_buffer(name) is not buffer:
@@ -270,7 +270,7 @@ class ClippedSums:
             return (noised if self._adaptive is None else self._adaptive.process(noised),)
 
     def _scales(self, rows: Rows) -> np.ndarray | None:
-        """Return the factor on each row's contribution to a release; None if all are 1."""
+        """Return the factor for each row's contribution to a release, or None if all are 1."""
         scales = self.plan.release_shares
         if scales is None:
             return rows.occupied
@@ -291,7 +291,7 @@ class ClippedSums:
         released: tuple[Tensor, ...],
         randomness: Randomness,
     ) -> separation.LossCheck | None:
-        """Return the check of a micro-batch's loss, or None for a loss that cannot mix records."""
+        """Return the loss check for a micro-batch, or None for a loss that cannot mix records."""
         if not separation.active:
             return None
         if not released and never_mixes(self._plain_loss, outputs, targets):
@@ -318,7 +318,7 @@ class ClippedSums:
     def _factors(
         self, norms: Tensor, clip_norms: np.ndarray, randomness: Randomness, records: int
     ) -> Tensor:
-        """Return the clipping rule's factors, 0 for records whose gradient is not finite."""
+        """Return the clipping rule's factors, with 0 for records whose gradient is not finite."""
         clips = torch.as_tensor(clip_norms, dtype=norms.dtype, device=norms.device)
         finite = None
         if not math.isfinite(float(norms.sum())):  # one call in the common case
@@ -330,7 +330,7 @@ class ClippedSums:
             factors = checked_factors(
                 self.clipping, norms, clips, records, randomness.rule, randomness.parts
             )
-            if norms.dtype != torch.float64:  # squares vanish: a norm of 0 may have a gradient
+            if norms.dtype != torch.float64:  # squares underflow: a gradient may have norm 0
                 norms = norms.clamp(min=_SMALLEST_RESOLVED)
             if not ((factors * norms).abs() <= clips * (1 + 1e-5)).all():
                 raise OwnerwiseError(

@@ -25,10 +25,10 @@ def slices(records: int, size: int) -> Iterator[slice]:
 
 
 def bytes_per_record(model: nn.Module, inputs: Any, records: int) -> float:
-    """Return how many bytes the backward pass stores per record, measured on a few made-up records.
+    """Return the bytes per record that the backward pass stores, measured on a few made-up records.
 
-    They have the shapes of real ones, so a layer that initialises itself from its first batch sees
-    no record. Every change they cause is undone, except that random layers advance their generator.
+    Only the shapes are real, so a layer that initialises itself from its first batch sees no
+    private data. All changes to the model are undone, but random layers advance their generator.
     """
     count = min(records, _PROBE)
     probe = take(inputs, list(range(count)))  # a copy: a view would count the whole batch

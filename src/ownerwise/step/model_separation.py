@@ -1,11 +1,11 @@
-"""Trial runs of the model within a step: does a record's output depend on the other records?
+"""Check, with trial runs, that the model's output for a record does not depend on other records.
 
-A check of the loss alone cannot detect a model that mixes records: through statistics over the
-batch, attention over the first dimension, or initialisation from the first batch. In steps 0, 1, 2,
-4, 8, ... the model therefore runs on secret random records of the batch, and again on each half of
-them, before the step itself runs. Outputs must be equal up to 0.01 / (records of the batch)
-relative to the record's own output. Where float32 is not precise enough, a copy of the model
-decides in float64. The model's state is restored, so no change made by a trial run survives.
+A check of the loss alone cannot detect a model that mixes records, for example through batch
+statistics, attention over the first dimension, or initialisation from the first batch. In steps 0,
+1, 2, 4, 8, ... the model therefore runs on secret random records of the batch, and again on each
+half of them, before the step itself runs. Outputs must be equal up to 0.01 / (number of records in
+the batch), relative to the record's own output. Where float32 is not precise enough, a float64 copy
+of the model decides. The model's state is restored, so no change made by a trial run survives.
 
 A `collate` function that pads to the longest record of a batch is checked in every step
 (`Batch.part`): records that were collated separately must have the same losses.
@@ -32,14 +32,14 @@ from ownerwise.step.separation import ROOM, rows_agree
 _MOST_RECORDS = 128  # records in a trial run
 _SHARE_IN_FLOAT32 = 1e-3  # for models that cannot run in float64
 _MOST_IN_FLOAT32 = 1e-2  # for models that agree in float64
-_ROUNDINGS = 8  # for those with less precise outputs
+_ROUNDINGS = 8  # for models with less precise outputs
 _PUBLIC_LENGTH = "pad to a fixed, public length (max_length=)"
 
 Losses = Callable[..., Tensor]
 
 
 def is_due(step: int) -> bool:
-    """Return whether the model is checked in this step: 0, 1, 2, 4, 8, ..."""
+    """Return whether the model is checked in this step (steps 0, 1, 2, 4, 8, ...)."""
     return step & (step - 1) == 0
 
 
@@ -47,7 +47,7 @@ def check_model(model: nn.Module, batch: Batch, stream: StepStream) -> None:
     """Refuse a model in which a record's output, or the model's state, depends on other records.
 
     Args:
-        model: its state is restored.
+        model: the model; its state is restored.
         batch: the batch, with two or more records.
         stream: secret random numbers that choose the records.
     """
@@ -76,10 +76,10 @@ def check_model(model: nn.Module, batch: Batch, stream: StepStream) -> None:
 def _runs(
     model: nn.Module, inputs: Any, rows: list[int], *, check_state: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the outputs of all rows together, and those of the odd and even rows separately.
+    """Return the outputs for all rows together, and for the odd and even rows separately.
 
-    Each half runs in reverse order. A model that draws random numbers (dropout) needs the same
-    masks instead: it runs on the same number of rows, with copies of one half in place of the
+    Each half runs in reverse order. A model that draws random numbers (dropout) must draw the same
+    masks, so it runs on the same number of rows instead, with copies of one half in place of the
     other.
     """
     state = State(model)
@@ -119,10 +119,10 @@ def check_part(
     """Refuse a `collate` that makes a record depend on the other records of its batch.
 
     Args:
-        model: its state is restored.
+        model: the model; its state is restored.
         losses: one loss per record.
         batch: the batch, with a part that was collated separately.
-        released: further arguments of the loss.
+        released: extra arguments of the loss.
         fixed_shapes: whether the shapes of rows must be public, as hardened plans require.
     """
     part = batch.part
@@ -134,8 +134,8 @@ def check_part(
         if part.random:
             return
         raise OwnerwiseError(
-            "collate changes a record with the other records in its batch, so the record's "
-            "influence cannot be bounded: let collate only stack and pad"
+            "collate changes a record depending on the other records in its batch, so the "
+            "record's influence cannot be bounded: let collate only stack and pad"
         )
     if fixed_shapes:
         raise OwnerwiseError(
@@ -144,9 +144,9 @@ def check_part(
         )
     if part.random:
         raise OwnerwiseError(
-            "collate draws random numbers and makes shapes that depend on the records, so the step "
-            "cannot verify that no record depends on the others' padding: "
-            f"{_PUBLIC_LENGTH}, or draw in the Dataset"
+            "collate draws random numbers and its shapes depend on the records, so the step cannot "
+            f"verify that no record depends on the padding: {_PUBLIC_LENGTH}, or draw the numbers "
+            "in the Dataset"
         )
     share = ROOM / len(batch)
     with kept_generators(), torch.no_grad():
@@ -165,7 +165,7 @@ def check_part(
         raise OwnerwiseError(
             "the loss of a record changes with the padding of its batch, and the longest record of "
             "the batch determines the padding, so that record's influence cannot be bounded: "
-            f"{_PUBLIC_LENGTH}, or let model and loss ignore padding"
+            f"{_PUBLIC_LENGTH}, or make the model and loss ignore padding"
         )
 
 

@@ -12,13 +12,14 @@ from ownerwise.torch_internals import OPTIMIZER_STATE, global_step_hooks
 
 
 class ParameterWatch:
-    """Remembers the state of a model's parameters, to tell later whether anything wrote to them.
+    """Remembers the state of a model's parameters, to detect later whether anything changed them.
 
     It compares torch's version counters of all parameters, and the values of the smallest trainable
-    one: fused optimizers and writes through `.data` do not advance the counters, but an optimizer
-    changes every parameter. A write through `.data` to other parameters alone goes unnoticed;
-    noticing it would take a copy of the model. Buffers may change without data (counters) and are
-    not watched here; the gradients refuse a forward pass that writes data to them.
+    parameter: fused optimizers and writes through `.data` do not advance the counters, but an
+    optimizer changes every parameter. A write through `.data` to other parameters alone goes
+    unnoticed; noticing it would take a copy of the model. Buffers such as counters may change
+    without data, so they are not watched here; `ownerwise.gradients` refuses a forward pass that
+    writes data to them.
     """
 
     def __init__(self, model: nn.Module):
@@ -39,11 +40,11 @@ class ParameterWatch:
         return self._known.issuperset(parameters)
 
     def written(self) -> bool:
-        """Return whether a version counter moved since the last `note`; cheaper than `changed`."""
+        """Return whether a version counter has advanced since `note`; cheaper than `changed`."""
         return self._versions != [parameter._version for parameter in self.parameters]
 
     def changed(self) -> bool:
-        """Return whether a change since the last `note` is detected."""
+        """Return whether the parameters have detectably changed since the last `note`."""
         if self.written():
             return True
         now = self._smallest.detach()

@@ -41,9 +41,9 @@ def checked_factors(
     Args:
         rule: the rule.
         norms, clips: finite gradient norms and clip norms of the micro-batch.
-        records: records of the whole batch.
-        stream: random numbers for a randomised rule; the check draws none of them.
-        parts: secret random numbers that choose the part.
+        records: number of records in the whole batch.
+        stream: random numbers for a randomised rule; the check itself draws none.
+        parts: secret random numbers that choose the part to check.
     """
     drawn = None if stream is None else Replay(stream, len(norms))
 
@@ -124,7 +124,7 @@ class _Replayed:
         if count % len(self._index) or len(numbers) != each * self._rows:
             raise OwnerwiseError(
                 "a randomised clipping rule must draw the same number of random numbers for every "
-                "record, and for all records in each call: stream.uniforms(len(norms))"
+                "record, with each call covering all records: stream.uniforms(len(norms))"
             )
         return numbers.reshape(self._rows, each)[self._index].ravel()
 
@@ -148,11 +148,11 @@ def check_contributions(
 
     Args:
         release: the user's release.
-        outputs, targets: of the micro-batch.
-        contributions: the release's rows for it.
-        share: how far a record of the part may change, as a fraction of the norm 1.
-        stream: secret random numbers that choose the part.
-        absolute: contributions are clipped in the L1 norm instead of the L2 norm.
+        outputs, targets: outputs and targets of the micro-batch.
+        contributions: the release's contributions for the micro-batch.
+        share: largest allowed change in a contribution, whose norm is at most 1.
+        stream: secret random numbers that choose the part to check.
+        absolute: whether contributions are clipped in the L1 norm instead of the L2 norm.
     """
     rows = len(contributions)
     if rows < 2:

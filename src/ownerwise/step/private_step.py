@@ -60,8 +60,8 @@ class PrivateStep:
     optimizer's settings. Micro-batch size and device affect speed only.
 
     Args:
-        model: an ordinary module, which is not wrapped. A pre-flight check lists all its problems.
-        plan: the plan, with owners. The step verifies it, unless this process has done so, and
+        model: an ordinary module; it is not wrapped. A pre-flight check lists all problems.
+        plan: the plan, with owners. The step verifies it, unless this process already has, and
             keeps its own copy.
         optimizer: any torch optimizer that needs no closure, without step hooks.
         loss: `loss(outputs, targets)`, called with `reduction="none"` (see `losses.per_record`);
@@ -72,9 +72,10 @@ class PrivateStep:
         release: an additional release computed from the outputs; the plan needs `release_std`.
         stream: the run's secret stream (one root for batches and noise). By default a new private
             stream; a stream with a fixed seed makes the run NOT private.
-        micro_batch_size: records computed together; derived from `memory_target` if not given.
+        micro_batch_size: number of records computed together; derived from `memory_target` if not
+            given.
         memory_target: bytes available for the activations of one micro-batch.
-        lean: use less memory but more time.
+        lean: save memory at the cost of time.
         not_private: keep losses, norms and factors of the last batch in `peek`.
     """
 
@@ -98,7 +99,7 @@ class PrivateStep:
         problems += optimizer_problems(model, optimizer)
         problems += loss_problems(loss, model)
         try:
-            plan = Plan.verified(plan)  # not that of a derived class
+            plan = Plan.verified(plan)  # not a derived class's method
         except PlanError as error:  # nothing else can be checked against such a plan
             raise OwnerwiseError([*problems, *error.problems]) from None
         rule: ClippingRule = Standard() if clipping is None else clipping
@@ -137,14 +138,14 @@ class PrivateStep:
         self._release_noise = Noise(root, purpose="release")
         self._rule_stream = root.child("clipping rule") if self.clipping.randomised else None
         self._layer_stream = root.child("layers")
-        self._parts = root.child("parts").at_step(0)  # for checks, which do not change a step
+        self._parts = root.child("parts").at_step(0)  # for the checks, which do not affect a step
         self._row_stream = None if plan.hardened_rows is None else root.child("rows")
         self._spent = 0
         self._updates = 0
         self._private_so_far = not marks_of(model)
         self._account: Account | None = None
         self._lock = threading.RLock()  # one thread at a time
-        self._watch: ParameterWatch | None = None  # from the first step on
+        self._watch: ParameterWatch | None = None  # set in the first step
 
     @property
     def _score(self) -> Score | None:
@@ -169,21 +170,21 @@ class PrivateStep:
 
     @property
     def steps_spent(self) -> int:
-        """Steps accounted so far; step `plan.steps` + 1 raises."""
+        """Number of steps accounted so far; taking more than `plan.steps` steps raises."""
         return self._spent
 
     @property
     def updates(self) -> int:
-        """Updates applied to the model; fewer than `steps_spent` after a crash."""
+        """Number of updates applied to the model; fewer than `steps_spent` after a crash."""
         return self._updates
 
     @property
     def run_id(self) -> str:
-        """Identity of the run in its account; "" before it has one."""
+        """Identity of the run in its account; "" if it has no account yet."""
         return "" if self._account is None else self._account.balance.run
 
     def epsilon(self) -> np.ndarray:
-        """Return the epsilon spent so far on each owner's records."""
+        """Return the epsilon spent so far for each owner's records."""
         return self.plan.epsilon(steps=self._spent)
 
     def open_account(self, folder: str | PathLike, *, private: bool = True) -> Account:
@@ -194,7 +195,7 @@ class PrivateStep:
 
         Args:
             folder: the run's own folder.
-            private: False if the caller computed something without noise.
+            private: False if the caller computed something from the data without noise.
         """
         folder = Path(folder)
         balance = read_account(folder)
@@ -207,12 +208,12 @@ class PrivateStep:
         return self._account
 
     def save(self, folder: str | PathLike, *, stays_open: bool = False) -> Path:
-        """Write a checkpoint with model, optimizer, plan hash and step counts, never the key.
+        """Write a checkpoint with model, optimizer, plan hash and step counts, but never the key.
 
-        Steps that were reserved in the account but not begun are given back.
+        Steps that were reserved in the account but not begun are returned to it.
 
         Args:
-            folder: the run's own folder, the same for every call.
+            folder: the run's own folder, which must be the same in every call.
             stays_open: keep the reserved steps and the account's file open, for callers such as the
                 Trainer that call `settle` when they stop.
         """
@@ -221,8 +222,8 @@ class PrivateStep:
             account = self._account or self.open_account(folder)
             if account.folder != Path(folder).resolve():
                 raise OwnerwiseError(
-                    f"this run is in {account.folder}, got {folder}: the steps of a run are "
-                    "counted in one folder. Copy the checkpoint if you need another one"
+                    f"this run belongs to {account.folder}, got {folder}: the steps of a run are "
+                    "counted in one folder. Copy the checkpoint if you need it elsewhere"
                 )
             if not stays_open:
                 account.settle(self._spent)
@@ -240,7 +241,7 @@ class PrivateStep:
             )
 
     def settle(self, steps: int) -> None:
-        """Count the first `steps` steps in the account, and give back any reserved beyond them."""
+        """Count the first `steps` steps in the account and return any reserved beyond them."""
         with self._lock:
             if self._account is not None:
                 self._account.settle(steps)
@@ -250,7 +251,7 @@ class PrivateStep:
         """Resume from the newest checkpoint in `folder`, counting every spent step.
 
         Call it before the first step, then iterate `PoissonBatches(..., start=steps_spent)`. With a
-        fixed seed the run repeats bit for bit as long as its micro-batches have the same size: set
+        fixed seed, the run repeats bit for bit as long as its micro-batches keep their size: set
         `micro_batch_size` if a batch exceeds the memory target. Afterwards, no other process or
         PrivateStep can take steps in this run.
         """
@@ -281,9 +282,9 @@ class PrivateStep:
 
         From the first step on, a private run refuses to continue if anything but the step has
         changed the parameters, such as an optimizer step on un-noised gradients. Changes that use
-        only public or released values cost nothing. Make them here: clamping or averaging weights,
-        loading public ones, replacing a layer.
-        For example: `with step.data_free_changes(), torch.no_grad(): weight.clamp_(-1, 1)`.
+        only public or released values cost nothing. Make them in this context: clamping or
+        averaging weights, loading public weights, replacing a layer. For example: `with
+        step.data_free_changes(), torch.no_grad(): weight.clamp_(-1, 1)`.
         """
         self._refuse_undeclared_changes()
         try:
@@ -297,7 +298,7 @@ class PrivateStep:
         if self._watch is None or not self._watch.changed() or not self.private:
             return
         raise OwnerwiseError(
-            "the model's parameters were changed since the last private step, by something other "
+            "the model's parameters have changed since the last private step, by something other "
             "than the step. If the change used private records, the model is NOT private: make "
             "such updates only through the step. If it used none (clamping, averaging, public "
             "weights), make it inside `with step.data_free_changes():`"
@@ -381,8 +382,8 @@ class PrivateStep:
         """Let the optimizer update the model, and check that nothing else changed it."""
         if self.private and not watch.covers(gradients):
             raise OwnerwiseError(
-                "the model's parameters are not those of the last step: replace layers inside "
-                "`with step.data_free_changes():`, and give the optimizer their parameters"
+                "the model no longer has the parameters of the last step: replace layers inside "
+                "`with step.data_free_changes():`, and add their parameters to the optimizer"
             )
         if watch.written():
             self._refuse_undeclared_changes()  # by the forward pass, the loss or a hook
@@ -403,7 +404,7 @@ class PrivateStep:
                 f"{type(self.optimizer).__name__}.step() did not update the model, but the step "
                 "counts as spent. A wrapper that accumulates gradients over several calls skips "
                 "updates; a private step is always a whole batch: remove the accumulation, and "
-                "set micro_batch_size if memory is short"
+                "set micro_batch_size if memory is limited"
             )
 
     def clipped_sum(

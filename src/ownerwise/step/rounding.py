@@ -25,25 +25,25 @@ GRID_TOLERANCE = 1e-4
 """Distance by which the noise grid may move two neighbouring sums apart, in clip norms."""
 RELEASE_SLACK = 1e-3
 """Allowance for rounding in a release of sensitivity 1, both to the grid and in other rows."""
-_SUM_ROUNDOFFS = 2.0  # change in a sum's rounding if a record is removed, in roundoffs of its size
-# A bound on the same if every rounding within the blocks may change: for each of the two sums,
+_SUM_ROUNDOFFS = 2.0  # change in a sum's rounding when a record is removed, in relative roundoffs
+# The same bound if every rounding within the blocks may change: for each of the two sums,
 # one roundoff per record of a block, and one each for the factor, the weight and their products.
 _BLOCK_ROUNDOFFS = 2.0 * (BLOCK + 4)
 LARGEST_SLACK = 0.2
 """A step that would have to scale contributions down by more than this refuses its plan."""
-_CLASS_RATIO = 4.0  # of the largest to the smallest clip norm in a class
+_CLASS_RATIO = 4.0  # ratio of the largest to the smallest clip norm in a class
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """How a step sums, and by how much it scales contributions down.
+    """How a step sums contributions and by how much it scales them down.
 
     Attributes:
         slack: see the module's docstring.
-        classes: class of each owner's clip norm, if each class of similar clip norms is summed
-            separately and the classes are added in float64; else None.
+        classes: class of each owner's clip norm, or None. Clip norms in a class are similar. Each
+            class is summed separately, and the classes are added in float64.
         in_blocks: whether sums run over blocks of records, whose sums are added in float64.
-        release_slack: the same as `slack` for a record's contribution to a release.
+        release_slack: slack for a record's contribution to a release.
     """
 
     slack: float
@@ -109,7 +109,7 @@ def rounding_problems(
     if plan.clip_norms.min() < SMALLEST_NORM:
         problems.append(
             f"the plan has clip norms down to {plan.clip_norms.min():.2g}; expected at least "
-            f"{SMALLEST_NORM:g}, because squares vanish in float32: plan with a larger clip_norm"
+            f"{SMALLEST_NORM:g}, because squares underflow in float32: plan with a larger clip_norm"
         )
     slack = rounding.slack
     if slack <= LARGEST_SLACK:
@@ -130,7 +130,7 @@ def rounding_problems(
 
 
 def _count_problems(plan: Plan, weights: Weights | None) -> list[str]:
-    """Return the problem if the data exceed the counts on which the bounds on a batch rely."""
+    """Return a problem if owners have more records than the declared counts that bound a batch."""
     owners = plan.owners
     if owners is None or owners.record_owner_index is None:
         return []
@@ -153,9 +153,10 @@ def unit_roundoff(model: nn.Module) -> float:
 
 
 def refuse_imprecise(outputs: Iterable[Tensor], roundoff: float) -> None:
-    """Refuse outputs less precise than `roundoff`, which the slack of the order assumes.
+    """Refuse outputs that are less precise than `roundoff`.
 
-    Autocast is the usual cause; inside it, even float32 outputs have lost their digits.
+    The slack for the order assumes that of the parameters when the step was built. Autocast is the usual cause;
+    inside it, even float32 outputs have lost precision.
     """
     kinds = {(output.dtype, output.device.type) for output in outputs if output.is_floating_point()}
     kinds |= {
@@ -165,8 +166,8 @@ def refuse_imprecise(outputs: Iterable[Tensor], roundoff: float) -> None:
     }
     if any(torch.finfo(dtype).eps / 2 > roundoff for dtype, _ in kinds):
         raise OwnerwiseError(
-            "the model computes in half precision (autocast, or a cast in its forward pass), and "
-            "the order of the records by their losses is paid for at the precision of the "
+            "the model computes in half precision (autocast, or a cast in its forward pass), but "
+            "the allowance for ordering records by their losses assumes the precision of the "
             "parameters: plan with hardened=True, or compute the losses at full precision"
         )
 

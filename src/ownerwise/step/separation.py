@@ -6,21 +6,22 @@ record move the sum by hundreds of clip norms.
 
 In every step, each user-defined function is therefore called a second time, on a secret random part
 of the micro-batch. The loss (values and gradients with respect to the outputs), the clipping rule
-and the release's contributions (`plug_separation`) must be the same as in the whole micro-batch.
-Only the functions run again, not the model, so this costs little.
+and the release's contributions (`plug_separation`) must give the same results as on the whole
+micro-batch. Only the functions run again, not the model, so this costs little.
 
-Formal guarantee: let B be the records of the batch and C the smallest clip norm. A function passes
-if no record of the part changes its contribution by more than 0.01 C / B, measured in the gradient
-with respect to the outputs. Mixing below that moves the sum by about 0.01 C at most; mixing above
-it is refused with probability 1/4 or more per step for a pair of records in which one depends on
-the other (the part contains the first and not the second), and almost surely if all records depend
-on it. Large outputs are compared for fewer records.
+Formal guarantee: let B be the number of records in the batch and C the smallest clip norm. A
+function passes if no record of the part changes its contribution by more than 0.01 C / B, measured
+in the gradient with respect to the outputs. Mixing below this threshold moves the sum by at most
+about 0.01 C. Mixing above it is detected with probability at least 1/4 per step if one record
+depends on another (the part must contain the first and not the second), and almost surely if all
+records depend on one. If outputs are large, fewer records are compared.
 
 Rounding: 0.01 / B is below the precision of float32 for large batches, and always below that of
-bfloat16. Where the numbers differ, both are therefore computed again in float64 and compared there,
-so legitimate functions pass at any batch size. In their own precision, they may differ by up to 256
-roundoffs: (x + k) - k, where k is the largest number of the batch, equals x only in float64. A
-function that cannot run in float64 is allowed 16 roundoffs of its own type.
+bfloat16. If the results differ, both are therefore recomputed and compared in float64, so
+legitimate functions pass at any batch size. In their own precision, they may still differ by at
+most 256 roundoffs. This refuses (x + k) - k, where k is the largest number in the batch, which
+equals x only in float64. A function that cannot run in float64 may differ by 16 roundoffs of its
+own dtype.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ TREAT_APART = (
 
 
 def choose(rows: int, numbers: int, stream: StepStream) -> Tensor:
-    """Return the secret part of a micro-batch, ascending: about half, or fewer if it is large.
+    """Return the sorted rows of a secret part of a micro-batch: at most about half of them.
 
     Args:
-        rows: records of the micro-batch; a single one is the part.
-        numbers: how many numbers the function takes or returns for all of them.
-        stream: this step's secret random numbers for the purpose.
+        rows: number of records in the micro-batch; a single record is the part.
+        numbers: how many numbers the function takes or returns for all these records.
+        stream: this step's secret random numbers for this purpose.
     """
     if rows == 1:
         return torch.zeros(1, dtype=torch.long)
@@ -77,17 +78,18 @@ def choose(rows: int, numbers: int, stream: StepStream) -> Tensor:
 
 
 class LossCheck:
-    """Compares the losses of a part of a micro-batch with those in the whole micro-batch.
+    """Compares losses computed on a part of a micro-batch with losses computed on all of it.
 
     Create it before the loss is called, and compare after the backward pass. The part comes first:
-    a loss that remembers the largest loss so far would treat the part as it has treated the whole.
+    otherwise, a loss that remembers the largest loss so far would treat the part as it treated the
+    whole.
 
     Args:
         loss: the user's loss, with its reduction.
-        losses: the same loss, one number per record.
-        outputs, targets: of the micro-batch.
-        rows: its number of records.
-        released: further arguments of the loss.
+        losses: the same loss, returning one number per record.
+        outputs, targets: outputs and targets of the micro-batch.
+        rows: number of records in the micro-batch.
+        released: extra arguments of the loss.
         stream: secret random numbers that choose the part.
         thorough: also compare the other records as a second part.
     """
@@ -139,13 +141,13 @@ class LossCheck:
     def compare(
         self, losses: Tensor, lengths: Callable[[], Tensor], clip_norm: float, records: int
     ) -> None:
-        """Refuse the loss if it treats a record differently in the part and in the whole.
+        """Refuse the loss if it treats a record differently in the part and in the micro-batch.
 
         Args:
-            losses: of the micro-batch.
-            lengths: returns the length of each record's clipped gradient, [rows].
+            losses: losses of the micro-batch.
+            lengths: function that returns the length of each record's clipped gradient, [rows].
             clip_norm: the smallest clip norm.
-            records: records of the whole batch.
+            records: number of records in the whole batch.
         """
         found = [self._first, *(self._run(self._losses, *part) for part in self._taken_parts[1:])]
         for index, part, alone in zip(self._parts, self._taken_parts, found, strict=True):
@@ -176,7 +178,7 @@ class LossCheck:
             return
         roundoff = torch.finfo(losses.dtype).eps
         rounded = max(share, MOST_ROUNDINGS * roundoff)
-        # again: within the model, an output may have further uses, whose gradients it receives too
+        # run again: if the model uses an output elsewhere, its gradient includes those uses
         again = self._run(self._losses, *(self._taken(e, self._everyone) for e in self._whole))[1]
         apart = within, _joined([self._of_part(g, index) for g in again])
         same = _agree(apart, part, per_length, rounded * clip_norm, rounded)
@@ -225,9 +227,9 @@ class LossCheck:
         return gradient.index_select(0, index)
 
     def _per_length(self, gradients: Tensor, lengths: Tensor, clip_norm: float) -> Tensor:
-        """Return the length in the sum per unit of gradient with respect to the outputs.
+        """Return each record's length in the sum, per unit of its gradient in the outputs.
 
-        For records without a gradient it is the largest of the others.
+        Records without a gradient get the largest value of the other records.
         """
         sizes = torch.linalg.vector_norm(gradients.nan_to_num(0.0, 0.0, 0.0), dim=1)
         per_length = torch.where(sizes > 0, lengths / sizes, 0.0).nan_to_num(0.0, 0.0, 0.0)
@@ -259,7 +261,7 @@ def _agree(
     room: float,
     share: float,
 ) -> bool:
-    """Return whether losses and gradients of the part match those in the whole."""
+    """Return whether the part has the same losses and gradients as in the whole."""
     (values, gradients), (others, other_gradients) = whole, part
     if gradients.shape != other_gradients.shape:
         return False
@@ -273,7 +275,7 @@ def _agree(
 
 
 def rows_agree(first: Tensor, second: Tensor, room: float | Tensor) -> bool:
-    """Return whether no row differs by more than `room`; rows not finite in both are equal."""
+    """Return whether no row differs by more than `room`. Non-finite rows match each other."""
     if first.shape != second.shape:
         return False
     first, second = first.double().flatten(1), second.double().flatten(1)
@@ -283,7 +285,7 @@ def rows_agree(first: Tensor, second: Tensor, room: float | Tensor) -> bool:
 
 
 def to_double(tensor: Tensor) -> Tensor:
-    """Return a tensor of floats in float64, and any other tensor unchanged."""
+    """Return a floating-point tensor in float64 and any other tensor unchanged."""
     return tensor.double() if tensor.is_floating_point() else tensor
 
 

@@ -1,6 +1,6 @@
 """Training: the Trainer, a loop around the private step, with its checks and records.
 
-May import any room up to runs; never report, config or cli.
+May import any subpackage up to runs; never report, config or cli.
 """
 
 from ownerwise.training.learning_rates import schedule_problems

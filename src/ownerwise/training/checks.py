@@ -30,7 +30,7 @@ from ownerwise.training.learning_rates import LearningRateSchedule, schedule_pro
 from ownerwise.training.loggers import JsonLines, Logger, make_loggers
 
 LARGEST_INPUT = 100.0
-"""Above this, the Trainer warns about rounding: docs/proofs/arithmetic.md."""
+"""The Trainer warns about rounding if an input exceeds this (docs/proofs/arithmetic.md)."""
 
 
 class TrainerSettings(Protocol):
@@ -129,7 +129,7 @@ def _make_step(
 
 
 def _plug_problems(trainer: TrainerSettings) -> Iterator[str]:
-    """Yield a problem for each of optimizer, loss, weights and clipping with a wrong type."""
+    """Yield a problem if the optimizer, loss, weights or clipping rule has the wrong type."""
     optimizer, loss = trainer.optimizer, getattr(trainer.loss, "plain", trainer.loss)
     if not callable(optimizer):
         kind = type(optimizer).__name__ if isinstance(optimizer, Optimizer) else "Adam"
@@ -208,7 +208,7 @@ def _training_data_problems(data: Any, collate: Collate | None, plan: Plan) -> l
 
 
 def _warn_of_large_inputs(data: Any, plan: Plan) -> None:
-    """Warn if inputs are so large that rounding may reveal records, in plans that are not hardened.
+    """Warn if the plan is not hardened and inputs are so large that rounding may reveal records.
 
     Only arrays are checked: a Dataset would have to be loaded in full.
     """
@@ -232,7 +232,7 @@ def _warn_of_large_inputs(data: Any, plan: Plan) -> None:
 
 
 def _all_finite(array: Tensor | np.ndarray) -> bool:
-    """Return whether all values are finite; the sum usually decides, without extra memory."""
+    """Return whether all values are finite. The sum usually decides this without extra memory."""
     if isinstance(array, np.ndarray):
         with np.errstate(over="ignore", invalid="ignore"):
             total = float(array.sum(dtype=np.float64))

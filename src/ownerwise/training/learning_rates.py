@@ -31,7 +31,7 @@ def cosine(steps: int, *, floor: float = 0.0) -> Factor:
 
 
 def step(steps: int, *, every: int | None = None, factor: float = 0.1) -> Factor:
-    """Return 1, multiplied by `factor` after every `every` steps (default: a third of all)."""
+    """Return a step decay: multiply by `factor` after every `every` steps (default: a third)."""
     length = max(1, steps // 3) if every is None else every
     return lambda step: factor ** (step // length)
 
@@ -48,7 +48,7 @@ LearningRateSchedule = str | Mapping[str, Any] | Factor
 
 
 def factors(schedule: LearningRateSchedule, steps: int) -> Factor:
-    """Return the factor for each step; over the `warmup` steps, if any, it rises to 1."""
+    """Return the factor for each step. It first rises to 1 over the `warmup` steps, if any."""
     if callable(schedule):
         return schedule
     options: dict[str, Any] = {"name": schedule} if isinstance(schedule, str) else dict(schedule)

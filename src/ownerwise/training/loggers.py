@@ -1,4 +1,4 @@
-"""Loggers: where the lines of a run's history are written.
+"""Loggers, which write the lines of a run's history.
 
 A line holds metrics on validation and test data (which no guarantee covers), the step, the learning
 rate and the time. It contains nothing about the training records: no training loss, no norms, no

@@ -1,4 +1,4 @@
-"""Detect what training discloses or spends beyond its plan, as far as possible."""
+"""Detect, as far as possible, what training discloses or spends beyond its plan."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def not_private_reasons(
             if trainer.seed is None:
                 warnings.warn(
                     f"the {name} data contain training records, so metrics on them are released "
-                    f"without noise: this run is NOT private. Give {name} records that are not "
-                    "trained on",
+                    f"without noise: this run is NOT private. Use {name} records that are not "
+                    "in the training data",
                     PrivacyWarning,
                     stacklevel=3,
                 )
@@ -59,7 +59,7 @@ def not_private_reasons(
 
 
 def note_training(plan: Plan) -> int:
-    """Count a training run with secret randomness; return the number of earlier ones.
+    """Count a training run with secret randomness; return the number of earlier runs.
 
     Warns if there were any. Owners are recognised by their ids and declared counts, and only within
     this process.
@@ -69,8 +69,8 @@ def note_training(plan: Plan) -> int:
     if earlier:
         times = "once" if earlier == 1 else f"{earlier} times"
         warnings.warn(
-            f"{TRAINED_BEFORE} were trained on {times} before in this process. "
-            "Each training spends their budgets again: if the records are the same and several "
+            f"{TRAINED_BEFORE} have been trained on {times} before in this process. "
+            "Each run spends their budgets again: if the records are the same and several "
             "models are released, the epsilons add up",
             PrivacyWarning,
             stacklevel=4,

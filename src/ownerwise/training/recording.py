@@ -29,8 +29,8 @@ class Recorder:
         step: the private step, with the model and the number of steps spent.
         loss: the loss, for evaluations.
         learning_rate: the learning rate as a function of the step.
-        validation, test: data to evaluate in every line, and at the end.
-        loggers: receive the lines.
+        validation, test: data to evaluate in every line and at the end, respectively.
+        loggers: the loggers that receive the lines.
         average: average of the parameters, which is evaluated in their place and is the run's
             final result.
     """
@@ -97,7 +97,7 @@ class Recorder:
         return written
 
     def _note_state(self) -> None:
-        """Let the run say what its step knows: what is spent, and whether it is still private."""
+        """Copy to the run how many steps are spent and whether it is still private."""
         run, step = self._run, self._step
         run.steps_spent, run.updates = step.steps_spent, step.updates
         if run.private and not step.private:

@@ -40,31 +40,32 @@ _EVALUATIONS = 20  # approximate default number per run
 class Trainer:
     """Trains a model within a plan: `run = Trainer(model, plan, lr=0.5).fit((X, y))`.
 
-    Formal guarantee: that of `PrivateStep` with `PoissonBatches` for the same plan and one secret
-    stream. Nothing else about the training records is released: history lines come from validation
-    and test data, which NO guarantee covers; no training loss is recorded or used to choose a
-    checkpoint or a learning rate. Training times are recorded and depend slightly on the batch
-    sizes. Public: all arguments here, and the model's initial weights.
+    Formal guarantee: `fit` has the guarantee of `PrivateStep` with `PoissonBatches` for the same
+    plan and one secret stream. Nothing else about the training records is released: history lines
+    come from validation and test data, which NO guarantee covers; no training loss is recorded or
+    used to choose a checkpoint or a learning rate. Training times are recorded and depend slightly
+    on the batch sizes. Public: all arguments below, and the model's initial weights.
 
     Args:
         model: an ordinary module, trained in place and in its current mode (train or eval).
         plan: the plan, with owners and their records.
         lr: learning rate.
         optimizer: optimizer class, called as optimizer(parameters, lr=lr, **options).
-        optimizer_options: its other options, such as {"momentum": 0.9}.
-        schedule: factor on the learning rate over the plan's steps: "constant", "linear", "cosine"
-            or "step"; with options, {"name": "cosine", "warmup": 100, "floor": 0.1}; or a function
-            from the step to the factor.
+        optimizer_options: other options of the optimizer, such as {"momentum": 0.9}.
+        schedule: factor applied to the learning rate over the plan's steps: "constant", "linear",
+            "cosine" or "step"; with options, {"name": "cosine", "warmup": 100, "floor": 0.1}; or a
+            function from the step to the factor.
         averaging: decay of an exponential average of the parameters over steps, such as 0.99. This
             is post-processing and costs no privacy. The history, the final checkpoint and the
             trained model then use the average.
         loss: as for `PrivateStep`.
         weights, clipping, micro_batch_size, lean: as for `PrivateStep`.
-        constraints: rate constraints to train under. In training, validation and test data, targets
-            then hold class and cell (see `Partition.targets`); the plan pays for the histogram
-            (`plan(..., constraints=)`).
+        constraints: rate constraints to train under. The targets of all data then hold class and
+            cell (see `Partition.targets`); the plan pays for the histogram (`plan(...,
+            constraints=)`).
         seed: None uses secret randomness. A number makes the run repeatable and NOT PRIVATE.
-        folder: run folder, created if needed; None keeps the run in memory, without resuming.
+        folder: run folder, created if needed; None keeps the run in memory, where it cannot be
+            resumed.
         name: name of the run; by default the folder's name.
         label: method name in reports; by default derived from the plan and the weights.
         evaluate_every: steps between history lines; by default about 20 lines in all.
@@ -72,7 +73,7 @@ class Trainer:
         group_budgets: epsilon of validation groups, for reports; not needed for groups named after
             owners.
         predict: function from the model's outputs to classes; by default the largest output, or the
-            sign of a single one.
+            sign of a single output.
         loggers: "tensorboard", "wandb", or objects with start, log and finish (see `loggers`).
         progress: whether to show a progress bar; by default, only if the output is a terminal.
         notes: additional entries for the run's config, as JSON types. "model" and "data" describe
@@ -164,11 +165,12 @@ class Trainer:
             groups_are: a word for the groups; by default "owners" or "classes" if known.
             num_workers, collate: as for `PoissonBatches`.
             resume: resume the run in `folder`, or start one if there is none. Settings and plan
-                must be the same. With a fixed seed, the result is bit for bit that of an
+                must be the same. With a fixed seed, the result is bit-for-bit identical to an
                 uninterrupted run, unless the data itself is random (augmentation).
 
         Raises:
-            OwnerwiseError: if there are problems; lists them all, before anything is done.
+            OwnerwiseError: if there are any problems; it lists all of them, before anything is
+                done.
             Interrupted: on Ctrl-C or SIGTERM if the run has a folder, after a checkpoint is
                 written.
         """
@@ -206,10 +208,10 @@ class Trainer:
         return run
 
     def _train(self, batches: PoissonBatches, step: PrivateStep, recorder: Recorder) -> None:
-        """Take the remaining steps, then give back those that were reserved but not begun.
+        """Take the remaining steps, then return those that were reserved but not begun.
 
         After any failure, the step whose batch was being drawn or used counts as spent: if the
-        batch were drawn again, the contents of batches would influence which of them are used.
+        batch were drawn again, the contents of batches would influence which batches are used.
         """
         spent = step.steps_spent
         try:

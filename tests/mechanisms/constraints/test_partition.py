@@ -50,7 +50,7 @@ def test_everything_wrong_with_columns_is_listed():
     with pytest.raises(ow.OwnerwiseError) as error:
         part().cells({"sex": ["F", "X"], "age": [1, 2]})
     text = str(error.value)
-    assert "unknown value in record 1; expected one of 'F', 'M'" in text
+    assert "an unknown value in record 1; expected one of 'F', 'M'" in text
     assert "'age' is not in the partition" in text
     assert "'label' is missing" in text
     with pytest.raises(ow.OwnerwiseError, match="'label' has 1 records"):
@@ -59,7 +59,7 @@ def test_everything_wrong_with_columns_is_listed():
         ow.OwnerwiseError, match=r"labels has an unknown value in record 0; expected one of 0, 1, 2"
     ):
         part().targets([7], {"sex": ["F"]})
-    with pytest.raises(ow.OwnerwiseError, match="got 2 labels, but columns for 1"):
+    with pytest.raises(ow.OwnerwiseError, match="got 2 labels, but 1 column entries"):
         ow.Partition({"sex": ("F", "M")}, classes=2).targets([0, 1], {"sex": ["F"]})
 
 

@@ -106,7 +106,7 @@ def one_each(
     Args:
         data: the data set, whose training records become the owners 0, 1, ...
         budgets: mean budget of each group, in the order of the groups or by name.
-        spread: "uniform": half the width of the interval; "gaussian": the standard deviation.
+        spread: half the width of the interval ("uniform") or standard deviation ("gaussian").
         seed: seed of the draw.
         classes: the groups as for `by_classes`; by default each class is a group.
         distribution: "uniform" or "gaussian".
@@ -155,7 +155,7 @@ def flip_labels(targets: np.ndarray, share: float, classes: int, seed: int) -> n
     """
     if not 0 <= share <= 1 or classes < 2:
         raise OwnerwiseError(
-            f"share {share:g}, {classes} classes; expected a share of 0 to 1 and at least 2 classes"
+            f"share {share:g}, {classes} classes; expected a share from 0 to 1, at least 2 classes"
         )
     generator = np.random.default_rng(seed)
     flipped = generator.choice(len(targets), round(share * len(targets)), replace=False)
@@ -178,8 +178,8 @@ def _deal_to_others(labels: np.ndarray, generator: np.random.Generator) -> np.nd
     """
     if len(labels) and 2 * np.bincount(labels).max() > len(labels):
         raise OwnerwiseError(
-            "one class makes up more than half of the swapped records, so some would have to "
-            "stay; leave out records of the largest class, or whole classes"
+            "one class makes up more than half of the swapped records, so some cannot be "
+            "swapped; leave out records of the largest class, or whole classes"
         )
     dealt = generator.permutation(labels)
     for at in np.flatnonzero(dealt == labels):

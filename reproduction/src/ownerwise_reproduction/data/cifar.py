@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: the python batches, in a folder (plain, .gz, .xz) or in their archive.
+"""CIFAR-10 and CIFAR-100: the Python batches, in a folder (plain, .gz, .xz) or in their archive.
 
 The batches are pickles, and a pickle can run any code when it is loaded. This module reads them
 with an unpickler that accepts only the three names needed for a pixel array and replaces them with
@@ -75,9 +75,9 @@ CIFAR100 = _source(
 def load_cifar10(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
 ) -> DataSet:
-    """Return CIFAR-10: 50000 + 10000 colour images 32x32 of ten classes, the official split.
+    """Return CIFAR-10 in its official split: 50000 + 10000 colour images (32x32) of ten classes.
 
-    `scale`: "unit" (0 to 1), "signed" (-1 to 1) or "published" (see `pixels.PUBLISHED`).
+    `scale` is "unit" (0 to 1), "signed" (-1 to 1) or "published" (see `pixels.PUBLISHED`).
     """
     (path,) = locate(CIFAR10, data_dir, download)
     files = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
@@ -89,10 +89,10 @@ def load_cifar10(
 def load_cifar100(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
 ) -> DataSet:
-    """Return CIFAR-100: 50000 + 10000 colour images 32x32 of 100 classes, the official split.
+    """Return CIFAR-100 in its official split: 50000 + 10000 colour images (32x32) of 100 classes.
 
     The column `category` names the group of five classes that a record's class belongs to.
-    `scale` as for CIFAR-10.
+    `scale` works as for CIFAR-10.
     """
     (path,) = locate(CIFAR100, data_dir, download)
     files = {"train": ["train"], "test": ["test"]}
@@ -140,13 +140,13 @@ class _Array:
 
 
 class _Kind:
-    """Stands for numpy.dtype."""
+    """Replaces numpy.dtype while a batch is unpickled."""
 
     def __init__(self, name: bytes = b"", *_: Any):
         self.name = name
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and similar settings are irrelevant for single bytes."""
+        """Ignore byte order and similar settings, which are irrelevant for single bytes."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -173,7 +173,7 @@ def _read_parts(
     label_names: tuple[str, ...],
     scale: str,
 ) -> list[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """Return the scaled images and the labels of the training and the test part."""
+    """Return the scaled images and the labels of the training and test parts."""
     wanted = [name for names in files.values() for name in names]
     batches = {}
     for name, content in _contents(path, wanted).items():

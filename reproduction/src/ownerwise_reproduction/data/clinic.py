@@ -160,7 +160,7 @@ TELEMONITORING_SCHEMA = (
     Number("PPE", 0, 0.5),
 )
 MEDIAN_SCORE = 27.576
-"""The median of total_UPDRS in the file: a statistic of its records, and not private."""
+"""The median of total_UPDRS in the file: a statistic of its records, and thus not private."""
 MOTOR_SCORE = Number("motor_UPDRS", 0, 50)
 TELEMONITORING_COLUMNS = (
     *("subject#", "age", "sex", "test_time", "motor_UPDRS", "total_UPDRS"),
@@ -171,11 +171,12 @@ TELEMONITORING_COLUMNS = (
 def load_ctg(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "ranges"
 ) -> DataSet:
-    """Return Cardiotocography: 2126 recordings of fetal hearts: normal, suspect or pathologic.
+    """Return Cardiotocography: 2126 fetal heart recordings, normal, suspect or pathologic.
 
-    21 features; counts are per second. No official split: every fifth record of each class is a
-    test record. Columns: `file` (several records may come from one), `pattern` (1 to 10). `scale`:
-    "ranges" (declared, public), "statistics" (of the training records: NOT private) or "none".
+    There are 21 features; counts are per second. There is no official split: every fifth record of
+    each class is a test record. Columns: `file` (several records may share one), `pattern` (1 to
+    10). `scale` is "ranges" (declared, public), "statistics" (of the training records: NOT private)
+    or "none".
     """
     (path,) = locate(CTG, data_dir, download)
     if path.suffix == ".xls":
@@ -203,9 +204,9 @@ def load_heart(
 ) -> DataSet:
     """Return Heart Disease (Cleveland): 303 patients with or without a narrowed vessel.
 
-    No official split: every fifth record of each class is a test record. Columns: `sex`, `age`,
-    `severity` (0 to 4; disease is 1 and more). Six values are missing; they become the middle of
-    the range, or no category. `scale` as for Cardiotocography.
+    There is no official split: every fifth record of each class is a test record. Columns: `sex`,
+    `age`, `severity` (0 to 4; 1 or more is disease). Six values are missing; they become the middle
+    of the range, or no category. `scale` works as for Cardiotocography.
     """
     (path,) = locate(HEART, data_dir, download)
     rows = read_rows(path, len(HEART_COLUMNS))
@@ -233,9 +234,10 @@ def load_parkinsons(
 ) -> DataSet:
     """Return Parkinsons: 195 voice recordings of 32 people, healthy or with Parkinson's disease.
 
-    No official split. `split="subjects"`: every fifth subject of each class is a test subject;
-    "records": every fifth record of each class, which puts recordings of the same people into both
-    sets and makes test results too good. Column: `subject`. `scale` as for Cardiotocography.
+    There is no official split. With `split="subjects"`, every fifth subject of each class is a test
+    subject. With "records", every fifth record of each class is a test record; recordings of the
+    same people are then in both sets, so test results are too optimistic. Column: `subject`.
+    `scale` works as for Cardiotocography.
     """
     (path,) = locate(PARKINSONS, data_dir, download)
     header, *rows = read_rows(path, len(PARKINSONS_COLUMNS))
@@ -258,12 +260,12 @@ def load_parkinsons_telemonitoring(
     threshold: float = MEDIAN_SCORE,
     motor_score: bool = False,
 ) -> DataSet:
-    """Return Parkinsons Telemonitoring: 5875 voice recordings of 42 people with the disease.
+    """Return Parkinsons Telemonitoring: 5875 voice recordings of 42 people with Parkinson's.
 
     The class is whether the score total_UPDRS is above `threshold`. The default is the median in
     this file, so it is not private and is listed in `not_private`. `motor_score` adds
     motor_UPDRS, a part of that score, to the features. Columns: `subject`, `sex`, `score`. `split`
-    as for Parkinsons, `scale` as for Cardiotocography.
+    works as for Parkinsons, `scale` as for Cardiotocography.
     """
     (path,) = locate(TELEMONITORING, data_dir, download)
     header, *rows = read_rows(path, len(TELEMONITORING_COLUMNS))

@@ -86,9 +86,9 @@ FASHION_MNIST = Source(
 def load_mnist(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
 ) -> DataSet:
-    """Return MNIST: 60000 + 10000 grey images 28x28 of the digits 0 to 9, the official split.
+    """Return MNIST in its official split: 60000 + 10000 grey images (28x28) of the digits 0 to 9.
 
-    `scale`: "unit" (0 to 1), "signed" (-1 to 1) or "published" (see `pixels.PUBLISHED`).
+    `scale` is "unit" (0 to 1), "signed" (-1 to 1) or "published" (see `pixels.PUBLISHED`).
     """
     return _load(MNIST, tuple("0123456789"), data_dir, download, scale)
 
@@ -96,9 +96,9 @@ def load_mnist(
 def load_fashion_mnist(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
 ) -> DataSet:
-    """Return Fashion-MNIST: 60000 + 10000 grey images 28x28 of ten kinds of clothing.
+    """Return Fashion-MNIST: 60000 + 10000 grey images (28x28) of ten kinds of clothing.
 
-    `scale` as for MNIST. The files in Debian's package dataset-fashion-mnist are found
+    `scale` works as for MNIST. The files in Debian's package dataset-fashion-mnist are found
     automatically.
     """
     return _load(FASHION_MNIST, FASHION_CLASSES, data_dir, download, scale)
@@ -132,8 +132,8 @@ def _load(
         pixels, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
         if len(pixels) != len(labels):
             raise OwnerwiseError(
-                f"{images_path} holds {len(pixels)} images, {labels_path} {len(labels)} labels; "
-                "expected equal numbers: get both again"
+                f"{images_path} holds {len(pixels)} images, but {labels_path} "
+                f"holds {len(labels)} labels; expected equal numbers: download both again"
             )
         images = scale_images(pixels[:, None], source.name, scale)
         parts.append(Records(images, labels.astype(np.int64)))

@@ -27,8 +27,8 @@ def scale_images(pixels: np.ndarray, name: str, scale: str) -> np.ndarray:
     Args:
         pixels: whole numbers from 0 to 255.
         name: name of the data set, which selects its published constants.
-        scale: "unit": 0 to 1; "signed": -1 to 1; "published": (unit - mean) / deviation of
-            `PUBLISHED`.
+        scale: "unit" (0 to 1), "signed" (-1 to 1) or "published" ((unit - mean) / deviation, with
+            the constants in `PUBLISHED`).
     """
     known = (*plain.SCALES, "published") if name in PUBLISHED else (*plain.SCALES,)
     if scale not in known:
@@ -45,7 +45,7 @@ def scale_images(pixels: np.ndarray, name: str, scale: str) -> np.ndarray:
 
 
 def describe(images: np.ndarray, scale: str) -> str:
-    """Return shape and range of scaled images in words."""
+    """Return the shape and range of scaled images in words."""
     if scale == "published":
         return f"float32 images {list(images.shape[1:])}, standardised by constants"
     return plain.describe(images, scale)

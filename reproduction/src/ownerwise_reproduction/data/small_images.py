@@ -1,4 +1,4 @@
-"""Smaller sets of images: SVHN and PneumoniaMNIST."""
+"""Smaller image data sets: SVHN and PneumoniaMNIST."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ PNEUMONIA = Source(
 def load_svhn(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
 ) -> DataSet:
-    """Return SVHN: 73257 + 26032 colour images 32x32 of house numbers, the official split.
+    """Return SVHN in its official split: 73257 + 26032 colour images (32x32) of house numbers.
 
-    The digit 0, label 10 in the files, is class 0. `scale`: "unit" (0 to 1), "signed" (-1 to 1) or
-    "published" (see `pixels.PUBLISHED`).
+    The digit 0, label 10 in the files, is class 0. `scale` is "unit" (0 to 1), "signed" (-1 to 1)
+    or "published" (see `pixels.PUBLISHED`).
     """
     parts = [_read_svhn(path, scale) for path in locate(SVHN, data_dir, download)]
     train, test = parts
@@ -74,9 +74,9 @@ _ARRAYS = ("images", "labels")
 def load_pneumoniamnist(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
 ) -> DataSet:
-    """Return PneumoniaMNIST: 4708 + 524 + 624 grey chest X-rays 28x28, normal or pneumonia.
+    """Return PneumoniaMNIST: 4708 + 524 + 624 grey chest X-rays (28x28), normal or pneumonia.
 
-    The parts are the official training, validation and test sets. `scale`: "unit" (0 to 1) or
+    The parts are the official training, validation and test sets. `scale` is "unit" (0 to 1) or
     "signed" (-1 to 1, the usual choice for this set).
     """
     (path,) = locate(PNEUMONIA, data_dir, download)

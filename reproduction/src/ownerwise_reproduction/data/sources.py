@@ -22,13 +22,13 @@ from ownerwise.files import write_whole
 
 DATA_VARIABLE = "OWNERWISE_DATA"
 CACHE_VARIABLE = "OWNERWISE_CACHE"
-_TIMEOUT = 30  # seconds without a byte
+_TIMEOUT = 30  # seconds without receiving a byte
 _CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
 class Download:
-    """A file on the network.
+    """A file to download.
 
     Attributes:
         file: its path within the data set's cache folder.
@@ -82,7 +82,7 @@ def locate(
     """Return the path of each part of a source, after downloading missing parts.
 
     Raises:
-        OwnerwiseError: lists every missing part, and says what to put where.
+        OwnerwiseError: if parts are missing; it lists them all and says what to put where.
     """
     root = _root(source, data_dir)
     folders = _folders(source, root)
@@ -133,7 +133,7 @@ def fetch(item: Download, path: Path) -> None:
 
 
 def _root(source: Source, data_dir: str | os.PathLike | None) -> Path | None:
-    """Return the folder of data sets that the caller or the environment gave, if any."""
+    """Return the folder of data sets that the caller or the environment specifies, if any."""
     given = os.environ.get(DATA_VARIABLE) if data_dir is None else os.fspath(data_dir)
     if not given:
         return None
@@ -186,7 +186,7 @@ def _missing(source: Source, part: Part, root: Path | None, why: list[str]) -> s
     """Return the message about a missing part."""
     cache = cache_folder() / source.name
     looked = ", ".join(map(str, [*_folders(source, root), cache]))
-    place = f"{cache}, or into {source.name}/ below a folder that {DATA_VARIABLE} names"
+    place = f"{cache}, or into {source.name}/ in the folder that {DATA_VARIABLE} names"
     return (
         f"{source.name}: {' or '.join(part.names)} was not found in {looked}, and was not "
         f"downloaded ({'; '.join(why)}). Get it from {source.page} and put it into "
@@ -196,11 +196,11 @@ def _missing(source: Source, part: Part, root: Path | None, why: list[str]) -> s
 
 def _stream(url: str, path: Path, item: Download) -> None:
     digest = hashlib.sha256()
-    request = Request(url, headers={"User-Agent": "ownerwise"})  # some servers refuse Python's
+    request = Request(url, headers={"User-Agent": "ownerwise"})  # some refuse Python's default
     with urlopen(request, timeout=_TIMEOUT) as response, path.open("wb") as file:
         length = response.headers.get("Content-Length")
         total = int(length) if length else None
-        # disable=None: no bar where the output is not a terminal
+        # disable=None: no bar if the output is not a terminal
         options = {"total": total, "unit": "B", "unit_scale": True, "disable": None}
         with tqdm(desc=Path(item.file).name, **options) as bar:
             while chunk := response.read(_CHUNK):

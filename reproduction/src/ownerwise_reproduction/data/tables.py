@@ -32,5 +32,5 @@ def expect_header(path: Path, header: Sequence[str], expected: Sequence[str]) ->
     if list(header) != list(expected):
         raise OwnerwiseError(
             f"{path} has the columns {name_some(list(header), repr)}; expected "
-            f"{name_some(list(expected), repr)}: it is another file"
+            f"{name_some(list(expected), repr)}: it is a different file"
         )

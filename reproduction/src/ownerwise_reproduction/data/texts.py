@@ -90,10 +90,10 @@ def load_surnames(
 ) -> DataSet:
     """Return 20074 surnames from 18 languages, encoded letter by letter.
 
-    Accents are removed, and only the first `length` letters are used; `ALPHABET` is fixed. No
-    official split: every fifth name of each language, in the order of the files, is a test record.
-    Names repeat within and across languages, so some occur in both parts. Column: `length` of each
-    name.
+    Accents are removed, and only the first `length` letters are used; `ALPHABET` is fixed. There is
+    no official split: every fifth name of each language, in the order of the files, is a test
+    record. Names repeat within and across languages, so some occur in both parts. Column: `length`
+    of each name.
     """
     (path,) = locate(SURNAMES, data_dir, download)
     names = list(_read_names(path).items())
@@ -122,7 +122,7 @@ def load_imdb(
     size: int = 20_000,
     vocabulary: str | Sequence[str] = "hashed",
 ) -> DataSet:
-    """Return IMDb: 25000 + 25000 film reviews, negative or positive, the official split.
+    """Return IMDb in its official split: 25000 + 25000 film reviews, negative or positive.
 
     A vocabulary built from private text is itself a release of that text. By default there is none:
     words are hashed (see `ownerwise.data.vocabulary`).
@@ -203,7 +203,7 @@ def _plain(name: str) -> str:
 
 
 def _letter(letter: str) -> int:
-    return ALPHABET.find(letter) + 2  # find gives -1 for others: 1
+    return ALPHABET.find(letter) + 2  # 1 for other characters, since find returns -1
 
 
 def _read_reviews(path: Path) -> Iterator[tuple[str, str, str, str, bytes]]:

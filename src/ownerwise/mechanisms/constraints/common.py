@@ -18,13 +18,14 @@ from ownerwise.mechanisms.constraints.rates import Constraint, Expression, rate
 def demographic_parity(
     part: Partition, column: str, *, max_gap: float, pred: Any = None
 ) -> list[Constraint]:
-    """Keep the rate at which a class is predicted similar between each group and all others.
+    """Limit how much the rate of predicting a class differs between each group and all others.
 
     Args:
         part: the partition.
         column: the column whose values are the groups.
         max_gap: the largest allowed difference, from 0 to 1.
-        pred: the class; by default the second of two, or every class if there are more.
+        pred: the predicted class; by default the second of two classes, or every class if there are
+            more.
     """
     return _gaps("parity", part, column, max_gap, _counted(part, pred), [None])
 
@@ -32,14 +33,14 @@ def demographic_parity(
 def equalized_odds(
     part: Partition, column: str, *, max_gap: float, pred: Any = None
 ) -> list[Constraint]:
-    """Keep the rates of `demographic_parity` similar within each true class."""
+    """Apply the limit of `demographic_parity` within each true class."""
     return _gaps("odds", part, column, max_gap, _counted(part, pred), _classes(part))
 
 
 def equal_opportunity(
     part: Partition, column: str, *, max_gap: float, positive: Any = None
 ) -> list[Constraint]:
-    """Keep each group's recall for a class (by default the last) similar to that of all others."""
+    """Limit how much the recall of a class (by default the last) differs from group to group."""
     positive = _positive(part, positive)
     return _gaps("opportunity", part, column, max_gap, [positive], [positive])
 
@@ -57,7 +58,7 @@ def false_negative_rate(
 def false_positive_rate(
     part: Partition, *, max_rate: float, positive: Any = None, by: str | None = None
 ) -> list[Constraint]:
-    """Cap the fraction of other classes' records that are predicted as this class."""
+    """Cap the fraction of records of other classes that are predicted as this class."""
     positive = _positive(part, positive)
     event = part.predicted == positive
     given = part[LABEL] != positive

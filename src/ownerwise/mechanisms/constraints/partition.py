@@ -18,7 +18,7 @@ LABEL = "label"
 
 
 class Partition:
-    """Cells defined by the values of columns. The rule is public; a record's cell is private.
+    """Cells defined by column values. The rule is public; a record's cell is private.
 
     A column named "label" is the record's class. Leave it out if no constraint refers to the true
     class: with fewer cells, each holds more records and the noise matters less.
@@ -49,8 +49,8 @@ class Partition:
         ]
         if len(set(self.classes)) < max(2, len(self.classes)):
             problems.append(
-                f"classes {self.classes}: expected at least two distinct ones: give classes=, or a "
-                f"column {LABEL!r} with its values"
+                f"classes {self.classes}: expected at least two distinct classes; give classes= or "
+                f"a column {LABEL!r} with its values"
             )
         elif LABEL in self.columns and self.columns[LABEL] != self.classes:
             problems.append(
@@ -62,11 +62,11 @@ class Partition:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of cells, number of classes."""
+        """Number of cells and number of classes."""
         return math.prod(map(len, self.columns.values())), len(self.classes)
 
     def cells(self, columns: Mapping[str, Any]) -> np.ndarray:
-        """Return each record's cell, int64, given one value per record and column."""
+        """Return each record's cell (int64), given one value per record for each column."""
         problems = self._column_problems(set(columns))
         cells = np.int64(0)
         for name, values in self.columns.items():
@@ -88,7 +88,8 @@ class Partition:
 
         Args:
             labels: the class of each record, one of `classes`.
-            columns: the other columns, a mapping or DataFrame with one value per record each.
+            columns: the other columns: a mapping or DataFrame with one value per record in each
+                column.
         """
         problems: list[str] = []
         classes = _positions(labels, self.classes, "labels", problems)
@@ -100,12 +101,12 @@ class Partition:
         cells = self.cells(columns) if self.columns else np.zeros_like(classes)
         if len(cells) != len(classes):
             raise OwnerwiseError(
-                f"got {len(classes)} labels, but columns for {len(cells)}; expected the same number"
+                f"got {len(classes)} labels, but {len(cells)} column entries; expected equally many"
             )
         return torch.from_numpy(np.stack([classes, cells], axis=1))
 
     def __getitem__(self, column: str) -> Column:
-        """Return a column, to compare with its values: `part["sex"] == "F"`."""
+        """Return a column, which can be compared with its values: `part["sex"] == "F"`."""
         if column not in self.columns:
             expected = name_some(list(self.columns)) or "none"
             if column == LABEL:
@@ -119,18 +120,18 @@ class Partition:
 
     @property
     def predicted(self) -> Column:
-        """The predicted class, to compare with classes: `part.predicted == 1`."""
+        """The predicted class, which can be compared with classes: `part.predicted == 1`."""
         return Column(self, "predicted", self.classes, np.arange(len(self.classes))[None, :])
 
     @property
     def wrong(self) -> Condition:
-        """The prediction differs from the label."""
+        """The condition that the prediction differs from the label."""
         pairs = [(self[LABEL] == value) & (self.predicted != value) for value in self.classes]
         return Condition(self, "wrong", np.logical_or.reduce([pair.mask for pair in pairs]))
 
     @property
     def everyone(self) -> Condition:
-        """Every record, whatever the prediction."""
+        """The condition that holds for every record and every prediction."""
         return Condition(self, "", np.ones(self.shape, dtype=bool))
 
     def _column_problems(self, given: set[str]) -> list[str]:
@@ -172,7 +173,7 @@ class Condition:
     def _with(self, other: Condition, word: str, mask: np.ndarray) -> Condition:
         if self.partition is not other.partition:
             raise OwnerwiseError(
-                f"{self.name!r} and {other.name!r} belong to different partitions; make one with "
+                f"{self.name!r} and {other.name!r} belong to different partitions; use one with "
                 "all columns"
             )
         return Condition(self.partition, word.join(filter(None, (self.name, other.name))), mask)
@@ -221,7 +222,7 @@ def _positions(given: Any, values: tuple[Any, ...], what: str, problems: list[st
         where = name_some(np.flatnonzero(strange), "record {}".format)
         problems.append(
             f"{what} has an unknown value in {where}; expected one of "
-            f"{name_some(values, repr, shown=9)}: correct it, or add it to the list; give missing "
+            f"{name_some(values, repr, shown=9)}. Correct it or add it to the list; give missing "
             "values a name, such as 'unknown'"
         )
     if array.ndim != 1:

@@ -31,11 +31,11 @@ from ownerwise.mechanisms.plugs import SummedRelease
 if TYPE_CHECKING:
     from ownerwise.planning import Plan
 
-_OUTPUT_ROUNDOFFS = 64.0  # change in an output by rounding: 8 roundoffs of outputs of size 8
+_OUTPUT_ROUNDOFFS = 64.0  # change in an output by rounding: 8 relative roundoffs, outputs up to 8
 
 
 class RateConstraints(SummedRelease):
-    """Constraints and their multipliers: an adaptive release in the private step.
+    """Rate constraints and their multipliers, as an adaptive release in the private step.
 
     Every step releases the noised sum of class probabilities per cell and class. This histogram
     gives the rates, the rates raise or lower the multipliers (which stay in [0, cap]), and the
@@ -48,12 +48,13 @@ class RateConstraints(SummedRelease):
         damping: weight of the last step's excess, added to each multiplier. It keeps model and
             multipliers from oscillating; 0 is plain gradient ascent.
         cap: largest multiplier.
-        temperature: factor on the outputs inside the softmax that represents the prediction.
+        temperature: factor applied to the outputs in the softmax that represents the prediction.
         hard: count predicted classes instead of probabilities in the histogram. Needs a hardened
             plan: a predicted class can change with the last bit of an output.
-        smoothing: weight of the past in denominators that do not depend on the model; 0 uses each
-            step's own value.
-        floor: smallest denominator, as a fraction of its value if all cells had equal size.
+        smoothing: weight of past steps in the denominators that do not depend on the model; 0 uses
+            only the current step.
+        floor: smallest denominator, as a fraction of the value it would have if all cells had equal
+            size.
 
     Example:
         >>> import ownerwise as ow
@@ -143,11 +144,11 @@ class RateConstraints(SummedRelease):
         return bound
 
     def output_slack(self, roundoff: float) -> float:
-        """Return how far rounding may move the histogram in L1 norm, per record of the batch.
+        """Return how much rounding may change the histogram in L1 norm, per record in the batch.
 
-        Probabilities move by at most the temperature times the largest change of an output: 8
-        roundoffs for outputs of size 8. A predicted class can change with the last bit, so there
-        is no bound for `hard=True`.
+        Probabilities change by at most the temperature times the largest change in an output, which
+        is taken as 8 relative roundoffs of an output of size 8. A predicted class can change with
+        the last bit, so there is no bound for `hard=True`.
         """
         if self.options["hard"]:
             return math.inf
@@ -163,7 +164,7 @@ class RateConstraints(SummedRelease):
         return counts.new_zeros(len(outputs), *self.shape).scatter_(1, cells, counts[:, None])
 
     def total(self, outputs: Tensor, targets: Tensor, scales: Tensor | None) -> Tensor:
-        """Return the histogram of a batch: the sum of its contributions times `scales`, float64.
+        """Return the float64 histogram of a batch: the sum of its contributions times `scales`.
 
         A record's probabilities add up to 1 within float64 precision, so no row needs clipping.
         """
@@ -220,7 +221,7 @@ class RateConstraints(SummedRelease):
         return PenalisedLoss(loss, self)
 
     def record(self) -> dict[str, Any] | None:
-        """Return the last step's noised values, their noise std and the multipliers, or None."""
+        """Return the last step's noised values, noise std and multipliers, or None at the start."""
         if not self._state["steps"]:
             return None
         return {
@@ -235,7 +236,7 @@ class RateConstraints(SummedRelease):
         return {constraint.name: constraint.value(histogram) for constraint in self.constraints}
 
     def describe(self) -> dict[str, Any]:
-        """Return constraints and options as JSON types."""
+        """Return the constraints and options as JSON types."""
         listed = [{"name": c.name, "sense": c.sense, "bound": c.bound} for c in self.constraints]
         columns = {name: list(map(str, v)) for name, v in self.partition.columns.items()}
         return {"constraints": listed, "partition": columns, **self.options}
@@ -291,7 +292,7 @@ class PenalisedLoss:
         if prices is None:
             return self._losses(outputs, targets[:, 0])
         if self.plain is functional.cross_entropy and self._constraints.options["temperature"] == 1:
-            logs = functional.log_softmax(outputs.T, dim=0)  # serves loss and probabilities
+            logs = functional.log_softmax(outputs.T, dim=0)  # for loss and probabilities
             losses = functional.nll_loss(logs.T, targets[:, 0], reduction="none")
             probabilities = logs.exp()
         else:

@@ -20,7 +20,7 @@ def rate(
     where: Condition | None = None,
     given: Condition | None = None,
 ) -> Expression:
-    """Return the fraction of records with an event, among those that satisfy `where` and `given`.
+    """Return how often an event occurs among the records that satisfy `where` and `given`.
 
     Args:
         event: the event to count, such as `part.wrong`.
@@ -36,10 +36,10 @@ def rate(
     conditions = [condition for condition in (where, given) if condition is not None]
     known = [condition for condition in (event, *conditions) if condition is not None]
     if (event is None) == (pred is None):
-        raise OwnerwiseError("rate needs either an event or pred=, a class; got both or neither")
+        raise OwnerwiseError("rate needs either an event or a class (pred=); got both or neither")
     if not known:
         raise OwnerwiseError(
-            "rate(pred=...) does not know its partition: give where=part.everyone for all records"
+            "rate(pred=...) has no partition: for all records, give where=part.everyone"
         )
     partition = known[0].partition
     if event is None:
@@ -54,7 +54,7 @@ def rate(
 
 @dataclass(frozen=True, eq=False)
 class Rate:
-    """A ratio of two counts, each the histogram summed over a set of (cell, class) pairs."""
+    """A ratio of two counts. Each count sums the histogram over a set of (cell, class) pairs."""
 
     name: str
     partition: Partition
@@ -142,7 +142,7 @@ class Constraint:
 
     @property
     def partition(self) -> Partition:
-        """The partition that its rates refer to."""
+        """The partition that the rates refer to."""
         return self.expression.terms[0][1].partition
 
     def named(self, name: str) -> Constraint:
@@ -150,11 +150,12 @@ class Constraint:
         return Constraint(name, self.expression, self.sense, self.bound)
 
     def excess(self, value: float) -> float:
-        """Return how far a value violates the constraint; negative if it does not."""
+        """Return by how much a value violates the constraint; negative if the constraint holds."""
         return value - self.bound if self.sense == "≤" else self.bound - value
 
     def value(self, histogram: np.ndarray) -> float | None:
-        """Return the value for a histogram [cells, classes]; None if a group is empty."""
+        """Return the expression's value for a histogram [cells, classes], or None if a group is
+        empty."""
         total = self.expression.constant
         for weight, term in self.expression.terms:
             among = histogram[term.denominator].sum()
@@ -188,7 +189,7 @@ def flattened(constraints: Constraint | Sequence[Any]) -> list[Constraint]:
     if not flat:
         problems.append("no constraints were given; expected at least one")
     if len({id(constraint.partition) for constraint in flat}) > 1:
-        problems.append("the constraints use several partitions; make one with all columns")
+        problems.append("the constraints use several partitions; use one with all columns")
     names = [constraint.name for constraint in flat]
     problems += [f"two constraints are named {n!r}" for n in set(names) if names.count(n) > 1]
     if problems:
