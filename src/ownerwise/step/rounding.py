@@ -155,8 +155,9 @@ def unit_roundoff(model: nn.Module) -> float:
 def refuse_imprecise(outputs: Iterable[Tensor], roundoff: float) -> None:
     """Refuse outputs that are less precise than `roundoff`.
 
-    The slack for the order assumes that of the parameters when the step was built. Autocast is the usual cause;
-    inside it, even float32 outputs have lost precision.
+    The slack for the order assumes the roundoff that the parameters had when the step was built.
+    Autocast is the usual cause of less precise outputs; inside it, even float32 outputs have lost
+    precision.
     """
     kinds = {(output.dtype, output.device.type) for output in outputs if output.is_floating_point()}
     kinds |= {
