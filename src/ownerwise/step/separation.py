@@ -7,7 +7,8 @@ record move the sum by hundreds of clip norms.
 In every step, each user-defined function is therefore called a second time, on a secret random part
 of the micro-batch. The loss (values and gradients with respect to the outputs), the clipping rule
 and the release's contributions (`plug_separation`) must give the same results as on the whole
-micro-batch. Only the functions run again, not the model, so this costs little.
+micro-batch. Only the functions run again, not the model, so this costs little. Torch's
+own losses that treat records separately by definition are exempt (`losses.never_mixes`).
 
 Formal guarantee: let B be the number of records in the batch and C the smallest clip norm. A
 function passes if no record of the part changes its contribution by more than 0.01 C / B, measured
@@ -110,7 +111,6 @@ class LossCheck:
         self._losses = losses
         self._whole = outputs, targets, released
         self._rows = rows
-        self._everyone = torch.arange(rows)
         self._outputs = tensors = _tensors(outputs)
         self._trains = [tensor.requires_grad for tensor in tensors]
         index = choose(self._rows, sum(t.numel() for t in tensors), stream)
@@ -179,7 +179,7 @@ class LossCheck:
         roundoff = torch.finfo(losses.dtype).eps
         rounded = max(share, MOST_ROUNDINGS * roundoff)
         # run again: if the model uses an output elsewhere, its gradient includes those uses
-        again = self._run(self._losses, *(self._taken(e, self._everyone) for e in self._whole))[1]
+        again = self._run(self._losses, *(self._taken(e, torch.arange(self._rows)) for e in self._whole))[1]
         apart = within, _joined([self._of_part(g, index) for g in again])
         same = _agree(apart, part, per_length, rounded * clip_norm, rounded)
         try:
@@ -197,7 +197,7 @@ class LossCheck:
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Return losses and gradients of the part, computed with and without the other records."""
         losses = per_record(_in_double(self._loss))
-        everyone = self._everyone
+        everyone = torch.arange(self._rows)
         whole = [map_tensors(to_double, self._taken(each, everyone)) for each in self._whole]
         values, gradients = self._run(losses, *whole)
         part = self._run(losses, *map_tensors(to_double, taken))
