@@ -5,7 +5,7 @@
 
 All variants of a model's step run in one process with one thread and take turns, so that noise on
 the machine hits all of them. Times are CPU times, which waiting for a core does not touch. The
-figures compare medians, with a 95 % bootstrap interval over rounds; the last column compares the
+figures compare medians, with a 95% bootstrap interval over rounds; the last column compares the
 fastest turns. Variants:
 
 - idp: the reference, `PrivateStep` with standard clipping

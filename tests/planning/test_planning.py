@@ -44,7 +44,7 @@ def three_owners(records, shares):
     ],
 )
 def test_idp_sgd_table_6_scale(data, shares, multipliers, noise, clips):
-    """Within 1.5 %; sigma_scale as corrected (harmonic mean; the printed one contradicts C_o)."""
+    """Within 1.5%; sigma_scale as corrected (harmonic mean; the printed one contradicts C_o)."""
     owners = three_owners(data["records"], shares)
     plan = ow.plan(
         owners, "scale", steps=data["steps"], batch_size=1024, clip_norm=data["clip_norm"],
@@ -68,9 +68,9 @@ def test_idp_sgd_table_6_scale(data, shares, multipliers, noise, clips):
     ],
 )
 def test_idp_sgd_table_6_sample(data, shares, noise, rates):
-    """Noise within 1.5 %, rates as printed, to three digits.
+    """Noise within 1.5%, rates as printed, to three digits.
 
-    Ten of the twelve lie within half of the last digit. Two, for epsilon 3 at 54/37/9 %, are
+    Ten of the twelve lie within half of the last digit. Two, for epsilon 3 at 54/37/9%, are
     .02562 and .03753 here and .025 and .037 in print; the same search with Opacus' grid of orders
     also gives .02562 and .03754, so the printed ones are not rounded.
     """
@@ -109,7 +109,7 @@ def test_ino_sgd_appendix_c11_values():
     ],
 )
 def test_multipliers_of_both_accountants(rate, steps, by_rdp, by_pld):
-    """Within 0.1 % of figures computed with dp-accounting 0.6.0."""
+    """Within 0.1% of figures computed with dp-accounting 0.6.0."""
     budgets = Budgets(np.array([1.0, 2.0, 3.0]), np.full(3, 1e-5))
     schedule = Schedule.constant(steps)
     for accountant, expected in (("rdp", by_rdp), ("pld", by_pld)):

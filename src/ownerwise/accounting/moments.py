@@ -33,7 +33,7 @@ def highest_order(sampling_rate: float, multiplier: float) -> float:
     """Return the largest order worth evaluating.
 
     Above about 2 m^2 log(1/q) the sampled Gaussian's moments explode (the branch with the record
-    dominates), so higher orders give no useful bound; a margin of 50 % is added.
+    dominates), so higher orders give no useful bound; a margin of 50% is added.
     """
     if multiplier < LEAST_MULTIPLIER:
         raise AccountingError(

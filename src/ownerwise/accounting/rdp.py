@@ -2,7 +2,7 @@
 
 A sparse grid is very costly for strict owners: their best order is in the hundreds, where common
 grids have few entries. This grid holds real orders from 1.02 up to where the moments explode, with
-order - 1 spaced 5 % apart, and then 0.2 % apart around the best one. For every owner, the loss
+order - 1 spaced 5% apart, and then 0.2% apart around the best one. For every owner, the loss
 compared with the best real order is negligible.
 """
 

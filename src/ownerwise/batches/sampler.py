@@ -11,7 +11,7 @@ single rate, and at most about four otherwise, plus a few numbers per octave.
 Exactness. Uniforms resolve both ends of E with 64 bits, quotients are floored exactly, and thinning
 compares 53-bit uniforms with q/p >= 1/2. Only float64 rounding remains: the probability of a record
 k places after the last candidate has a relative error of at most about k 2^-52, which is 1e-12 at a
-rate of 1 % and 2e-9 for tiny rates among 10^7 records. Rates below 1e-17 approach the resolution of
+rate of 1% and 2e-9 for tiny rates among 10^7 records. Rates below 1e-17 approach the resolution of
 2^-64.
 """
 

@@ -31,7 +31,7 @@ def _cells(row: BudgetClass) -> tuple[str, ...]:
         _span(row.sampling_rate, "{:.4g}"),
         _span(row.clip_norm, "{:.4g}"),
         _span(row.noise_multiplier, "{:.4g}"),
-        f"{100 * row.batch_share:.1f} %",
+        f"{100 * row.batch_share:.1f}%",
         _span(_rounded_up(row.epsilon_spent), "{:.4f}"),
     )
 

@@ -179,7 +179,8 @@ class LossCheck:
         roundoff = torch.finfo(losses.dtype).eps
         rounded = max(share, MOST_ROUNDINGS * roundoff)
         # run again: if the model uses an output elsewhere, its gradient includes those uses
-        again = self._run(self._losses, *(self._taken(e, torch.arange(self._rows)) for e in self._whole))[1]
+        everyone = torch.arange(self._rows)
+        again = self._run(self._losses, *(self._taken(e, everyone) for e in self._whole))[1]
         apart = within, _joined([self._of_part(g, index) for g in again])
         same = _agree(apart, part, per_length, rounded * clip_norm, rounded)
         try:

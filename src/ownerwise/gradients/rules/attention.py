@@ -66,7 +66,7 @@ def _is_plain(given: dict[str, Any]) -> bool:
 
 
 def _self_attention(context: Context, given: dict[str, Any]) -> Tensor:
-    """Run the plain case with records first; time first would slow a transformer down by 5 %."""
+    """Run the plain case with records first; time first would slow a transformer down by 5%."""
     query = given["query"].transpose(0, 1)
     together = project(
         context, functional.linear, query, given["in_proj_weight"], given["in_proj_bias"]
