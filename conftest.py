@@ -6,6 +6,7 @@ import os
 # more threads would mostly wait for each other. Tests of several threads set their number.
 for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave the core to others
 
 from functools import cache  # noqa: E402
 
