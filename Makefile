@@ -19,10 +19,10 @@ demo: $(VENV)/for-demo  ## compare the methods on embedded data; print a table a
 	$(BIN)/ownerwise demo
 
 test: $(VENV)/installed check  ## linters, types and the test suite
-	$(BIN)/pytest --numprocesses auto
+	$(BIN)/pytest --numprocesses auto --dist worksteal
 
 test-long: $(VENV)/installed  ## the same properties with many more random cases
-	$(BIN)/pytest --numprocesses auto -m 'long or not long'
+	$(BIN)/pytest --numprocesses auto --dist worksteal -m 'long or not long'
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

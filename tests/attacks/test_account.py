@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import threading
 import time
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from ownerwise.runs import Run
 from ownerwise.step import Account, account, checkpoints, read_account
 from tools import step_tools
 from tools import training_tools as tools
+from tools.processes import fresh_processes
 
 _one_thread = pytest.fixture(autouse=True)(step_tools.one_thread)
 
@@ -258,8 +258,7 @@ def own_loop(folder: Path, ready, results) -> None:
 def test_two_processes_never_take_one_step_twice(tmp_path):
     """Both hold the newest state; without a lock, 54 steps of a plan of 30 were taken."""
     go_on(own_step(), 2).save(tmp_path)
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__, "torch._dynamo"])
+    context = fresh_processes(__name__)
     for _ in range(2):
         ready, results = context.Barrier(2), context.Queue()
         processes = [

@@ -9,7 +9,6 @@ import os
 import signal
 import sqlite3
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
@@ -24,6 +23,7 @@ from ownerwise.runs import Run
 from ownerwise.step import account, checkpoints, read_account
 from tools import step_tools
 from tools import training_tools as tools
+from tools.processes import fresh_processes
 
 _one_thread = pytest.fixture(autouse=True)(step_tools.one_thread)
 
@@ -115,8 +115,7 @@ def child(kind, folder, journal, plan, seed, at, seen):
 
 def run_child(kind, folder, journal, seed, at=None) -> int | None:
     """Return the number of write points, or None if the child was killed."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__, "torch._dynamo"])
+    context = fresh_processes(__name__)
     seen = context.Queue()
     process = context.Process(
         target=child, args=(kind, folder, journal, make_plan(), seed, at, seen)

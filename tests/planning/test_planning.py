@@ -334,7 +334,7 @@ def test_all_problems_of_a_request_are_listed(owners):
     assert len(error.value.problems) == 5
 
 
-@pytest.mark.parametrize("epsilon", [1e-7, 1e-9])
+@pytest.mark.parametrize("epsilon", [1e-7, pytest.param(1e-9, marks=pytest.mark.long)])
 def test_a_target_too_small_names_the_owner_and_what_would_work(epsilon):
     owners = ow.Owners(np.repeat([7, 8], 500), {7: epsilon, 8: 1.0}, 1e-5)
     with pytest.raises(ow.PlanError, match=r"owner 7: epsilon .* too small .* larger epsilon"):

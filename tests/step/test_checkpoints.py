@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -23,6 +22,7 @@ from ownerwise.randomness import stream as random
 from ownerwise.step import checkpoints, read_account
 from tools import step_tools as tools
 from tools.orders import Shuffled
+from tools.processes import fresh_processes
 
 _one_thread = pytest.fixture(autouse=True)(tools.one_thread)
 
@@ -405,8 +405,7 @@ def child(folder: Path, seed: str, ends: str, at: int) -> None:
 
 def run_child(*arguments):
     """Run `child` in a fresh process and return how it ended; imports are done once for all."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "torch._dynamo"])
+    context = fresh_processes(__name__)
     process = context.Process(target=child, args=arguments)
     process.start()
     process.join(timeout=120)

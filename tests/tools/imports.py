@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 
@@ -41,11 +42,16 @@ def edges(package: Path) -> list[Edge]:
     known = modules(package)
     found = []
     for module, path in known.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for function, statement in _imports(tree):
+        for function, statement in _imports_of(path.read_text(encoding="utf-8")):
             for target in _targets(statement, known, package.name):
                 found.append(Edge(module, target, function, statement.lineno))
     return found
+
+
+@cache
+def _imports_of(source: str) -> list[tuple[str, ast.Import | ast.ImportFrom]]:
+    """Return the import statements of a module; copies of a package share most of their source."""
+    return list(_imports(ast.parse(source)))
 
 
 def _imports(node: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.Import | ast.ImportFrom]]:

@@ -1,11 +1,11 @@
 """Runs that are killed, resumed, or meant for a folder that is not theirs."""
 
 import json
-import multiprocessing
 import os
 import random
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from ownerwise.runs import (
 from ownerwise.step import checkpoints, read_account
 from tools import step_tools
 from tools import training_tools as tools
+from tools.processes import fresh_processes
 
 _one_thread = pytest.fixture(autouse=True)(step_tools.one_thread)
 
@@ -67,10 +68,16 @@ def child(folder: Path, kind: str, seed: int | None, plan, writes: int | None, s
     def die():
         os.kill(os.getpid(), signal.SIGKILL)
 
+    sync, left = os.fsync, [writes]
     if writes is None:
+
+        def slow(handle):
+            sync(handle)
+            time.sleep(0.05)  # on any machine, the run lasts longer than the clock
+
+        os.fsync = slow
         threading.Timer(seconds, die).start()
     else:
-        sync, left = os.fsync, [writes]
 
         def counted(handle):
             left[0] -= 1
@@ -87,8 +94,7 @@ def child(folder: Path, kind: str, seed: int | None, plan, writes: int | None, s
 def run_child(folder, kind, seed, *, writes=None, seconds=0.0) -> int:
     """Run `child` in a fresh process and return how it ended; imports are done once for all."""
     arguments = folder, kind, seed, tools.make_plan(steps=STEPS), writes, seconds
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "torch._dynamo"])
+    context = fresh_processes(__name__)
     process = context.Process(target=child, args=arguments)
     process.start()
     process.join(timeout=120)
