@@ -189,6 +189,13 @@ def hooked(kind):
     return loss
 
 
+def weighted_by(weight):
+    loss = nn.BCEWithLogitsLoss()
+    del loss.pos_weight
+    loss.pos_weight = weight
+    return loss
+
+
 def replaced():
     loss = nn.MSELoss()
     loss.forward = lambda out, y: (out - y).square() / len(out)
@@ -208,6 +215,8 @@ def replaced():
         (functional.mse_loss, torch.randn(6, 6), torch.randn(6)),
         (nn.BCELoss(weight=torch.rand(6, 1)), ROWS.sigmoid(), TARGETS.sigmoid()),  # by position
         (nn.BCEWithLogitsLoss(pos_weight=torch.rand(6, 1)), ROWS, TARGETS.sigmoid()),
+        (weighted_by(torch.rand(6, 1)), ROWS, TARGETS.sigmoid()),
+        (weighted_by(nn.Parameter(torch.rand(6, 1))), ROWS, TARGETS.sigmoid()),
         (partial(functional.mse_loss, weight=torch.rand(6, 1)), ROWS, TARGETS),
         (partial(functional.cross_entropy, LOGITS), LABELS, LABELS),
         (functional.kl_div, ROWS, TARGETS),

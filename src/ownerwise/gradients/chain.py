@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ownerwise.gradients.backward import send_back
 from ownerwise.gradients.contributions import rows_in_blocks, sum_of_outer_products
-from ownerwise.gradients.precision import masked, without_huge
+from ownerwise.gradients.precision import masked, row_norms, without_huge
 from ownerwise.gradients.problems import Refused
 from ownerwise.torch_internals import aten, has_any_global_hook
 
@@ -160,9 +160,8 @@ class ChainGradients:
         self._parameters = parameters
         self._uses = uses
         self._empty_rows = len(uses[0][2]) - count  # at the end, with gradients of 0
-        norm = torch.linalg.vector_norm
-        gradients = [norm(gradient, dim=1) for _, _, gradient, _ in uses]
-        lengths = torch.stack(gradients + [norm(inputs, dim=1) for _, _, _, inputs in uses])
+        gradients = [row_norms(gradient) for _, _, gradient, _ in uses]
+        lengths = torch.stack(gradients + [row_norms(inputs) for _, _, _, inputs in uses])
         squares, sizes = lengths.square().split(len(uses))
         weights = [weight.requires_grad for weight, _, _, _ in uses]
         biases = [_trains(bias) for _, bias, _, _ in uses]

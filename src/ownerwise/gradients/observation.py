@@ -13,7 +13,7 @@ from ownerwise.gradients.taps import Tap
 
 __all__ = ["find_layouts"]
 
-_DIVISIONS = 2  # the batch is halved at most this many times
+_RANDOM_DIVISIONS = 2  # then, if layouts are still ambiguous, one for each bit of a record's index
 
 
 def find_layouts(
@@ -48,8 +48,8 @@ def find_layouts(
             tap.layout = layout
         else:
             return []
-    seen, problems = _observe_layouts(taps, losses, observe)
-    if seen:
+    certain, problems = _observe_layouts(taps, losses, observe)
+    if certain:
         known_layouts[signature] = [tap.layout or WHOLE for tap in taps]
     return problems
 
@@ -59,7 +59,11 @@ def _observe_layouts(
     losses: Tensor,
     observe: Callable[[Tensor, Callable[[Tap, Tensor], None]], None],
 ) -> tuple[bool, list[Problem]]:
-    """Find every tap's layout; return whether all taps had a gradient, and the problems."""
+    """Find every tap's layout; return whether all of them are certain, and the problems.
+
+    If several layouts remain after all divisions, each of them assigns every nonzero gradient of
+    this batch to the same record, so any will do, but only for this batch.
+    """
     count = len(losses)
     generator = torch.Generator().manual_seed(count)  # the user's generator must not advance
     seen: set[int] = set()
@@ -78,6 +82,7 @@ def _observe_layouts(
         decided = all(len(tap.trials) < 2 for tap in taps)
         if decided and (number or len(seen) == len(taps)):  # both halves, or all taps, seen
             break
+    certain = len(seen) == len(taps) and all(len(tap.trials) == 1 for tap in taps)
     problems = []
     for tap in taps:
         if tap.trials:
@@ -91,17 +96,22 @@ def _observe_layouts(
                 "make every operation treat records separately, with a dimension for the records",
             )
         )
-    return len(seen) == len(taps), problems
+    return certain, problems
 
 
 def _halves(count: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield a random half of the records, then the other half; many records may have no gradient.
 
     A half is neither empty nor the whole batch. It is random because a folded layout could match a
-    periodic pattern.
+    periodic pattern. The last divisions follow the bits of a record's index, so that every pair of
+    records is separated by at least one of them.
     """
-    for _ in range(_DIVISIONS):
+    for _ in range(_RANDOM_DIVISIONS):
         half = torch.zeros(count, dtype=torch.bool)
         half[torch.randperm(count, generator=generator)[: (count + 1) // 2]] = True
+        yield half
+        yield ~half
+    for bit in range((count - 1).bit_length()):
+        half = (torch.arange(count) >> bit) % 2 == 1
         yield half
         yield ~half

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ownerwise.gradients.contributions import BLOCK, Contribution, shared_ghost_norms
 from ownerwise.gradients.memory_budget import MemoryBudget
-from ownerwise.gradients.precision import accumulation_dtype, full_precision
+from ownerwise.gradients.precision import accumulation_dtype, full_precision, row_norms
 from ownerwise.gradients.taps import Tap
 from ownerwise.gradients.tracked_parameters import TrackedParameter
 
@@ -48,7 +48,7 @@ class PerRecordGradients:
             self._apart = cancelling.nonzero().flatten().tolist() if cancelling.any() else []
         for number in self._apart:
             formed = form(contributions, number, number + 1).values()
-            norms[number] = torch.stack([torch.linalg.vector_norm(g) for g in formed]).norm()
+            norms[number] = torch.cat([row_norms(g.reshape(1, -1)) for g in formed]).norm()
         if not math.isfinite(float(norms.sum())):  # a single call in the common case
             bad = ~torch.isfinite(norms)
             for _, contribution in contributions:
@@ -234,11 +234,10 @@ def shared_norms(
         return
     roots = {id(root): root for tracked, _ in rest for root in tracked.roots}
     step = _records_at_once(roots, budget.chunk_bytes)
-    norm = torch.linalg.vector_norm
     parts = []
     for start in range(0, count, step):
         formed = form(rest, start, min(start + step, count))
-        squares = [norm(g.reshape(len(g), -1), dim=1).square_() for g in formed.values()]
+        squares = [row_norms(g.reshape(len(g), -1)).square_() for g in formed.values()]
         parts.append(torch.stack(squares).sum(dim=0))
     yield torch.cat(parts)
 

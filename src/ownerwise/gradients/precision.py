@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["HUGE", "accumulation_dtype", "full_precision", "lengths", "masked", "without_huge"]
+__all__ = [
+    "HUGE",
+    "accumulation_dtype",
+    "full_precision",
+    "lengths",
+    "masked",
+    "row_norms",
+    "without_huge",
+]
 
 HUGE = 1e9
 """A gradient with a factor longer than this counts as not finite.
@@ -21,6 +29,9 @@ small. d numbers whose squares underflow (below 2.7e-23 each) have a length of a
 sqrt(d), so below this limit a norm is too small by at most 2.7e-14 sqrt(d): 1e-10 for 10^7 numbers,
 which is negligible beside the smallest clip norm (`ownerwise.mechanisms.SMALLEST_NORM`).
 """
+
+
+_WIDE = 4096
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -35,8 +46,26 @@ def masked(tensor: Tensor, bad: Tensor) -> Tensor:
 
 def lengths(tensor: Tensor, count: int) -> Tensor:
     """Return the L2 norm of each record's part of a tensor, `[count]`."""
-    flat = tensor.reshape(count, -1)
-    return torch.linalg.vector_norm(flat, dim=1, dtype=accumulation_dtype(tensor.dtype))
+    return row_norms(tensor.reshape(count, -1).to(accumulation_dtype(tensor.dtype)))
+
+
+def row_norms(rows: Tensor) -> Tensor:
+    """Return the L2 norm of each row, `[count]`, for `[count, numbers]`.
+
+    Squares that are added one after the other may all be rounded in the same direction: a float32
+    norm of 4,000,000 equal numbers can be too small by 0.3%. Wide rows are therefore divided into
+    parts, whose norms are combined. The relative error stays below 1e-5
+    (`ownerwise.step.rounding.NORM_ERROR`).
+    """
+    width = rows.shape[1]
+    if width <= _WIDE:
+        return torch.linalg.vector_norm(rows, dim=1)
+    whole = width - width % _WIDE
+    parts = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, _WIDE)), dim=2)
+    if whole < width:
+        rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True)
+        parts = torch.cat([parts, rest], dim=1)
+    return row_norms(parts)
 
 
 def full_precision(device: torch.device) -> AbstractContextManager:

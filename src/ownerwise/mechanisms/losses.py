@@ -58,7 +58,8 @@ def never_mixes(loss: Loss, outputs: Any, targets: Any) -> bool:
         hooked = any(map(vars(loss).get, _HOOKS)) or has_any_global_hook()
         if function is None or hooked or "forward" in vars(loss):
             return False
-        named = {name for name, buffer in loss.named_buffers() if buffer is not None}
+        own = {**vars(loss), **dict(loss.named_buffers()), **dict(loss.named_parameters())}
+        named = {name for name, value in own.items() if isinstance(value, Tensor)}
         loss = function
     if not inspect.isroutine(loss):  # may not be hashable
         return False

@@ -151,7 +151,7 @@ class ClippedSums:
                 ]
             if self.weights is not None:
                 if self.plan.hardened_rows is None:
-                    refuse_imprecise(tensors_in(outputs), self._loss_roundoff)
+                    refuse_imprecise([*tensors_in(outputs), *losses], self._loss_roundoff)
                 values = rows.of_records(torch.cat(losses).detach().double().cpu().numpy())
                 weights = self._batch_weights(values, batch.owner_index, clip_norms)
                 weights = rows.spread(weights, empty=0.0)

@@ -23,13 +23,14 @@ from torch import Tensor, nn
 
 from ownerwise.batches import Batch, take
 from ownerwise.errors import OwnerwiseError
-from ownerwise.gradients import State, changed_by_data, differing
+from ownerwise.gradients import State, Tape, changed_by_data, differing
 from ownerwise.gradients.calls import map_tensors, tensors_in
 from ownerwise.randomness import StepStream, kept_generators
 from ownerwise.step.checks import inputs_and_targets
 from ownerwise.step.separation import ROOM, rows_agree
 
 _MOST_RECORDS = 128  # records in a trial run
+_MOST_GRADIENTS = 32  # records in a trial run with a backward pass
 _SHARE_IN_FLOAT32 = 1e-3  # for models that cannot run in float64
 _MOST_IN_FLOAT32 = 1e-2  # for models that agree in float64
 _ROUNDINGS = 8  # for models with less precise outputs
@@ -54,14 +55,21 @@ def check_model(model: nn.Module, batch: Batch, stream: StepStream) -> None:
     inputs, _ = inputs_and_targets(batch)
     rows = np.argsort(stream.words(len(batch)))[:_MOST_RECORDS].tolist()
     share = ROOM / len(batch)
-    with kept_generators(), torch.no_grad():
-        pair = _runs(model, inputs, rows, check_state=True)
+    with kept_generators():
+        _check_outputs(model, inputs, rows, share)
+        _check_gradients(model, inputs, rows[:_MOST_GRADIENTS], share, stream)
+
+
+def _check_outputs(model: nn.Module, inputs: Any, rows: list[int], share: float) -> None:
+    """Refuse a model in which a record's output, or the model's state, depends on other records."""
+    with torch.no_grad():
+        pair = _runs(model, _outputs(inputs), rows, check_state=True)
         if _same_outputs(*pair, share):
             return
         same = _same_outputs(*pair, max(share, _MOST_IN_FLOAT32, _ROUNDINGS * _roundoff(pair[0])))
         try:
             double = copy.deepcopy(model).double()
-            pair = _runs(double, _double(inputs), rows, check_state=False)
+            pair = _runs(double, _outputs(_double(inputs)), rows, check_state=False)
         except Exception:  # fall back to the model's own precision
             share = max(share, _SHARE_IN_FLOAT32, _ROUNDINGS * _roundoff(pair[0]))
         if not same or not _same_outputs(*pair, share):
@@ -73,13 +81,78 @@ def check_model(model: nn.Module, batch: Batch, stream: StepStream) -> None:
             )
 
 
-def _runs(
-    model: nn.Module, inputs: Any, rows: list[int], *, check_state: bool
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the outputs for all rows together, and for the odd and even rows separately.
+def _check_gradients(
+    model: nn.Module, inputs: Any, rows: list[int], share: float, stream: StepStream
+) -> None:
+    """Refuse a model in which a record's gradient depends on other records.
 
-    Each half runs in reverse order. A model that draws random numbers (dropout) must draw the same
-    masks, so it runs on the same number of rows instead, with copies of one half in place of the
+    A hook or an autograd function can mix records in the backward pass alone. Each record has a
+    loss that is linear in its outputs, with a secret factor, and the norm of its gradient must not
+    depend on the other records.
+    """
+    factors = np.exp2(8 * stream.uniforms(max(rows) + 1) - 4)
+    pair = _runs(model, _gradient_norms(inputs, factors), rows, check_state=False)
+    if _same_outputs(*pair, share):
+        return
+    try:
+        double = copy.deepcopy(model).double()
+        pair = _runs(double, _gradient_norms(_double(inputs), factors), rows, check_state=False)
+        same = _same_outputs(*pair, share)
+    except Exception:  # in the model's own precision, single records may differ more
+        room = max(_MOST_IN_FLOAT32, _ROUNDINGS * _roundoff(pair[0]))
+        agreeing = [
+            _same_outputs([first[at : at + 1]], [second[at : at + 1]], room)
+            for first, second in zip(*pair, strict=True)
+            for at in range(len(first))
+        ]
+        same = 2 * sum(agreeing) >= len(agreeing)
+    if not same:
+        raise OwnerwiseError(
+            "the gradient of a record changes with the other records in its batch, so its "
+            "influence cannot be bounded: make hooks and autograd functions in the model treat "
+            "each record separately (no norm, maximum or mean over dimension 0)"
+        )
+
+
+Compute = Callable[[nn.Module, list[int]], list[Tensor]]
+
+
+def _outputs(inputs: Any) -> Compute:
+    """Return a function that computes the outputs for some rows of the inputs."""
+    return lambda model, rows: [t.clone() for t in tensors_in(model(take(inputs, rows)))]
+
+
+def _gradient_norms(inputs: Any, factors: np.ndarray) -> Compute:
+    """Return a function that computes the norms of gradients for some rows of the inputs."""
+
+    def compute(model: nn.Module, rows: list[int]) -> list[Tensor]:
+        with torch.enable_grad():
+            tape = Tape(model)
+            with tape:
+                outputs = model(take(inputs, rows))
+            losses: Tensor | None = None
+            for output in tensors_in(outputs):
+                if not output.requires_grad or not output.dim() or len(output) != len(rows):
+                    continue
+                flat = output.flatten(1) if output.dim() > 1 else output[:, None]
+                numbers = torch.Generator().manual_seed(flat.shape[1])
+                coefficients = torch.randn(flat.shape[1], generator=numbers).to(flat)
+                values = flat @ coefficients
+                losses = values if losses is None else losses + values
+            if losses is None:
+                return []
+            return [tape.backward(losses * torch.as_tensor(factors[rows]).to(losses)).norms]
+
+    return compute
+
+
+def _runs(
+    model: nn.Module, compute: Compute, rows: list[int], *, check_state: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the results for all rows together, and those for the odd and even rows separately.
+
+    Each half runs in reverse order. A model that draws random numbers (dropout) needs the same
+    masks instead: it runs on the same number of rows, with copies of one half in place of the
     other.
     """
     state = State(model)
@@ -88,8 +161,8 @@ def _runs(
         torch.manual_seed(0)
         before = torch.get_rng_state()
         try:
-            outputs = [tensor.clone() for tensor in tensors_in(model(take(inputs, rows)))]
-            return outputs, state.changed(), not torch.equal(before, torch.get_rng_state())
+            results = compute(model, rows)
+            return results, state.changed(), not torch.equal(before, torch.get_rng_state())
         finally:
             state.restore()
 

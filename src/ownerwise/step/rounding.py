@@ -23,6 +23,8 @@ from ownerwise.planning import Plan, largest_total
 
 GRID_TOLERANCE = 1e-4
 """Distance by which the noise grid may move two neighbouring sums apart, in clip norms."""
+NORM_ERROR = 1e-5
+"""Largest relative error of a computed gradient norm."""
 RELEASE_SLACK = 1e-3
 """Allowance for rounding in a release of sensitivity 1, both to the grid and in other rows."""
 _SUM_ROUNDOFFS = 2.0  # change in a sum's rounding when a record is removed, in relative roundoffs
@@ -76,7 +78,7 @@ class Rounding:
             slack = (_SUM_ROUNDOFFS + _BLOCK_ROUNDOFFS) * roundoff * total
             if plan.hardened_rows is None:
                 slack += weights.score_slack(loss_roundoff(model)) * total
-            return cls(GRID_TOLERANCE + slack, in_blocks=True)
+            return cls(GRID_TOLERANCE + NORM_ERROR + slack, in_blocks=True)
         if plan.hardened_rows is not None:  # else a record's removal moves the rows of every class
             ratio = np.log(plan.clip_norms / plan.clip_norms.min()) / np.log(_CLASS_RATIO)
             classes = ratio.astype(np.int64)
@@ -84,7 +86,7 @@ class Rounding:
         if plan.hardened_rows is not None:  # only the block of the record is rounded differently
             slack += _BLOCK_ROUNDOFFS * roundoff * BLOCK * _largest_ratio(plan, classes)
         return cls(
-            GRID_TOLERANCE + slack,
+            GRID_TOLERANCE + NORM_ERROR + slack,
             classes if classes.max() > 0 else None,
             in_blocks=plan.hardened_rows is not None,
         )

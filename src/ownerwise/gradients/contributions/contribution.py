@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-import torch
 from torch import Tensor
 
 from ownerwise.gradients.contributions.blocks import BLOCK, LONG_BLOCK, blocked_sum
-from ownerwise.gradients.precision import accumulation_dtype, masked
+from ownerwise.gradients.precision import accumulation_dtype, masked, row_norms
 
 __all__ = ["Contribution", "Dense", "few_rows"]
 
@@ -88,8 +87,7 @@ class Dense(Contribution):
 
     def squared_norms(self) -> Tensor:
         """See :class:`Contribution`."""
-        flat = self.values.reshape(self.count, -1)
-        return torch.linalg.vector_norm(flat, dim=1).square_()
+        return row_norms(self.values.reshape(self.count, -1)).square_()
 
     def per_record(self, start: int, stop: int) -> Tensor:
         """See :class:`Contribution`."""

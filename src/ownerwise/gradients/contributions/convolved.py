@@ -21,7 +21,7 @@ from ownerwise.gradients.contributions.contribution import Contribution, few_row
 from ownerwise.gradients.contributions.grams import gram, squares_from_grams
 from ownerwise.gradients.contributions.outer import choose
 from ownerwise.gradients.memory_budget import MemoryBudget
-from ownerwise.gradients.precision import accumulation_dtype, lengths, masked
+from ownerwise.gradients.precision import accumulation_dtype, lengths, masked, row_norms
 from ownerwise.gradients.workspace import Workspace
 from ownerwise.torch_internals import aten
 
@@ -187,7 +187,7 @@ class Convolved(Contribution):
                     (stop - start) * groups, rows // groups, columns
                 ))  # fmt: skip
             flat = formed.view(stop - start, -1)
-            torch.linalg.vector_norm(flat, dim=1, out=norms[start:stop])
+            norms[start:stop] = row_norms(flat)
         if held is not None:
             self.held, self.inputs, self.gradient = held, None, None
         return norms if plan == "ghost" else norms.square_()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ownerwise.gradients.precision import without_huge
+from ownerwise.gradients.precision import row_norms, without_huge
 
 __all__ = ["gram", "squares_from_grams"]
 
@@ -47,6 +47,6 @@ def squares_from_grams(left: Tensor, right: Tensor, form: Callable[[int], Tensor
     lost = squares < TRUSTED_ROUNDINGS * rounding * most.square()
     if lost.any():
         for number in lost.nonzero().flatten().tolist():
-            norm = torch.linalg.vector_norm(form(number))
+            norm = row_norms(form(number).reshape(1, -1))[0]
             squares[number] = (norm + HIDDEN_ROUNDINGS * rounding * most[number]).square()
     return without_huge(squares, *(length.mT for length in lengths))

@@ -21,7 +21,13 @@ from torch import Tensor
 from ownerwise.gradients.contributions.contribution import Contribution, few_rows
 from ownerwise.gradients.contributions.grams import gram, squares_from_grams
 from ownerwise.gradients.memory_budget import MemoryBudget
-from ownerwise.gradients.precision import accumulation_dtype, lengths, masked, without_huge
+from ownerwise.gradients.precision import (
+    accumulation_dtype,
+    lengths,
+    masked,
+    row_norms,
+    without_huge,
+)
 from ownerwise.gradients.workspace import Loan
 
 __all__ = ["Outer", "SharedLeft", "Way", "choose"]
@@ -94,8 +100,7 @@ class Outer(Contribution):
         assert self.right is not None
         terms, (rows, columns) = self.left.shape[1], self.shape
         if terms == 1:
-            norm = torch.linalg.vector_norm
-            left, right = (norm(factor, dim=(1, 2)) for factor in self.factors())
+            left, right = (row_norms(factor.flatten(1)) for factor in self.factors())
             return without_huge((left * right).square_(), left, right)
         saved = self.left.nbytes + self.right.nbytes
         way = choose(self.budget, self.count, terms, rows, columns, saved)
@@ -134,7 +139,7 @@ class Outer(Contribution):
                 formed = torch.bmm(left.mT, right)
             else:
                 formed = torch.bmm(left.mT, right, out=held[start:stop])
-            torch.linalg.vector_norm(formed.flatten(1), dim=1, out=norms[start:stop])
+            norms[start:stop] = row_norms(formed.flatten(1))
         if held is not None:
             self.held, self.left, self.right = held.flatten(1), None, None
         return norms.square_()

@@ -17,7 +17,7 @@ from torch import Tensor
 from ownerwise.gradients.contributions.contribution import Contribution
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.memory_budget import MemoryBudget
-from ownerwise.gradients.precision import accumulation_dtype, masked
+from ownerwise.gradients.precision import accumulation_dtype, masked, row_norms
 from ownerwise.gradients.saved import Saved
 from ownerwise.torch_internals import pytree
 
@@ -159,10 +159,7 @@ class Repeated(Contribution):
 
     def squared_norms(self) -> Tensor:
         """See :class:`Contribution`."""
-        norm = torch.linalg.vector_norm
-        return torch.cat(
-            [norm(formed, dim=1).square_() for _, formed in self._chunks(0, self.count)]
-        )
+        return torch.cat([row_norms(formed).square_() for _, formed in self._chunks(0, self.count)])
 
     def partial_sum(self, factors: Tensor, start: int, stop: int) -> Tensor:
         """See :class:`Contribution`."""

@@ -6,12 +6,11 @@ gradient is ``left_i``, |g_i|^2 = |left_i|^2 (|right_i|^2 + 1).
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ownerwise.gradients.contributions.blocks import sum_of_outer_products
 from ownerwise.gradients.contributions.contribution import Contribution
-from ownerwise.gradients.precision import accumulation_dtype, masked, without_huge
+from ownerwise.gradients.precision import accumulation_dtype, masked, row_norms, without_huge
 
 __all__ = ["RankOne"]
 
@@ -29,8 +28,7 @@ class RankOne(Contribution):
 
     def squared_norms(self) -> Tensor:
         """See :class:`Contribution`."""
-        norm = torch.linalg.vector_norm
-        left, right = norm(self.left, dim=1), norm(self.right, dim=1)
+        left, right = row_norms(self.left), row_norms(self.right)
         return without_huge((left * right).square_(), left, right)
 
     def per_record(self, start: int, stop: int) -> Tensor:

@@ -1,0 +1,93 @@
+"""A model whose backward pass mixes records, although its outputs do not, is refused.
+
+The attack: gradients of an activation are divided by their norm, or by their largest number, over
+the whole batch. The outputs of a record depend on that record alone, and so does its loss, but one
+record that dominates the norm moves the sum by hundreds of clip norms.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import ownerwise as ow
+from tools import step_tools as tools
+
+_one_thread = pytest.fixture(autouse=True)(tools.one_thread)
+
+CHANGES = {
+    "norm": lambda gradient, values: gradient / gradient.norm() * 20,
+    "largest": lambda gradient, values: gradient / gradient.abs().max(),
+    "activations": lambda gradient, values: gradient / values.norm(),
+    "count": lambda gradient, values: gradient / len(gradient),
+}
+
+
+class Changed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values, change):
+        ctx.change, ctx.values = change, values.detach()
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.change(gradient, ctx.values), None
+
+
+class Model(nn.Module):
+    def __init__(self, change, by):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.change, self.by = change, by
+
+    def forward(self, x):
+        hidden = self.first(x)
+        if self.by == "function":
+            hidden = Changed.apply(hidden, self.change)
+        elif hidden.requires_grad:
+            values = hidden.detach()
+            hidden.register_hook(lambda gradient: self.change(gradient, values))
+        return self.last(functional.dropout(hidden, 0.2) if self.by == "dropout" else hidden)
+
+
+def step_of(model, hardened=False, **options):
+    owners = ow.Owners([0] * 4000, {0: 4.0}, 1e-5)
+    plan = ow.plan(owners, "uniform", steps=4, batch_size=60, hardened=hardened)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return ow.PrivateStep(model, plan, optimizer, functional.cross_entropy, **options)
+
+
+def batch_of(records, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(records)
+    x = torch.randn(records, 5, generator=generator).to(dtype)
+    y = torch.randint(0, 3, (records,), generator=generator)
+    return ow.Batch(0, np.arange(records), np.zeros(records, dtype=np.int64), (x, y))
+
+
+# with dropout, trial runs keep the number of records, so that the masks stay the same
+CASES = [
+    (n, by) for n in CHANGES for by in ("hook", "function", "dropout") if n + by != "countdropout"
+]
+
+
+@pytest.mark.parametrize("hardened", [False, True])
+@pytest.mark.parametrize(("name", "by"), CASES)
+def test_a_backward_pass_that_mixes_records_is_refused(name, by, hardened):
+    torch.manual_seed(0)
+    step = step_of(Model(CHANGES[name], by), hardened)
+    with pytest.raises(ow.OwnerwiseError, match="gradient of a record changes with the other"):
+        step(batch_of(60))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("records", [2, 3, 60])
+@pytest.mark.parametrize("by", ["hook", "function", "dropout"])
+def test_a_backward_pass_that_changes_each_record_by_itself_is_accepted(by, records, dtype):
+    def by_record(gradient, values):
+        return gradient / (1 + gradient.norm(dim=1, keepdim=True))
+
+    torch.manual_seed(0)
+    step = step_of(Model(by_record, by).to(dtype))
+    step(batch_of(records, dtype))
+    assert step.steps_spent == 1
