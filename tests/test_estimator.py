@@ -33,7 +33,7 @@ BUDGETS = {"ann": 1.0, "bob": 2.0, "cem": 8.0}
 
 
 _several = pytest.mark.filterwarnings(
-    "ignore:owners with the same ids and counts:ownerwise.PrivacyWarning"
+    "ignore:this process has already trained:ownerwise.PrivacyWarning"
 )
 """For tests that fit several estimators to the same records."""
 
@@ -231,7 +231,7 @@ def test_all_problems_are_listed_before_anything_is_spent():
         ({0: 1.0}, OWNERS, "str in record_owner"),
         ([1.0, 2.0], None, r"shape \[2\] for 240 records(.|\n)*mapping"),
         (np.arange(1.0, 241.0), OWNERS, "differs between records of owner ann, bob, cem"),
-        (1.0, OWNERS[:5], "5 owners for 240 records"),
+        (1.0, OWNERS[:5], "5 owner ids for 240 records"),
         (-1.0, None, "epsilon"),
         (1.0, [None, *OWNERS[1:]], "record_owner"),
     ],

@@ -83,5 +83,5 @@ def test_a_bad_file_is_refused_with_all_problems():
     with pytest.raises(OwnerwiseError) as error:
         settings.make_setting("X", text)
     assert len(error.value.problems) == 3  # title is no text, no source, an unknown key
-    with pytest.raises(OwnerwiseError, match="not TOML"):
+    with pytest.raises(OwnerwiseError, match="not valid TOML"):
         settings.make_setting("X", "[experiment")

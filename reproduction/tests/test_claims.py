@@ -82,7 +82,7 @@ def test_claims_without_results_say_so():
     assert "| not run | theirs | command |" in shown
     assert "| it helps (INO-SGD, Table 9) | 60.00 ± 1.00 points | `run digits --method" in shown
     assert "](" not in shown
-    assert "The claims above do not include:\n\n- IDP-SGD, Table 3" in shown
+    assert "The claims above do not cover these results:\n\n- IDP-SGD, Table 3" in shown
 
 
 def test_every_profile_that_was_run_has_its_row():
@@ -185,6 +185,7 @@ def test_all_problems_of_claims_at_once():
     for words in (
         "claim 1: extra: expected paper", "no setting 'digitz'", "metric 'luck'", "claim 2: where",
         "claim 3: metric reach", "claim 4: metric gap", "claim 5: method 'best'",
-        "claim 6: expect 'up': expected one of above", "claim 6: expect is for comparisons",
+        "claim 6: expect 'up': expected one of above",
+        "claim 6: expect applies only to comparisons",
     ):  # fmt: skip
         assert words in text

@@ -232,7 +232,7 @@ def test_stopping_says_how_to_go_on(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runner, "run_trial", stop)
-    with pytest.raises(Interrupted, match="the same command resumes"):
+    with pytest.raises(Interrupted, match="run the same command to resume"):
         run_trials([trial()], Store(tmp_path), quiet=True)
 
 
@@ -254,7 +254,7 @@ def test_a_damaged_result_is_named(tmp_path):
     path = tmp_path / "digits" / "idp" / "seed-0-x.json"
     path.parent.mkdir(parents=True)
     path.write_text("{")
-    with pytest.raises(OwnerwiseError, match="is damaged: delete it"):
+    with pytest.raises(OwnerwiseError, match="is corrupted: delete it"):
         Store(tmp_path).read()
     with pytest.raises(OwnerwiseError, match="experiments run`"):
         Store(tmp_path / "nothing").read()

@@ -57,7 +57,7 @@ def test_the_page_says_what_remains_of_a_gain(search, tmp_path):
     assert written == {"digits, with all methods tuned": "digits/tuning/index.md"}
     page = (tmp_path / "out" / "digits/tuning/index.md").read_text()
     assert (
-        "At the first draw (lr 0.5) INO-SGD differs from IDP-SGD by +40.00 points of recall "
+        "At the first draw (lr 0.5), INO-SGD differs from IDP-SGD by +40.00 points of recall "
         "(strict owners); with both tuned for accuracy, by +10.00 points: 25% of the gain remains."
     ) in page
     assert "The first draw is the setting, unchanged." in page

@@ -13,8 +13,9 @@ IS_A_FOLDER = "--out {} is a folder; expected a file name"
 def printable(text: object) -> str:
     """Return text on one line, with control characters and direction marks escaped.
 
-    Names come from tables: a line break in one could forge a row of another table, and a direction
-    mark could reverse the digits of a number. All printed text passes through this function.
+    Names come from input tables: a line break in a name could forge a row of a printed table, and a
+    direction mark could reverse the digits of a number. All printed text passes through this
+    function.
     """
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
@@ -55,7 +56,7 @@ class PrivacyWarning(UserWarning):
 
 
 def name_some(items: Any, label: Callable[[Any], str] = str, *, shown: int = 3) -> str:
-    """Return the first items of a list or array in words: "a, b, c and 4 more"."""
+    """Return the first items of a list or array as text: "a, b, c and 4 more"."""
     named = ", ".join(printable(label(item)) for item in items[:shown])
     return f"{named} and {len(items) - shown} more" if len(items) > shown else named
 

@@ -61,7 +61,7 @@ class _Lineage:
         return _lineage, (self.key, self.clones, self.fits, self.warned)
 
     def note_fit(self) -> None:
-        """Count a fit. Warn once if there are several, so that the Trainer does not have to."""
+        """Count a fit. Warn once about repeated fits, so that the Trainer does not have to."""
         if (self.clones > 1 or self.fits) and not self.warned:
             self.warned = True
             warnings.warn(
@@ -86,7 +86,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 
     Formal guarantee: one `fit` with `random_state=None` is (epsilon_o, delta_o)-differentially
     private for each single record of owner o (add or remove one record), and all fitted attributes
-    may be published. This is the guarantee of `PrivateStep` with the plan in `plan_`. Assumed
+    may be published. This is the guarantee of `PrivateStep` with the plan in `plan_`. Assumed to be
     public: all parameters below, who the owners are and how many records each has, the number of
     features, and the classes. Without `classes`, labels are taken from `y`, which reveals which
     labels occur. Such a fit is NOT private; a `PrivacyWarning`, `private_` and the card say so.
@@ -106,9 +106,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         steps: number of steps.
         batch_size: expected number of records per step; None uses a quarter of the records, at
             most 512.
-        clip_norm: bound on a record's gradient (on average over records, if owners differ).
+        clip_norm: bound on the norm of a record's gradient (the average bound, if owners differ).
         lr: learning rate of plain stochastic gradient descent.
-        hidden: sizes of hidden layers (tanh); () is logistic regression.
+        hidden: sizes of hidden layers (tanh); () gives logistic regression.
         model: function (n_features, n_classes) -> module, instead of `hidden`.
         classes: all class labels, known in advance; None uses the labels in `y`, which is NOT
             private.
@@ -126,7 +126,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         run_: the run, for reports and cards.
         epsilon_: epsilon spent for each owner's records, in the order of `plan_.owners.ids`.
         private_: whether the guarantee holds: False after a fit with a fixed `random_state`,
-            without `classes`, after a step that a pipeline fitted, or with marked inputs (see
+            without `classes`, in a pipeline that fitted an earlier step, or with marked inputs (see
             `ownerwise.marks`).
         n_features_in_, feature_names_in_: as usual in scikit-learn.
 
@@ -261,7 +261,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             return model(inputs).numpy()
 
     def _known_classes(self, y: np.ndarray, problems: list[str]) -> np.ndarray:
-        """Return the sorted class labels; add a problem if `y` holds other labels."""
+        """Return the sorted class labels; add a problem if `y` contains other labels."""
         if self.classes is None:
             return np.unique(y)
         classes = np.unique(np.asarray(self.classes))
@@ -269,7 +269,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         if len(strange):
             problems.append(
                 f"the label of {name_some(strange, 'record {}'.format)} is not in "
-                f"classes={name_some(classes)}; add it there, or leave these records out"
+                f"classes={name_some(classes)}; add it to classes, or remove these records"
             )
         return classes
 
@@ -277,13 +277,13 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         """Return the owners of this fit's records, with their budgets."""
         ids = np.arange(records) if owners is None else column_or_1d(owners)
         found = [
-            f"{name} is a mapping by owner, but fit was called without owners; pass fit(X, y, "
-            "owners=ids), one id per record"
+            f"{name} maps owners to values, but fit was called without owners; call fit(X, y, "
+            "owners=ids) with one id per record"
             for name in ("epsilon", "delta")
             if owners is None and isinstance(getattr(self, name), Mapping)
         ]
         if len(ids) != records:
-            found.append(f"{len(ids)} owners for {records} records; expected one id per record")
+            found.append(f"{len(ids)} owner ids for {records} records; expected one id per record")
         given = {"epsilon": self.epsilon, "delta": self.delta}
         budgets = {} if found else {n: _by_owner(n, v, ids, found) for n, v in given.items()}
         if not found:
@@ -353,7 +353,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def _relatives(self) -> _Lineage:
-        """The counts shared with all copies; not a parameter, so set on first use."""
+        """The counts shared with all copies; they are not a parameter and are set on first use."""
         if "_lineage" not in vars(self):
             vars(self)["_lineage"] = _Lineage(uuid4().hex)
         return vars(self)["_lineage"]
@@ -390,7 +390,7 @@ def _warn_of_fitted_steps(estimator: PrivateClassifier) -> list[str]:
         warnings.warn(
             f"the pipeline fitted {name_some(fitted)} to the records without noise: this fit is "
             "NOT private. Fit it to public data and wrap it in sklearn.frozen.FrozenEstimator, or "
-            "give a public input_range instead",
+            "pass a public input_range instead",
             PrivacyWarning,
             stacklevel=3,
         )

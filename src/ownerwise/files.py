@@ -1,7 +1,7 @@
 """Files that are written atomically and checked against a schema when they are read.
 
-A schema is built from kinds: `fields({"seed": or_null(WHOLE)}, {"notes": mapping_of(TEXT)})`. Any
-damage to a file raises an `OwnerwiseError` that names the file and the entry.
+A schema is built from kinds: `fields({"seed": or_null(WHOLE)}, {"notes": mapping_of(TEXT)})`. If a
+file is corrupted, reading it raises an `OwnerwiseError` that names the file and the entry.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ABANDONED = 3600.0  # seconds after which a temporary file's writer is assumed 
 def write_whole(path: str | PathLike, write: Callable[[str], Any]) -> None:
     """Let `write` fill a temporary file, then rename it, so that `path` is never half written.
 
-    Temporary files that killed writers of the same file left behind are removed.
+    Temporary files left behind by killed writers of the same file are removed.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,12 +89,12 @@ def parse_json(content: bytes | str, kind: Kind, name: str) -> dict[str, Any]:
         parsed = json.loads(content)
         nested = _deeper_than(parsed, _DEEPEST)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
-        raise OwnerwiseError(f"{name} is damaged: expected JSON") from None
+        raise OwnerwiseError(f"{name} is corrupted: expected JSON") from None
     if not isinstance(parsed, dict):
-        raise OwnerwiseError(f"{name} is damaged: expected a JSON object")
+        raise OwnerwiseError(f"{name} is corrupted: expected a JSON object")
     if nested:
-        raise OwnerwiseError(f"{name} is damaged: it is nested more than {_DEEPEST} levels deep")
-    if problems := [f"{name} is damaged: {problem}" for problem in kind(parsed, "")]:
+        raise OwnerwiseError(f"{name} is corrupted: it is nested more than {_DEEPEST} levels deep")
+    if problems := [f"{name} is corrupted: {problem}" for problem in kind(parsed, "")]:
         raise OwnerwiseError(problems)
     return parsed
 
@@ -214,7 +214,7 @@ def _deeper_than(content: Any, levels: int) -> bool:
 
 
 def _to_disk(path: str | Path) -> None:
-    """Make sure that a file's content, or a folder's entries, survive a power failure."""
+    """Make sure that the content of a file, or the entries of a folder, survive a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

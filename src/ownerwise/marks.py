@@ -1,15 +1,16 @@
 """Marks for results that are not private: anything computed from private records without noise.
 
-A mark is a reason in words, such as "means of the features, from the training records". The code
-that computes such a result marks it. The Trainer, the private step and the classifier look up the
-marks of everything they are given, and a run with a mark is NOT PRIVATE.
+A mark states a reason in words, such as "means of the features, from the training records". The
+code that computes such a result marks it. The Trainer, the private step and the classifier check
+everything they are given for marks, and a run that uses anything marked is NOT PRIVATE.
 
 Marks stay with a module, even if it is inside another module, deep-copied or pickled; with an
 object that has an attribute `not_private`, such as a `DataSet` or its `Records`; and with the
 memory of an array or tensor: its views and slices, `torch.from_numpy` and `.numpy()`, and Datasets
-that hold it. They do not follow copies of arrays (`X[indices]`, `.float()`, `.to("cuda")`, files)
-or the tensors of a `state_dict` that is loaded elsewhere: pass on the records themselves
-(`Records.take`), or state the reason in `Trainer(..., notes={"not_private": [...]})`.
+that contain it. They do not carry over to copies of arrays (`X[indices]`, `.float()`,
+`.to("cuda")`, files) or to the tensors of a `state_dict` that is loaded elsewhere: pass on the
+records themselves (`Records.take`), or state the reason in
+`Trainer(..., notes={"not_private": [...]})`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _MOST_WORK: Any = 100_000  # for the exact comparison of two strided arrays
 
 @dataclass(frozen=True)
 class _Region:
-    """Marked memory: the addresses from `low` up to `high` on a device."""
+    """A marked region of memory: the addresses from `low` up to `high` on a device."""
 
     device: str
     low: int
@@ -45,7 +46,7 @@ class _Region:
 
 
 _regions: dict[int, _Region] = {}
-"""Marked memory by number; an entry is removed when its memory is freed."""
+"""Marked memory regions, keyed by number; a region is removed when its memory is freed."""
 _numbers = iter(range(2**63))
 
 
@@ -67,12 +68,12 @@ def mark(thing: Thing, *reasons: str) -> Thing:
 
 
 def marks_of(*things: Any) -> list[str]:
-    """Return the reasons why any of these things, or a part of one, is marked."""
+    """Return the reasons why any of these objects, or any part of them, is marked."""
     return list(dict.fromkeys(_walk(things, set())))
 
 
 def share_records(one: Any, other: Any) -> bool:
-    """Return whether two data sets hold the same memory or the same rows of one Dataset."""
+    """Return whether two data sets share memory or use some of the same rows of a Dataset."""
     if one is None or other is None:
         return False
     return any(_overlap(x, y) for x in _held(one) for y in _held(other))
@@ -108,7 +109,7 @@ def _records_arrays(thing: Any) -> list[Any]:
 
 
 def _own(thing: Any) -> tuple[str, ...]:
-    """Return the reasons in the thing's own attribute; a flag of that name is not a reason."""
+    """Return the reasons in the object's `not_private` attribute; a bool is not a reason."""
     reasons = getattr(thing, _ATTRIBUTE, ())
     if isinstance(reasons, str):
         return (reasons,) if reasons else ()
@@ -142,7 +143,7 @@ def _reasons_of_memory(array: Tensor | np.ndarray) -> list[str]:
 
 
 def _owner(array: Tensor | np.ndarray) -> Any:
-    """Return the object that lives as long as the array's memory."""
+    """Return the object whose lifetime is that of the array's memory."""
     root = array
     while isinstance(root, np.ndarray) and isinstance(root.base, Tensor | np.ndarray):
         root = root.base
@@ -154,7 +155,7 @@ def _device(array: Tensor | np.ndarray) -> str:
 
 
 def _window(array: Tensor | np.ndarray) -> np.ndarray | None:
-    """Return an array with the same addresses, shape and strides, whose content is never read."""
+    """Return an array with the same addresses, shape and strides, whose contents are never read."""
     if isinstance(array, np.ndarray):
         return array
     if array.layout != torch.strided or array.is_meta:
@@ -183,7 +184,7 @@ def _share_memory(one: Tensor | np.ndarray, other: Tensor | np.ndarray) -> bool:
 def _held(
     data: Any, rows: np.ndarray | None = None, inside: tuple[int, ...] = ()
 ) -> Iterator[tuple[Any, np.ndarray | None]]:
-    """Yield the Datasets and arrays in `data`, each with its chosen rows (None for all rows)."""
+    """Yield the Datasets and arrays in `data`, each with its selected rows (None for all rows)."""
     parts: list[Any] = []
     if id(data) in inside:  # a Dataset that holds itself
         return
@@ -206,7 +207,7 @@ def _held(
 
 
 def _is_part(part: Any, data: Any) -> bool:
-    """Return whether a Dataset contains all rows of a part; a shorter Dataset may select rows."""
+    """Return whether a Dataset uses all rows of a part; a shorter Dataset may use only some."""
     if not isinstance(part, Dataset) or isinstance(data, ConcatDataset):
         return True
     return isinstance(part, Sized) and isinstance(data, Sized) and len(part) == len(data)

@@ -1,7 +1,7 @@
 """Tables of names that other packages can extend.
 
 A package adds a name with an entry point in the group `ownerwise.datasets` (data sets),
-`ownerwise.models` (networks), `ownerwise.assignments` (methods of assigning records to owners) or
+`ownerwise.models` (networks), `ownerwise.assignments` (methods for assigning records to owners) or
 `ownerwise.orders` (orders of records in INO-SGD). The library's own names take precedence.
 """
 

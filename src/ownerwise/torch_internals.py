@@ -1,10 +1,10 @@
 """The torch internals that the package relies on, each with its purpose.
 
 Torch may change these without notice, so the package declares the one version it is tested with.
-This module is imported before any of them is used, and provides the functions among them. It raises
-an ImportError that names the version if an internal is missing. It warns about any other version of
-torch, whose internals may behave differently. `tests/gradients/test_torch_internals.py` pins the
-behaviour of each internal.
+This module is imported before any of them is used, and gives access to those that are functions. It
+raises an ImportError that names the version if an internal is missing. It warns if torch has any
+other version, whose internals may behave differently. `tests/gradients/test_torch_internals.py`
+pins the behaviour of each internal.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ INTERNALS: Mapping[str, str] = {
     "torch.ops.aten.sigmoid_backward.grad_input": "derivative of the sigmoid, in place",
     "torch.ops.aten.threshold_backward.default": "derivative of ReLU",
     "torch.ops.aten.convolution_backward.default": "derivatives of convolutions",
-    "torch.Tensor._version": "notice tensors that were changed in place",
+    "torch.Tensor._version": "detect tensors that were changed in place",
     "torch.Tensor._is_view": "refuse in-place operations on a part of a tensor",
 }
-"""Internals that are looked up by name, with their use."""
+"""Internals that are looked up by name, with their purpose."""
 
 MODULE_STATE: Mapping[str, str] = {
     "_parameters": "find all parameters of a model",
@@ -55,17 +55,17 @@ MODULE_STATE: Mapping[str, str] = {
     "_backward_hooks": "let the tape handle modules with hooks",
     "_backward_pre_hooks": "let the tape handle modules with hooks",
 }
-"""Attributes that every module has in its dictionary, with their use."""
+"""Attributes that every module has in its `__dict__`, with their purpose."""
 
 OPTIMIZER_STATE: Mapping[str, str] = {
     "_optimizer_step_pre_hooks": "refuse hooks that could write to the model",
     "_optimizer_step_post_hooks": "refuse hooks that could write to the model",
 }
-"""Attributes of every optimizer, with their use."""
+"""Attributes of every optimizer, with their purpose."""
 
 
 def missing(internals: Mapping[str, str] = INTERNALS) -> list[str]:
-    """Return each internal that this version of torch does not have, with its use."""
+    """Return each internal that this version of torch does not have, with its purpose."""
     lost = [f"{path} ({use})" for path, use in internals.items() if _find(path) is None]
     lost += [
         f"{owner}.{name} ({use})"
@@ -80,7 +80,7 @@ def missing(internals: Mapping[str, str] = INTERNALS) -> list[str]:
 
 
 def check(version: str = torch.__version__, internals: Mapping[str, str] = INTERNALS) -> None:
-    """Raise ImportError if an internal is missing; warn if torch has an untested version."""
+    """Raise an ImportError if an internal is missing; warn if this version of torch is untested."""
     if lost := missing(internals):
         raise ImportError(
             f"torch {version} lacks internals that ownerwise relies on: {', '.join(lost)}. "

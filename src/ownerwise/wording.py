@@ -1,4 +1,4 @@
-"""Numbers as text for readers, rounded to the digits that matter, with units."""
+"""Numbers as text for readers, suitably rounded and with units."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def percent(share: float) -> str:
 
 
 def points(share: float) -> str:
-    """Return a share as percentage points: "4.1 points"."""
+    """Return a share in percentage points: "4.1 points"."""
     return f"{100 * share:.1f} points"
 
 

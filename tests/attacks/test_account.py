@@ -110,7 +110,7 @@ def test_a_file_of_another_run_is_recognised(folder, tmp_path, name):
     other = tmp_path / "other"
     steps = 40 if name == "plan" else 12
     settings = {"name": "run", "plan": tools.make_plan(steps=steps), "loggers": [tools.NoLogger()]}
-    with pytest.warns(ow.PrivacyWarning, match="trained on once before"):
+    with pytest.warns(ow.PrivacyWarning, match=r"already trained on owners .*\(once\)"):
         tools.make_trainer(folder=other, seed=None, **settings).fit(tools.data())
     for path in folder.glob(f"{name}*"):
         path.unlink()
@@ -171,7 +171,7 @@ def test_a_changed_event_breaks_the_chain(folder, statement):
     for _, sql in triggers:
         connection.execute(sql)
     connection.close()
-    assert_refused(folder, "account .* is damaged")
+    assert_refused(folder, "account .* is corrupted")
 
 
 @pytest.mark.parametrize("where", ["config", "notes"])
@@ -191,7 +191,7 @@ def test_no_file_alone_makes_a_run_private(tmp_path, where):
             checkpoint.unlink()
     run = Run.load(tmp_path)
     assert not run.private
-    assert run.not_private == ["the run's account or checkpoint says so"]
+    assert run.not_private == ["the run's account or checkpoint marks it as not private"]
 
 
 # a folder that changes under a running run
@@ -288,9 +288,9 @@ def test_two_steps_on_one_folder_cannot_both_go_on(tmp_path):
 def test_a_second_folder_gives_no_second_count(tmp_path):
     step = go_on(own_step(), 2)
     step.save(tmp_path / "a")
-    with pytest.raises(ow.OwnerwiseError, match="counted in one folder"):
+    with pytest.raises(ow.OwnerwiseError, match="counted in a single folder"):
         step.save(tmp_path / "b")
-    with pytest.raises(ow.OwnerwiseError, match="already holds a run"):
+    with pytest.raises(ow.OwnerwiseError, match="already contains a run"):
         own_step().save(tmp_path / "a")
     assert not (tmp_path / "b").exists()
 

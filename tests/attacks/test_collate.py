@@ -17,7 +17,7 @@ RECORDS = 300
 OWNERS = ow.Owners(np.zeros(RECORDS, dtype=int), {0: 4.0}, 1e-5)
 
 trains_again = pytest.mark.filterwarnings(
-    "ignore:owners with the same ids:ownerwise.PrivacyWarning"
+    "ignore:this process has already trained:ownerwise.PrivacyWarning"
 )
 
 

@@ -31,7 +31,7 @@ STEPS = 12
 KINDS = ("trainer", "own loop")
 
 # every run after the first one trains on the same owners
-pytestmark = pytest.mark.filterwarnings("ignore:owners with the same ids:ownerwise.PrivacyWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:this process has already:ownerwise.PrivacyWarning")
 
 
 def make_plan():

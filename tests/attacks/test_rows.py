@@ -209,7 +209,7 @@ def test_more_records_than_declared_are_refused_where_the_bounds_rely_on_them():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for hardened, weights in ((True, None), (False, INO())):
         plan = ow.plan(owners, "uniform", steps=4, batch_size=100, hardened=hardened)
-        with pytest.raises(ow.OwnerwiseError, match="more records than they declare"):
+        with pytest.raises(ow.OwnerwiseError, match="more records than declared"):
             ow.PrivateStep(model, plan, optimizer, functional.cross_entropy, weights=weights)
     plan = ow.plan(owners, "uniform", steps=4, batch_size=100)
     ow.PrivateStep(model, plan, optimizer, functional.cross_entropy)

@@ -71,12 +71,12 @@ def test_without_rows_keeps_dtypes_shapes_and_values_that_are_no_tensors():
 @pytest.mark.parametrize("value", [None, "text", 3, MyDict(a=torch.zeros(3))])
 def test_values_that_are_no_tensors_are_refused(value):
     data = (torch.zeros(3), [value])
-    refusal = f"a batch holds a {type(value).__name__}; expected tensors"
+    refusal = f"a batch contains a {type(value).__name__}; expected tensors"
     for call in (lambda: take(data, [0]), lambda: row_counts(data)):
         with pytest.raises(OwnerwiseError, match=refusal):
             call()
 
 
 def test_an_unknown_container_is_refused_where_its_rows_would_stay():
-    with pytest.raises(OwnerwiseError, match="a batch holds a MyDict"):
+    with pytest.raises(OwnerwiseError, match="a batch contains a MyDict"):
         without_rows({"a": MyDict(x=torch.zeros(1))})

@@ -57,7 +57,7 @@ def test_levels_are_given_on_the_command_line(tmp_path, capsys):
     assert "expected NAME=EPSILON" in capsys.readouterr().err
     assert main(["plan", str(table), *REQUEST]) == 2
     message = capsys.readouterr().err
-    assert "known levels: none; give --level NAME=EPSILON" in message
+    assert "known levels: none; pass --level NAME=EPSILON" in message
     assert "levels={" not in message
 
 
@@ -92,7 +92,7 @@ def test_all_problems_at_once_exit_code_2_and_nothing_written(tmp_path, capsys):
         (None, REQUEST, "table.csv"),
         ("", REQUEST, "table.csv"),
         ("owner,epsilon\n", REQUEST, "a header but no rows"),
-        ("owner;epsilon\na;1\n", REQUEST, "seems to be separated by ';'; expected commas"),
+        ("owner;epsilon\na;1\n", REQUEST, "seems to use ';' as its separator; expected commas"),
         ("owner,epsilon\na,1\na,2\n", REQUEST, "more than once"),
         ("owner,epsilon,records\na,1,50\n", REQUEST, "at most the 50 declared"),
         ("owner,epsilon,records\na,1,500\n", ["--steps", "9"], "1 of steps, batch_size"),

@@ -81,7 +81,7 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path, capsys, monkeypatch):
     no_report(monkeypatch)
     assert train(tmp_path, *QUICK) == 0
     assert train(tmp_path, *QUICK) == 2
-    assert "already holds a run" in capsys.readouterr().err
+    assert "already contains a run" in capsys.readouterr().err
     assert train(tmp_path, *QUICK, "--resume") == 0
     assert train(tmp_path, *QUICK, "--resume", "--set", "training.lr=0.1") == 2
     assert "optimizer.lr was 1.0 and is now 0.1" in capsys.readouterr().err
@@ -106,7 +106,7 @@ def test_ctrl_c_exits_with_130_and_resume_ends_like_the_whole_run(tmp_path, monk
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=100)
     assert process.returncode == 130
-    assert re.search(r"stopped after \d+ of 150 steps; nothing is lost: .*--resume", error)
+    assert re.search(r"stopped after \d+ of 150 steps; no progress is lost: .*--resume", error)
     assert not (tmp_path / "run" / "CARD.md").exists()
     no_report(monkeypatch)
     for folder in ("run", "whole"):

@@ -133,7 +133,7 @@ def test_all_problems_at_once():
         ),
         (
             {"plan": {"steps": 5, "batch_size": 9, "noise_schedule": [[5, 1.0], [3]]}},
-            "expected a name, a table with name and options, or a list of [steps, factor]",
+            "expected a name, a table with name and options, or a list of [steps, factor] pairs",
         ),
         ({"training": {"lr": True}}, "training.lr is True"),
         ({"training": {"lr": float("inf")}}, "training.lr is inf"),

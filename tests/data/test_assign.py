@@ -45,7 +45,10 @@ class TestByClass:
         ("budgets", "words"),
         [
             ((1, 2), ("2 budgets for 3",)),
-            ({"a": 1, "b": 1, "z": 2}, ("no budget for 'c'", "a budget for the unknown name 'z'")),
+            (
+                {"a": 1, "b": 1, "z": 2},
+                ("no budget for 'c'", "budget given for the unknown name 'z'"),
+            ),
             ((1, 0, -2), ("b (0), c (-2)",)),
             ((1, float("nan"), 1), ("b (nan)",)),
         ],

@@ -115,7 +115,7 @@ def test_a_list_of_attributes_cut_short(folder):
             {"picture": {"sise": 3}},
             "has the options sise; expected only options among folder, size",
         ),
-        ({"picture": Pictures("faces"), "who": None}, "names pictures; expected it to be the only"),
+        ({"picture": Pictures("faces"), "who": None}, "so it must be the only feature"),
     ],
 )
 def test_declarations_that_do_not_fit(folder, features, message):

@@ -141,12 +141,12 @@ STEERED = ow.ImportanceSampling(accepted_batch=4, acceptance=0.5)
 
 def test_a_count_must_be_paid_for_and_only_once():
     model = tools.mlp()
-    with pytest.raises(OwnerwiseError, match="the steering releases a count, but the plan pays"):
+    with pytest.raises(OwnerwiseError, match="steering releases a count, but the plan accounts"):
         tools.make_step(model, cross_entropy, clipping=STEERED)
     plan = tools.make_plan(release_std=3.0)
-    with pytest.raises(OwnerwiseError, match="the plan pays for a release, but none was given"):
+    with pytest.raises(OwnerwiseError, match="plan accounts for a release, but none was passed"):
         tools.make_step(model, cross_entropy, plan=plan, clipping=ow.ImportanceSampling())
-    with pytest.raises(OwnerwiseError, match="drop the release or the rule's steering"):
+    with pytest.raises(OwnerwiseError, match="remove the release or the rule's steering"):
         tools.make_step(
             model, cross_entropy, plan=plan, clipping=STEERED, release=tools.CountClasses()
         )

@@ -280,7 +280,7 @@ def test_a_share_must_be_bound_to_a_plan():
         ({"tail_length": float("nan")}, "tail_length must be"),
         ({"alpha": 0.0}, "alpha must be"),
         ({"width": -0.1}, "width must be"),
-        ({"alpha": 2.0, "shape": Steps()}, "do not give them with shape"),
+        ({"alpha": 2.0, "shape": Steps()}, "do not pass them with shape"),
     ],
 )
 def test_bad_arguments(arguments, message):

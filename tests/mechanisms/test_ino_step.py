@@ -148,7 +148,7 @@ def test_a_random_order_that_somebody_knows_is_not_private(seeded):
     )
     trained = trainer.fit((torch.zeros(RECORDS, 5).double(), torch.zeros(RECORDS).long()))
     assert trained.private is not seeded
-    assert trained.not_private == ["the order of the records comes from a fixed seed"] * seeded
+    assert trained.not_private == ["the order of the records was drawn with a fixed seed"] * seeded
 
 
 def crafted(dtype, rows, width=54):

@@ -252,12 +252,14 @@ class TestBadTables:
         ],
     )
     def test_another_separator_is_named(self, tmp_path, text, mark):
-        only_problem(write(tmp_path, text), f"seems to be separated by {mark}; expected commas")
+        only_problem(
+            write(tmp_path, text), f"seems to use {mark} as its separator; expected commas"
+        )
 
     def test_names_that_differ_by_case(self, tmp_path):
         path = write(tmp_path, "Owner,EPSILON,records\n1,1,5\n2,-2,5\n")
         names, value = problems(path)
-        assert "column Owner, EPSILON: expected names in lower case; rename to owner, eps" in names
+        assert "column Owner, EPSILON: expected lower-case names; rename to owner, eps" in names
         assert "epsilon of owner 2 (-2.0, row 3)" in value
 
     def test_a_column_in_two_spellings(self, tmp_path):
@@ -299,7 +301,7 @@ class TestBadTables:
         path = write(tmp_path, 'owner,epsilon,delta,records\na,"0,5",none,many\nb,1,1e-5,2\n')
         epsilon, delta, records = problems(path)
         assert "epsilon of owner a ('0,5', row 2) in" in epsilon
-        assert "give levels=" in epsilon
+        assert "pass levels=" in epsilon
         assert "delta of owner a ('none', row 2)" in delta
         assert "records of owner a ('many', row 2)" in records
         assert all(str(path) in text for text in (epsilon, delta, records))

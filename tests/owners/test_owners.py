@@ -222,7 +222,7 @@ class TestBadValues:
         only_problem(RECORD_OWNER, 1.0, records=records, says=says)
 
     def test_levels_without_meaning(self):
-        only_problem(RECORD_OWNER, ["high", 1, 2], says=["owner a ('high')", "give levels="])
+        only_problem(RECORD_OWNER, ["high", 1, 2], says=["owner a ('high')", "pass levels="])
         meant = {"high": -1, "low": "x", "3": 1, 4: 1}
         found = problems(RECORD_OWNER, ["high", "low", 1], levels=meant)
         assert [text.split()[1] for text in found] == ["'high'", "'low'", "'3'", "4"]

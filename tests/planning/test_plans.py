@@ -122,10 +122,10 @@ def test_damaged_and_missing_files_are_told_apart(plan, tmp_path):
     path.write_text(whole)
     columns = tmp_path / "plan.safetensors"
     columns.write_bytes(columns.read_bytes()[:-20])
-    with pytest.raises(ow.PlanError, match="missing or damaged"):
+    with pytest.raises(ow.PlanError, match="missing or corrupted"):
         ow.Plan.load(path)
     columns.unlink()
-    with pytest.raises(ow.PlanError, match="missing or damaged"):
+    with pytest.raises(ow.PlanError, match="missing or corrupted"):
         ow.Plan.load(path)
 
 

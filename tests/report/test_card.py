@@ -78,11 +78,11 @@ def test_everything_that_decides_the_guarantee_is_there():
     assert plan.hash in card
     for words in (
         "ONE RECORD, not one owner",
-        "one contains exactly one record more than the other",
+        "adding one record to one of them yields the other",
         "the table of budgets",
         "the declared number of records",
         "hyper-parameter search",
-        "NO guarantee covers",
+        "NOT covered by any guarantee",
         "the model after 150 updates",
     ):
         assert words in card
@@ -126,7 +126,7 @@ def test_the_snippet_runs_and_agrees(options, steps):
 
 def test_a_run_without_steps_has_spent_nothing():
     card = card_text(made_run(seed=None, steps_spent=0, evaluations=1))
-    assert "No step was taken" in card
+    assert "No steps were taken" in card
     assert "| 0.5 | 0 |" in card
 
 

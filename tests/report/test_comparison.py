@@ -132,7 +132,7 @@ def test_a_figure_that_is_missing_in_one_run_is_not_averaged():
 
 
 def test_all_problems_are_listed():
-    with pytest.raises(ow.OwnerwiseError, match="no runs were given"):
+    with pytest.raises(ow.OwnerwiseError, match="no runs were passed"):
         Comparison.of([])
     with pytest.raises(ow.OwnerwiseError) as caught:
         Comparison.of([made_run(), "runs/a", np.ones(2)])

@@ -75,11 +75,11 @@ def test_the_environment_names_versions_and_nobody(folder):
     ("name", "content", "message"),
     [
         ("config.json", None, "no config.json"),
-        ("config.json", "{", "damaged: expected JSON"),
+        ("config.json", "{", "corrupted: expected JSON"),
         ("config.json", "[]", "expected a JSON object"),
         ("plan.json", None, "no plan"),
         ("account.db", None, "account .* is missing"),
-        ("account.db", "SQLite format 3", "account .* is damaged"),
+        ("account.db", "SQLite format 3", "account .* is corrupted"),
     ],
 )
 def test_damage_is_explained(folder, name, content, message):

@@ -261,9 +261,9 @@ def go_on_after_copying(checkpoint):
 
 
 DAMAGES = {
-    "empty": (lambda p: p.write_bytes(b""), "damaged or not an ownerwise checkpoint"),
-    "half": (lambda p: shorten(p, 0.5), "damaged or not an ownerwise checkpoint"),
-    "one byte short": (lambda p: shorten(p, 0.9999), "damaged or not an ownerwise checkpoint"),
+    "empty": (lambda p: p.write_bytes(b""), "corrupted or not an ownerwise checkpoint"),
+    "half": (lambda p: shorten(p, 0.5), "corrupted or not an ownerwise checkpoint"),
+    "one byte short": (lambda p: shorten(p, 0.9999), "corrupted or not an ownerwise checkpoint"),
     "a weight": (lambda p: flip(p, -1), "does not match its hash"),
     "the steps": (
         lambda p: p.write_bytes(p.read_bytes().replace(b'steps_spent\\": 2', b'steps_spent\\": 1')),
@@ -271,11 +271,11 @@ DAMAGES = {
     ),
     "foreign": (
         lambda p: save_file({"a": torch.zeros(1)}, p),
-        "damaged or not an ownerwise checkpoint",
+        "corrupted or not an ownerwise checkpoint",
     ),
     "text": (
         lambda p: p.write_text("not a checkpoint at all"),
-        "damaged or not an ownerwise checkpoint",
+        "corrupted or not an ownerwise checkpoint",
     ),
     "format": (
         lambda p: rewrite(p, lambda h, _: h.update(format=9)),
@@ -283,7 +283,7 @@ DAMAGES = {
     ),
     "tensor lost": (lambda p: rewrite(p, lambda _, t: t.pop("model.0.bias")), "0.bias is missing"),
     "no account": (lambda p: account(p).unlink(), "account .* is missing"),
-    "account cut": (lambda p: shorten(account(p), 0.5), "account .* (damaged|cannot be used)"),
+    "account cut": (lambda p: shorten(account(p), 0.5), "account .* (corrupted|cannot be used)"),
     "account empty": (lambda p: account(p).write_bytes(b""), "account .* is missing"),
     "account of others": (
         lambda p: go_on(new_step(), 2).save(p.parent / "other") and replace_account(p),
@@ -291,7 +291,7 @@ DAMAGES = {
     ),
     "account of the past": (
         lambda p: account(p).write_bytes(go_on_after_copying(p)),
-        "an old copy was restored",
+        "an old copy that lacks the newest steps was restored",
     ),
     "gone": (lambda p: p.unlink(), "no checkpoint in"),
 }
@@ -330,8 +330,8 @@ def assert_refused(step, folder, message):
             r"a different model: 0.bias is torch.float32 \[5\] in the file .* \[6\] here",
         ),
         ({"dtype": torch.float64}, "a different model: 0.bias is torch.float32"),
-        ({"optimizer": "adam"}, "holds the state of SGD, but this run has Adam"),
-        ({"optimizer": "groups"}, "holds the state of SGD, but this run has AdamW"),
+        ({"optimizer": "adam"}, "contains the state of SGD, but this run has Adam"),
+        ({"optimizer": "groups"}, "contains the state of SGD, but this run has AdamW"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, other, message):

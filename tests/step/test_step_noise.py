@@ -253,9 +253,9 @@ def test_a_release_and_its_payment_belong_together():
     """Pitfall 30: refused where the plan pays for none, where none is made, and where rows lack."""
     model, inputs, labels = tools.example("mlp")
     paid = tools.make_plan(release_std=4.0)
-    with pytest.raises(ow.OwnerwiseError, match="a release was given, but the plan pays for no"):
+    with pytest.raises(ow.OwnerwiseError, match="release was passed, but the plan accounts for no"):
         tools.make_step(model, cross_entropy, release=tools.CountClasses())
-    with pytest.raises(ow.OwnerwiseError, match="the plan pays for a release, but none was given"):
+    with pytest.raises(ow.OwnerwiseError, match="accounts for a release, but none was passed"):
         tools.make_step(model, cross_entropy, plan=paid)
 
     class Summed(tools.CountClasses):
@@ -263,7 +263,7 @@ def test_a_release_and_its_payment_belong_together():
             return super().contributions(outputs, targets).sum(dim=0)
 
     step = tools.make_step(model, cross_entropy, plan=paid, release=Summed())
-    with pytest.raises(ow.OwnerwiseError, match="a wrong number of rows"):
+    with pytest.raises(ow.OwnerwiseError, match="the wrong number of rows"):
         step(tools.batch_of(inputs, labels))
 
 

@@ -110,8 +110,8 @@ def test_all_problems_are_listed_at_once():
     for part in (
         "nn.LayerNorm(8), or nn.GroupNorm(2, 8) on [records, 8, length]", "without max_norm",
         "parameters that do not belong to the model (1 of them)",
-        "the optimizer does not hold the trainable 1.weight, 1.bias, 2.weight and 2 more",
-        "temperature", "the plan pays for no release",
+        "the optimizer lacks the trainable parameters 1.weight, 1.bias, 2.weight and 2 more",
+        "temperature", "the plan accounts for no release",
         "micro_batch_size=0",
     ):  # fmt: skip
         assert part in text
@@ -242,9 +242,9 @@ def test_nested_inputs_outputs_and_targets(size):
         ((torch.zeros(9, 4), torch.zeros(9, 3)), "tensors with more or fewer rows than"),
         ((torch.zeros(6, 4), {"a": torch.zeros(6), "b": torch.zeros(())}), "fewer rows than"),
         (((torch.zeros(6, 4), torch.eye(4)), torch.zeros(6)), "fewer rows than records"),
-        ((torch.zeros(6, 4), ["a"] * 6), "a batch holds a str"),
-        ((torch.zeros(6, 4),), r"a batch holds 1 parts; expected \(inputs, targets\)"),
-        (torch.zeros(6, 4), r"a batch holds Tensor; expected \(inputs, targets\)"),
+        ((torch.zeros(6, 4), ["a"] * 6), "a batch contains a str"),
+        ((torch.zeros(6, 4),), r"contains a tuple of length 1; expected \(inputs, targets\)"),
+        (torch.zeros(6, 4), r"a batch contains a Tensor; expected \(inputs, targets\)"),
     ],
 )
 def test_data_without_one_row_per_record_is_refused(data, message):

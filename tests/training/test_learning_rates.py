@@ -39,11 +39,11 @@ def test_factors_by_hand(schedule, expected):
         (None, "schedule None: expected"),
         ({"warmup": 3}, "schedule None"),
         ({"name": "cosine", "flor": 0}, "no option 'flor'; expected floor, warmup"),
-        ({"name": "cosine", "floor": 2}, "floor is 2; expected 0 to 1"),
+        ({"name": "cosine", "floor": 2}, "floor is 2; expected a number from 0 to 1"),
         ({"name": "cosine", "warmup": 11}, "warmup is 11; expected a whole number from 0 to 10"),
         ({"name": "step", "every": 0}, "every is 0; expected a whole number from 1"),
         ({"name": "step", "factor": "half"}, "factor is 'half'; expected a number"),
-        (lambda step: -1.0, "gives -1.0 at step 0"),
+        (lambda step: -1.0, "returns -1.0 at step 0"),
         (lambda step: 1 / step, "fails at step 0"),
     ],
 )

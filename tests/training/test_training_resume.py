@@ -194,7 +194,7 @@ def test_a_finished_run_is_returned_as_it_is(tmp_path):
 def test_a_folder_with_a_run_is_refused_unless_it_is_resumed(tmp_path):
     tools.make_trainer(folder=tmp_path).fit(tools.data())
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ow.OwnerwiseError, match="already holds a run"):
+    with pytest.raises(ow.OwnerwiseError, match="already contains a run"):
         tools.make_trainer(folder=tmp_path).fit(tools.data())
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 

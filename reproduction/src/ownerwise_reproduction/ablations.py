@@ -1,4 +1,4 @@
-"""Ablations of INO-SGD: length and shape of its tail, and the order of records."""
+"""Ablations of INO-SGD: the length and shape of its tail, and the order of records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ownerwise_reproduction.drawing import finish, new_figure
 from ownerwise_reproduction.summary import BASELINE, METRICS, Result, Study
 
 KINDS = {"ino": "Tail length", "ino-shape": "Shape of the tail", "ino-order": "Order of records"}
-"""Methods that vary one part of INO-SGD, and the name of that part on pages."""
+"""Methods that vary one part of INO-SGD, and the name that pages use for that part."""
 
 _REFERENCES = (BASELINE, "ino")
 _SHOWN = ("accuracy", "strict", "worst_group")
@@ -34,7 +34,7 @@ def main_methods(study: Study) -> list[str]:
 
 
 def part(study: Study, kind: str) -> Study | None:
-    """Return an ablation together with IDP-SGD and INO-SGD, over shared seeds.
+    """Return an ablation together with IDP-SGD and INO-SGD, restricted to shared seeds.
 
     Return None if there is nothing to compare.
     """
@@ -54,7 +54,7 @@ def part(study: Study, kind: str) -> Study | None:
 
 
 def tails(study: Study) -> Any:
-    """Draw metrics against the tail (0 for IDP-SGD) after each quarter of the steps."""
+    """Plot the metrics against the tail (0 for IDP-SGD) after each quarter of the steps."""
     found = part(study, "ino")
     if found is None:
         return None
@@ -75,16 +75,16 @@ def tails(study: Study) -> Any:
                     label=METRICS[metric],
                 )
         axis.set_title(f"after {share:.0%} of the steps")
-    return finish(figure, axes, "tail, share of the expected clip norm", "recall", share=True)
+    return finish(figure, axes, "tail (share of the expected clip norm)", "recall", share=True)
 
 
 def _tail(run: Result) -> float:
-    """Return the tail of a run: 0 for IDP-SGD, which has no weights."""
+    """Return the tail of a run, which is 0 for IDP-SGD because it has no weights."""
     return run["config"].get("weights", {}).get("tail", 0.0)
 
 
 def _measured_at(runs: Sequence[Result], share: float) -> dict[str, Amount]:
-    """Return the metrics over seeds at the evaluation nearest to a share of the steps."""
+    """Return the metrics over seeds at the evaluation nearest to a given share of the steps."""
     measured = []
     for run in runs:
         wanted = share * run["history"][-1]["step"]
@@ -94,7 +94,7 @@ def _measured_at(runs: Sequence[Result], share: float) -> dict[str, Amount]:
 
 
 def shapes(study: Study) -> Any:
-    """Draw maps of the metrics over alpha and beta, with IDP-SGD in the titles."""
+    """Draw heat maps of the metrics over alpha and beta, with IDP-SGD's values in the titles."""
     compared = part(study, "ino-shape")
     if compared is None:
         return None
@@ -132,7 +132,7 @@ def _title(study: Study, metric: str) -> str:
 
 
 def orders(study: Study) -> Any:
-    """Draw bars of the metrics for every order, next to IDP-SGD and INO-SGD."""
+    """Draw bar charts of the metrics for every order, next to IDP-SGD and INO-SGD."""
     compared = part(study, "ino-order")
     if compared is None:
         return None

@@ -1,4 +1,4 @@
-"""Amounts over seeds, formatted for the result pages."""
+"""Format means and standard deviations over seeds for the result pages."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from ownerwise.wording import Amount
 
 
 def percent(value: Amount | None) -> str:
-    """Return a share over seeds in percent; "" if there is none."""
+    """Return a share as a percentage over seeds, or "" if there is none."""
     return "" if value is None else amount(value, 100)
 
 
 def amount(value: Amount, factor: float = 1.0) -> str:
-    """Return mean and standard deviation to two decimal places, both multiplied by `factor`."""
+    """Return the mean and standard deviation to two decimal places, both multiplied by `factor`."""
     deviation = "" if value.deviation is None else f" ± {factor * value.deviation:.2f}"
     return f"{factor * value.mean:.2f}{deviation}"

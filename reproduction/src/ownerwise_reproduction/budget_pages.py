@@ -1,4 +1,4 @@
-"""A page that compares methods by epsilon, for settings in which all owners share one budget.
+"""A page that compares methods by epsilon, for settings in which all owners have the same budget.
 
 A setting is run at several budgets with `--set owners.assignment.budgets=[EPSILON]`. Each of these
 is a separate study; this page shows them side by side, with published numbers.
@@ -17,7 +17,7 @@ from ownerwise_reproduction.amounts import percent
 from ownerwise_reproduction.summary import Study
 
 PAGE = "importance/index.md"
-TITLE = "Importance sampling, tempered sigmoids and falling noise, by epsilon"
+TITLE = "Importance sampling, tempered sigmoids and decreasing noise, by epsilon"
 
 _BUDGETS = "owners.assignment.budgets="
 _SLIDES = "DPIS, slides"
@@ -54,7 +54,7 @@ def families(studies: Sequence[Study]) -> dict[str, dict[float, Study]]:
 
 
 def write_page(studies: Sequence[Study], folder: str | PathLike) -> dict[str, str]:
-    """Write the page if there is something to show; return {title: file}, or {}."""
+    """Write the page and return {title: file}, or return {} if there is nothing to show."""
     found = families(studies)
     if not found:
         return {}
@@ -67,14 +67,14 @@ def page(found: Mapping[str, Mapping[float, Study]]) -> str:
     parts = [
         f"# {TITLE}",
         "Test accuracy in per cent by epsilon at delta 1e-5: the mean and, with several seeds, "
-        "the standard deviation. Links lead to seeds, commands and plan hashes. All methods in a "
-        "table use the same network and number of steps; only the tempered sigmoid changes the "
-        "activation. DP-SGD uses all candidates of importance sampling; the rows with a share of "
-        "the batch use about as many records as importance sampling accepts. The last column "
-        "counts gradients per run in thousands: norms evaluated and, in parentheses, gradients "
-        "summed. Published results used different numbers of steps and, in the second and third "
-        "tables, probably different inputs. See [how to sample by "
-        "importance](../../../docs/how-to/importance-sampling.md) for the conclusions.",
+        "the standard deviation. The links lead to the seeds, commands and plan hashes. All "
+        "methods in a table use the same network and number of steps; only the tempered sigmoid "
+        "changes the activation. DP-SGD uses all records that are candidates for importance "
+        "sampling; the rows with a share of the batch use about as many records as importance "
+        "sampling accepts. The last column counts gradients per run in thousands: norms "
+        "evaluated and, in parentheses, gradients summed. Published results used different numbers "
+        "of steps and, in the second and third tables, probably different inputs. See [how to use "
+        "importance sampling](../../../docs/how-to/importance-sampling.md) for the conclusions.",
     ]
     for heading, by_budget in found.items():
         parts += [f"## {heading}", _table(by_budget)]

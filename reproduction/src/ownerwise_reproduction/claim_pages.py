@@ -1,4 +1,4 @@
-"""The table of the papers' claims in the overview of results."""
+"""The table of the papers' claims in the results overview."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ownerwise_reproduction.claims import VERDICTS, Claim, Finding, left_out
 
 
 def page_part(findings: Sequence[Finding]) -> str:
-    """Return the table of claims with notes, and a separate table of those that were not run."""
+    """Return the table of claims with notes, and a separate table of those that were not tested."""
     run = [finding for finding in findings if finding.study is not None]
     missing = [finding for finding in findings if finding.study is None]
     parts = []
@@ -22,10 +22,10 @@ def page_part(findings: Sequence[Finding]) -> str:
         rules = "; ".join(f"*{word}*: {rule}" for word, rule in VERDICTS.items() if word in found)
         parts += [
             f"{len(run)} claims were tested: {', '.join(counts)}. Another {len(missing)} claims "
-            "were not tested. The short profile takes fewer steps than the papers.",
+            "were not tested. The short profile uses fewer steps than the papers.",
             f"{rules[:1].upper()}{rules[1:]}. Numbers are means and standard deviations over "
             "seeds, with our result minus theirs in parentheses; differences are shown with "
-            "their 95 % interval over the seeds that both methods share. Prefix each command "
+            "their 95% interval over the seeds that both methods share. Prefix each command "
             f"with `{provenance.PROGRAM}`.",
             table(["verdict", "claim", "theirs", "ours", "command"], list(map(_row, run)), texts=5),
         ]
@@ -37,7 +37,10 @@ def page_part(findings: Sequence[Finding]) -> str:
         parts.append(
             table(["not run", "theirs", "command"], list(map(_missing_row, missing)), texts=3)
         )
-    parts += ["The claims above do not include:", "\n".join(f"- {words}" for words in left_out())]
+    parts += [
+        "The claims above do not cover these results:",
+        "\n".join(f"- {words}" for words in left_out()),
+    ]
     return "\n\n".join(parts)
 
 

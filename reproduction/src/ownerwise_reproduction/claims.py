@@ -1,8 +1,8 @@
 """The papers' claims compared with our results.
 
 `claims.toml` contains the claims as data. A claim names a setting, a method and a metric; with
-`minus`, the metric is the difference from another method over shared seeds. The same rules
-(`_verdict`) decide the verdict of every finding.
+`minus`, the metric is the difference from another method over shared seeds. The verdict on every
+finding follows from the same rules (`_verdict`).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class Claim:
         paper: name of the paper.
         where: the table, figure or section.
         claim: the statement, in our words.
-        theirs: the paper's number in the metric's unit, or words if it gives none.
+        theirs: the paper's number in the metric's unit, or a description if it gives none.
         deviation: standard deviation over the paper's trials, if given.
         setting: name of our setting.
         method: our method, with its argument.
         metric: one of `METRICS`, `MEASURES`, `COMPARISONS`, or "group:NAME" for a group's recall.
         minus: the method to compare with.
-        expect: direction of a difference or correlation according to the paper: one of
+        expect: direction of a difference or correlation according to the paper, one of
             `EXPECTATIONS`.
-        changes: strings "section.key=value", as in the runs.
+        changes: strings of the form "section.key=value", as in the runs.
         note: the likely reason for a difference.
     """
 
@@ -73,8 +73,8 @@ class Finding:
     Attributes:
         claim: the paper's claim.
         theirs: the paper's number, formatted.
-        ours: mean and deviation, or the interval of a difference, in words; "not run" without
-            results.
+        ours: mean and standard deviation, or the interval of a difference, as text; "not run" if
+            there are no results.
         distance: our result minus theirs, if both are numbers.
         verdict: one of `VERDICTS`, or "" if there is nothing to decide.
         seeds: number of seeds.
@@ -100,7 +100,7 @@ def read() -> list[Claim]:
 
 
 def left_out() -> list[str]:
-    """Return results of the papers that these claims do not cover."""
+    """Return the results in the papers that these claims do not cover."""
     return _file()["left_out"]
 
 
@@ -110,7 +110,7 @@ def _file() -> dict[str, Any]:
 
 
 def make_claims(entries: Sequence[Mapping[str, Any]]) -> list[Claim]:
-    """Return claims from the tables of a TOML file, or raise with all their problems."""
+    """Return claims from the tables of a TOML file, or raise an error that lists all problems."""
     problems = [
         f"claim {number}: {problem}"
         for number, entry in enumerate(entries, 1)
@@ -148,7 +148,7 @@ def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
     if expect is not None and expect not in EXPECTATIONS:
         yield f"expect {expect!r}: expected one of {', '.join(EXPECTATIONS)}"
     if expect is not None and "minus" not in entry:
-        yield "expect is for comparisons: minus is missing"
+        yield "expect applies only to comparisons: minus is missing"
 
 
 def find(claims: Sequence[Claim], studies: Sequence[Study]) -> list[Finding]:
@@ -219,7 +219,7 @@ def _finding(claim: Claim, study: Study) -> Finding | None:
 
 
 def _interval(value: Amount, factor: float) -> tuple[float, float] | None:
-    """Return the 95 % confidence interval of a mean (Student's t), or None for one or two seeds."""
+    """Return the 95% confidence interval of a mean (Student's t), or None for one or two seeds."""
     if value.deviation is None or value.count < FEWEST_SEEDS:
         return None
     wide = float(students.ppf(0.975, value.count - 1)) * value.deviation / value.count**0.5
@@ -231,7 +231,7 @@ def _span(interval: tuple[float, float] | None) -> str:
 
 
 def _verdict(expect: str | None, interval: tuple[float, float] | None) -> str:
-    """Return whether a paper's expectation holds, judging by the 95 % interval."""
+    """Return whether a paper's expectation holds, based on the 95% confidence interval."""
     if expect is None:
         return ""
     if interval is None:
@@ -258,7 +258,7 @@ def _value(metric: str, run: Result) -> float:
 
 
 def _drop_end(runs: Sequence[Result]) -> Amount:
-    """Return the share of steps after which the strictest group's drop ends; 0 without a drop."""
+    """Return the share of steps after which the strictest group's drop ends; 0 if there is none."""
     strictest = min(runs[0]["budgets"], key=runs[0]["budgets"].__getitem__)
     drops = [summary.drops([run]).get(strictest) for run in runs]
     ends = [
@@ -269,13 +269,13 @@ def _drop_end(runs: Sequence[Result]) -> Amount:
 
 
 def _gap(runs: Sequence[Result]) -> Amount:
-    """Return the best minus the worst mean recall of a group."""
+    """Return the difference between the best and the worst group's mean recall."""
     recalls = [recall.mean for recall in summary.group_recalls(runs).values()]
     return Amount(max(recalls) - min(recalls), None, len(runs))
 
 
 Compared = tuple[str, tuple[float, float] | None]
-"""The result of a comparison in words, and the interval that decides its verdict."""
+"""The result of a comparison as text, and the interval that determines its verdict."""
 
 
 def _correlation(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
@@ -287,11 +287,11 @@ def _correlation(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
 
 
 def _reach(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
-    """Return the share of steps at which strict owners reach the other method's final recall.
+    """Return the share of steps after which strict owners reach the other method's final recall.
 
-    A curve that goes up and down may also reach its own final value before the end, so the same
-    share is computed for the other method and shown next to it. The interval is for the difference
-    between the two over seeds.
+    A curve that fluctuates may also reach its own final value before the end, so the same
+    share is computed for the other method and shown next to it. The interval is that of the
+    difference between the two shares over seeds.
     """
     pairs = list(zip(before, runs, strict=True))
     shares = [_share_to_reach(old, new) for old, new in pairs]
@@ -302,7 +302,10 @@ def _reach(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
 
 
 def _share_to_reach(old: Result, new: Result) -> float:
-    """Return the share of steps after which `new` reaches the final recall of `old`; 1 if never."""
+    """Return the share of steps that `new` needs to reach `old`'s final recall.
+
+    The share is 1 if `new` never reaches it.
+    """
     wanted = summary.measure(old, "validation")["strict"]
     for line in new["history"]:
         if summary.measure_line(line, new["budgets"])["strict"] >= wanted:
@@ -327,24 +330,24 @@ COMPARISONS: Mapping[str, Callable[[Sequence[Result], Sequence[Result]], Compare
 """Comparisons of two methods other than differences."""
 
 EXPECTATIONS = ("above", "below", "kept")
-"""Expected direction of a comparison: above 0, below 0, or kept to within `KEPT` points."""
+"""Expected direction of a comparison: above 0, below 0, or a loss of less than `KEPT` points."""
 
 KEPT = 1.0
-"""Number of points that accuracy may lose and still count as kept."""
+"""A loss of accuracy of less than this many points still counts as kept."""
 
 VERDICTS = {
-    "reached": "our mean is at least the paper's number (at most, for gaps)",
+    "reached": "our mean is at least the paper's number (for gaps, at most)",
     "not reached": "our mean falls short of the paper's number",
-    "agrees": "the 95 % interval is on the side that the paper states (above -1 point if the paper "
-    "says that accuracy is kept)",
-    "undecided": "the interval includes both sides, or there are fewer than three seeds",
+    "agrees": "the 95% interval is on the side that the paper claims (above -1 point if the paper "
+    "claims that accuracy is kept)",
+    "undecided": "the interval extends to both sides, or there are fewer than three seeds",
     "disagrees": "the interval is on the opposite side",
 }
 """The possible verdicts and their rules."""
 
 
 def _unit(claim: Claim) -> tuple[float, str]:
-    """Return the factor for display, and the unit after scaling."""
+    """Return the factor that scales values for display, and the unit of the scaled values."""
     points = claim.minus is not None or claim.metric == "gap"
     return 100.0, "points" if points else "%"
 

@@ -35,7 +35,7 @@ _OTHER_PAGES = {
     "Rate constraints": "constraints/index.md",
     "Tail and kappa of INO-SGD": "tail-and-kappa/index.md",
 }
-"""Pages that other commands write into the same folder."""
+"""Pages that other commands write to the same folder."""
 _SCIENCE = "NOT PRIVATE (research): seeds are fixed."
 
 
@@ -65,7 +65,7 @@ def _add_run(actions: Any) -> None:
     )
     run.set_defaults(command=_run)
     _add_trial_options(run, "idp,ino", seeds=5)
-    run.add_argument("--first-seed", type=int, default=0, help="number of the first seed [0]")
+    run.add_argument("--first-seed", type=int, default=0, help="first seed [0]")
     run.add_argument("--keep-runs", action="store_true", help="keep the run folders")
 
 
@@ -73,14 +73,14 @@ def _add_table(actions: Any) -> None:
     table = actions.add_parser(
         "table",
         help="write tables and figures from all results",
-        description="Write a page, a JSON file and figures for every setting with results and for "
-        "every search by `tune`, and README.md as an overview: the papers' claims next to our "
-        "results.",
+        description="Write a page, a JSON file and figures for every setting that has results and "
+        "for every search made with `tune`. Also write README.md, an overview with the papers' "
+        "claims next to our results.",
     )
     table.set_defaults(command=_table)
     table.add_argument("names", nargs="*", metavar="NAME", help="settings [all]")
     table.add_argument("--results", type=Path, default=RESULTS, help=f"folder [{RESULTS}]")
-    table.add_argument("--out", type=Path, help="folder to write to [print the tables]")
+    table.add_argument("--out", type=Path, help="folder to write to [default: print the tables]")
     table.add_argument("--no-figures", action="store_true", help="write no figures")
 
 
@@ -88,9 +88,10 @@ def _add_tune(actions: Any) -> None:
     tune = actions.add_parser(
         "tune",
         help="tune every method with the same effort",
-        description="Draw random values for clip norm, learning rate, steps, and INO's tail and "
-        "kappa. Every method gets the same number of draws. Values are chosen on held-out training "
-        "records, never on test records. Writes NAME.json and NAME.svg.",
+        description="Draw random values for the clip norm, the learning rate, the number of steps, "
+        "and INO-SGD's tail and kappa. Every method gets the same number of draws. Values are "
+        "chosen on held-out training records, never on test records. Writes NAME.json and "
+        "NAME.svg.",
     )
     tune.set_defaults(command=_tune)
     _add_trial_options(tune, "idp,ino,ino-budget", seeds=3)
@@ -101,10 +102,11 @@ def _add_tune(actions: Any) -> None:
 def _add_plans(actions: Any) -> None:
     plans = actions.add_parser(
         "plans",
-        help="plan settings with both accountants, without training",
-        description="Plan settings with every method and accountant, and write plans/index.md: "
-        "noise, rates and clip norms of the strictest owners, and budgets spent over the steps. "
-        "Nothing is trained; data sets are only read to count records.",
+        help="make plans for settings with both accountants, without training",
+        description="Make plans for settings with every method and accountant, and write "
+        "plans/index.md. The page shows the noise, the strictest owners' sampling rates and clip "
+        "norms, and how budgets are spent over the steps. No model is trained; data sets are read "
+        "only to count records.",
     )
     plans.set_defaults(command=_plans)
     plans.add_argument(
@@ -164,7 +166,7 @@ def _table(options: argparse.Namespace) -> None:
     found = [result for result in stored if is_current(result)]
     if len(found) < len(stored):
         print(
-            f"{len(stored) - len(found)} results are left out: their settings have changed",
+            f"{len(stored) - len(found)} results are left out because their settings have changed",
             file=sys.stderr,
         )
     names = [setting.name for setting in _known(options.names)]
@@ -245,7 +247,7 @@ def _run_all(
 
 
 def _asked(options: argparse.Namespace) -> tuple[list[Setting], list[methods.Method]]:
-    """Return the requested settings and methods, or raise all problems."""
+    """Return the requested settings and methods, or raise an error that lists all problems."""
     problems: list[str] = []
     chosen = _settings(options.names, problems)
     wanted: list[methods.Method] = []
@@ -268,7 +270,7 @@ def _asked(options: argparse.Namespace) -> tuple[list[Setting], list[methods.Met
 
 
 def _known(names: Sequence[str]) -> list[Setting]:
-    """Return the settings with these names, or raise all problems."""
+    """Return the settings with these names, or raise an error that lists all problems."""
     problems: list[str] = []
     found = _settings(names, problems)
     if problems:
@@ -287,7 +289,7 @@ def _settings(names: Sequence[str], problems: list[str]) -> list[Setting]:
 
 
 def changes(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the changes to a setting that the options request, as "section.key=value"."""
+    """Return the changes to a setting that the options request, as "section.key=value" strings."""
     found = list(options.changes)
     if options.steps is not None:
         found.append(f"plan.steps={options.steps}")

@@ -23,7 +23,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class CountedSampling(ImportanceSampling):
-    """Importance sampling that counts its work: NOT PRIVATE, for runs with a fixed seed."""
+    """Importance sampling that counts gradients: NOT PRIVATE, only for runs with a fixed seed."""
 
     counts: Counts = field(default_factory=Counts, repr=False, compare=False)
 
@@ -36,7 +36,7 @@ class CountedSampling(ImportanceSampling):
         return found
 
     def state(self) -> dict[str, Any]:
-        """Return the counts, from which a resumed run continues."""
+        """Return the counts, so that a resumed run can continue from them."""
         return asdict(self.counts)
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -45,14 +45,14 @@ class CountedSampling(ImportanceSampling):
 
 
 def counted(rule: ClippingRule) -> ClippingRule:
-    """Return the rule, or a version that counts if it is importance sampling."""
+    """Return the rule, or a counting version of it if it is importance sampling."""
     if not isinstance(rule, ImportanceSampling):
         return rule
     return CountedSampling(rule.accepted_batch, rule.acceptance, rule.gain)
 
 
 def gradients(rule: ClippingRule, plans: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the numbers of gradients evaluated and summed: counted, or expected if all are summed.
+    """Return how many gradients were evaluated and summed (expected numbers if all are summed).
 
     `plans` contains the plan options for each phase.
     """

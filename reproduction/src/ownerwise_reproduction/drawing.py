@@ -1,4 +1,4 @@
-"""Figures with matplotlib (`pip install 'ownerwise[figures]'`): panels, axes and files."""
+"""Draw figures with matplotlib (`pip install 'ownerwise[figures]'`): panels, axes and files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ownerwise.files import write_whole
 
 
 def new_figure(panels: int) -> tuple[Any, list[Any]]:
-    """Return a figure with up to three panels per row, and its panels."""
+    """Return a figure with up to three panels per row, together with its panels."""
     columns = 2 if panels == 4 else min(panels, 3)
     rows = -(-panels // columns)
     make = require("matplotlib.figure", "ownerwise[figures]", "drawing figures").Figure

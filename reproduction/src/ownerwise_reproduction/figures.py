@@ -1,6 +1,6 @@
 """Figures of a study: curves over training, gains against budgets, trade-offs and ablations.
 
-All curves are measured on validation or test records, which no guarantee covers. Bands are one
+All curves are measured on validation or test records, which no guarantee covers. Bands show one
 standard deviation over seeds.
 """
 
@@ -59,7 +59,7 @@ def write_figures(study: Study, folder: str | PathLike) -> list[Picture]:
 
 
 def owner_curves(study: Study) -> Any:
-    """Draw the recall of owners from strict to lax over training, by method."""
+    """Draw each owner's recall over training, from strict to lax owners, for each method."""
     methods = _compared(study)
     if not methods:
         return None
@@ -73,7 +73,7 @@ def owner_curves(study: Study) -> Any:
 
 
 def overall_curves(study: Study) -> Any:
-    """Draw accuracy, the worst group and, with many groups, the worse half over training."""
+    """Draw accuracy, the worst group and, for many groups, the worse half over training."""
     methods = _compared(study)
     if not methods:
         return None
@@ -92,7 +92,7 @@ def overall_curves(study: Study) -> Any:
 
 
 def gains(study: Study) -> Any:
-    """Draw the gain in recall over IDP-SGD against the budget, with a straight line."""
+    """Draw the gain in recall over IDP-SGD against the budget, with a fitted line."""
     if BASELINE not in study.methods:
         return None
     found = {
@@ -115,7 +115,7 @@ def gains(study: Study) -> Any:
 
 
 def class_curves(study: Study) -> Any:
-    """Draw the recall of classes within each owner over training."""
+    """Draw the recall of each owner's classes over training."""
     methods = _compared(study)[:2]
     if not methods or "classes" not in study.methods[methods[0]][0]["history"][0]:
         return None
@@ -141,8 +141,8 @@ def class_curves(study: Study) -> Any:
 def trade_off(study: Study) -> Any:
     """Draw the spread over groups against overall accuracy; lower and further right is better.
 
-    Curves of methods that include IDP-SGD as a limit start at its point. Bars are deviations over
-    seeds; the star is INO-SGD with the setting's values.
+    Curves of methods that include IDP-SGD as a limiting case start at its point. Error bars show
+    standard deviations over seeds; the star marks INO-SGD with the setting's values.
     """
     members = {
         method: sorted(
@@ -172,7 +172,7 @@ def trade_off(study: Study) -> Any:
 
 
 def _point(runs: Sequence[Result], overall: str) -> tuple[float, float, float, float]:
-    """Return accuracy and spread over seeds, each as mean and deviation."""
+    """Return accuracy and spread over seeds, each as a mean and a standard deviation."""
     measured = summary.over_seeds(runs)
     x, y = measured[overall], measured["spread"]
     return x.mean, x.deviation or 0.0, y.mean, y.deviation or 0.0
@@ -183,7 +183,7 @@ def _method(runs: Sequence[Result]) -> str:
 
 
 def _strength(runs: Sequence[Result]) -> tuple[float, ...]:
-    """Return the strength of a method, which orders a curve: its argument, or its tail."""
+    """Return a method's strength (its argument or its tail), which orders the points of a curve."""
     argument = runs[0]["spec"].partition(":")[2]
     numbers = argument.split("/") if argument else [_tail(runs)]
     return tuple(map(float, numbers))
@@ -198,7 +198,7 @@ def _compared(study: Study) -> list[str]:
 
 
 def _title(study: Study, group: str) -> str:
-    """Return a group with its budget, if it has one."""
+    """Return the name of a group, with its budget if it has one."""
     return group if provenance.is_mixed(study) else f"{group}, epsilon {study.budgets[group]:g}"
 
 
@@ -213,7 +213,7 @@ def _curve(
     label: str | None = None,
     band: bool = True,
 ) -> None:
-    """Draw the mean over seeds, and the deviation as a band."""
+    """Draw the mean over seeds, and the standard deviation as a band."""
     runs: Sequence[Result] = study.methods[method]
     steps = [line["step"] for line in runs[0]["history"]]
     values = np.array([[value(line) for line in run["history"]] for run in runs])
@@ -229,14 +229,15 @@ def _curve(
 
 
 _FIGURES: dict[str, tuple[Callable[[Study], Any], str]] = {
-    "owners": (owner_curves, "Recall of owners from strict to lax over training."),
+    "owners": (owner_curves, "Recall of each owner over training, from strict to lax owners."),
     "overall": (overall_curves, "Overall accuracy and the worst groups over training."),
     "gain": (gains, "Gain in recall over IDP-SGD against the owner's budget."),
-    "classes": (class_curves, "Recall of classes within each owner over training."),
+    "classes": (class_curves, "Recall of each owner's classes over training."),
     "trade-off": (
         trade_off,
-        "Spread over groups against overall accuracy; lower and further right is better. Bars are "
-        "one standard deviation over seeds; the star is INO-SGD with the setting's tail.",
+        "Spread over groups against overall accuracy; lower and further right is better. Error "
+        "bars show one standard deviation over seeds; the star marks INO-SGD with the setting's "
+        "tail.",
     ),
     "tails": (ablations.tails, "INO-SGD by tail length, after each quarter of the steps."),
     "shapes": (ablations.shapes, "INO-SGD by the shape of its tail, alpha and beta."),
@@ -247,6 +248,6 @@ _FIGURES: dict[str, tuple[Callable[[Study], Any], str]] = {
 _OF_GROUPS = {
     "owners": "Recall of groups over training.",
     "gain": "Gain in recall over IDP-SGD against the group's mean budget.",
-    "classes": "Recall of classes within each group over training.",
+    "classes": "Recall of each group's classes over training.",
 }
 """Captions for studies in which groups are not owners."""

@@ -1,4 +1,4 @@
-"""The minority initial drop: a group whose loss rises at first while the overall loss falls."""
+"""The minority initial drop: a group's loss rises at first while the overall loss falls."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class InitialDrop:
     """The minority initial drop of one group.
 
     Attributes:
-        first, last: indices of the first series of evaluations (with at most one exception in
-            between) at which the group's loss is above its initial value while the overall loss is
-            below its own.
+        first, last: first and last index in the first series of evaluations (with gaps of at most
+            one evaluation) at which the group's loss is above its initial value while the overall
+            loss is below its own.
         depth: largest rise of the group's loss above its initial value in this series.
     """
 
@@ -29,7 +29,7 @@ def minority_initial_drop(
     """Return each group's initial drop, computed from its losses; None for a group without one.
 
     Args:
-        group_losses: [evaluations, groups], the first row before training.
+        group_losses: [evaluations, groups]; the first row was measured before training.
         overall_losses: [evaluations].
     """
     groups = np.asarray(group_losses, dtype=np.float64)

@@ -12,7 +12,7 @@ _COUNT_NOISE = 0.1  # fraction of the expected batch; the count then costs next 
 
 
 def without_weights(sections: Sections, argument: str) -> Sections:
-    """Weight all records of a batch equally."""
+    """Weight all records in a batch equally."""
     return sections | {"weights": {}}
 
 
@@ -61,7 +61,7 @@ def uniform(sections: Sections, argument: str) -> Sections:
 
 
 def dpis(sections: Sections, argument: str) -> Sections:
-    """Accept records by gradient norm; with an argument, steer to accept that share."""
+    """Accept records by gradient norm; with an argument, aim to accept that share of them."""
     changed = uniform(sections, "")
     clipping: dict[str, Any] = {"kind": "importance"}
     if argument:
@@ -71,7 +71,7 @@ def dpis(sections: Sections, argument: str) -> Sections:
 
 
 def smaller_batch(sections: Sections, argument: str) -> Sections:
-    """Use DP-SGD with a share of the batch."""
+    """Use DP-SGD with only a share of the batch."""
     changed = uniform(sections, "")
     changed["plan"]["batch_size"] *= float(argument)
     return changed
@@ -90,7 +90,7 @@ def falling_noise(sections: Sections, argument: str) -> Sections:
 
 
 def class_budget(sections: Sections, argument: str) -> Sections:
-    """Use IDP-SGD with a changed budget for one class or all classes: "0=3", "all=3"."""
+    """Use IDP-SGD with a changed budget for one class or all classes, such as "0=3" or "all=3"."""
     owners = deepcopy(sections["owners"])
     assignment = owners.get("assignment", {})
     given = assignment.get("budgets")
@@ -102,7 +102,7 @@ def class_budget(sections: Sections, argument: str) -> Sections:
     which, _, epsilon = argument.partition("=")
     changed = range(len(given)) if which == "all" else [int(which)]
     if any(number >= len(given) for number in changed):
-        raise OwnerwiseError(f"class-budget:{argument}: expected a class below {len(given)}")
+        raise OwnerwiseError(f"class-budget:{argument}: expected a class number below {len(given)}")
     assignment["budgets"] = [
         float(epsilon) if number in changed else value for number, value in enumerate(given)
     ]

@@ -1,11 +1,11 @@
 """The training phases of a run, and how each method changes the population in them.
 
-Accounting for training on groups of owners one after another, each with DP-SGD at the lowest budget
-in the group: a record takes part only in the phase of its own group. Nothing before that phase
-depends on the record. Later phases use the model, which is an output, and other records, so for
-this record they are post-processing. The record therefore spends only what its own phase spends,
-and every phase is planned for the full budget of its group. This requires groups that are public
-and formed from budgets, never from contents.
+The following applies to training on groups of owners one after another, each with DP-SGD at the
+lowest budget in the group. A record takes part only in the phase of its own group. Nothing before
+that phase depends on the record. Later phases use the model, which is an output, and other records,
+so for this record they are post-processing. The record therefore spends only what its own phase
+spends, and every phase is planned for the full budget of its group. This requires groups that are
+public and formed from budgets, never from contents.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def all_at_once(
 def at_the_laxest(
     population: Population, plan: Mapping[str, Any], argument: str, seed: int
 ) -> Sequence[Phase]:
-    """Train once, at the laxest budget: NOT within the budgets."""
+    """Train once, at the laxest budget, which is NOT within the other budgets."""
     laxest = np.full(len(population), population.epsilon.max())
     return [Phase(population.with_budgets(laxest), plan)]
 
@@ -66,7 +66,10 @@ def fewer_lax(
 def lowered(
     population: Population, plan: Mapping[str, Any], argument: str, seed: int
 ) -> Sequence[Phase]:
-    """Lower every budget by a share of its distance to the strictest: 0 is IDP-SGD, 1 is DP-SGD."""
+    """Lower every budget by a share of its distance to the strictest budget.
+
+    A share of 0 gives IDP-SGD, and a share of 1 gives DP-SGD.
+    """
     strictest = population.epsilon.min()
     lowered = population.epsilon - float(argument) * (population.epsilon - strictest)
     return [Phase(population.with_budgets(lowered), plan)]
@@ -75,7 +78,7 @@ def lowered(
 def one_after_another(
     population: Population, plan: Mapping[str, Any], argument: str, seed: int
 ) -> Sequence[Phase]:
-    """Train on one tier of budgets after another, with steps in proportion to records."""
+    """Train on one budget tier after another, with steps in proportion to the number of records."""
     tier = tiers(population.epsilon)
     parts = [population.keep(tier == number) for number in range(tier.max() + 1)]
     phases = []
@@ -87,7 +90,10 @@ def one_after_another(
 
 
 def tiers(epsilon: np.ndarray) -> np.ndarray:
-    """Return each record's tier, 0 for the strictest: one per budget, or up to ten equal ones."""
+    """Return each record's tier, where 0 is the strictest.
+
+    There is one tier per budget or, if there are many budgets, up to ten of about equal size.
+    """
     budgets, index, counts = np.unique(epsilon, return_inverse=True, return_counts=True)
     if len(budgets) <= MOST_TIERS:
         return index

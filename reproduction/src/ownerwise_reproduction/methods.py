@@ -30,7 +30,7 @@ class Method:
         name: name on the command line.
         argument: the text after the colon, or "".
         label: name in tables and legends.
-        notes: caveats shown with its results; empty if it keeps all budgets.
+        notes: caveats shown with its results; empty if it stays within all budgets.
         private: False for plain SGD.
     """
 
@@ -76,7 +76,7 @@ class _MethodKind:
 
 
 def parse(text: str) -> list[Method]:
-    """Return the methods in a comma-separated list, or report every problem."""
+    """Return the methods in a comma-separated list, or raise an error that lists all problems."""
     problems: list[str] = []
     found: dict[str, Method] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -94,7 +94,7 @@ def parse(text: str) -> list[Method]:
             made = Method(name, level, label, kind.notes, kind.private)
             found[made.slug] = made
     if not found and not problems:
-        problems.append(f"no method given; expected some of {', '.join(KINDS)}")
+        problems.append(f"no method given; expected one or more of {', '.join(KINDS)}")
     if problems:
         raise OwnerwiseError(problems)
     return list(found.values())
@@ -146,7 +146,8 @@ KINDS: Mapping[str, _MethodKind] = {
         "INO-SGD budget-aware, kappa {}",
         slash=", tail ",
         check=_is_kappa,
-        expected="a kappa of at least 0, optionally with /TAIL, or no argument for the setting's",
+        expected="a kappa of at least 0, optionally with /TAIL, or no argument for the setting's "
+        "values",
     ),
     "ino-shape": _MethodKind(
         "INO-SGD, shape {}",
@@ -239,4 +240,4 @@ KINDS: Mapping[str, _MethodKind] = {
         private=False,
     ),
 }
-"""All methods. `exclude` and `sequential` are baselines of Boenisch et al. (2023), Appendix E."""
+"""All methods. `exclude` and `sequential` are baselines from Boenisch et al. (2023), Appendix E."""

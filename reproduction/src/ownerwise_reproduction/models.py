@@ -38,7 +38,7 @@ def surnames_lstm(
 class ImdbLSTM(nn.Module):
     """The network for IMDb reviews.
 
-    Its layers are an embedding, a linear layer, an LSTM in both directions, the mean over words and
+    Its layers are an embedding, a linear layer, a bidirectional LSTM, the mean over words and
     two linear layers.
 
     Args:

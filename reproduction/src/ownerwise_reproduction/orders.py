@@ -1,7 +1,7 @@
 """Other orders of records, for ablations of INO-SGD.
 
-Each function at the end returns the score for a named order; the entry points in the group
-`ownerwise.orders` refer to these functions.
+Each function at the end of this module returns the score for a named order; the entry points in the
+group `ownerwise.orders` refer to these functions.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class AtRandom:
 
     @property
     def private(self) -> bool:
-        """Whether the numbers are secret, as INO's guarantee requires for this order."""
+        """Whether the numbers are secret, as INO-SGD's guarantee requires for this order."""
         return self._stream.private
 
     def state(self) -> dict[str, Any]:
-        """Return the number of draws, unless the run is private: it would reveal empty batches."""
+        """Return the number of draws, or {} for a private run: it would reveal empty batches."""
         return {} if self._stream.private else {"draws": self._draws}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -70,12 +70,12 @@ class AtRandom:
 
 @dataclass(frozen=True)
 class OwnerThenLoss:
-    """The mixed order: owners with the least pull first, and records by loss within an owner."""
+    """The mixed order: the least influential owners first, and each owner's records by loss."""
 
     def __call__(
         self, log_losses: np.ndarray, owner_index: np.ndarray | None, plan: Plan | None
     ) -> np.ndarray:
-        """Return scores ordered by the owner's pull, then by loss."""
+        """Return scores ordered by the owner's influence, then by loss."""
         _, rank = np.unique(-pull(needed_plan(plan)), return_inverse=True)
         return _OWNER_GAP * rank[owner_index] + log_losses
 

@@ -1,7 +1,8 @@
-"""Measurements of a run: history lines with recalls of groups and of classes within groups.
+"""Measurements from a run: history lines with the recall of each group and of its classes.
 
-The Trainer evaluates cells, the classes within each group. The values for groups follow exactly: a
-group's recall and loss are means over its cells, weighted by number of records.
+The Trainer evaluates cells; a cell is one class within one group. The values for groups are
+computed exactly from the cells: a group's recall and loss are means over its cells, weighted by
+number of records.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ownerwise.data import (
 
 @dataclass(frozen=True)
 class Cells:
-    """Classes within groups, by their names in the history.
+    """The classes within each group, identified by their names in the history.
 
     Attributes:
         members: {cell: (group, class)}.
@@ -51,7 +52,7 @@ class Cells:
         return {cell: self.budgets[group] for cell, (group, _) in self.members.items()}
 
     def line(self, evaluation: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an evaluation by cell as one by group, with the classes within each group."""
+        """Convert an evaluation by cell into one by group, with the classes within each group."""
         cells = evaluation["groups"]
         by_group: dict[str, list[str]] = {}
         for cell, (group, _) in self.members.items():

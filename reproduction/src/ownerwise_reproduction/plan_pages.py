@@ -1,4 +1,4 @@
-"""Plans for the settings, without training: PLD against RDP, and spending over the steps.
+"""Plans for the settings, without training: PLD compared with RDP, and spending over the steps.
 
 Both accountants plan for the same budgets. The tighter one (PLD) needs less noise. With `sample`,
 the sampling rates differ as well; with `scale`, the clip norms do.
@@ -28,10 +28,10 @@ from ownerwise_reproduction.population import populate
 from ownerwise_reproduction.settings import Setting
 
 SETTINGS = ("IDP-MNIST-A", "IDP-MNIST-B", "MN-PC", "CL-PC", "CA-MLP", "SU-LS", "PN")
-"""Settings that are planned by default."""
+"""Settings for which plans are made by default."""
 
 SHOWN = "IDP-MNIST-B"
-"""The setting whose spending is drawn, as in Figure 4 of IDP-SGD."""
+"""The setting whose spending is drawn, as in Figure 4 of the IDP-SGD paper."""
 
 METHODS = ("uniform", "sample", "scale")
 ACCOUNTANTS = ("pld", "rdp")
@@ -93,7 +93,10 @@ class Planned:
 
 
 def make_plans(setting: Setting, data_dir: str | PathLike | None = None) -> Planned:
-    """Plan a setting with every method and accountant; read its data, but train nothing."""
+    """Make plans for a setting with every method and accountant.
+
+    The setting's data is read, but no model is trained.
+    """
     config = setting.configure(0)
     owners = populate(config, setting.label_noise, data_dir).owners()
     asked = {key: value for key, value in config["plan"].items() if key != "mixture"}
@@ -114,7 +117,7 @@ def _plan(owners: Owners, asked: dict[str, Any], method: str, accountant: str) -
 def write_page(
     planned: Sequence[Planned], folder: str | PathLike, command: str, *, figures: bool = True
 ) -> list[Path]:
-    """Write the page, its JSON file and its figure, and return them, the page first."""
+    """Write the page, its JSON file and its figure, and return their paths (the page first)."""
     place = Path(folder) / PAGE
     rows = [row for one in planned for row in one.rows()]
     content = {"command": command, "plans": [asdict(row) for row in rows]}
@@ -129,22 +132,22 @@ def write_page(
 
 
 def page(rows: Sequence[PlanSummary], pictures: Sequence[Path], command: str) -> str:
-    """Return the Markdown page of plans."""
+    """Return the Markdown page about the plans."""
     parts = [
         f"# {TITLE}",
-        "The table shows the noise on the sum in each step, and the strictest owner's sampling "
-        "rate and clip norm, with two accountants: privacy loss distributions (PLD) and Rényi "
-        "divergences (RDP). Budgets, steps and expected batch size are the same for both. "
+        "The table shows the noise added to the sum at each step, and the strictest owner's "
+        "sampling rate and clip norm, with two accountants: privacy loss distributions (PLD) and "
+        "Rényi divergences (RDP). Budgets, steps and expected batch sizes are the same for both. "
         "`uniform` is DP-SGD at the strictest budget. The last column is the smallest share of a "
         "budget that any owner has spent after all steps; with individual rates or clip norms it "
-        "is nearly 100 %. A star marks the setting's own method.",
+        "is nearly 100%. A star marks the setting's own method.",
         _table(rows),
     ]
     for picture in pictures:
         parts += [
             "## All budgets are spent at the same rate",
-            f"Epsilon spent by owners of each budget over the steps of {SHOWN}. The dotted line is "
-            "DP-SGD at the strictest budget.",
+            f"Epsilon spent by owners with each budget over the steps of {SHOWN}. The dotted line "
+            "is DP-SGD at the strictest budget.",
             f"![{picture.stem}]({picture.name})",
         ]
     parts += [
@@ -179,7 +182,7 @@ def _table(rows: Sequence[PlanSummary]) -> str:
 
 
 def spending_figure(planned: Planned) -> Any:
-    """Draw epsilon spent over the steps for owners of each budget, with `sample` and `scale`."""
+    """Draw the epsilon spent over the steps for each budget, with `sample` and `scale`."""
     figure, axes = new_figure(2)
     steps, uniform = _spending(planned.plans["uniform", "pld"])
     for axis, method in zip(axes, ("sample", "scale"), strict=True):

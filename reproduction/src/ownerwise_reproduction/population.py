@@ -30,7 +30,7 @@ class Population:
     """Training records with their owners and budgets, and the records to evaluate on.
 
     Attributes:
-        data: the data set; `data.train` holds the training records.
+        data: the data set; `data.train` contains the training records.
         record_owner: owner id of each training record.
         epsilon: budget of each training record's owner.
         delta: delta of all records.
@@ -70,7 +70,10 @@ class Population:
 
     @property
     def lax(self) -> np.ndarray:
-        """Mask of the lax owners' records. Lax owners have at least the mean budget over owners."""
+        """Mask of the lax owners' records.
+
+        Lax owners are those whose budget is at least the mean over all owners.
+        """
         _, first = np.unique(self.record_owner, return_index=True)
         return self.epsilon >= self.epsilon[first].mean() - 1e-12
 
@@ -78,7 +81,7 @@ class Population:
 def populate(
     config: Config, label_noise: float = 0.0, data_dir: str | PathLike | None = None
 ) -> Population:
-    """Return the population of a configuration.
+    """Return the population for a configuration.
 
     Labels are flipped after owners are assigned, so every record stays with the owner of its true
     label.

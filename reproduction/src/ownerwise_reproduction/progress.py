@@ -19,12 +19,12 @@ class Progress:
 
     Args:
         names: names of the pending runs, by the paths of their results.
-        steps: number of steps of each run.
+        steps: number of steps in each run.
         total: number of runs, including finished ones.
         quiet: print nothing.
 
     Attributes:
-        failures: the problems of failed runs.
+        failures: the problems that made runs fail.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Progress:
             self._print(f"{self._done} of {total} runs are already done")
 
     def reporter(self, run: Path) -> Report:
-        """Return the function that receives the number of steps of a run."""
+        """Return the function to call with the number of steps that a run has taken."""
         return lambda steps: self.advanced(run, steps)
 
     def advanced(self, run: Path, steps: int) -> None:

@@ -72,15 +72,15 @@ def commands(study: Study) -> list[str]:
 
 
 def is_mixed(study: Study) -> bool:
-    """Return whether groups are not owners: records of one group have different budgets."""
+    """Return whether records in one group have different budgets, so that groups are not owners."""
     assignment = study.first["config"].get("owners", {}).get("assignment", {})
     return assignment.get("kind") in _MIXED
 
 
 def origin(runs: Sequence[Result]) -> dict[str, Any]:
-    """Return the seeds, the times of each run and the plans of a method, as JSON types.
+    """Return a method's seeds, the times of each run and its plans, as JSON-compatible values.
 
-    Training time covers all sessions of an interrupted run, wall time only its last session.
+    Training time covers all sessions of an interrupted run; wall time covers only its last session.
     `within_budgets` is None for plain SGD, which has no plans.
     """
     plans = plan_hashes(runs)

@@ -3,8 +3,8 @@
 The hash covers the setting's values with all changes, the method, the seed and the files of the
 data set (names and sizes). A run that already has a result is not repeated. The hash does not cover
 how the values were requested (by a profile or by equivalent changes), the contents of the data
-files, or the code, including torch. `FORMAT` is increased when a change in the code changes the
-meaning of results; each result records the versions that produced it.
+files, or the code, including torch. `FORMAT` is incremented when a code change alters the meaning
+of results; each result records the versions that produced it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ownerwise_reproduction.data.sources import locate
 from ownerwise_reproduction.trials import Trial
 
 FORMAT = 1
-"""Part of every hash; increased when the meaning of a result changes."""
+"""Part of every hash; incremented when the meaning of a result changes."""
 
 
 def data_files(name: str, data_dir: str | PathLike | None = None) -> dict[str, Any]:
-    """Return the files of a data set with their sizes, or raise if files are missing.
+    """Return the files of a data set with their sizes, or raise an error if files are missing.
 
     A data set that comes with a package is identified by the package's version.
     """
@@ -65,9 +65,9 @@ def trial_hash(trial: Trial, data_dir: str | PathLike | None = None) -> str:
 
 
 def is_current(result: Mapping[str, Any]) -> bool:
-    """Return whether the run would use the same values today.
+    """Return whether the run would still use the same values if it were repeated now.
 
-    Results of format 1 may lack the format, the label noise and the learning rate of plain SGD.
+    Results in format 1 may lack the format, the label noise and the learning rate of plain SGD.
     """
     try:
         (method,) = methods.parse(result["spec"])
@@ -100,7 +100,7 @@ class Store:
         return self.folder / trial.setting.name / trial.method.slug / name
 
     def write(self, path: Path, result: dict[str, Any]) -> None:
-        """Write a result completely or not at all."""
+        """Write a result atomically."""
         write_json(path, result, indent=None)
 
     def read(self) -> list[dict[str, Any]]:
@@ -117,5 +117,5 @@ class Store:
             return json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
             raise OwnerwiseError(
-                f"{path} is damaged: delete it and run its experiment again"
+                f"{path} is corrupted: delete it and run its experiment again"
             ) from None

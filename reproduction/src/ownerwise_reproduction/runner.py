@@ -1,8 +1,8 @@
 """Run trials that have no result yet, one after another or in several processes.
 
-A killed run resumes from its checkpoint when the same command is given again; with its fixed seed
-it reaches the same result. Each process uses one thread, which is faster for small networks than
-one process with several threads.
+A killed run resumes from its checkpoint when the same command is run again; because its seed is
+fixed, it reaches the same result. Each process uses one thread, which is faster for small networks
+than one process with several threads.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run_trials(
 ) -> list[Path]:
     """Run trials that have no result yet; return the paths of all results in the order of trials.
 
-    A result that exists under another heading is kept, with a message.
+    If a result already exists under another heading, it is kept and a message says so.
 
     Args:
         trials: the trials to run.
@@ -61,7 +61,7 @@ def run_trials(
     Raises:
         OwnerwiseError: if settings or data have problems, before anything runs.
         FailedRuns: if some runs failed, after all others have finished.
-        Interrupted: on Ctrl-C; the same call resumes.
+        Interrupted: on Ctrl-C; the same call resumes the runs.
     """
     places = _places(trials, store, data_dir)
     missing = {path: trial for path, trial in zip(places, trials, strict=True) if not path.exists()}
@@ -82,7 +82,7 @@ def run_trials(
             _run_in_processes(missing, data_dir, keep_runs, jobs, progress)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"stopped; the results so far are in {store.folder}; the same command resumes"
+            f"stopped; the results so far are in {store.folder}; run the same command to resume"
         ) from None
     if progress.failures:
         raise FailedRuns(progress.failures)
@@ -98,7 +98,10 @@ def _settle(path: Path, progress: Progress, run: Callable[[], dict[str, Any]]) -
 
 
 def _places(trials: Sequence[Trial], store: Store, data_dir: str | PathLike | None) -> list[Path]:
-    """Return the paths of the results, or raise all problems with settings and data."""
+    """Return the paths of the results.
+
+    If there are problems with settings or data, raise an error that lists all of them.
+    """
     places: list[Path] = []
     problems: list[str] = []
     for trial in trials:

@@ -1,7 +1,7 @@
-"""The papers' settings: one TOML file each, with a configuration for `ownerwise train`.
+"""The papers' settings, each in a TOML file with a configuration for `ownerwise train`.
 
 The sections `data`, `owners`, `plan`, `model`, `training` and `weights` form the configuration;
-INO-SGD uses `weights`, and other methods leave it out. The heading `[experiment]` states where the
+INO-SGD uses `weights`, and other methods leave it out. The section `[experiment]` states where the
 setting comes from, which values we chose because the paper does not state them, and how the short
 profile differs.
 """
@@ -22,7 +22,7 @@ from ownerwise.errors import OwnerwiseError, known_names, name_some
 
 PROFILES = ("paper", "short")
 EVALUATIONS = 50
-"""Evaluations per run, unless the setting states a number; enough to draw curves."""
+"""Number of evaluations per run if the setting does not specify one; enough to draw curves."""
 
 _HEADING = {
     "title": str,
@@ -44,7 +44,7 @@ class Setting:
         title: description in words.
         source: the paper, and the place in it.
         choices: values that the paper does not state, and our choices.
-        short: changes "section.key=value" for the short profile.
+        short: changes of the form "section.key=value" for the short profile.
         evaluations: approximate number of evaluations per run.
         label_noise: share of training labels to replace.
         plain_lr: learning rate of the non-private method.
@@ -71,7 +71,7 @@ class Setting:
             seed: seed for noise, batches, initial weights and random owners. It makes the run
                 repeatable and NOT PRIVATE.
             profile: "paper", or "short" for fewer steps.
-            changes: strings "section.key=value", applied after the profile's changes.
+            changes: strings of the form "section.key=value", applied after the profile's changes.
         """
         if profile not in PROFILES:
             raise OwnerwiseError(f"profile {profile!r}: expected one of {', '.join(PROFILES)}")
@@ -103,11 +103,11 @@ def setting(name: str) -> Setting:
 
 
 def make_setting(name: str, text: str) -> Setting:
-    """Return the setting in the text of a TOML file, or raise with all of its problems."""
+    """Return the setting in the text of a TOML file, or raise an error that lists all problems."""
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise OwnerwiseError(f"setting {name} is not TOML: {error}") from None
+        raise OwnerwiseError(f"setting {name} is not valid TOML: {error}") from None
     heading = found.pop("experiment", {})
     problems = [f"setting {name}: {problem}" for problem in _heading_problems(heading)]
     assignment = found.get("owners", {}).get("assignment", {})

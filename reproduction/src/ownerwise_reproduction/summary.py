@@ -1,4 +1,4 @@
-"""Results over seeds: means, deviations, gains by owner, and initial drops."""
+"""Results over seeds: means, standard deviations, gains by owner, and initial drops."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FEWEST_SEEDS = 3
 
 @dataclass(frozen=True)
 class Study:
-    """Comparable runs: the same setting, profile and changes.
+    """Comparable runs, which share the same setting, profile and changes.
 
     Attributes:
         name: SETTING/VARIANT, the folder for its pages.
@@ -83,10 +83,10 @@ class Gain:
 
     Attributes:
         by_group: mean gain of each group over the seeds that both methods share.
-        correlation: Pearson's r of gain and budget over groups; None for fewer than `FEW_GROUPS`
-            groups, or if all budgets are equal.
-        interval: 95 % confidence interval of the correlation (Fisher).
-        p: p-value under the hypothesis of no correlation.
+        correlation: Pearson's r between gain and budget over groups; None for fewer than
+            `FEW_GROUPS` groups, or if all budgets are equal.
+        interval: 95% confidence interval of the correlation (Fisher).
+        p: p-value for the null hypothesis of no correlation.
         seeds: number of seeds.
     """
 
@@ -115,7 +115,7 @@ class Drop:
 
 
 def studies(results: Sequence[Result]) -> list[Study]:
-    """Return the results sorted into studies, or report duplicate runs."""
+    """Return the results sorted into studies, or raise an error that lists duplicate runs."""
     found: dict[str, Study] = {}
     problems = []
     for result in results:
@@ -166,7 +166,7 @@ def measure_line(line: Result, declared: Mapping[str, float]) -> dict[str, float
 
 
 def worst_half(line: Result) -> float:
-    """Return the mean recall over the worse half of the groups of an evaluation."""
+    """Return the mean recall over the worse half of the groups in an evaluation."""
     recalls = sorted(group["recall"] for group in line["groups"].values())
     return float(np.mean(recalls[: -(-len(recalls) // 2)]))
 
@@ -178,7 +178,7 @@ def strict_groups(budgets: Mapping[str, float]) -> list[str]:
 
 
 def over_seeds(runs: Sequence[Result], part: str = "final") -> dict[str, Amount]:
-    """Return every metric's mean and deviation over the runs of a method."""
+    """Return the mean and standard deviation of every metric over the runs of a method."""
     measured = [measure(run, part) for run in runs]
     return {
         name: Amount.of([one[name] for one in measured]) for name in METRICS if name in measured[0]
@@ -240,7 +240,7 @@ def drops(runs: Sequence[Result]) -> dict[str, Drop]:
 
 
 def epoch_seconds(runs: Sequence[Result]) -> float | None:
-    """Return the training time of one pass over the records; None for plain SGD."""
+    """Return the training time for one pass over the records; None for plain SGD."""
     times = []
     for run in runs:
         if not run["plans"]:
@@ -298,7 +298,7 @@ def variant(profile: str, changes: Sequence[str]) -> str:
 
 
 def heading(setting: str, profile: str, changes: Sequence[str]) -> str:
-    """Return the name of a study on pages."""
+    """Return the name that pages use for a study."""
     parts = _parts(profile, changes)
     return setting + (f" ({', '.join(parts)})" if parts else "")
 

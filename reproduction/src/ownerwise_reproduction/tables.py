@@ -36,7 +36,7 @@ def write_tables(
     findings: Sequence[Finding] = (),
     further: Mapping[str, str] | None = None,
 ) -> list[Path]:
-    """Write all pages into a folder and return them, the overview first.
+    """Write all pages to a folder and return their paths, starting with the overview.
 
     Args:
         studies: the studies to write about.
@@ -63,7 +63,7 @@ def write_tables(
 
 
 def describe(study: Study) -> dict[str, Any]:
-    """Return the results of a study over seeds, as JSON types."""
+    """Return the results of a study over seeds, as JSON-compatible values."""
     methods = {}
     baseline = study.methods.get(BASELINE)
     for name, runs in study.methods.items():
@@ -95,7 +95,7 @@ def describe(study: Study) -> dict[str, Any]:
 
 
 def page(study: Study, content: dict[str, Any], pictures: Sequence[Picture] = ()) -> str:
-    """Return the Markdown page of a study."""
+    """Return the Markdown page for a study."""
     main = study.only(ablations.main_methods(study))
     columns = _columns(study)
     parts = [
@@ -119,17 +119,17 @@ def page(study: Study, content: dict[str, Any], pictures: Sequence[Picture] = ()
         parts += [
             "## Who gains",
             "Correlation between the gain in recall over IDP-SGD and the budget: Pearson's r "
-            "over the groups' means, its 95 % confidence interval and its p-value. A negative r "
+            "over the groups' means, its 95% confidence interval and its p-value. A negative r "
             "means that strict owners gain more.",
             _gain_table(main, known),
         ]
     if len(study.budgets) > 1:
         parts += [
             "## Minority initial drop",
-            "The table shows the first series of evaluations, with gaps of at most one, at which "
-            "a group's loss is above its initial value while the overall loss is below its own: "
-            "first and last step, and in parentheses the largest rise. The values are means over "
-            "the seeds that show such a drop.",
+            "For the first series of evaluations (with gaps of at most one evaluation) at which a "
+            "group's loss is above its initial value while the overall loss is below its own, the "
+            "table shows the first and last step and, in parentheses, the largest rise. The values "
+            "are means over the seeds that show such a drop.",
             _drop_table(main),
         ]
     for kind, heading in ablations.KINDS.items():
@@ -143,10 +143,10 @@ def page(study: Study, content: dict[str, Any], pictures: Sequence[Picture] = ()
     parts += [
         "## How to reproduce it",
         "\n".join(f"    {command}" for command in (*content["commands"], provenance.TABLE)),
-        "*Within budgets* says whether every plan spends at most the budgets that the setting "
-        "declares. Training time covers all sessions of an interrupted run, wall time only its "
-        "last session. `runs.json` next to this page lists all plan hashes and the times of each "
-        "run.",
+        "*Within budgets* shows whether every plan spends at most the budgets that the setting "
+        "declares. Training time covers all sessions of an interrupted run; wall time covers "
+        "only its last session. `runs.json` next to this page lists all plan hashes and the times "
+        "of each run.",
         _origin_table(content),
     ]
     return "\n\n".join(parts) + "\n"
@@ -189,7 +189,7 @@ def _notes(study: Study, columns: Sequence[str]) -> str:
 def _mixture(study: Study) -> list[str]:
     if not provenance.is_mixed(study):
         return []
-    return ["Records of one group have different budgets here, so groups are not owners."]
+    return ["Records in the same group have different budgets here, so groups are not owners."]
 
 
 def _origin_table(content: dict[str, Any]) -> str:
@@ -212,7 +212,7 @@ def _origin_table(content: dict[str, Any]) -> str:
 
 
 def _origin(name: str) -> str:
-    """Return the source of a setting, and which of its values we chose."""
+    """Return the source of a setting, and the values in it that we chose."""
     setting = settings.setting(name)
     lines = [f"Source: {setting.source}."]
     if setting.choices:
@@ -261,7 +261,7 @@ def _title(study: Study) -> str:
 
 
 def overall_table(study: Study, columns: Sequence[str] = (), *, times: bool = True) -> str:
-    """Return the table of all methods of a study.
+    """Return the table of all methods in a study.
 
     Args:
         study: the study to show.

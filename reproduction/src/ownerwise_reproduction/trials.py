@@ -1,4 +1,4 @@
-"""One run of an experiment: a setting, a method and a seed become a result.
+"""One run of an experiment, which turns a setting, a method and a seed into a result.
 
 Every run has a fixed seed and can be repeated. It is research on public data and NOT PRIVATE, and
 its result says so.
@@ -92,7 +92,7 @@ def run_trial(
     data_dir: str | PathLike | None = None,
     report: Report = lambda steps: None,
 ) -> dict[str, Any]:
-    """Train and return the measurements as JSON types.
+    """Train and return the measurements as JSON-compatible values.
 
     Args:
         trial: the trial to run.
@@ -158,7 +158,7 @@ def _train(
     folder: Path,
     report: Report,
 ) -> list[Run]:
-    """Train one phase after another; finished phases are only restored."""
+    """Train one phase after another; finished phases are restored and not repeated."""
     runs = []
     before = 0
     for number, phase in enumerate(phases, 1):
@@ -221,7 +221,10 @@ def _train_plainly(
 
 
 def _joined(lines: Sequence[dict[str, Any]], cells: Cells) -> list[dict[str, Any]]:
-    """Return one history of all phases. Steps and seconds continue; each model appears once."""
+    """Return a single history that covers all phases.
+
+    Steps and seconds continue from phase to phase; each model appears once.
+    """
     history: list[dict[str, Any]] = []
     steps, seconds = 0, 0.0
     for line in lines:
@@ -280,7 +283,7 @@ class _Reporting:
         """Do nothing."""
 
     def log(self, line: Line) -> None:
-        """Report the steps of a line of history."""
+        """Report the number of steps in a history line."""
         self._report(self._before + line["step"])
 
     def finish(self, run: Run) -> None:

@@ -1,11 +1,11 @@
 """A fair comparison of tuned methods: every method gets the same number of draws.
 
-A comparison at fixed values favours the methods that happen to suit these values. Here all methods
+A comparison at fixed values favours the methods that these values happen to suit. Here all methods
 search the same ranges of clip norm, learning rate and steps with the same draws; INO-SGD's tail and
 kappa are drawn along with them. Values are chosen on held-out training records, and the chosen
 models are evaluated on test records. The first draw is the unchanged setting.
 
-Choosing values on private records would be a release. This is a study on public data and NOT
+Choosing values on private records would itself be a release. This is a study on public data and NOT
 PRIVATE.
 """
 
@@ -30,7 +30,7 @@ from ownerwise_reproduction.trials import Trial
 
 VALIDATION_SHARE = 0.1
 FACTOR = 4.0
-"""Clip norm and learning rate are drawn from a quarter to four times the setting's values."""
+"""The clip norm and learning rate are drawn from a quarter to four times the setting's values."""
 STEP_FACTORS = (0.5, 1.0, 2.0)
 TAILS = (0.05, 0.6)
 KAPPAS = (0.0, 3.0)
@@ -38,7 +38,7 @@ KAPPAS = (0.0, 3.0)
 
 @dataclass(frozen=True)
 class Point:
-    """One draw of values for a method, over seeds.
+    """The results of one draw of values for a method, over seeds.
 
     Attributes:
         method: name of the method.
@@ -61,7 +61,7 @@ class Point:
 def draw(
     setting: Setting, profile: str, changes: Sequence[str], trials: int
 ) -> list[dict[str, float]]:
-    """Return the values for every trial, including INO-SGD's; the first are unchanged."""
+    """Return the values for every draw, including INO-SGD's; the first is the setting itself."""
     config = setting.configure(0, profile, changes)
     plan, weights = config["plan"], config["weights"]
     generator = np.random.default_rng(0)
@@ -133,7 +133,7 @@ def points(
 
 
 def frontier(found: Sequence[Point], other: str) -> list[Point]:
-    """Return the points that no other point of their method beats in both accuracy and `other`.
+    """Return the points that no other point of the same method beats in both accuracy and `other`.
 
     Both are measured on validation records. Points are in order of decreasing accuracy.
     """
@@ -152,7 +152,7 @@ def frontier(found: Sequence[Point], other: str) -> list[Point]:
 def describe(
     found: Sequence[Point], trials: int, seeds: Sequence[int], command: str
 ) -> dict[str, Any]:
-    """Return the search as JSON types: all points, the frontiers, and each method's choice."""
+    """Return all points, the frontiers and each method's choice as JSON-compatible values."""
     methods = list(dict.fromkeys(point.method for point in found))
     described: dict[str, Any] = {
         "not_private": "NOT PRIVATE (research): fixed seeds, values chosen on held-out records",
@@ -188,7 +188,7 @@ def write(
 
     Args:
         name: name of the setting.
-        found: every method and draw.
+        found: the results of every method and draw.
         trials: number of draws.
         seeds: seeds of the runs.
         command: the command that runs the search.
@@ -201,7 +201,10 @@ def write(
 
 
 def frontier_figure(found: Sequence[Point]) -> Any:
-    """Draw test results of the frontiers chosen on validation records, and all points faintly."""
+    """Draw the test results of the frontiers, which were chosen on validation records.
+
+    All points are also shown, faintly.
+    """
     others = [other for other in ("strict", "worst_group") if other in found[0].validation]
     figure, axes = new_figure(len(others))
     for axis, other in zip(axes, others, strict=True):
@@ -227,11 +230,11 @@ def frontier_figure(found: Sequence[Point]) -> Any:
 
 
 def _relevant(run: Result, values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values that a run depends on: the ones in its configuration."""
+    """Return the values that a run depends on, which are those in its configuration."""
     held = {f"{name}.{key}" for name, section in run["config"].items() for key in section}
     return {key: value for key, value in values.items() if key in held}
 
 
 def _round(value: float) -> float:
-    """Return the value rounded to three digits, which is easy to type."""
+    """Return the value rounded to three significant digits, so that it is easy to type."""
     return float(f"{value:.3g}")

@@ -1,4 +1,4 @@
-"""Pages about searches: the values each method chose, the results, and how much gain remains.
+"""Pages about searches: the values chosen for each method, the results, and the remaining gain.
 
 Values are chosen on held-out records; all numbers on a page are measured on test records.
 """
@@ -60,7 +60,7 @@ class Search:
         return self.point(method, _FIRST)
 
     def chosen(self, method: str, criterion: str) -> Point:
-        """Return the point that a method chose by a criterion on held-out records."""
+        """Return the point chosen for a method by a criterion on held-out records."""
         return self.point(method, self.content["methods"][method]["best"][criterion])
 
     def point(self, method: str, number: int) -> Point:
@@ -74,7 +74,7 @@ class Kept:
 
     Attributes:
         fixed: the gain with the values of the first draw.
-        tuned: the gain with the values that each method chose.
+        tuned: the gain with the values chosen for each method.
     """
 
     fixed: float
@@ -98,8 +98,8 @@ def read(folder: str | PathLike, names: Sequence[str] = ()) -> list[Search]:
             points = list(map(_point, stored))
         except (ValueError, KeyError, TypeError):
             raise OwnerwiseError(
-                f"{path} was not written by this version: repeat its `ownerwise experiments "
-                "tune`; finished runs are not repeated"
+                f"{path} was not written by this version: run its `ownerwise experiments tune` "
+                "command again; finished runs are not repeated"
             ) from None
         found.append(Search(path.stem, content, points))
     return found
@@ -131,7 +131,7 @@ def write_pages(
 
 
 def page(search: Search, picture: Path | None = None) -> str:
-    """Return the Markdown page of a search."""
+    """Return the Markdown page for a search."""
     content = search.content
     as_it_is = "unchanged" if search.heading == search.name else "as in the heading"
     parts = [
@@ -174,7 +174,7 @@ def _over(seeds: Sequence[int]) -> str:
 
 
 def kept(search: Search, method: str, criterion: str, metric: str) -> Kept:
-    """Return a method's gain over IDP-SGD before and after both were tuned by a criterion."""
+    """Return a method's gain over IDP-SGD before and after both were tuned for a criterion."""
     fixed = _gain(search.first(BASELINE), search.first(method), metric)
     tuned = _gain(search.chosen(BASELINE, criterion), search.chosen(method, criterion), metric)
     return Kept(fixed, tuned)
@@ -194,7 +194,7 @@ def _sentences(search: Search) -> list[str]:
         found = kept(search, method, "accuracy", metric)
         stays = f": {found.share:.0%} of the gain remains" if enough and found.share else ""
         said.append(
-            f"At the first draw ({values}) {_label(method)} differs from IDP-SGD by "
+            f"At the first draw ({values}), {_label(method)} differs from IDP-SGD by "
             f"{found.fixed:+.2f} points of recall ({METRICS[metric]}); with both tuned for "
             f"accuracy, by {found.tuned:+.2f} points{stays}."
         )

@@ -109,13 +109,13 @@ class TestDamage:
         files = cifar_files("cifar10")
         files["test_batch"] = files["test_batch"][:-500]
         make_folder(root / "cifar-10-batches-py", files)
-        problems(lambda: data.load_cifar10(root), "test_batch", "damaged")
+        problems(lambda: data.load_cifar10(root), "test_batch", "corrupted")
 
     def test_packed_batch_cut_short(self, root):
         make_folder(root / "cifar-10-batches-py", cifar_files("cifar10"), ".xz")
         path = root / "cifar-10-batches-py" / "data_batch_3.xz"
         path.write_bytes(path.read_bytes()[:-100])
-        problems(lambda: data.load_cifar10(root), "data_batch_3.xz", "damaged")
+        problems(lambda: data.load_cifar10(root), "data_batch_3.xz", "corrupted")
 
     def test_batches_missing(self, root):
         files = cifar_files("cifar10")

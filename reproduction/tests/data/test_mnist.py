@@ -74,7 +74,7 @@ class TestDamage:
         make_mnist(root / "mnist", ".gz")
         path = root / "mnist" / "t10k-images-idx3-ubyte.gz"
         path.write_bytes(path.read_bytes()[:100])
-        problems(lambda: data.load_mnist(root), str(path), "damaged")
+        problems(lambda: data.load_mnist(root), str(path), "corrupted")
 
     @pytest.mark.parametrize("content", [b"", b"\x00\x00", b"<html>not found</html>"])
     def test_other_content(self, tmp_path, content):

@@ -31,7 +31,7 @@ class TestSvhn:
         make_svhn(root / "svhn")
         path = root / "svhn" / "test_32x32.mat"
         path.write_bytes(path.read_bytes()[:-3000])
-        problems(lambda: data.load_svhn(root), str(path), "damaged")
+        problems(lambda: data.load_svhn(root), str(path), "corrupted")
 
     @pytest.mark.parametrize("labels", [[0, 1], [1, 11], [1, 2, 3]])
     def test_labels_that_do_not_fit(self, root, labels):

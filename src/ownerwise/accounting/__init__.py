@@ -1,9 +1,10 @@
 """Accounting: the privacy cost of a run for each owner.
 
 This package may import only `errors`. `epsilon` is vectorised over owners (`per_owner`). A
-`Schedule` defines the number of steps and the noise in each of them. There are two accountants:
-`pld` (tight, the default) and `rdp`. `release` adds the cost of an additional release, `curves`
-inverts an accountant for a million owners, and `reference` checks the results with dp-accounting.
+`Schedule` defines the number of steps and the noise at each step. There are two accountants: `pld`
+(tight, the default) and `rdp`. `release` adds the cost of an additional release, `curves` inverts
+an accountant for as many as a million owners, and `reference` checks the results with
+dp-accounting.
 """
 
 from ownerwise.accounting.curves import (

@@ -1,10 +1,11 @@
-"""Sampling rates or noise multipliers for many budgets, found without a loop over owners.
+"""Sampling rates or noise multipliers for many budgets, found without looping over owners.
 
 For a fixed delta, the quantity that the planner needs (a sampling rate, a noise multiplier) is a
 smooth monotone function of epsilon. This module solves for it at a few nodes, interpolates with a
-cubic spline in logarithms, and checks the result between the nodes with the accountant itself. An
-interval in which the interpolated value misses its target by more than the tolerance gets another
-node. If there are only a few distinct budgets, all of them are nodes and nothing is interpolated.
+cubic spline in logarithms, and checks the result between the nodes with the accountant itself. A
+node is added to every interval in which the interpolated value misses its target by more than the
+tolerance. If there are only a few distinct budgets, all of them are nodes and nothing is
+interpolated.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Budgets:
 
 @dataclass(frozen=True)
 class DeltaGroup:
-    """The owners with one delta: the delta's index and value, and the owners' positions."""
+    """The owners who share a delta: the delta's index and value, and the owners' positions."""
 
     number: int
     delta: float
@@ -117,9 +118,9 @@ def sampling_rate_curve(
     """Return the sampling rate that spends each budget, given the noise multiplier.
 
     `log_multiplier(number, log_epsilon)` is the logarithm of the multiplier for the delta at index
-    `number`. Sampling rates are capped at 1; at the cap, part of the budget may stay unspent. With
-    `least_sampling_rate`, records that are drawn at a higher rate contribute proportionally less to
-    the release.
+    `number`. Sampling rates are capped at 1; at the cap, part of the budget may remain unspent.
+    With `least_sampling_rate`, records that are drawn at a higher rate contribute proportionally
+    less to the release.
     """
 
     def cost(log_sampling_rate: float, number: int, log_epsilon: float) -> Cost:
@@ -153,7 +154,7 @@ def multiplier_curve(
     release: PaidRelease | None = None,
     tolerance: float = TOLERANCE,
 ) -> BudgetCurve:
-    """Return the noise multiplier that spends each budget at one sampling rate."""
+    """Return the noise multiplier that spends each budget at a single sampling rate."""
 
     def cost(log_multiplier: float, number: int, log_epsilon: float) -> Cost:
         return sampling_rate, float(np.exp(log_multiplier)), 1.0
@@ -180,7 +181,7 @@ def _solve(
     release: PaidRelease | None,
     tolerance: float,
 ) -> BudgetCurve:
-    """Return the curve of values at which the `cost` spends each epsilon exactly."""
+    """Return the curve of values at which `cost` exactly equals each epsilon."""
     safest = bounds[0] if slope > 0 else bounds[1]
     curve = BudgetCurve()
     for group in budgets.groups:
@@ -252,7 +253,7 @@ def _refine(
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Return mu such that N(mu, 1) against N(0, 1) is exactly (epsilon, delta)-indistinguishable.
+    """Return mu such that N(mu, 1) and N(0, 1) are exactly (epsilon, delta)-indistinguishable.
 
     Reference: Dong, Roth, Su (2022), "Gaussian Differential Privacy", Corollary 1.
     """

@@ -3,13 +3,14 @@
 In units of the record's contribution, the output is Q without the record and P with it. For the
 gradient alone, Q = N(0, m^2) and P = N(1, m^2). For the gradient and a release with Laplace noise
 of scale v, Q = N(0, m^2) x Lap(0, v) and P = N(1, m^2) x Lap(1, v); this dominates every pair of
-neighbours, because a release costs most if a record's entire contribution is in one coordinate.
-Both outputs come from one Poisson batch, so they are one mechanism that is sampled once. (If the
-release has Gaussian noise too, the pair is again Gaussian: see `joint_multiplier`.)
+neighbouring data sets, because a release costs most if a record's entire contribution is in one
+coordinate. Both outputs come from one Poisson batch, so they form a single mechanism that is
+subsampled once. (If the release has Gaussian noise too, the pair is again Gaussian: see
+`joint_multiplier`.)
 
 An accountant only needs the distribution of L = log(P/Q). Both pairs are symmetric: L under P is
 distributed as -L under Q. With Laplace noise, L is the sum of a Gaussian and
-(|a| - |a - 1|) / v, which has two atoms and an exponential piece between them; that sum is
+(|a| - |a - 1|) / v, which has two atoms and an exponential density between them; that sum is
 integrated in closed form.
 """
 
@@ -117,7 +118,7 @@ Pair = GaussianPair | LaplacePair
 
 
 def _log_between(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return the log probability of a standard normal between two points, low < high."""
+    """Return the log probability that a standard normal lies between two points, low < high."""
     flip = low > 0  # the lower tail is the more precise one
     low, high = np.where(flip, -high, low), np.where(flip, -low, high)
     top = log_ndtr(high)

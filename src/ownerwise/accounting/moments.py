@@ -1,4 +1,4 @@
-"""Moments of one step: the Poisson-sampled Gaussian mechanism SGM(q, m).
+"""Moments of one step: the Poisson-subsampled Gaussian mechanism SGM(q, m).
 
 The output of one step is P = (1-q) N(0, m^2) + q N(1, m^2) with a record and Q = N(0, m^2) without
 it, in units of the record's clip norm. An accountant only needs the moments M(a) = E_Q[(P/Q)^a].
@@ -23,7 +23,10 @@ MAX_SHIFT = 1000.0
 """Orders above MAX_SHIFT * m are not evaluated: their mass is too far out to tabulate."""
 
 LEAST_MULTIPLIER = 0.02
-"""Smaller multipliers are refused: epsilon would exceed 1000, and integrals grow without bound."""
+"""Smaller multipliers are rejected.
+
+With them, epsilon would exceed 1000, and the integrals would grow without bound.
+"""
 
 TAIL = 13.0
 """Number of standard deviations to integrate over: 1e-38 of the mass lies outside."""
@@ -32,13 +35,13 @@ TAIL = 13.0
 def highest_order(sampling_rate: float, multiplier: float) -> float:
     """Return the largest order worth evaluating.
 
-    Above about 2 m^2 log(1/q) the sampled Gaussian's moments explode (the branch with the record
-    dominates), so higher orders give no useful bound; a margin of 50% is added.
+    Above about 2 m^2 log(1/q), the moments of the subsampled Gaussian mechanism explode (the branch
+    with the record dominates), so higher orders give no useful bound; a margin of 50% is added.
     """
     if multiplier < LEAST_MULTIPLIER:
         raise AccountingError(
             f"noise multiplier {multiplier:g}: expected at least {LEAST_MULTIPLIER:g}; with less "
-            "noise there is next to no privacy, and the loss cannot be tabulated"
+            "noise there is almost no privacy, and the loss cannot be tabulated"
         )
     explosion = 3.0 * multiplier**2 * max(1.0, math.log(1.0 / sampling_rate))
     return max(8.0, min(MAX_SHIFT * multiplier, 10.0 + explosion))
@@ -50,7 +53,7 @@ def log_moments(sampling_rate: float, multiplier: float, orders: np.ndarray) -> 
     The integral is computed by the trapezoidal rule over the whole line, which converges faster
     than any power of the step for this analytic integrand. The nearest singularity is pi*m off the
     axis, and the step is small enough to keep the error below e^-39. The identity E_Q[P/Q - 1] = 0
-    is used exactly, so tiny rates keep full precision.
+    is used exactly, so results keep full precision even at tiny rates.
     """
     orders = np.asarray(orders, dtype=np.float64)
     if sampling_rate == 0.0:

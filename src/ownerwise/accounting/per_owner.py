@@ -1,7 +1,7 @@
 """Epsilon for each of many owners, without running the accountant once per owner.
 
-The owners in a plan lie on a smooth curve of rising cost. Epsilon is evaluated at a few nodes of
-the curve, interpolated by a cubic spline in logarithms, checked between the nodes by the
+The owners in a plan lie on a smooth curve of increasing cost. Epsilon is evaluated at a few nodes
+of the curve, interpolated by a cubic spline in logarithms, checked between the nodes by the
 accountant, and rounded up. Owners who do not lie on a smooth curve are evaluated one by one.
 """
 
@@ -34,7 +34,7 @@ def epsilon(
     """Return every owner's epsilon after `steps` steps.
 
     Owners with equal parameters share one evaluation. If the owners with a given delta lie on one
-    smooth curve of rising cost (as in every plan), epsilon is interpolated and rounded up. If
+    smooth curve of increasing cost (as in every plan), epsilon is interpolated and rounded up. If
     multipliers do not fall as sampling rates rise, each distinct rate has its own curve.
 
     Args:
@@ -134,9 +134,9 @@ def _along_path(
 
     Epsilon is a smooth function of (rate, multiplier, sensitivity), so it is smooth along the path
     only where the path is. Between nodes, the path may have corners that a check of epsilon would
-    miss. An error of `tolerance` in the logarithms of the path moves log epsilon by about an eighth
-    of `TOLERANCE`: the slope of log epsilon is at most 2 / m^2 in the log multiplier where sampling
-    amplifies, and about 1 in the log rate.
+    miss. An error of `tolerance` in the logarithms of the path changes log epsilon by about an
+    eighth of `TOLERANCE`: the slope of log epsilon is at most 2 / m^2 in the log multiplier where
+    sampling amplifies privacy, and about 1 in the log rate.
     """
     wanted = np.linspace(position[0], position[-1], MAX_NODES // 2)
     nodes = np.minimum(np.searchsorted(position, wanted), len(position) - 1)
@@ -157,7 +157,7 @@ def _along_path(
 
 
 def _check(costs: Sequence[np.ndarray], delta: np.ndarray) -> None:
-    """Raise an error if a value is out of range or NaN, which fails every comparison."""
+    """Raise an error if a value is out of range or is NaN, which fails every comparison."""
     rate, multiplier, sensitivity = costs
     expected = (
         ("sampling rate", rate, (rate >= 0) & (rate <= 1), "0 to 1"),

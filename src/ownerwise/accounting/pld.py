@@ -1,16 +1,16 @@
-"""Privacy loss distributions of the Poisson-sampled Gaussian: the default accountant.
+"""Privacy loss distributions of the Poisson-subsampled Gaussian mechanism: the default accountant.
 
-One step's privacy loss is placed on a grid by connecting the dots: each interval's mass goes to its
-two ends such that its probability under both hypotheses is preserved. This can only overstate the
-loss. T steps are composed by raising to the power T in Fourier space, and epsilon is read off the
-hockey-stick curve. Epsilon is computed for both directions, a record removed and a record added,
-and the larger value is used.
+One step's privacy loss is placed on a grid by connecting the dots: each interval's mass is split
+between its two endpoints so that its probability under both hypotheses is preserved. This can only
+overstate the loss. T steps are composed by raising the Fourier transform of the distribution to the
+power T, and epsilon is read off the hockey-stick curve. Epsilon is computed for both directions,
+removing and adding a record, and the larger value is used.
 
-Two techniques make it fast, and tight even for the strictest owners. First, the width of the grid
-adapts to the run: it is just fine enough to overstate epsilon by no more than about 1e-4 of its
-value, however small epsilon is. Second, the distribution is tilted exponentially towards the losses
-that determine epsilon. As a result, a small delta is not lost in the rounding errors of the Fourier
-transform, and a window of a few standard deviations is wide enough.
+Two techniques make the accountant fast, and tight even for the strictest owners. First, the width
+of the grid adapts to the run: it is just fine enough to overstate epsilon by no more than about
+1e-4 of its value, however small epsilon is. Second, the distribution is tilted exponentially
+towards the losses that determine epsilon. As a result, a small delta is not lost in the rounding
+errors of the Fourier transform, and a window of a few standard deviations is wide enough.
 
 References: Koskela, Jalko, Honkela (2020) for Fourier accounting; Doroshenko, Ghazi, Kamath,
 Kumar, Manurangsi (2022), "Connect the Dots", for the discretisation and its domination proof;
@@ -35,7 +35,7 @@ OVERSTATEMENT = 1e-4
 """Intended relative overstatement of epsilon by the grid."""
 
 LEAST_EPSILON = 1e-5
-"""Smaller values are reported as this upper bound, which is below any real budget."""
+"""Smaller values are reported as this upper bound, which is below any realistic budget."""
 
 _SPARE = 1e-7  # fraction of delta reserved for each tail that is cut off
 _LOG_WIDEST_TAIL = np.log(1e-6)
@@ -101,14 +101,14 @@ class _Direction:
             self.cumulant += count * step.log_moments(sampling_rate, orders)
         if not np.isfinite(self.cumulant).all():
             raise AccountingError(
-                f"the moments at sampling rate {sampling_rate:g}, noise multiplier {lowest:g} are "
-                f"not finite over {schedule.steps} steps; use a larger noise multiplier"
+                f"the moments at sampling rate {sampling_rate:g} and noise multiplier {lowest:g} "
+                f"are not finite over {schedule.steps} steps; use a larger noise multiplier"
             )
 
     def epsilon(self, floor: float = 0.0) -> float:
         """Return epsilon, or `floor` if that is larger (epsilon is then not resolved further).
 
-        The first grid is chosen from an upper bound on epsilon, computed from the moments. If that
+        The first grid is based on an upper bound on epsilon, computed from the moments. If that
         bound is far off, another grid is chosen. If the table cannot resolve delta, the bound is
         returned.
         """
@@ -149,7 +149,7 @@ class _Direction:
         return float(np.sqrt(12.0 * OVERSTATEMENT * epsilon / (steps * order)))
 
     def _choose_window(self, estimate: float, order: float) -> _Window | None:
-        """Return a window chosen from the moments, or None if delta cannot be resolved."""
+        """Return a window based on the moments, or None if delta cannot be resolved."""
         tilts, cumulant = self.tilts, self.cumulant
         # Chernoff ranges of the loss for every tilt. Mass outside the range, and rounding errors,
         # enter delta multiplied by exp(cumulant - tilt * epsilon): keep them below _SPARE of it.
@@ -207,7 +207,7 @@ class _Direction:
 
 
 def _power(values: np.ndarray, exponent: int) -> np.ndarray:
-    """Return values**exponent by repeated squaring: faster and more accurate than logarithms."""
+    """Return values**exponent by repeated squaring (faster and more accurate than logarithms)."""
     result = None
     while exponent:
         if exponent & 1:
@@ -265,7 +265,7 @@ def _one_step(
 def _read_epsilon(losses: np.ndarray, masses: np.ndarray, delta: float) -> tuple[float, float]:
     """Return the smallest epsilon with E[(1 - exp(epsilon - loss))+] <= delta, and the steepness.
 
-    `losses` holds only the losses above some level. If epsilon is below that level, so is the
+    `losses` contains only the losses above some level. If epsilon is below that level, so is the
     result, but it is not exact.
     """
     if delta <= 0:

@@ -1,8 +1,8 @@
-"""Renyi accounting for the Poisson-sampled Gaussian on a dense grid of orders.
+"""Renyi accounting for the Poisson-subsampled Gaussian mechanism on a dense grid of orders.
 
 A sparse grid is very costly for strict owners: their best order is in the hundreds, where common
-grids have few entries. This grid holds real orders from 1.02 up to where the moments explode, with
-order - 1 spaced 5% apart, and then 0.2% apart around the best one. For every owner, the loss
+grids have few entries. This grid contains real orders from 1.02 up to where the moments explode,
+with order - 1 spaced 5% apart, and then 0.2% apart around the best one. For every owner, the loss
 compared with the best real order is negligible.
 """
 
@@ -57,8 +57,8 @@ def _bounds(
         total += count * log_moments(sampling_rate, multiplier * factor, 1.0 + excess)
     if not np.isfinite(total).all() or (total < 0).any():
         raise AccountingError(
-            f"the moments at sampling rate {sampling_rate:g}, noise multiplier {multiplier:g} are "
-            "infinite or negative; expected finite, non-negative numbers. Use a larger noise "
+            f"the moments at sampling rate {sampling_rate:g} and noise multiplier {multiplier:g} "
+            "are infinite or negative; expected finite, non-negative numbers. Use a larger noise "
             "multiplier"
         )
     return convert(total, excess, delta)

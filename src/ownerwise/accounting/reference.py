@@ -37,7 +37,7 @@ def epsilon(
 ) -> float:
     """Return epsilon according to dp-accounting; `target` only sets the resolution of its grid.
 
-    A record contributes at most `release_sensitivity` to the release in every step.
+    A record contributes at most `release_sensitivity` to the release at every step.
     """
     if sampling_rate == 0.0 or schedule.steps == 0:
         return 0.0

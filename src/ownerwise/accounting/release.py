@@ -23,7 +23,7 @@ NOISES = ("gaussian", "laplace")
 
 @dataclass(frozen=True)
 class PaidRelease:
-    """A sum of per-record vectors of length at most 1, released in every step with noise.
+    """A sum of per-record vectors of length at most 1, released with noise at every step.
 
     Attributes:
         std: standard deviation of the noise.
@@ -62,11 +62,11 @@ def owner_epsilon(
 
 
 def joint_multiplier(multiplier: Any, release_std: Any) -> Any:
-    """Return the multiplier of a step that also releases a Gaussian-noised sum of sensitivity 1.
+    """Return the multiplier of a step that also releases a sum with Gaussian noise.
 
-    Both releases come from ONE Poisson batch, so they are one Gaussian mechanism with multiplier
-    (m^-2 + release_std^-2)^-1/2, sampled once. Accounting for them as two separately sampled
-    mechanisms would understate epsilon.
+    The sum has sensitivity 1. Both releases come from ONE Poisson batch, so they form one Gaussian
+    mechanism with multiplier (m^-2 + release_std^-2)^-1/2, sampled once. Accounting for them as two
+    separately sampled mechanisms would understate epsilon.
     """
     if release_std is None:
         return multiplier

@@ -30,7 +30,7 @@ def find_root(
     for _ in range(100):
         value = function(x)
         if value != value:
-            raise AccountingError(f"a cost is not a number at {x:g}; it must be finite")
+            raise AccountingError(f"the cost at {x:g} is not a number; expected a finite cost")
         if abs(value) <= tolerance:
             return x
         if (value < 0) == rising:

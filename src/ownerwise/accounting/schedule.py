@@ -1,4 +1,4 @@
-"""The number of steps in a run, and the noise in each of them."""
+"""The number of steps in a run, and the noise at each step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """Consecutive segments, each a pair (number of steps, factor on the noise std).
+    """Consecutive segments, given as pairs (number of steps, factor for the noise std).
 
     `Schedule.constant(2000)` describes an ordinary run. A schedule with decaying noise has several
     segments. Each is accounted for with its own noise, never with the mean of the multipliers.
@@ -28,19 +28,19 @@ class Schedule:
 
     @classmethod
     def constant(cls, steps: int) -> Schedule:
-        """Return a schedule of `steps` steps with equal noise."""
+        """Return a schedule of `steps` steps with constant noise."""
         return cls(((steps, 1.0),))
 
     @classmethod
     def of(cls, steps: int | Schedule | Iterable[tuple[int, float]]) -> Schedule:
-        """Return the schedule for a number of steps, a schedule, or segments."""
+        """Return `steps` as a schedule; it may be a number of steps, segments or a schedule."""
         if isinstance(steps, Schedule):
             return steps
         return cls.constant(steps) if isinstance(steps, int) else cls(tuple(steps))
 
     @property
     def steps(self) -> int:
-        """Number of steps in all segments."""
+        """Total number of steps in all segments."""
         return sum(count for count, _ in self.segments)
 
     def first(self, steps: int) -> Schedule:

@@ -1,10 +1,10 @@
 """Poisson batches: every record is drawn independently, at its owner's sampling rate.
 
-Guarantee. In each step, record i is drawn with probability q_o(i), independently of all other
-records and steps. The draws come from the secret stream, because amplification by sampling requires
-that nobody else knows the batches. Batches are never redrawn, capped, dropped or padded; an empty
-batch still takes a step. Public: the sampling rates and the number of steps. Private: the records
-in a batch and their number.
+Guarantee. At each step, record i is drawn with probability q_o(i), independently of all other
+records and steps. The draws come from the secret stream, because privacy amplification by sampling
+requires that nobody else knows the batches. Batches are never redrawn, capped, dropped or padded;
+an empty batch still counts as a step. The sampling rates and the number of steps are public; the
+records in a batch and their number are private.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class Batch:
 
     Everything except `step` is private, even the number of records, and is hidden by `repr`.
 
-    Only `PoissonBatches` makes private batches. A batch made by hand and any copy of a batch
-    (`dataclasses.replace`, `copy`, `pickle`) are NOT private, because they may not hold the records
-    that were drawn. Transform records in the Dataset or its collate function; writing to `data` in
-    place goes unnoticed.
+    Only `PoissonBatches` creates private batches. A batch made by hand and any copy of a batch
+    (`dataclasses.replace`, `copy`, `pickle`) are NOT private, because they might not contain the
+    records that were drawn. Transform records in the Dataset or its collate function; in-place
+    writes to `data` are not detected.
 
     Attributes:
         step: index of the step in the plan.
-        indices: record numbers, ascending, int64 [batch].
+        indices: record numbers in ascending order, int64 [batch].
         owner_index: index of each record's owner in `plan.owners.ids`, int64 [batch].
-        data: the rows: one tensor [batch, ...] per array, or the collate function's result.
+        data: the rows, as one tensor [batch, ...] per array or as the collate function's result.
         plan_hash: hash of the plan that the batch was drawn with; None for a batch made by hand.
         private: False if the batch was drawn with a fixed seed, comes from data marked as not
             private (see `marks`), was copied, or was made by hand.
@@ -72,14 +72,14 @@ class PoissonBatches:
     """An iterable over a plan's batches, one per step.
 
     Each pass draws the batch for step t from (key, t) alone. Worker processes, earlier steps and
-    concurrent passes make no difference. With a private stream, every pass has its own key, so two
-    training runs never share batches. With a fixed seed, every pass repeats the same batches.
+    concurrent passes do not affect the batch. With a private stream, every pass has its own key, so
+    two training runs never share batches. With a fixed seed, every pass repeats the same batches.
 
     Args:
         dataset: a tuple of tensors or arrays with one row per record, such as (X, y), or a
             map-style torch Dataset. A DataLoader is refused, because it forms its own batches.
-        plan: provides sampling rates, owners and number of steps; it is verified here unless it
-            already was.
+        plan: provides sampling rates, owners and number of steps; it is verified here unless it has
+            already been verified.
         stream: the run's stream (its child "sampling" is used); by default a new private stream.
         start: index of the first step, for a resumed run.
         steps: number of steps; by default all remaining steps of the plan.
@@ -122,7 +122,7 @@ class PoissonBatches:
 
     @property
     def private(self) -> bool:
-        """False if the batches come from a fixed seed."""
+        """False if the batches are drawn with a fixed seed."""
         return self._stream.private
 
     def __len__(self) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ownerwise.planning import Plan
 
 _REPETITIONS = 16  # of collate: random masking is unlikely to choose the same tokens every time
-COLLATE_NEEDS_DATASET = "collate= applies to a Dataset only: rows of arrays need no collating"
+COLLATE_NEEDS_DATASET = "collate= applies to a Dataset only: rows of arrays do not need collating"
 
 
 class ArrayRows:
@@ -39,10 +39,10 @@ class ArrayRows:
 
 @dataclass(frozen=True)
 class Unloaded:
-    """A placeholder for the data of a batch that could not be loaded; the step refuses it.
+    """A placeholder for the data of a batch that could not be loaded; the step rejects it.
 
     It keeps only the type of the error: messages and tracebacks may name a record, and which
-    records a batch holds is private.
+    records a batch contains is private.
     """
 
     error: str
@@ -128,12 +128,12 @@ def rows_of(
 
 
 def ownerless_problems(plan: Plan) -> list[str]:
-    """Return a problem if the plan does not know which owner each record belongs to."""
+    """Return an error message if the plan does not state which owner each record belongs to."""
     if plan.owners is None:
         return ["the plan has no owners: load it with Plan.load(path, owners=)"]
     if plan.owners.record_owner_index is None:
         return [
-            "the plan's owners have no records: give Owners the owner id of each record, or attach "
+            "the plan's owners have no records: pass Owners the owner id of each record, or attach "
             "the records with owners.with_records(ids) before planning"
         ]
     return []
@@ -166,7 +166,7 @@ def data_problems(dataset: Any, records: int) -> list[str]:
     by_column = isinstance(dataset, dict) or hasattr(dataset, "iloc")
     if by_column or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         return [
-            f"a {kind} does not give records by index: pass (X, y) as tensors or arrays, or a "
+            f"a {kind} does not support access by index: pass (X, y) as tensors or arrays, or a "
             "Dataset with __getitem__ and __len__"
         ]
     return _length_problems(f"the {kind}", len(dataset), records)
@@ -198,7 +198,7 @@ def _length_problems(name: str, rows: int, records: int) -> list[str]:
         return []
     return [
         f"{name} has {rows} rows, but the plan's owners list {records} records (not private): pass "
-        "exactly the rows whose owner ids were given, in the same order"
+        "exactly the rows whose owner ids were passed, in the same order"
     ]
 
 

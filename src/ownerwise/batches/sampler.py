@@ -1,18 +1,19 @@
 """The Poisson sampler: draws record numbers independently, each at its own sampling rate.
 
-Method. Records are sorted once into octaves of sampling rates within a factor of two. In an
-octave with largest rate p, candidates are found by skipping: the gap to the next one is geometric,
-floor(E / -log(1-p)) with E exponential (Devroye, "Non-Uniform Random Variate Generation", 1986,
-section X.2). A candidate with rate q is kept with probability q/p (thinning), which is 1 if the
-octave has a single rate. One draw gives both the binomial count and the uniform subset of a rate
-class. For each record in the expected batch, a step draws about two numbers if each octave has a
-single rate, and at most about four otherwise, plus a few numbers per octave.
+Method. Records are grouped once into octaves, in which the sampling rates differ by less than a
+factor of two. In an octave whose largest rate is p, candidates are found by skipping: the gap to
+the next one is geometric, floor(E / -log(1-p)) with E exponential (Devroye, "Non-Uniform Random
+Variate Generation", 1986, section X.2). A candidate with rate q is kept with probability q/p
+(thinning), which is 1 if the octave has a single rate. In each rate class, this draws the binomial
+count and the uniform subset together. For each record in the expected batch, a step draws about two
+numbers if each octave has a single rate, and at most about four otherwise, plus a few numbers per
+octave.
 
-Exactness. Uniforms resolve both ends of E with 64 bits, quotients are floored exactly, and thinning
-compares 53-bit uniforms with q/p >= 1/2. Only float64 rounding remains: the probability of a record
-k places after the last candidate has a relative error of at most about k 2^-52, which is 1e-12 at a
-rate of 1% and 2e-9 for tiny rates among 10^7 records. Rates below 1e-17 approach the resolution of
-2^-64.
+Exactness. The 64-bit uniforms from which E is computed resolve both of its tails, quotients are
+floored exactly, and thinning compares 53-bit uniforms with q/p >= 1/2. The only remaining error
+comes from float64 rounding: the probability of drawing a record k places after the last candidate
+has a relative error of at most about k 2^-52, which is 1e-12 at a rate of 1% and 2e-9 for tiny
+rates among 10^7 records. Rates below 1e-17 approach the 2^-64 resolution of the uniforms.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class PoissonSampler:
     """Draws record numbers independently, each at its owner's sampling rate.
 
     Args:
-        sampling_rates: one per owner, in [0, 1].
+        sampling_rates: one rate per owner, in [0, 1].
         record_owner_index: for each record, the index of its owner in `sampling_rates`.
     """
 
@@ -46,7 +47,7 @@ class PoissonSampler:
         self._octaves = _octaves(rates, self.record_owner_index)
 
     def draw(self, stream: StepStream) -> np.ndarray:
-        """Return the records of one step, ascending, int64 [batch]."""
+        """Return the records of one step in ascending order, int64 [batch]."""
         drawn = [np.empty(0, dtype=np.int64)]
         for members, ceiling in self._octaves:
             candidates = members[_skip(stream, len(members), ceiling)]
@@ -56,7 +57,7 @@ class PoissonSampler:
 
 
 def _octaves(rates: np.ndarray, owner: np.ndarray) -> list[tuple[np.ndarray, float]]:
-    """Return (records, largest rate) for each binary exponent among the positive rates."""
+    """Return (records, largest rate) for each octave of positive rates (one binary exponent)."""
     exponents, octave = np.unique(np.frexp(rates)[1], return_inverse=True)
     octave = np.where(rates > 0, octave, len(exponents)).astype(np.int16)  # rate 0 comes last
     record_octave = octave[owner]

@@ -15,7 +15,7 @@ from ownerwise.torch_internals import pytree
 
 
 def take(data: Any, part: slice | list[int]) -> Any:
-    """Return the rows `part` of every tensor in `data`."""
+    """Return `data` with only the rows `part` of every tensor."""
     return pytree.tree_map(lambda leaf: _tensor(leaf)[part], data)
 
 
@@ -30,7 +30,7 @@ def leaves(data: Any) -> list[Any]:
 
 
 def same_tensors(first: Any, second: Any) -> bool:
-    """Return whether two collections hold the same tensors, entry by entry; nan equals nan."""
+    """Return whether two collections contain the same tensors, entry by entry; NaN equals NaN."""
     ours, others = leaves(first), leaves(second)
     return len(ours) == len(others) and all(
         a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
@@ -58,7 +58,7 @@ def without_rows(data: Any) -> Any:
 def _tensor(leaf: Any) -> Tensor:
     if not isinstance(leaf, Tensor):
         raise OwnerwiseError(
-            f"a batch holds a {type(leaf).__name__}; expected tensors, or tuples, lists or dicts "
-            "of them"
+            f"a batch contains a {type(leaf).__name__}; expected tensors, or tuples, lists or "
+            "dicts of them"
         )
     return leaf

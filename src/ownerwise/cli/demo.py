@@ -25,7 +25,9 @@ def add(commands: Any) -> None:
         default=Path("demo-report.html"),
         help="file to write the report to [demo-report.html]",
     )
-    command.add_argument("--quick", action="store_true", help="use two seeds and a tiny search")
+    command.add_argument(
+        "--quick", action="store_true", help="use two seeds and a tiny search space"
+    )
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -53,7 +55,7 @@ def _run(options: argparse.Namespace) -> None:
     compared = demo.compare(progress=sys.stderr.isatty())
     summaries = demo.summaries(compared)
     runs = [run for of_method in compared.values() for run in of_method]
-    write_report(runs, options.out, title="Ten owners, ten budgets: the digits")
+    write_report(runs, options.out, title="The digits: ten owners with ten budgets")
     print("\nRecall on test images, mean ± standard deviation over seeds:")
     print("\n".join(demo_comparison.table(summaries)))
     print("\nRecall of each owner's digit:")

@@ -1,12 +1,12 @@
 """The comparison in `ownerwise demo`: four methods on ten owners, one per digit.
 
-Budgets range from strict to lax. Seeds and search space are fixed in advance. Every method is tuned
-over the same clip norms and learning rates, on validation data, with the same number of runs; tail
-and kappa are the library's defaults and are not tuned. The results are shown even if no method
-gains anything. The setting (budgets 1 to 10, 120 steps) was chosen after trying about ten others on
-these digits, and docs/how-to/tail-and-kappa.md compares nine choices of tail and kappa on the same
-test images: only the seeds here are new. Fixed seeds make the runs repeatable and therefore NOT
-private; the data are public.
+Budgets range from strict to lax. The seeds and the search space are fixed in advance. Every method
+is tuned over the same clip norms and learning rates, on validation data, with the same number of
+runs; tail and kappa are the library's defaults and are not tuned. The results are shown even if no
+method gains anything. The setting (budgets from 1 to 10, 120 steps) was chosen after trying about
+ten others on these digits, and docs/how-to/tail-and-kappa.md compares nine choices of tail and
+kappa on the same test images, so only the seeds here are new. Fixed seeds make the runs repeatable
+and therefore NOT private; the data are public.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class DemoSearch:
 
     @property
     def runs_per_method(self) -> int:
-        """Number of runs per method, in the search and in the comparison together."""
+        """Total number of runs per method, in the search and in the comparison."""
         return len(self.cells) * len(self.search_seeds) + len(self.seeds)
 
 
 @dataclass(frozen=True)
 class DemoSummary:
-    """Results of one method on test records.
+    """Results of one method on the test records.
 
     Attributes:
         figures: mean and standard deviation over seeds, by name.
@@ -130,7 +130,7 @@ class Demo:
 
     @cached_property
     def assignment(self) -> Assignment:
-        """One owner per digit; the owner of 0 is the strictest."""
+        """One owner per digit; the owner of the digit 0 has the strictest budget."""
         train = self.parts[0]
         data = DataSet("digits", train, None, self.data.classes)
         return assign.by_class(data, assign.evenly(self.low, self.high, 10))
@@ -214,7 +214,7 @@ class Demo:
         )
 
     def summaries(self, compared: Mapping[str, Sequence[Run]]) -> list[DemoSummary]:
-        """Return the results of each method on test records."""
+        """Return the results of each method on the test records."""
         return [self._summary(label, runs) for label, runs in compared.items()]
 
     def _summary(self, label: str, runs: Sequence[Run]) -> DemoSummary:
@@ -251,7 +251,7 @@ def table(summaries: Sequence[DemoSummary]) -> Iterator[str]:
 
 
 def owner_table(summaries: Sequence[DemoSummary], budgets: Mapping[str, float]) -> Iterator[str]:
-    """Yield a line per owner: budget, and recall under each method."""
+    """Yield one line per owner, with the budget and the recall under each method."""
     yield "owner  epsilon  " + "  ".join(f"{summary.label:>20}" for summary in summaries)
     for owner, epsilon in budgets.items():
         recalls = "  ".join(f"{summary.recalls[owner]:>20.3f}" for summary in summaries)
@@ -259,9 +259,9 @@ def owner_table(summaries: Sequence[DemoSummary], budgets: Mapping[str, float]) 
 
 
 def findings(summaries: Sequence[DemoSummary]) -> Iterator[str]:
-    """Yield a sentence per method on its gains and losses compared with a simpler method.
+    """Yield one sentence per method about its gains and losses compared with a simpler method.
 
-    A difference counts if it exceeds two standard errors of the difference of two means.
+    A difference counts only if it exceeds two standard errors of the difference between two means.
     """
     by_label = {summary.label: summary for summary in summaries}
     for label, summary in by_label.items():

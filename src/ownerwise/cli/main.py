@@ -21,7 +21,7 @@ EXIT_INTERRUPTED = 130
 
 _COMMANDS = (demo, plan, train, report)
 _INSTALLED_COMMANDS = "ownerwise.commands"
-"""Entry points in this group add commands: each names a module with `add(commands)`."""
+"""Entry points in this group add commands: each names a module that defines `add(commands)`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,7 +64,7 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
     """Return the parser for the command line.
 
     A command from another package is loaded only if it is `command`, the command being called.
-    None loads all of them.
+    If it is None, all such commands are loaded.
     """
     parser = argparse.ArgumentParser(
         prog="ownerwise",

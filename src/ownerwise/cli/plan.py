@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
     command.add_argument("--steps", type=int, help="number of steps")
     command.add_argument("--batch-size", type=float, help="expected number of records per step")
     command.add_argument(
-        "--noise-multiplier", type=float, help="noise standard deviation divided by clip norm"
+        "--noise-multiplier", type=float, help="noise standard deviation divided by the clip norm"
     )
     command.add_argument(
         "--clip-norm", type=float, default=1.0, help="bound on a record's gradient norm [1.0]"
@@ -60,10 +60,13 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--hardened",
         action="store_true",
-        help="resist attacks on rounding: compute every batch in a fixed number of secret rows",
+        help="protect against attacks that exploit rounding: compute every batch in a fixed number "
+        "of secret rows",
     )
     command.add_argument(
-        "--owners", action="store_true", help="print one row per owner instead of per budget class"
+        "--owners",
+        action="store_true",
+        help="print one row per owner instead of one per budget class",
     )
     command.add_argument("--json", action="store_true", help="print the table as JSON")
     command.add_argument(

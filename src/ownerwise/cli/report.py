@@ -1,4 +1,4 @@
-"""`ownerwise report`: write one HTML file about one or more runs."""
+"""`ownerwise report`: write an HTML report on one or more runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "report",
         help="write an HTML report on one or more runs",
-        description="Write one HTML file about one or more runs. Runs with the same label count "
-        "as seeds of one method.",
+        description="Write an HTML report on one or more runs. Runs with the same label are "
+        "treated as seeds of one method.",
     )
     command.set_defaults(command=_run)
     command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder")

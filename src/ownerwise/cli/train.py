@@ -1,4 +1,4 @@
-"""`ownerwise train`: train from a configuration; write a run folder, report and privacy card."""
+"""`ownerwise train`: train from a configuration and write a run folder with report and card."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--folder", type=Path, help="run folder [the one in the file, or runs/NAME]"
     )
-    command.add_argument("--data-dir", type=Path, help="folder that holds the data sets")
+    command.add_argument("--data-dir", type=Path, help="folder that contains the data sets")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _write(run: Run) -> list[str]:
-    """Write report and card into the run folder and return the names of its main files."""
+    """Write the report and the card to the run folder and return the names of its main files."""
     from ownerwise.runs import CARD, HISTORY, REPORT
 
     assert run.folder is not None

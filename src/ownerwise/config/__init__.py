@@ -1,6 +1,6 @@
 """Configuration files: their sections, how to read them, and how to prepare a run from them.
 
-This room may import every room except the command line.
+This package may import every other package except the command line.
 """
 
 from ownerwise.config.build import PreparedRun, prepare_run

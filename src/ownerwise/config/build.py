@@ -91,7 +91,7 @@ def prepare_run(
     Args:
         config: the configuration.
         folder: run folder; by default the one in the configuration, else runs/NAME.
-        data_dir: folder that holds the data sets (see `ownerwise.data.load`).
+        data_dir: folder that contains the data sets (see `ownerwise.data.load`).
         resume: use the plan of the run in the folder, if there is one.
         progress: as for `Trainer`.
     """
@@ -159,7 +159,7 @@ def split_records(
     if not held.any() or held.all():
         raise OwnerwiseError(
             f"data.validation_share {share:g} holds out {'all' if held.any() else 'none'} of the "
-            "training records; expected it to hold out some of them: choose another share"
+            "training records; expected some, but not all: choose another share"
         )
     return replace(data, train=train.take(~held)), train.take(held), data.test
 
@@ -205,13 +205,13 @@ def _whole_keys(table: Mapping[str, Any]) -> list[int]:
     if unlike:
         raise OwnerwiseError(
             f"owners.epsilon has the key {name_some(unlike, ascii)}, but the owner ids in the data "
-            "are whole numbers: write keys in plain digits, without leading zeros or signs"
+            "are whole numbers: write the keys in plain digits, without leading zeros or signs"
         )
     return text_ids(list(table)).tolist()
 
 
 def _warn_of_other_counts(owners: Owners) -> None:
-    """Warn if the training record counts differ from the declared ones, which set the rates."""
+    """Warn if the training record counts differ from the declared ones, which fix the rates."""
     assert owners.record_owner_index is not None
     counts = np.bincount(owners.record_owner_index, minlength=len(owners))
     other = np.flatnonzero(counts != owners.records)
@@ -222,7 +222,7 @@ def _warn_of_other_counts(owners: Owners) -> None:
         ratio = counts.sum() / owners.total_records
         warnings.warn(
             "the number of training records differs from the declared number (not private): "
-            f"{named}. Rates are planned for the declared records, so batches are about "
+            f"{named}. Sampling rates are planned for the declared numbers, so batches are about "
             f"{ratio:.0%} of the planned size. Declare only the records that are not held out",
             stacklevel=2,
         )
@@ -239,7 +239,7 @@ def stored_plan(folder: Path, owners: Owners) -> Plan | None:
 
 
 def make_model(config: Config, data: DataSet, problems: list[str]) -> torch.nn.Module | None:
-    """Return the model; unless specified, its inputs and classes are counted from the data."""
+    """Return the model; by default its numbers of inputs and classes are taken from the data."""
     options = dict(config["model"])
     name = options.pop("name")
     known = model_options(name)
@@ -259,7 +259,7 @@ def make_model(config: Config, data: DataSet, problems: list[str]) -> torch.nn.M
 
 
 def training_options(config: Config) -> dict[str, Any]:
-    """Return the Trainer options from the sections training and weights."""
+    """Return the Trainer options from the `training` and `weights` sections."""
     training = config["training"]
     momentum = {"momentum": training["momentum"]} if "momentum" in training else {}
     plain = ("lr", "schedule", "averaging", "micro_batch_size", "lean")
@@ -274,7 +274,7 @@ def training_options(config: Config) -> dict[str, Any]:
 
 
 def make_weights(settings: Mapping[str, Any], seed: int | None) -> INO | None:
-    """Return the weights for the records of a batch, or None; a random order uses `seed`."""
+    """Return the weighting of the records in a batch, or None; a random order uses `seed`."""
     if not settings:
         return None
     given = ("tail", "tail_length", "alpha", "beta", "width")

@@ -140,11 +140,14 @@ def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         if "target" not in content:
             yield "data.target is missing; expected the column with the class of each record"
         if "options" in content:
-            yield "data.options applies only to a named data set; a file has its own keys"
+            yield (
+                "data.options applies only to a named data set; for a file, set keys such as "
+                "data.features"
+            )
         return
     for key in _OF_TABLES:
         if key in content:
-            yield f"data.{key} applies only to a file; a named data set has data.options"
+            yield f"data.{key} applies only to a file; for a named data set, use data.options"
     name, options = content["name"], content.get("options", {})
     if name not in LOADERS:
         yield f"data.name {name!r} is unknown; {known_names(name, LOADERS)}"

@@ -1,7 +1,7 @@
 """The sections of a configuration file: every key with its rule and its meaning.
 
-The tables in docs/configuration.md are generated from here, so meanings are Markdown, and their
-links are relative to that page.
+The tables in docs/configuration.md are generated from here, so the meanings are written in
+Markdown, and their links are relative to that page.
 """
 
 from __future__ import annotations
@@ -61,23 +61,23 @@ ASSIGNMENT_KEYS: Mapping[str, ValueRule] = {
     "classes": table("a table {owner = [classes]}", texts().fits),
     "seed": whole(0),
 }
-"""Rules for common keys of assignments; an assignment checks any other keys itself."""
+"""Rules for the common keys of assignments; each assignment checks its other keys itself."""
 
 SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
     "run": {
         "name": text().means("name of the run; by default the name of the file"),
         "folder": text().means("run folder; by default `runs/NAME`"),
         "label": text().means(
-            "name of the method in reports; by default derived from plan and weights"
+            "name of the method in reports; by default derived from the plan and the weights"
         ),
         "seed": whole().means(
             "makes the run repeatable and NOT PRIVATE; leave it out for private data"
         ),
         "evaluate_every": whole(1).means(
-            "steps between two lines of history; by default there are about 20 lines"
+            "number of steps between history lines; by default chosen to give about 20 lines"
         ),
         "checkpoint_every": whole(1).means(
-            "steps between two checkpoints; by default the same as `evaluate_every`"
+            "number of steps between checkpoints; by default the same as `evaluate_every`"
         ),
         "loggers": list_of(
             f"a list of {' or '.join(LOGGERS)}",
@@ -87,7 +87,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
     "data": {
         "name": text().means("name of a [data set](api/data.md#data-sets-by-name)"),
         "options": table("a table of data set options").means(
-            "arguments for its loader, such as `scale`"
+            "options for the data set's loader, such as `scale`"
         ),
         "only": texts().means("keep only these classes"),
         "file": text().means("CSV, Parquet or .npz file with one row per record"),
@@ -96,8 +96,8 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "features": either(
             "a list of columns, or a table {column = range}", texts(), table("")
         ).means(
-            "the inputs, with ranges and categories from public knowledge; for a column with "
-            "names of [picture files](how-to/tables.md#pictures), a table of options"
+            "the inputs, with ranges and categories from public knowledge; for a column that "
+            "names [picture files](how-to/tables.md#pictures), a table of options"
         ),
         "classes": list_of("a list", lambda value: isinstance(value, str | int)).means(
             "all classes; by default taken from the records, which is NOT private"
@@ -115,15 +115,17 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "probability that a training record is held out for validation, decided by a public "
             "hash of the record; by default the validation or test part of the data set is used"
         ),
-        "validation_seed": whole(0).means("public seed of that hash; 0 by default"),
+        "validation_seed": whole(0).means(
+            "public seed for the hash that chooses the validation records; 0 by default"
+        ),
     },
     "owners": {
         "budgets": text().means("CSV or Parquet file of [budgets](how-to/budgets.md)"),
-        "epsilon": table("a table {owner = positive number, or level}").means(
+        "epsilon": table("a table {owner = positive number or level}").means(
             "budgets written in the configuration"
         ),
         "column": text().means(
-            "column of the data with each record's owner; by default `data.owner`"
+            "column of the data that names each record's owner; by default `data.owner`"
         ),
         "levels": table("a table {level = positive number}", POSITIVE.fits).means(
             "epsilon for each named budget level"
@@ -132,7 +134,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "assigns records of a public data set to fictitious owners, for experiments"
         ),
         "delta": between(0, 1).means(
-            "default for owners without their own delta (no column, or a blank cell); 1e-5 if "
+            "delta for owners without one of their own (no column, or a blank cell); 1e-5 if "
             "omitted"
         ),
     },
@@ -142,12 +144,12 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         ),
         "steps": whole(1).means("number of steps"),
         "batch_size": POSITIVE.means("expected number of records per step"),
-        "noise_multiplier": POSITIVE.means("noise standard deviation divided by clip norm"),
+        "noise_multiplier": POSITIVE.means("noise standard deviation divided by the clip norm"),
         "clip_norm": POSITIVE.means("bound on the norm of a record's gradient; 1 by default"),
         "accountant": choice(ACCOUNTANTS).means("`pld` by default, which is tight"),
         "mixture": within(0, 1).means("for `both`: from 0 (sample) to 1 (scale); 0.5 by default"),
         "noise_schedule": either(
-            "a name, a table with name and options, or a list of [steps, factor]",
+            "a name, a table with name and options, or a list of [steps, factor] pairs",
             text(),
             table(""),
             list_of("", is_segment),
@@ -157,7 +159,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         ),
         "release_std": POSITIVE.means(
             "noise standard deviation of an additional release with sensitivity 1, such as the "
-            "count that steers importance sampling"
+            "count that controls importance sampling"
         ),
         "strict": flag().means("refuse plans in which some owner cannot use up their budget"),
         "hardened": flag().means(
@@ -178,8 +180,8 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "`factor`"
         ),
         "averaging": between(0, 1).means(
-            "decay rate of a running average of the model, which then becomes the result; costs "
-            "no privacy; off by default"
+            "decay rate of a running average of the model, which then becomes the result; has "
+            "no privacy cost; off by default"
         ),
         "loss": choice(LOSSES).means("`cross_entropy` by default"),
         "clipping": either(
@@ -192,27 +194,29 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "([importance](how-to/importance-sampling.md))"
         ),
         "micro_batch_size": whole(1).means(
-            "number of records processed together; by default chosen to fit into memory"
+            "number of records processed together; by default chosen to fit in memory"
         ),
-        "lean": flag().means("use less memory but more time"),
+        "lean": flag().means("use less memory, but train more slowly"),
     },
     "weights": {
         "kind": choice(("ino",)).means("ordered importance weights"),
         "tail": within(0, 1).means(
-            "length of the tail as a fraction of the expected batch; 0.4 by default"
+            "length of the tail as a fraction of the expected batch size; 0.4 by default"
         ),
         "tail_length": POSITIVE.means("length of the tail in units of the clip norm"),
-        "alpha": POSITIVE.means("shape of the tail; 1 by default"),
-        "beta": POSITIVE.means("shape of the tail; 1 by default"),
+        "alpha": POSITIVE.means("first shape parameter of the beta tail; 1 by default"),
+        "beta": POSITIVE.means("second shape parameter of the beta tail; 1 by default"),
         "kappa": ValueRule(
             "a number of at least 0", lambda value: is_number(value) and value >= 0
-        ).means("how much budgets influence the order; 0 by default"),
+        ).means("how much the budgets influence the order of the records; 0 by default"),
         "width": ValueRule(
             "0, or a number from 0.01 to 10",
             lambda value: is_number(value) and (value == 0 or 0.01 <= value <= 10),
-        ).means("smoothness of the order; 0.5 by default; 0 (a hard order) needs a hardened plan"),
+        ).means(
+            "smoothness of the order; 0.5 by default; 0 (a hard order) requires a hardened plan"
+        ),
         "order": text().means(
-            "how records are ordered; `loss` by default; other packages may add orders"
+            "how records are ordered; `loss` by default; other packages may provide more orders"
         ),
         "shape": either(
             '"beta", "steps", or a list of decreasing values from 0 to 1',
@@ -221,4 +225,4 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         ).means("shape of the tail function; `beta` by default"),
     },
 }
-"""Sections and keys of a configuration; section `model` also accepts the options of the model."""
+"""Sections and keys of a configuration; the `model` section also accepts the model's options."""

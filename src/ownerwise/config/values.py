@@ -48,7 +48,7 @@ def text() -> ValueRule:
 
 
 def flag() -> ValueRule:
-    """Return the rule for true or false."""
+    """Return the rule for a Boolean value (true or false)."""
     return ValueRule("true or false", lambda value: isinstance(value, bool))
 
 

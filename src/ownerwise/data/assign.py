@@ -1,9 +1,9 @@
 """Assign the records of a data set to owners: by a column, or by class to simulate owners.
 
 Each function takes a `DataSet` and returns an `Assignment` `a`. It says who owns which training
-record and what each owner's epsilon is, ready for `Owners(a.record_owner, a.epsilon, delta)`. It
-also says which group each validation or test record belongs to. Group budgets are declared, never
-computed from labels.
+record and what each owner's epsilon is, in the form that `Owners(a.record_owner, a.epsilon, delta)`
+takes. It also says which group each validation or test record belongs to. Group budgets are
+declared, never computed from labels.
 
 For your own data, a column gives the owners (`by_column`). Owners formed from classes are a
 simulation for public benchmarks: the owner of a record, which is public, then reveals its label.
@@ -29,7 +29,7 @@ class Assignment:
     """Who owns which training record, and how records are grouped for evaluation.
 
     Attributes:
-        description: a description of the assignment.
+        description: the assignment in words.
         record_owner: owner id of each training record, in the order of the records.
         epsilon: {id: epsilon}; or, if every record is its own owner, an array in record order.
         group_budgets: {group: epsilon}, with the declared or mean budget of each group.
@@ -109,8 +109,8 @@ def named_budgets(given: Budgets, names: tuple[str, ...]) -> dict[str, float]:
             problems.append(f"no budget for {name_some(lacking, repr)}; expected one for each name")
         if unknown:
             problems.append(
-                f"a budget for the unknown name {name_some(unknown, repr)}; expected names among "
-                f"{name_some(names, repr, shown=10)}"
+                f"budget given for the unknown name {name_some(unknown, repr)}; expected names "
+                f"among {name_some(names, repr, shown=10)}"
             )
         budgets = dict(given)
     else:
@@ -128,7 +128,7 @@ def named_budgets(given: Budgets, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def owners_of_classes(data: DataSet, classes: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return each class's owner; raise if a class is unknown or does not have exactly one owner."""
+    """Return each class's owner; raise an error unless each class is known and has one owner."""
     owners: dict[str, list[str]] = {name: [] for name in data.classes}
     problems = []
     for owner, names in classes.items():
@@ -138,8 +138,12 @@ def owners_of_classes(data: DataSet, classes: Mapping[str, Sequence[str]]) -> tu
             else:
                 problems.append(f"owner {owner!r}: {data.name} has no class {name!r}")
     problems += [
-        f"class {name!r} has {len(holders)} owners; expected one: "
-        + ("assign it to one, or exclude it with data.only" if not holders else "remove the others")
+        f"class {name!r} has {len(holders)} owners; expected exactly one: "
+        + (
+            "assign it to an owner, or exclude it with data.only"
+            if not holders
+            else "remove the others"
+        )
         for name, holders in owners.items()
         if len(holders) != 1
     ]

@@ -18,7 +18,7 @@ _BRIGHTEST = 16
 def load_digits(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
 ) -> DataSet:
-    """Return the 1797 grey 8x8 images of the digits 0 to 9 that come with scikit-learn.
+    """Return the 1797 greyscale 8x8 images of the digits 0 to 9 that come with scikit-learn.
 
     Nothing is read from `data_dir` or downloaded. There is no official split: every fifth record
     of each class, in the order of the source, is a test record. The file is public and never

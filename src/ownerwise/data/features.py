@@ -44,7 +44,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """A column with a public list of categories: one 0/1 input each, all 0 for a missing value."""
+    """A column with a public list of categories; each becomes a 0/1 input, 0 for missing values."""
 
     name: str
     values: tuple[str, ...]
@@ -55,7 +55,7 @@ Schema = Sequence[Number | Category]
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Inputs [records, features] in float32, feature names, and anything that is not private."""
+    """Float32 inputs [records, features], feature names, and a list of what is not private."""
 
     inputs: np.ndarray
     names: tuple[str, ...]
@@ -149,12 +149,12 @@ def make_table(
 
 
 def record(at: int) -> str:
-    """Return how messages name a record: by its position from 0, never by what it contains."""
+    """Return a record's name in messages: its position, counted from 0, never its content."""
     return f"record {at}"
 
 
 def class_of(cells: Sequence[Any], values: Sequence[Any], what: str) -> np.ndarray:
-    """Return targets: the position of each cell in the public list of values."""
+    """Return the targets: the position of each cell in the public list of values."""
     place = {value: at for at, value in enumerate(values)}
     unknown = [at for at, cell in enumerate(cells) if cell not in place]
     if unknown:

@@ -1,4 +1,4 @@
-"""Picture files named in a table: a folder of images with a file of attributes."""
+"""Picture files that a table names, such as a folder of images with a file of attributes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Pictures:
     Attributes:
         folder: the folder with the files; by default the table's folder.
         size: (height, width) that every picture is resized to; None if all have the same size.
-        channels: 3 for colour, 1 for grey.
+        channels: 3 for colour, 1 for greyscale.
         scale: "unit" (0 to 1) or "signed" (-1 to 1).
     """
 
@@ -33,7 +33,7 @@ class Pictures:
     def __post_init__(self):
         problems = []
         if self.channels not in (1, 3):
-            problems.append(f"channels={self.channels}: expected 3 (colour) or 1 (grey)")
+            problems.append(f"channels={self.channels}: expected 3 (colour) or 1 (greyscale)")
         if self.size is not None and (
             len(self.size) != 2 or not all(isinstance(s, int) and s > 0 for s in self.size)
         ):

@@ -1,4 +1,4 @@
-"""Read external files, completely or not at all; errors name the damaged file."""
+"""Read external files, completely or not at all; errors name the corrupted file."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ _OPEN = {".gz": gzip.open, ".xz": lzma.open}
 
 
 class Unusable(ValueError):
-    """A problem that our own checks find in a file; its message quotes no cell."""
+    """A problem found in a file by the library's own checks; its message quotes no cell."""
 
 
 @contextmanager
 def reading(path: Path | str, expected: str) -> Iterator[None]:
-    """Turn any error while a file is read into one that names the file.
+    """Convert any error raised while a file is read into one that names the file.
 
-    The message of `Unusable` is kept. Messages of parsers are not, because they may quote cells.
+    The message of an `Unusable` error is kept. Messages from parsers are dropped, because they may
+    quote cells.
     """
     try:
         yield
     except (OwnerwiseError, MemoryError):
         raise
-    except Exception as error:  # parsers raise nearly anything on damaged files
+    except Exception as error:  # parsers raise nearly anything on corrupted files
         what = str(error) if isinstance(error, Unusable) else type(error).__name__
         raise OwnerwiseError(
-            f"{path} cannot be read as {expected} ({what}): it is damaged, truncated or the wrong "
-            "file; get a fresh copy"
+            f"{path} cannot be read as {expected} ({what}): it is corrupted, truncated or the "
+            "wrong file; get a fresh copy"
         ) from None
 
 
@@ -47,7 +48,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a NumPy archive (.npz); pickled ones are refused."""
+    """Return the arrays of a NumPy archive (.npz); pickled arrays are refused."""
     with (
         reading(path, "a NumPy archive"),
         path.open("rb") as file,
@@ -57,7 +58,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_rows(path: Path, columns: int | None = None) -> list[list[str]]:
-    """Return the rows of a CSV file, stripped, without blank lines and `|` comments.
+    """Return the rows of a CSV file with stripped cells, without blank lines or `|` comments.
 
     Every row must have `columns` cells, by default as many as the first row.
     """
@@ -74,7 +75,7 @@ def read_rows(path: Path, columns: int | None = None) -> list[list[str]]:
     if misfits:
         raise OwnerwiseError(
             f"{path}: expected {columns} cells in each line, found a different number in "
-            f"{name_some(misfits)}; the file is damaged, truncated or the wrong one: get a fresh "
+            f"{name_some(misfits)}; the file is corrupted, truncated or the wrong one: get a fresh "
             "copy"
         )
     if not rows:

@@ -144,7 +144,7 @@ class DataSet:
 
 
 def class_positions(data: DataSet, classes: Sequence[str]) -> list[int]:
-    """Return the positions of classes given by name; refuse unknown and repeated names."""
+    """Return the positions of classes given by name; refuse unknown or repeated names."""
     unknown = [name for name in classes if name not in data.classes]
     problems = []
     if unknown:
@@ -153,7 +153,7 @@ def class_positions(data: DataSet, classes: Sequence[str]) -> list[int]:
             f"{name_some(data.classes, repr, shown=10)}"
         )
     if len(set(classes)) < len(classes) or not classes:
-        problems.append(f"classes {list(classes)!r}: expected at least one, and no repetitions")
+        problems.append(f"classes {list(classes)!r}: expected at least one, and no duplicates")
     if problems:
         raise OwnerwiseError(problems)
     return [data.classes.index(name) for name in classes]

@@ -27,13 +27,13 @@ def load(
 
     Args:
         name: one of `LOADERS`. `digits` comes with scikit-learn and needs no download.
-        data_dir: the folder that contains a folder for each data set.
+        data_dir: the folder that contains a subfolder for each data set.
         download: whether the loader may fetch missing files.
         options: passed to the data set's loader, such as `scale`.
 
     Raises:
         OwnerwiseError: if a name or option is unknown, or if files are missing (the message says
-            which to put where), damaged or not as expected.
+            which files to put where), corrupted or not as expected.
 
     Example:
         >>> load("digits").classes[:3]

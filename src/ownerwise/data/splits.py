@@ -1,7 +1,7 @@
 """Choose the records to hold out; whether a record is held out depends on that record alone.
 
 Guarantee: with `held_out`, adding or removing a record moves no other record, so the training parts
-of neighbouring data sets are neighbours too (or equal, if the record is held out). A split by
+of neighbouring data sets are neighbouring too (or equal, if the record is held out). A split by
 position or by a permutation has no such guarantee: removing one record moves many others.
 
 The split is public: anyone may know the seed and the share. Choose both without looking at the
@@ -57,7 +57,7 @@ def _cells(column: Any) -> list[bytes]:
 
 
 def _written(cell: Any) -> str:
-    """Return a cell as text; 3 and 3.0 are equal, since a missing value turns ints into floats."""
+    """Return a cell as text; 3.0 becomes "3", since a missing value turns ints into floats."""
     return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell)
 
 

@@ -34,12 +34,12 @@ def load_table(
     scale: str = "ranges",
     test_share: float | None = TEST_SHARE,
 ) -> DataSet:
-    """Return the records in a CSV, Parquet or NumPy (.npz) file, or in a list of attributes.
+    """Return the records in a CSV, Parquet or NumPy (.npz) file, or in an attribute list (.txt).
 
     Args:
         path: a file with one row per record and named columns. In a .npz file each array is a
             column; one array with two or more dimensions may be used directly as the inputs (floats
-            become float32, integers int64). A .txt file is a list of attributes in CelebA's format:
+            become float32, integers int64). A .txt file is an attribute list in CelebA's format:
             the number of rows, the names, then the rows; its first column is called `file`.
         target: the column with the class of each record.
         owner: the column with the id of each record's owner; it becomes the column `owner`, for
@@ -49,13 +49,14 @@ def load_table(
             are scaled to [-1, 1], and categories become 0/1 inputs. None declares numbers that are
             used unchanged. `Pictures(...)`, or a mapping of its options, declares a column that
             names picture files, which are then the only inputs.
-        classes: the classes, in the order of their targets. By default the distinct values in the
-            records; the list itself is then NOT private.
+        classes: the classes, in the order of their targets. By default, the distinct values in the
+            records are used; the list itself is then NOT private.
         columns: additional columns to keep alongside the inputs.
         scale: "ranges", "statistics" (of the training records: NOT private) or "none".
-        test_share: probability that a record becomes a test record, or None for no test set. A
-            public hash of its row decides, independently of all other rows (see `splits`): rows
-            with equal cells stay together, and the fraction of test records is close to this share.
+        test_share: probability that a record becomes a test record, or None for no test set. This
+            is decided by a public hash of the record's row, independently of all other rows (see
+            `splits`): rows with equal cells stay together, and the fraction of test records is
+            close to this share.
 
     Example:
         >>> ranges = {"age": (0, 110), "ward": ["day", "night", "emergency"]}
@@ -77,7 +78,7 @@ def load_table(
         if name is not None and name not in cells
     ]
     if not chosen:
-        problems.append(f"{path.name}: no column is left for the inputs; name some in features")
+        problems.append(f"{path.name}: no column is left for the inputs; list some in features")
     if test_share is not None and not 0 < test_share < 1:
         problems.append(f"test_share {test_share}; expected a number between 0 and 1, or None")
     if problems:
@@ -130,7 +131,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         given = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise OwnerwiseError(
             f"{path}: rows per column (not private): {given or 'no columns'}; expected the same "
-            "number in each, at least one"
+            "number in each, and at least one"
         )
     return columns
 
@@ -142,13 +143,13 @@ def _spelled_otherwise(name: str, known: Iterable[str]) -> str:
 
 
 def _attributes(path: Path) -> dict[str, tuple]:
-    """Return the columns in a list of attributes: a count, the names, and a row per picture."""
+    """Return the columns of an attribute list: a count, the names, and a row per picture."""
     with reading(path, "a list of attributes"):
         count, names, *rows = path.read_text(encoding="utf-8").splitlines()
         if int(count) != len(rows):
             raise OwnerwiseError(
                 f"{path}: the number of rows differs from the one in the first line; the file is "
-                "damaged, truncated or the wrong one: get a fresh copy"
+                "corrupted, truncated or the wrong one: get a fresh copy"
             )
         return by_column(path, [row.split() for row in rows], ["file", *names.split()])
 
@@ -181,9 +182,12 @@ def _schema(cells: Mapping[str, Any], declared: Mapping[str, Declared]) -> Schem
     for name, said in declared.items():
         if np.ndim(cells[name]) > 1:
             shape = list(np.shape(cells[name]))
-            problems.append(f"column {name} has shape {shape}; expected it to be the only feature")
+            problems.append(
+                f"column {name} has shape {shape}; a column with more than one dimension must be "
+                "the only feature"
+            )
         if isinstance(said, Pictures):
-            problems.append(f"column {name} names pictures; expected it to be the only feature")
+            problems.append(f"column {name} names picture files, so it must be the only feature")
         elif said is None:
             schema.append(Number(name))
         elif isinstance(said, Number | Category):

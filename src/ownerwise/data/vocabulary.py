@@ -1,10 +1,10 @@
-"""Encode words as integer ids. A vocabulary built from private text is a release of that text.
+"""Encode words as integer ids. A vocabulary built from private text reveals words in it.
 
-If a word is in the vocabulary, someone wrote it. A rare name in the list identifies a person, and
-noise added in training cannot undo that. The default vocabulary is therefore not a list: a public
-function hashes words into a fixed number of ids, whatever the texts contain. A list from public
-text is equally safe. A list of the most frequent words in the training texts, as papers use, is
-possible, but it raises a warning and is marked as not private.
+Every word in such a vocabulary occurs in the private text. A rare name in the list can identify a
+person, and noise added during training cannot undo that. The default vocabulary is therefore not a
+list: a public function hashes words into a fixed number of ids, whatever the texts contain. A list
+from public text is equally safe. A list of the most frequent words in the training texts, as used
+in papers, is possible, but it triggers a warning and is marked as not private.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Vocabulary:
     def hashed(cls, size: int = 20_000) -> Vocabulary:
         """Return a vocabulary that does not depend on any text: CRC-32 maps each word to its id.
 
-        Several words may share an id; with 20,000 ids this costs little.
+        Several words may share an id; with 20,000 ids, this has little effect.
         """
         _check_size(size)
         return cls(size, _places=_Places(hashed=size - _RESERVED))
@@ -90,14 +90,14 @@ class Vocabulary:
         """
         _check_size(size)
         warnings.warn(
-            "a vocabulary counted from the training texts is released without noise: it is NOT "
+            "a vocabulary computed from the training texts is released without noise: it is NOT "
             "private; use the default (hashed) or a public list instead",
             PrivacyWarning,
             stacklevel=2,
         )
         counts = Counter(word for text in texts for word in text)
         ranked = sorted(counts, key=lambda word: (-counts[word], word))[: size - _RESERVED]
-        return cls.listed(ranked, "the vocabulary: the most frequent words of the training texts")
+        return cls.listed(ranked, "the vocabulary: the most frequent words in the training texts")
 
     def encode(self, text: Sequence[str], length: int) -> np.ndarray:
         """Return the ids of the first `length` words, int64, padded with `PADDING`."""

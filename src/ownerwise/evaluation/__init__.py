@@ -1,6 +1,6 @@
 """Evaluation: metrics on validation and test records, per class and group, without a guarantee.
 
-Imports batches and mechanisms (losses and constraints), but not the private step.
+This package imports batches and mechanisms (losses and constraints), but not the private step.
 """
 
 from ownerwise.evaluation.metrics import (

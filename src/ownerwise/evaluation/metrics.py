@@ -51,7 +51,7 @@ class Evaluation:
         groups: each record's group; by default its class.
         collate: combines a Dataset's samples into a batch; by default torch's function.
         predict: function from outputs to classes.
-        constraints: constraints to measure as well; targets then hold class and cell.
+        constraints: constraints to measure as well; targets then contain the class and the cell.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ def _data_problems(data: Any, name: str) -> list[str]:
 
 
 def _group_problems(groups: np.ndarray) -> list[str]:
-    """Return why groups given as objects cannot be used: missing values or mixed types."""
+    """Return why groups of object dtype cannot be used: missing values or mixed types."""
     if groups.dtype.kind != "O":
         return []
     cells = groups.tolist()

@@ -47,9 +47,9 @@ _AS_NUMBERS = ".float() (for an array, .astype('float32'))"
 
 
 def run_on_first(model: nn.Module, inputs: Any) -> Any:
-    """Return the outputs for made-up inputs of the same shapes, and restore the model's state.
+    """Return the outputs for dummy inputs of the same shapes, and restore the model's state.
 
-    If the model does not accept the inputs, the error message names the call that fixes them.
+    If the model does not accept the inputs, the error message names the call that converts them.
     """
     try:
         return run_made_up(model, inputs, State(model))
@@ -127,7 +127,7 @@ def value_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
 def _class_problems(outputs: Tensor, targets: Tensor) -> list[str]:
     if outputs.dim() < 2 or outputs.shape[1:] == (1,):
         return [
-            f"the outputs are {described(outputs)}, one class; this loss needs one output per "
+            f"the outputs are {described(outputs)}, for one class; this loss needs one output per "
             "class: give the model as many outputs as classes, or use "
             "loss=binary_cross_entropy_with_logits with y[:, None].float()"
         ]

@@ -4,7 +4,7 @@ This package imports only `errors` and `torch_internals` from the rest of the li
 
     tape = Tape(model)                       # cheap; the model is not wrapped, hooked or changed
     problems = check(model, sample_inputs)   # every Problem (where, what, remedy), or []
-    with tape:                               # watches the torch functions that the model calls
+    with tape:                               # traces the torch functions that the model calls
         outputs = model(inputs)
     losses = loss(outputs, targets)          # [B], one per record, reduction="none"
     gradients = tape.backward(losses)        # one pass for activations; no parameter gradients
@@ -17,29 +17,29 @@ graph, its input is kept, and the backward pass delivers the gradient of its out
 any in-place change. From the input and the output gradient, a *rule* (:mod:`rules`) builds a
 :class:`Contribution` (:mod:`contributions`). The contribution computes squared norms, from Gram
 matrices or by forming the gradients in cache-sized chunks, whichever is cheaper for the shapes, and
-later the weighted sum, without a second backward pass. If a parameter is used several times, its
-uses are added before the norm is taken, with all cross terms.
+later the weighted sum, without a second backward pass. If a parameter is used several times, the
+gradients of its uses are added before the norm is taken, so all cross terms are included.
 
 Rules exist for linear layers at any rank and ``x @ w``; convolutions; embedding; layer, group,
 instance and RMS norm; RNN, GRU, LSTM and their cells; multi-head attention; pointwise calls and
-broadcasts of plain parameters; and, through vmap, any other call that is per-record.
+broadcasts of plain parameters; and, through vmap, any other call that treats records separately.
 
-Refusals. The tape observes which dimension holds the records instead of guessing it
-(:mod:`layout`). A call that cannot be shown to be per-record, a parameter used where the tape does
-not see it, an input changed in place, and batch statistics all raise :class:`Refused` with a
-remedy. Some problems are not visible in any gradient, such as mixing records before the first layer
-or through a detached statistic; ``check(model, inputs)`` finds those.
+Refusals. The tape observes which dimension the records lie along instead of guessing it
+(:mod:`layout`). A call that cannot be shown to treat records separately, a parameter used where the
+tape does not see it, an input changed in place, and batch statistics all raise :class:`Refused`
+with a remedy. Some problems are not visible in any gradient, such as mixing records before the
+first layer or through a detached statistic; ``check(model, inputs)`` finds those.
 
 Formal guarantees. With factors |f_i| <= C_i / norms[i], removing record i changes ``weighted_sum``
 by at most C_i in L2 norm, up to rounding. (On five benchmark models at their initial weights, with
-24 records each, float32 norms were at most 5e-7 below the exact ones. Gram matrices lose digits
+24 records each, float32 norms were at most 5e-7 below the exact ones. Gram matrices lose precision
 where a record's own terms cancel.) A record whose gradient is not finite contributes exactly zero.
 An empty batch gives zero sums.
 
 A chain of vector layers (a tabular network) does not need the tape: :class:`Chain` runs it layer
 by layer with far fewer calls.
 
-``Tape(model, lean=True)`` uses less memory but more time. The gradients of several micro-batches
+``Tape(model, lean=True)`` is slower but uses less memory. The gradients of several micro-batches
 from one tape may exist at the same time. Use one tape per thread.
 """
 

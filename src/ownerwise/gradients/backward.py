@@ -18,7 +18,7 @@ def send_back(
     *,
     keep: bool,
 ) -> None:
-    """Run one backward pass, and refuse if a parameter receives a gradient.
+    """Run one backward pass; raise :class:`Refused` if a parameter receives a gradient.
 
     Such a parameter was used where the tape did not see it, so its gradient would not be clipped.
 

@@ -1,7 +1,7 @@
-"""Chains of vector layers, for networks in which calls take longer than arithmetic.
+"""Chains of vector layers, for networks in which call overhead exceeds the arithmetic.
 
 A tabular network is a chain of ``Linear`` layers and activations on one vector per record. The tape
-could handle it, but in such a small network, watching the calls costs more than the calls
+could handle it, but in such a small network, tracing the calls takes longer than the calls
 themselves. This module runs the chain forward and backward layer by layer, with as few calls as
 possible; only the loss is left to autograd. If record i has input a_i and output gradient d_i at a
 layer, its gradients are d_i a_i' (weight) and d_i (bias), so their squared norm is
@@ -82,12 +82,12 @@ class Chain:
         return Chain(model, layers, trainable)
 
     def forward(self, inputs: Tensor, *, in_blocks: bool = False) -> Tensor:
-        """Return the outputs of the model, as a leaf that receives the gradient of the loss.
+        """Return the model's outputs as a leaf tensor that receives the gradient of the loss.
 
         Args:
             inputs: one row per record.
-            in_blocks: whether sums will run over blocks of records. Empty rows are then appended,
-                so that all blocks have the same size.
+            in_blocks: whether sums will run over blocks of records. Rows of zeros are then
+                appended, so that all blocks have the same size.
         """
         values, kept, count = inputs.flatten(1), [], len(inputs)
         self._empty_rows = rows_in_blocks(count) - count if in_blocks else 0
@@ -154,7 +154,7 @@ class Chain:
 
 
 class ChainGradients:
-    """The per-record gradients of a chain; same methods as :class:`PerRecordGradients`."""
+    """The per-record gradients of a chain, with the methods of :class:`PerRecordGradients`."""
 
     def __init__(self, parameters: list[nn.Parameter], uses: list[Use], count: int) -> None:
         self._parameters = parameters
@@ -239,7 +239,7 @@ def _check_rows(weighted: Tensor, plain: Tensor, weights: Tensor) -> None:
     """Check that weighting the losses scales the rows of the gradient by the same weights.
 
     The tolerance depends on the largest gradient in the batch, not on the record's own gradient: if
-    a record's terms nearly cancel, its gradient consists of rounding errors.
+    a record's terms nearly cancel, its gradient consists only of rounding errors.
     """
     finite = torch.isfinite(plain).all(dim=1) & torch.isfinite(weighted).all(dim=1)
     expected = plain * weights[:, None]

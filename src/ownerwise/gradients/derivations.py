@@ -1,12 +1,12 @@
 """Repeat in float32 what a model computes from its parameters in half precision.
 
 The sum of the clipped gradients is propagated from a derived tensor (a cast or transposed weight, a
-product of two parameters) back to the parameters through the derivative of the derivation. In half
-precision, this would round the sum over all records before the noise is added: one of 4,000 records
-moved such a sum by 16 clip norms. The derivation is therefore repeated in float32, where casts to
-half precision do nothing, and gradients are propagated back through the repeated derivation. It
-depends on parameters and constants alone, so its derivative is the same linear map for every
-record, both for norms and for sums.
+product of two parameters) back to the parameters through the operation that produced the tensor. In
+half precision, this would round the sum over all records before the noise is added: a single record
+out of 4,000 changed such a sum by 16 clip norms. This operation (the derivation) is therefore
+repeated in float32, where casts to half precision have no effect, and gradients are propagated back
+through the repeated derivation. A derivation depends on parameters and constants alone, so its
+derivative is the same linear map for every record, both for norms and for sums.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TOLERANCE = 0.1
 
 
 def is_half(tensor: Tensor) -> bool:
-    """Return whether a tensor has a floating-point type below float32."""
+    """Return whether a tensor has a floating-point type less precise than float32."""
     return tensor.is_floating_point() and accumulation_dtype(tensor.dtype) != tensor.dtype
 
 

@@ -1,11 +1,11 @@
 """The position of the records in a tensor.
 
-A tensor inside a model may hold its records along dimension 0, along another dimension (``[time,
-record, feature]``), or folded with something else (``[record * time, feature]``, in either order).
-The shape alone is ambiguous: if there are as many time steps as records, two layouts fit. The tape
-therefore *observes* the layout. It runs a backward pass from the losses of a random subset of the
-records, and keeps a candidate only if the gradient is zero for every record outside the subset. If
-a model mixes records, no candidate passes, and the model is refused.
+A tensor inside a model may have its records along dimension 0, along another dimension (``[time,
+record, feature]``), or folded with another dimension (``[record * time, feature]``, in either
+order). The shape alone is ambiguous: if there are as many time steps as records, two layouts fit.
+The tape therefore *observes* the layout. It runs a backward pass from the losses of a random subset
+of the records, and keeps a candidate only if the gradient is zero for every record outside the
+subset. If a model mixes records, no candidate passes, and the model is refused.
 """
 
 from __future__ import annotations

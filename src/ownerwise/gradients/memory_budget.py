@@ -11,14 +11,15 @@ __all__ = ["MemoryBudget"]
 
 @dataclass(slots=True)
 class MemoryBudget:
-    """A limit on the memory that the gradients of one batch may hold.
+    """A limit on the memory that the gradients of one batch may occupy.
 
     Attributes:
-        lean: if true, never hold per-record gradients larger than the tensors they replace.
-        spare_bytes: number of additional bytes that may be held in total, unless `lean` is true.
+        lean: if true, never store per-record gradients larger than the tensors they replace.
+        spare_bytes: number of additional bytes that may be reserved in total, unless `lean` is
+            true.
         chunk_bytes: the working set of one chunk of records, sized to stay in cache.
         workspace: memory that is reused from step to step.
-        held: number of additional bytes held so far.
+        held: number of additional bytes reserved so far.
     """
 
     lean: bool = False

@@ -1,4 +1,4 @@
-"""Find which dimension holds the records, by backpropagating the losses of only some of them."""
+"""Find the dimension of the records by backpropagating the losses of only some of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def find_layouts(
 
     Args:
         taps: the uses of parameters, in the order of the forward pass.
-        known_layouts: earlier observations, keyed by sequence of calls; a new one is added.
+        known_layouts: earlier observations, keyed by the sequence of calls; new ones are added.
         losses: one loss per record, ``[B]``.
         observe: backpropagates the losses with the given weights, and passes every gradient to the
             given function.
@@ -92,15 +92,15 @@ def _observe_layouts(
             Problem(
                 tap.name,
                 f"records cannot be told apart in its output of shape {list(tap.shape)} for "
-                f"{count} records: a later call mixes records, or no dimension holds them",
-                "make every operation treat records separately, with a dimension for the records",
+                f"{count} records: a later call mixes records, or no dimension corresponds to them",
+                "make every operation treat records separately and keep a dimension for them",
             )
         )
     return certain, problems
 
 
 def _halves(count: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield a random half of the records, then the other half; many records may have no gradient.
+    """Yield a random half of the records, then the other half, as some records have no gradient.
 
     A half is neither empty nor the whole batch. It is random because a folded layout could match a
     periodic pattern. The last divisions follow the bits of a record's index, so that every pair of

@@ -25,8 +25,8 @@ class PerRecordGradients:
     """The per-record gradients of one batch, available as norms and sums.
 
     Attributes:
-        norms: ``[B]`` L2 norm of each record's gradient over all trainable parameters, float32 or
-            better. A record whose gradient is not finite has a non-finite norm here and
+        norms: the L2 norm, ``[B]``, of each record's gradient over all trainable parameters,
+            float32 or better. A record whose gradient is not finite has a non-finite norm here and
             contributes exactly zero to every sum, whatever its factor.
     """
 
@@ -257,7 +257,7 @@ def form(
 def add_to_roots(
     sums: dict[int, Tensor], parts: Iterable[tuple[TrackedParameter, Tensor]], *, per_record: bool
 ) -> None:
-    """Add parts to their roots; sum the parts of a derived parameter before pulling them back."""
+    """Add parts to their roots; sum a derived parameter's parts before backpropagating them."""
     derived: dict[int, tuple[TrackedParameter, Tensor]] = {}
     for tracked, part in parts:
         if tracked.is_root:
@@ -272,6 +272,6 @@ def add_to_roots(
 
 
 def add_to(sums: dict[int, Tensor], key: int, part: Tensor) -> None:
-    """Add ``part`` to the entry, but not in place: other code may hold these tensors."""
+    """Add ``part`` to the entry, but not in place: other code may use these tensors."""
     earlier = sums.get(key)
     sums[key] = part if earlier is None else earlier + part

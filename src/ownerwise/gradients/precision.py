@@ -1,4 +1,4 @@
-"""Numerical precision of norms and sums, which determine how far a record can move the model."""
+"""Numerical precision of norms and sums, which determine how much a record can change the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 HUGE = 1e9
-"""A gradient with a factor longer than this counts as not finite.
+"""A gradient with a factor longer than this is treated as not finite.
 
 A norm is a product of two lengths. If one factor is this long, the other may be so short that its
 squares underflow in float32 although the product does not, and the computed norm would be too

@@ -84,7 +84,9 @@ def _of_module(name: str, module: nn.Module) -> Iterator[Problem]:
         )
     if isinstance(module, LazyModuleMixin):
         yield Problem(
-            where, "its parameters have no shapes yet", "run the model once on an example first"
+            where,
+            "its parameters have no shapes yet",
+            "run the model once on an example before checking it",
         )
 
 
@@ -142,8 +144,8 @@ def _unseparated(tape: Tape, outputs: Any, count: int) -> list[Problem]:
     """Backpropagate random losses; the tape lists the calls whose records it cannot tell apart."""
     flat = [t for t in tensors_in(outputs) if t.requires_grad and _has(t, count)]
     if not flat:
-        what = f"no differentiable output holds the {count} records along its first dimension"
-        return [Problem("model", what, "return one output per record, records first")]
+        what = f"no differentiable output has the {count} records along its first dimension"
+        return [Problem("model", what, "return one output per record, along the first dimension")]
     losses = torch.zeros(count, dtype=flat[0].dtype, device=flat[0].device)
     for tensor in flat:
         losses = losses + (tensor * torch.randn_like(tensor)).reshape(count, -1).sum(dim=1)

@@ -1,4 +1,4 @@
-"""Activations that a rule needs again in the backward pass."""
+"""Activations that a rule uses again in the backward pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Saved:
         self.where = where
 
     def get(self) -> Tensor:
-        """Return the tensor, or refuse if it was changed in place in the meantime."""
+        """Return the tensor, or raise an error if it has since been changed in place."""
         tensor = self.tensor
         if tensor._version != self.version:
             raise Refused(

@@ -1,4 +1,4 @@
-"""The parameters, buffers and attributes of a model, before and after it has run."""
+"""The parameters, buffers and attributes of a model before and after it runs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _VALUES = (Tensor, float, np.ndarray, np.generic)  # what can hold numbers compu
 
 
 class Attributes:
-    """The ordinary attributes of a model's modules, before a forward pass.
+    """The ordinary attributes of a model's modules before a forward pass.
 
-    A pass may store numbers in its modules (`self.mean = x.mean(0)`, `self.seen.append(x)`). They
-    are computed from the records of the batch without noise, so they must not reach the next pass.
+    A forward pass may store values in a module (`self.mean = x.mean(0)`, `self.seen.append(x)`).
+    Such values are computed from the records in the batch without noise, so they must not be
+    available to the next pass.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -41,10 +42,10 @@ class Attributes:
                     self._tensors.append((key, value, value._version))
 
     def drop_data(self) -> None:
-        """Restore changed attributes that now hold a tensor, an array or a float, or refuse.
+        """Restore changed attributes that now contain a tensor, an array or a float.
 
-        Integers and flags are kept, for example a counter of passes. A tensor that was written to
-        in place cannot be restored and is refused.
+        Changes to integers and flags, such as a counter of forward passes, are kept. A tensor that
+        was modified in place cannot be restored, so an error is raised.
         """
         for name, tensor, version in self._tensors:
             if tensor._version != version:
@@ -61,7 +62,7 @@ class Attributes:
                         del slots[key]
 
     def restore(self) -> None:
-        """Restore all attributes, whatever their values."""
+        """Restore all attributes, regardless of their values."""
         for container, before in self._contents:
             if _replaced(container, before):
                 _refill(container, before)
@@ -72,7 +73,7 @@ class Attributes:
 
 
 class State:
-    """A copy of a model's parameters, buffers and attributes, to find and undo changes."""
+    """A copy of a model's parameters, buffers and attributes, used to detect and undo changes."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(vars(module), dict(module._modules)) for module in model.modules()]
@@ -93,7 +94,7 @@ class State:
         self._loose = [(t, t.detach().clone()) for _, t, _ in self._attributes._tensors]
 
     def changed(self) -> dict[str, Tensor]:
-        """Return copies of the parameters, buffers and integers that have changed, by name."""
+        """Return copies of the changed parameters, buffers and integers, keyed by name."""
         numbers = {
             key: torch.tensor([float(number), place])
             for place, (slots, own) in enumerate(self._attributes._kept)
@@ -108,7 +109,7 @@ class State:
         }
 
     def restore(self) -> None:
-        """Restore tensors, their values, attributes, submodules and modes.
+        """Restore all tensors and their values, attributes, submodules and training modes.
 
         Only tensors that have changed are written to.
         """
@@ -128,10 +129,11 @@ class State:
 
 
 def run_made_up(model: nn.Module, inputs: Any, state: State) -> Any:
-    """Return the outputs for zeros of the inputs' shapes and dtypes, and restore the state.
+    """Return the model's outputs for all-zero inputs of the same shapes, and restore the state.
 
-    Zeros are valid numbers, tokens and flags for nearly every model. If a model fails on zeros, it
-    runs on the inputs themselves. The state is restored, so no trace of the inputs remains.
+    The zeros also have the dtypes of the inputs, and nearly every model accepts them as numbers,
+    tokens or flags. If a model fails on zeros, it is run on the actual inputs instead. The state is
+    restored, so no trace of the inputs remains.
     """
     try:
         return model(map_tensors(torch.zeros_like, inputs))
@@ -143,7 +145,7 @@ def run_made_up(model: nn.Module, inputs: Any, state: State) -> Any:
 
 
 def differing(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of tensors that differ or appear in only one of the two mappings."""
+    """Return the names of the tensors that differ or appear in only one of the two mappings."""
     both = first.keys() & second.keys()
     return sorted(
         (first.keys() ^ second.keys()) | {n for n in both if not _same(first[n], second[n])}
@@ -151,7 +153,7 @@ def differing(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> list
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
-    """Return whether all entries are equal; nan equals nan."""
+    """Return whether all entries are equal, treating NaNs as equal to each other."""
     if first.shape != second.shape:
         return False
     if torch.equal(first, second):

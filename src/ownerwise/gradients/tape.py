@@ -1,4 +1,4 @@
-"""The tape watches a model run and turns one backward pass into per-record gradients."""
+"""The tape traces a model's forward pass and turns one backward pass into per-record gradients."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ NESTED = (list, tuple, dict)
 
 
 class Tape(TorchFunctionMode):
-    """Per-record gradients of an ordinary module.
+    """Computes per-record gradients of an ordinary module.
 
     Args:
         model: any module; it is not changed, wrapped or hooked.
-        lean: whether to use less memory at the cost of somewhat more time.
+        lean: whether to save memory at the cost of somewhat slower computation.
 
-    The package docstring shows how to use it. Rules use the tape through the interface
+    The package docstring shows how to use the tape. Rules use the tape through the interface
     :class:`~ownerwise.gradients.rules.Context`.
     """
 
@@ -79,7 +79,7 @@ class Tape(TorchFunctionMode):
             self._tracker.refuse_replaced()
 
     def reset(self) -> None:
-        """Forget the last forward pass."""
+        """Discard everything recorded in the last forward pass."""
         self._taps, self._uses, self._tracker, self._arrive = [], {}, None, None
         self.batch_hint = None
         self.budget = MemoryBudget(lean=self.lean, workspace=self._workspace)
@@ -131,7 +131,7 @@ class Tape(TorchFunctionMode):
     def _call_without_gradient(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], kinds: int
     ) -> Any:
-        """Run a call through which no parameter gradient passes.
+        """Run a call through which no parameter gradient flows.
 
         Its result is constant if it is computed from parameters and constants alone.
         """
@@ -154,7 +154,7 @@ class Tape(TorchFunctionMode):
     def _note_write(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Refuse writes of data into the model; any other tensor written to becomes data."""
+        """Refuse calls that write data into the model; treat other tensors written to as data."""
         assert self._tracker is not None
         written = args[0] if args and writes_in_place(func) else kwargs.get("out")
         for tensor in tensors_in(written):
@@ -185,15 +185,15 @@ class Tape(TorchFunctionMode):
     # ---- the interface for rules; see Context ----
 
     def tracked(self, tensor: Any) -> TrackedParameter | None:
-        """Return the tracked parameter behind a tensor, if it is parametric."""
+        """Return the `TrackedParameter` of a tensor, or None if the tensor is not parametric."""
         return self._parametric.get(id(tensor))
 
     def is_constant(self, tensor: Any) -> bool:
-        """Return whether a tensor is a buffer, a frozen parameter, or created without data."""
+        """Return whether a tensor is a buffer or frozen parameter, or was created without data."""
         return id(tensor) in self._constant
 
     def value(self, tensor: Any) -> Any:
-        """Return an argument for the call; parametric tensors are detached from their graph."""
+        """Return the argument to pass to the call; parametric tensors are detached."""
         tracked = self._parametric.get(id(tensor))
         return tensor if tracked is None else tracked.value
 
@@ -203,7 +203,7 @@ class Tape(TorchFunctionMode):
 
     @contextmanager
     def watch(self, batch_hint: int) -> Iterator[None]:
-        """Also watch the calls inside a rule, with a different guess at the number of records."""
+        """Also trace the calls inside a rule, with a different guess for the number of records."""
         before, self.batch_hint = self.batch_hint, batch_hint
         super().__enter__()
         try:
@@ -213,7 +213,7 @@ class Tape(TorchFunctionMode):
             self.batch_hint = before
 
     def refuse(self, refusal: Refused) -> None:
-        """Raise the refusal or, in a trial run, add it to the list of problems."""
+        """Raise the error or, in a trial run, add it to the list of problems."""
         if self.problems is None:
             raise refusal
         self.problems.append(refusal.problem)
@@ -226,7 +226,7 @@ class Tape(TorchFunctionMode):
         dims: Iterable[int],
         build: Build,
     ) -> Tensor:
-        """Arrange for `build` to receive the gradient of `output` as the call returned it."""
+        """Arrange for `build` to receive the gradient with respect to the unmodified `output`."""
         if output.grad_fn is None:
             output = Anchor.apply(output, self._anchor)  # type: ignore[assignment]
         tap = Tap(self._deliver, func, used, tuple(dims), output, build)
@@ -245,7 +245,7 @@ class Tape(TorchFunctionMode):
     # ---- backward ----
 
     def backward(self, losses: Tensor) -> PerRecordGradients:
-        """Run one backward pass through the activations; no parameter gradient is formed.
+        """Run one backward pass through the activations without computing parameter gradients.
 
         Args:
             losses: ``[B]``, one loss per record (``reduction="none"``).

@@ -1,4 +1,4 @@
-"""One use of parameters in a forward pass, and the graph node where its gradient arrives."""
+"""One use of parameters in a forward pass, and the graph node that receives its gradient."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Anchor(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
-        """Return no gradients: the tap has already received the gradient."""
+        """Return no gradients, because the tap has already received the gradient."""
         return None, None
 
 
@@ -41,7 +41,7 @@ class Tap:
         deliver: called with this tap and the gradient of its output.
         func: the torch function.
         used: the parameters that the call uses.
-        dims: dimensions of the output along which records may lie.
+        dims: dimensions of the output that may index the records.
         output: the tapped tensor.
         build: turns the gradient into contributions.
     """
@@ -73,7 +73,7 @@ class Tap:
 
     @property
     def name(self) -> str:
-        """The call and its parameters, for messages."""
+        """The call and its parameters, as shown in messages."""
         return f"{name_of(self.func)}({', '.join(tracked.name for tracked in self.used)})"
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:

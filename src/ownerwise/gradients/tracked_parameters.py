@@ -1,11 +1,11 @@
 """Track tensors computed from trainable parameters, and propagate gradients to the parameters.
 
-While a model runs, each tensor is one of three kinds: *parametric* (a trainable parameter, or
-computed from parameters and constants alone: a transposed or normalised weight, a cast), *constant*
-(a buffer, or created without data), or *data*. A call with both parametric and data arguments is a
-use of a parameter, and is tapped. A derived parametric tensor keeps its autograd graph, so one
-vector-Jacobian product propagates sums back to the parameters. That graph never computes in half
-precision (:mod:`derivations`).
+While a model runs, each tensor is one of three kinds: *parametric* (a trainable parameter, or a
+tensor computed only from parameters and constants, such as a transposed, normalised or cast
+weight), *constant* (a buffer, or a tensor created without data), or *data*. A call with both
+parametric and data arguments counts as a use of a parameter and is tapped. A derived parametric
+tensor keeps its autograd graph, so one vector-Jacobian product propagates sums back to the
+parameters. Nothing in that graph is computed in half precision (:mod:`derivations`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ ISOMETRIC_PROPERTIES = frozenset((Tensor.T.__get__, Tensor.mT.__get__))  # type:
 
 
 def _walk(model: nn.Module) -> tuple[list[int], list[Any]]:
-    """Return ids of modules, parameters (with ``requires_grad``) and buffers, and the modules."""
+    """Return a fingerprint of a model's structure, and the model's modules.
+
+    The fingerprint lists the ids of modules, parameters (with ``requires_grad``) and buffers.
+    """
     marks: list[int] = []
     modules: list[Any] = [model]
     for module in modules:  # grows during the loop
@@ -82,13 +85,13 @@ class TrackedParameter:
 
     @property
     def value(self) -> Tensor:
-        """The tensor without its graph, so autograd forms no batch gradient for it."""
+        """The tensor without its graph, so that autograd computes no batch gradient for it."""
         if self._value is None:
             self._value = self.tensor.detach()
         return self._value
 
     def renew(self) -> None:
-        """Forget the value before another forward pass; the tensor may have moved in memory."""
+        """Discard the value before another forward pass; the tensor may have moved in memory."""
         self._value = None
 
     def pull_back(self, gradients: Tensor, batched: bool) -> list[Tensor | None]:
@@ -174,7 +177,7 @@ class ParameterTracker:
                 self.constant[id(tensor)] = tensor
 
     def _widened(self, tracked: TrackedParameter) -> Tensor:
-        """Return a parametric tensor in float32 or better, with its graph."""
+        """Return a parametric tensor in at least float32 precision, with its graph."""
         if not (tracked.is_root and is_half(tracked.tensor)):
             return tracked.wide[0]
         key = id(tracked.tensor)
@@ -186,7 +189,7 @@ class ParameterTracker:
         """Refuse a call that writes data into the model: the data would be released without noise.
 
         A view or the ``.data`` of a buffer shares the buffer's memory, so addresses are compared.
-        They are looked up on every call, because ``model.to`` changes them.
+        The addresses are looked up on every call, because ``model.to`` changes them.
         """
         if not written.numel():
             return
@@ -197,7 +200,7 @@ class ParameterTracker:
                 raise changed_by_data(name, name_of(func))
 
     def refuse_replaced(self) -> None:
-        """Refuse if the forward pass replaced a parameter, or a buffer with a tensor from data."""
+        """Raise an error if the forward pass replaced a parameter, or set a buffer to data."""
         for module in self._modules:
             for name, parameter in module._parameters.items():
                 key = id(parameter)
@@ -210,11 +213,11 @@ class ParameterTracker:
 
 
 def changed_by_data(name: str, how: str = "a call") -> Refused:
-    """Return the refusal for a parameter or buffer to which a forward pass writes data."""
+    """Return the error for a parameter or buffer to which a forward pass writes data."""
     return Refused(
         name,
-        f"it is changed by {how} based on the records of the batch, which would be released "
+        f"it is changed by {how} based on the records in the batch, which would be released "
         "without noise",
-        "do not keep statistics of a batch in the model (use GroupNorm instead of BatchNorm), and "
+        "do not keep batch statistics in the model (use GroupNorm instead of BatchNorm), and "
         "initialise parameters from public values",
     )

@@ -1,7 +1,7 @@
-"""Memory that is reused from step to step.
+"""Memory blocks that are reused from step to step.
 
 The operating system provides fresh memory page by page on first write, which on the CPU takes
-longer than many of the computations on it. *Scratch* blocks are valid only within one call.
+longer than many of the computations that use it. *Scratch* blocks are valid only within one call.
 *Lent* blocks belong to a contribution and are returned when it is deleted.
 """
 
@@ -59,9 +59,8 @@ class Workspace:
     def lend(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Return a block that belongs to the caller until it is returned with :meth:`give_back`.
 
-        Batch sizes vary, so a block also serves smaller requests, down to half its size. A larger
-        block replaces a smaller one instead of being added, so memory does not grow from step to
-        step.
+        Batch sizes vary, so a block is also used for requests as small as half its size. A larger
+        block replaces a smaller one, so memory use does not grow from step to step.
         """
         size = math.prod(shape)
         free = self._free.get((like.dtype, like.device), [])

@@ -1,11 +1,11 @@
-"""Clipping rules: how a record's gradient is bounded by its owner's clip norm.
+"""Clipping rules, which bound each record's gradient by its owner's clip norm.
 
-A rule returns one factor per record, by which its gradient g is multiplied. Every rule must
-guarantee factor * |g| <= C_o, so that adding or removing a record of owner o changes the sum by at
-most C_o (the sensitivity the plan accounts for). A rule may depend only on the record's own norm,
-its owner's clip norm and fresh random numbers. The bound holds up to rounding in the dtype of the
-norms (1e-6 relative in float32). The step compensates for this: it divides the clip norms it passes
-by 1 plus its slack, which is at least 1e-4 (`PrivateStep.slack`).
+A rule returns one factor per record, by which the record's gradient g is multiplied. Every rule
+must guarantee factor * |g| <= C_o, so that adding or removing a record of owner o changes the sum
+by at most C_o (the sensitivity the plan accounts for). A rule may depend only on the record's own
+norm, its owner's clip norm and fresh random numbers. The bound holds up to rounding in the dtype of
+the norms (1e-6 relative in float32). The step compensates for this by dividing the clip norms it
+passes by 1 plus its slack, which is at least 1e-4 (`PrivateStep.slack`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from torch import Tensor
 from ownerwise.randomness import StepStream
 
 SMALLEST_NORM = 1e-6
-"""The smallest allowed clip norm, and the smallest allowed constant of a rule. In float32, a norm
-may be too small by up to 1e-10, because squares underflow (`ownerwise.gradients.precision.HUGE`).
+"""The smallest allowed clip norm, and the smallest allowed value of a rule's constant. In float32,
+a norm may be too small by up to 1e-10, because squares underflow
+(`ownerwise.gradients.precision.HUGE`).
 """
 
 
 class ClippingRule(Protocol):
-    """The interface of a clipping rule in the private step."""
+    """The interface that the private step expects of a clipping rule."""
 
     @property
     def randomised(self) -> bool:
@@ -38,7 +39,7 @@ class ClippingRule(Protocol):
         Args:
             norms: finite gradient norms, [records].
             clip_norms: the owners' clip norms, [records].
-            stream: this step's secret random numbers, for randomised rules.
+            stream: the step's secret random numbers, used by randomised rules.
         """
         ...
 
@@ -73,7 +74,7 @@ class Standard(_Bounded):
 class AutoS(_Bounded):
     """g * C / (|g| + stability): every gradient is scaled to nearly the clip norm.
 
-    Reference: Bu, Wang, Zha, Karypis (2023), "Automatic Clipping", with its gamma = 0.01.
+    Reference: Bu, Wang, Zha, Karypis (2023), "Automatic Clipping", with the paper's gamma = 0.01.
     """
 
     stability: float = 0.01
@@ -91,7 +92,7 @@ class Psac(_Bounded):
     """g * C / (|g| + r / (|g| + r)): like AutoS, but small gradients are scaled up less.
 
     Reference: Xia et al. (2023), "Differentially Private Learning with Per-Sample Adaptive
-    Clipping", with its r = 0.1.
+    Clipping", with the paper's r = 0.1.
     """
 
     r: float = 0.1

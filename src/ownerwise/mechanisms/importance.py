@@ -2,11 +2,12 @@
 
 Formal guarantee (docs/proofs/dpis.md): given the model before the step, a record of owner o adds a
 vector of length C_o or 0 to the sum, depending on its own coin flip. It therefore changes the sum
-by at most C_o, even with INO weights. The step costs exactly as much as one with ordinary clipping
-under the same plan. Public: the options. Private: which records were accepted, and how many.
+by at most C_o, even with INO weights. The step has exactly the same privacy cost as one with
+ordinary clipping under the same plan. The options are public; which records were accepted, and how
+many, is private.
 
-Published importance sampling divides by the sum of all gradient norms. That sum depends on every
-record and would leak through the scale of the noise, so it is not used here.
+Published methods of importance sampling divide by the sum of all gradient norms. That sum depends
+on every record and would leak information through the scale of the noise, so it is not used here.
 
 Reference: Wei, Bao, Xiao, Yang (2022), "DPIS: An Enhanced Mechanism for Differentially Private SGD
 with Importance Sampling"; the mechanism here is a variant.
@@ -33,22 +34,22 @@ _SMALLEST_RESOLVED = SMALLEST_NORM / 10  # smaller float32 norms count as zero
 
 @dataclass(frozen=True)
 class ImportanceSampling:
-    """Random clipping: scale a gradient to length C with probability min(|g|, C) / C, else to 0.
+    """Random clipping: scale a gradient to length C with probability min(|g|, C) / C, or else to 0.
 
     The expectation over the coin flips is the clipped gradient g * min(1, C / |g|), so the sum is
-    an unbiased but noisier estimate of the sum under `Standard`. It pays off if a gradient's norm
-    is cheap to compute but the gradient itself is expensive.
+    an unbiased but noisier estimate of the sum under `Standard`. Importance sampling pays off if a
+    gradient's norm is cheap to compute but the gradient itself is expensive.
 
-    With `accepted_batch` or `acceptance`, the rule steers itself with a noisy count of accepted
-    records, released in every step. The plan must pay for it (`ow.plan(..., release_std=)`; a tenth
-    of the expected batch size is plenty).
+    With `accepted_batch` or `acceptance`, the rule adapts based on a noisy count of accepted
+    records, which is released at every step. The plan must account for this release
+    (`ow.plan(..., release_std=)`; a tenth of the expected batch size is accurate enough).
 
     Args:
         accepted_batch: approximate number of records to accept per step. The rule uses only as many
-            of the plan's candidates as it needs for this.
+            of the plan's candidates as this requires.
         acceptance: approximate fraction of the candidates to accept. All clip norms and the noise
-            grow together while too many are accepted, and shrink while too few are.
-        gain: how quickly the steering reacts, between 0 and 1.
+            grow together while too many candidates are accepted, and shrink while too few are.
+        gain: how quickly the rule adapts, a number between 0 and 1.
 
     Example:
         >>> from ownerwise import SecretStream
@@ -79,10 +80,11 @@ class ImportanceSampling:
     def factors(self, norms: Tensor, clip_norms: Tensor, stream: StepStream | None) -> Tensor:
         """Return C / |g| for accepted records and 0 for the others.
 
-        A norm below t = C * sqrt(machine epsilon) may be pure rounding error (a ghost norm is the
-        root of a sum with cancellation). It counts as zero instead of being scaled up to C. Above
-        t, a record is accepted with probability (|g| - t) / (C - t), which has no jump at t, so the
-        last bit of a norm never decides alone. This lowers the expectation by at most t.
+        A norm below t = C * sqrt(machine epsilon) may consist entirely of rounding error (a ghost
+        norm is the square root of a sum with cancellation). Such a norm is treated as zero instead
+        of being scaled up to C. Above t, a record is accepted with probability (|g| - t) / (C - t).
+        This probability is continuous at t, so a rounding error in the norm changes it only
+        slightly. The threshold lowers the norm of a record's expected contribution by at most t.
         """
         if stream is None:
             raise ValueError("importance sampling needs the step's secret random numbers")
@@ -94,11 +96,11 @@ class ImportanceSampling:
         return torch.where(accepted, clip_norms / norms, torch.zeros_like(norms))
 
     def sensitivity(self, clip_norm: float) -> float:
-        """Return the clip norm, the length of every accepted contribution."""
+        """Return the clip norm, which is the length of every accepted contribution."""
         return clip_norm
 
     def steering(self, plan: Plan) -> AcceptanceSteering | None:
-        """Return the steering for one run, or None if no target was given."""
+        """Return the adaptation state for one run, or None if no target was given."""
         if self.accepted_batch is None and self.acceptance is None:
             return None
         return AcceptanceSteering(
@@ -107,9 +109,9 @@ class ImportanceSampling:
 
 
 def proven(rule: object) -> bool:
-    """Return whether this package proves the bound of a clipping rule.
+    """Return whether this package proves that a clipping rule respects its bound.
 
-    This is true only of this package's own rules, not of subclasses. For any other rule, the step
+    It does so only for its own rules, not for subclasses of them. For any other rule, the step
     checks every batch.
     """
     return type(rule) in (Standard, AutoS, Psac, ImportanceSampling)

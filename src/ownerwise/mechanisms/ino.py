@@ -1,10 +1,11 @@
 """INO: ordered importance weights within each batch, at no cost to any owner's budget.
 
-Formal guarantee (INO-SGD, Theorems 3.3 and 3.4; docs/proofs/ino.md): order the records of a batch
+Formal guarantee (INO-SGD, Theorems 3.3 and 3.4; docs/proofs/ino.md): order the records in a batch
 by a score that depends only on the record itself, and let record i contribute a vector of length at
 most C_i. With the weights below, adding or removing record i changes the weighted sum by at most
-C_i. The step therefore costs exactly as much as a step without weights. Public: the tail's shape
-and length. Private: scores, order, weights, the batch's total clip norm.
+C_i. The step therefore has exactly the same privacy cost as a step without weights. The tail's
+shape and length are public; the scores, the order, the weights and the batch's total clip norm are
+private.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ if TYPE_CHECKING:
 
 DEFAULT_TAIL = 0.4
 LOSS_FLOOR, LOSS_CEILING = 0.1, 1e6
-"""Losses are clamped to this public range. Records are ordered by the logarithm of the result."""
+"""Losses are clamped to this public range. Records are ordered by the log of the clamped loss."""
 _LARGEST_SPREAD = 1e6
 _LOSS_ROUNDOFFS = 8.0  # largest change in a loss by rounding: absolute up to 1, relative above
 
 
 @dataclass(frozen=True)
 class INO:
-    """Weight 1 for the important records in a batch, falling to 0 over a tail of fixed length.
+    """Weights of 1 for the important records in a batch, falling to 0 over a tail of fixed length.
 
     Args:
-        tail: tail length as a fraction of the plan's expected total clip norm; needs `bind`.
+        tail: tail length as a fraction of the plan's expected total clip norm; requires `bind`.
         alpha, beta: shape of the default tail, Beta(alpha, beta).
         tail_length: tail length in units of clip norm, instead of `tail`.
-        shape: another tail function: `Steps` or your own.
+        shape: a different tail function, such as `Steps` or your own.
         score_by: the score that orders the records; the highest is the most important.
         width: smoothness of the order. Two losses that differ by a factor of e^width are fully
-            separated. 0 gives the paper's hard order, which requires a hardened plan.
+            separated. A width of 0 gives the paper's hard order, which requires a hardened plan.
 
     Example:
         >>> INO(tail_length=1.0).weights([30.0, 3.0, 0.3], [1.0, 1.0, 1.0]).round(6)
@@ -57,7 +58,7 @@ class INO:
 
     def __post_init__(self):
         if self.tail is not None and self.tail_length is not None and self._plan is None:
-            raise ValueError("give tail (a fraction) or tail_length (absolute), not both")
+            raise ValueError("pass tail (a fraction) or tail_length (absolute), not both")
         if self.tail is None and self.tail_length is None:
             object.__setattr__(self, "tail", DEFAULT_TAIL)
         for name in ("tail", "tail_length"):
@@ -65,7 +66,9 @@ class INO:
             if value is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
         if self.shape is not None and (self.alpha, self.beta) != (1.0, 1.0):
-            raise ValueError("alpha and beta belong to the Beta tail; do not give them with shape")
+            raise ValueError(
+                "alpha and beta apply only to the Beta tail; do not pass them with shape"
+            )
         if self.width != 0 and not 0.01 <= self.width <= 10:
             raise ValueError(f"width must be 0 or a number from 0.01 to 10, got {self.width}")
         Beta(self.alpha, self.beta)  # validates both now
@@ -77,11 +80,11 @@ class INO:
 
     @property
     def private(self) -> bool:
-        """Whether the guarantee holds: each score depends on its record alone, or is secret."""
+        """Whether the guarantee holds, i.e. each score depends only on its record or is secret."""
         return getattr(self.score_by, "private", True)
 
     def bind(self, plan: Plan) -> INO:
-        """Return these weights with the tail length fixed by the public plan."""
+        """Return these weights with the tail length computed from the public plan."""
         length = self.tail_length
         if self.tail is not None:
             total = float(plan.sampling_rates @ (plan.records * plan.clip_norms))
@@ -89,15 +92,15 @@ class INO:
         return replace(self, tail_length=length, _plan=plan)
 
     def score(self, losses: np.ndarray, owner_index: np.ndarray | None = None) -> np.ndarray:
-        """Return one finite score per record, from the logarithm of its clamped loss."""
+        """Return one finite score per record, computed from the logarithm of its clamped loss."""
         clamped = np.minimum(np.fmax(losses, LOSS_FLOOR), LOSS_CEILING)  # fmax: nan is the floor
         return np.asarray(self.score_by(np.log(clamped), owner_index, self._plan))
 
     def score_slack(self, roundoff: float) -> float:
         """Return how much rounding may change the sum, per unit of the batch's total clip norm.
 
-        If every loss changes by up to 8 * roundoff (absolute below 1, relative above), no score
-        changes by more than 8 * roundoff / floor.
+        If every loss changes by up to 8 * roundoff (in absolute terms below 1, in relative terms
+        above), no score changes by more than 8 * roundoff / floor.
         """
         if self.tail_length == 0:
             return 0.0
@@ -108,7 +111,7 @@ class INO:
     def weights(
         self, losses: np.ndarray, clip_norms: np.ndarray, owner_index: np.ndarray | None = None
     ) -> np.ndarray:
-        """Return one weight in [0, 1] per record (`smooth_order`).
+        """Return one weight in [0, 1] per record (see `smooth_order`).
 
         Args:
             losses: one loss per record; NaN counts as the smallest loss.
@@ -124,9 +127,9 @@ class INO:
         """Return one weight in [0, 1] per finite score. Equal scores get equal weights."""
         if self.tail_length is None:
             raise ValueError(
-                f"INO(tail={self.tail}) is a fraction of a plan's expected clip norm: bind it to a "
-                "plan first (the private step does), or give tail_length. Using the batch's own "
-                "total would make the tail depend on the data"
+                f"INO(tail={self.tail}) is a fraction of a plan's expected clip norm: bind it to "
+                "a plan first (the private step does this), or pass tail_length. Using the "
+                "batch's own total would make the tail depend on the data"
             )
         scores = np.asarray(scores, dtype=np.float64)
         clips = np.asarray(clip_norms, dtype=np.float64)
@@ -143,7 +146,7 @@ class INO:
         if largest > _LARGEST_SPREAD * smallest:
             raise ValueError(
                 f"clip norms from {smallest:g} to {largest:g} differ by more than a factor "
-                f"of {_LARGEST_SPREAD:g}: the weights would be too inexact for the guarantee"
+                f"of {_LARGEST_SPREAD:g}: the weights would be too inaccurate for the guarantee"
             )
         if self.tail_length == 0:
             return np.ones(len(clips))

@@ -1,4 +1,4 @@
-"""INO-SGM: a single noisy ordered sum of bounded vectors, independent of training."""
+"""INO-SGM: a single noisy ordered sum of bounded vectors, for use outside training."""
 
 from __future__ import annotations
 
@@ -51,13 +51,14 @@ def ino_sum(
 ) -> InoSum:
     """Release a weighted sum of per-record vectors with Gaussian noise.
 
-    Records with the highest scores count in full.
+    The records with the highest scores have weight 1.
 
     Formal guarantee (INO-SGD, Theorem 3.4): adding or removing record i changes the sum by at most
-    `sensitivities[i]`, so the record pays for one Gaussian mechanism with noise multiplier
-    `noise_std / sensitivities[i]`, or for the subsampled mechanism after Poisson sampling (see
-    `InoSum.epsilon`). Public: tail, noise_std, and each record's sensitivity. A record's value and
-    score may depend on that record only. The number of records is not released.
+    `sensitivities[i]`, so the record's privacy cost is that of one Gaussian mechanism with noise
+    multiplier `noise_std / sensitivities[i]`, or of the Poisson-subsampled mechanism if records are
+    sampled (see `InoSum.epsilon`). The tail, `noise_std` and each record's sensitivity are public.
+    A record's value and score may depend on that record only. The number of records is not
+    released.
 
     Args:
         values: one vector (or number) per record, [records, ...]; clipped to its sensitivity.

@@ -45,10 +45,10 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def never_mixes(loss: Loss, outputs: Any, targets: Any) -> bool:
-    """Return whether this is a loss of torch's that treats every record separately by definition.
+    """Return whether this is a torch loss that by definition treats every record separately.
 
-    The step checks any other loss in every batch. Losses that compare number by number qualify only
-    if outputs and targets have the same shape, because torch would broadcast other shapes.
+    The step checks any other loss in every batch. Elementwise losses qualify only if the outputs
+    and targets have the same shape, because torch would broadcast other shapes.
     """
     named: set[str] = set()
     if isinstance(loss, functools.partial) and not loss.args:
@@ -74,12 +74,12 @@ def per_record(loss: Loss) -> Loss:
     """Return `loss` as a function that returns one number per record.
 
     A loss with a `reduction` argument or attribute (all of torch's) is called with "none"; any
-    other loss must return one entry per record itself. Several values per record (tokens, pixels,
-    output columns) are averaged within the record, so a record's gradient depends on that record
-    only. Ignored targets (`ignore_index`) are left out of the average: otherwise a record's loss
-    would depend on its padding, and thus on the longest record of the batch. Class weights multiply
-    the loss and are not normalised, because their sum over the batch depends on the other records.
-    Extra arguments, such as a noised release, are passed on.
+    other loss must itself return one entry per record. If a record has several values (tokens,
+    pixels, output columns), they are averaged within the record, so a record's gradient depends on
+    that record only. Ignored targets (`ignore_index`) are left out of the average: otherwise a
+    record's loss would depend on its padding, and thus on the longest record in the batch. Class
+    weights multiply the loss and are not normalised, because their sum over the batch depends on
+    the other records. Extra arguments, such as a noised release, are passed on.
     """
     unreduced = _without_reduction(loss)
     ignored = ignored_target(loss)
@@ -106,7 +106,7 @@ def per_record(loss: Loss) -> Loss:
 
 
 def _refuse_broadcast(values: Tensor, outputs: Any, targets: Any) -> None:
-    """Refuse outputs [B, 1] with targets [B], or the reverse, which a loss broadcasts to [B, B]."""
+    """Refuse outputs [B, 1] with targets [B], or vice versa, which a loss broadcasts to [B, B]."""
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)) or len(values) < 2:
         return
     short, long = sorted((outputs.shape, targets.shape), key=len)
@@ -116,7 +116,7 @@ def _refuse_broadcast(values: Tensor, outputs: Any, targets: Any) -> None:
     raise OwnerwiseError(
         f"the outputs are {shape_name(outputs.shape)} and the targets {shape_name(targets.shape)}, "
         "so the loss compares each record with the targets of all others: give both the same "
-        f"shape, {fix}"
+        f"shape, for example with {fix}"
     )
 
 

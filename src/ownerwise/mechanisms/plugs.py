@@ -1,4 +1,4 @@
-"""Plugs: protocols for weights, releases and steering in the private step, and their data types."""
+"""Protocols for plug-in weights, releases and steering in the private step, and data types."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Weights(Protocol):
 class Release(Protocol):
     """A sum over the batch, such as a histogram, released with noise before the loss is computed.
 
-    The plan must pay for it (`release_std`). Every record's contribution is clipped to L2 norm 1
-    (L1 norm 1 for Laplace noise). The release happens in every step, even for an empty batch; its
-    shape is public.
+    The plan must account for the release (`release_std`). Every record's contribution is clipped to
+    L2 norm 1 (L1 norm 1 for Laplace noise). The release is made at every step, even for an empty
+    batch; its shape is public.
     """
 
     @property
@@ -60,18 +60,18 @@ class Release(Protocol):
         ...
 
     def contributions(self, outputs: Any, targets: Any) -> Tensor:
-        """Return one contribution per record, from its own outputs and targets, [records, ...]."""
+        """Return one contribution per record, based only on that record, [records, ...]."""
         ...
 
 
 class Steering(Protocol):
     """Adapts sampling rates and clip norms during a run, based on a noisy count of records.
 
-    The plan pays for the count (`release_std`): each record adds 0 or 1 to it, based on its own
-    clipping factor. Required guarantee: `keep_probability` and `clip_scale` depend only on public
-    constants and earlier noisy counts, and `keep_probability` is at most 1. Then every step costs
-    at most what the plan accounts for: no record is sampled above its planned rate, and clip norms
-    and noise scale together (docs/proofs/dpis.md).
+    The plan accounts for the count (`release_std`), to which each record adds 0 or 1, depending on
+    its own clipping factor. Required guarantee: `keep_probability` and `clip_scale` depend only on
+    public constants and earlier noisy counts, and `keep_probability` is at most 1. Every step then
+    costs at most what the plan accounts for: no record is sampled at more than its planned rate,
+    and clip norms and noise are scaled together (docs/proofs/dpis.md).
     """
 
     @property
@@ -89,7 +89,7 @@ class Steering(Protocol):
         ...
 
     def observe(self, factors: Tensor) -> None:
-        """Count records by their clipping factors, before weights."""
+        """Count records according to their clipping factors, before weights are applied."""
         ...
 
     @property
@@ -113,10 +113,10 @@ class Steered(Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A plug whose state persists from step to step and is stored in checkpoints."""
+    """A plug-in whose state persists from step to step and is stored in checkpoints."""
 
     def state(self) -> dict[str, Any]:
-        """Return the state for the next step, as JSON types; no private data without noise."""
+        """Return the state for the next step as JSON types, without any unnoised private data."""
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -126,7 +126,10 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class AdaptiveRelease(Release, Protocol):
-    """A release that adapts to its own noised sums. This is post-processing and costs nothing."""
+    """A release that adapts to its own noised sums.
+
+    This adaptation is post-processing and has no privacy cost.
+    """
 
     def bind(self, plan: Plan) -> Self:
         """Return the release in its initial state for a run under the plan."""
@@ -138,7 +141,7 @@ class AdaptiveRelease(Release, Protocol):
 
 
 class SummedRelease(ABC):
-    """A release that computes its own sum, without forming every record's contribution.
+    """A release that computes its own sum, without materialising each record's contribution.
 
     The step does not clip such a sum, so a release must subclass this explicitly. Required
     guarantee: `total` equals what `sum_of_unit_rows` would return for contributions whose L1 norms
@@ -169,7 +172,7 @@ def _fixed_parts() -> StepStream:
 class Randomness:
     """Random numbers for one step, except the gradient noise.
 
-    `parts` chooses the records on which the step checks that records do not influence each other.
+    `parts` selects the records on which the step checks that records do not influence each other.
     The default is NOT private and meant for research: it uses fixed seeds and adds no noise to a
     release.
     """
@@ -195,16 +198,16 @@ def sum_of_unit_rows(
     row that is not finite counts as zero.
 
     Args:
-        contributions: one row per record, micro-batch by micro-batch; none for an empty batch.
-        parts: the records of each micro-batch.
+        contributions: one tensor per micro-batch, with one row per record; none for an empty batch.
+        parts: the records in each micro-batch.
         shape: shape of a row.
-        scales: factor applied to each record after clipping; 1 if not given.
+        scales: factor applied to each record's row after clipping; 1 if not given.
         absolute: clip the L1 norm instead of the L2 norm, as Laplace noise requires.
     """
     for rows, part in zip(contributions, parts, strict=True):
         if rows.shape != (part.stop - part.start, *shape):
             raise OwnerwiseError(
-                f"a release returned rows of shape {list(rows.shape[1:])}, or a wrong number of "
+                f"a release returned rows of shape {list(rows.shape[1:])}, or the wrong number of "
                 f"rows; expected one row of shape {list(shape)} per record. The step itself clips "
                 "the rows, sums them and adds the noise"
             )

@@ -1,4 +1,4 @@
-"""Scores that order the records in a batch. The highest score is the most important.
+"""Scores that order the records in a batch; those with the highest scores matter most.
 
 A score may depend on the record itself, on the model (past private outputs) and on the plan's
 public constants, never on other records. Adding a record therefore does not reorder the others;
@@ -23,18 +23,18 @@ Score = Callable[[np.ndarray, "np.ndarray | None", "Plan | None"], np.ndarray]
 """score(log_losses, owner_index, plan) returns one finite number per record.
 
 Log losses are clamped to a public range. A score must not change by more than the log loss does;
-otherwise rounding would move the weights further than the step allows for.
+otherwise rounding could change the weights by more than the step allows for.
 """
 
 
 def pull(plan: Plan) -> np.ndarray:
-    """Return each owner's public pull on the update, r_o = sampling rate * clip norm."""
+    """Return each owner's public influence on the update, r_o = sampling rate * clip norm."""
     return plan.sampling_rates * plan.clip_norms
 
 
 @dataclass(frozen=True)
 class ByLoss:
-    """The paper's order: the hardest records first."""
+    """The paper's order, in which the records with the highest losses come first."""
 
     def __call__(
         self, log_losses: np.ndarray, owner_index: np.ndarray | None, plan: Plan | None
@@ -45,12 +45,12 @@ class ByLoss:
 
 @dataclass(frozen=True)
 class BudgetAware:
-    """loss * (r_max / r_o)^kappa, where r_o is the owner's public pull (sampling rate * clip norm).
+    """loss * (r_max / r_o)^kappa, where r_o is the owner's public sampling rate * clip norm.
 
     kappa = 0 orders by loss; a very large kappa orders by owner and gives the laxest owners no
     weight. Values in between preserve the weight of the strict owners' records and of the lax
     owners' hard records. The score depends only on the record's own loss and public constants, so
-    INO's guarantee covers it.
+    INO's guarantee applies.
     """
 
     kappa: float = 1.0
@@ -62,13 +62,13 @@ class BudgetAware:
     def __call__(
         self, log_losses: np.ndarray, owner_index: np.ndarray | None, plan: Plan | None
     ) -> np.ndarray:
-        """Return the log losses, raised for owners with little pull."""
+        """Return the log losses, increased for owners with little influence (see `pull`)."""
         pulls = pull(needed_plan(plan))
         return log_losses + self.kappa * np.log(pulls.max() / pulls)[owner_index]
 
 
 def needed_plan(plan: Plan | None) -> Plan:
-    """Return the plan to which a score is bound, or raise if there is none."""
+    """Return the plan to which a score is bound, or raise an error if there is none."""
     if plan is None:
         raise ValueError(
             "this score uses the owners' sampling rates and clip norms: bind it to a plan first"
@@ -79,6 +79,6 @@ def needed_plan(plan: Plan | None) -> Plan:
 ORDERS: Registry[Callable[[SecretStream | None], Score]] = Registry(
     "ownerwise.orders", {"loss": lambda stream: ByLoss()}
 )
-"""Named orders for configuration files. Each is a function that returns a score. It receives the
-run's own stream if the seed is fixed, else None. Other packages add orders through entry points in
-the group `ownerwise.orders`."""
+"""Named orders for configuration files. Each is a function that returns a score. The function
+receives the run's own stream if the seed is fixed, and None otherwise. Other packages add orders
+through entry points in the group `ownerwise.orders`."""

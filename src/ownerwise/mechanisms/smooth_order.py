@@ -1,6 +1,6 @@
-"""INO's weights for a batch: a smooth order of records, which rounding hardly changes.
+"""INO's weights for a batch, based on a smooth order of records that rounding hardly changes.
 
-A hard order by computed losses is not safe. Kernels round a row differently depending on its
+A hard order based on computed losses is not safe. Kernels round a row differently depending on its
 position in the batch, so removing one record changes the last bits of all other losses, and
 hundreds of records with nearly equal losses and opposite gradients can swap places. The order here
 is smooth instead:
@@ -10,10 +10,11 @@ is smooth instead:
   from level k to level k + 1, it counts as a record with clip norm (1 - t) C at k and as one with
   clip norm t C at k + 1.
 
-Adding record i therefore adds two parts with clip norms (1 - t) C_i and t C_i, so it moves the sum
-by at most C_i. The weights are continuous: if no score moves by more than e, the sum moves by at
-most 2 e G / h, where G is the batch's total clip norm. Both are proved in docs/proofs/ino.md. A
-width of 0 is the hard order, in which equal scores share a weight.
+Adding record i therefore adds two parts with clip norms (1 - t) C_i and t C_i, so it changes the
+sum by at most C_i. The weights are continuous: if no score changes by more than e, the sum changes
+by at most 2 e G / h, where G is the batch's total clip norm. Both statements are proved in
+docs/proofs/ino.md. A width of 0 gives the hard order, in which records with equal scores share one
+weight.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def ordered_weights(
     lowest = below.min()
     if below.max() - lowest > MOST_LEVELS:
         raise ValueError(
-            f"scores spread over more than {MOST_LEVELS} levels of width {width:g}; expected "
+            f"the scores span more than {MOST_LEVELS} levels of width {width:g}; expected "
             "clamped scores, or a larger width"
         )
     level = (below - lowest).astype(np.intp)
@@ -63,12 +64,12 @@ def ordered_weights(
 
 
 def _shared_weights(totals: np.ndarray, tail: Tail, tail_length: float) -> np.ndarray:
-    """Return the weight that the records at each level share; levels are ascending.
+    """Return the weight shared by the records at each level; the levels are in ascending order.
 
     Let R be the total clip norm of a level and all levels below it, and H the integral of the
-    importance, measured from the batch's end. A level with total C has weight (H(R) - H(R - C)) /
-    C: the average importance over its part of the batch, which is between the importance at its two
-    ends.
+    importance, measured from the batch's end. A level with total clip norm C has weight
+    (H(R) - H(R - C)) / C: the average importance over its part of the batch, which is between the
+    importance at its two ends.
     """
     end = np.cumsum(totals) / tail_length
     within = np.minimum(end, 1.0)

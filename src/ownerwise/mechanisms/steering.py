@@ -1,12 +1,12 @@
-"""Steering based on the fraction of records that importance sampling accepts.
+"""Adapt sampling rates and clip norms to the fraction of records accepted by importance sampling.
 
 A record is accepted with probability min(|g|, C) / C, so the accepted fraction estimates K / (C N),
-where K is the sum of clipped norms over all N records. It is computed only from noisy counts that
-the plan pays for, so everything below is post-processing and may be published.
+where K is the sum of clipped norms over all N records. The fraction is computed only from noisy
+counts that the plan accounts for, so everything below is post-processing and may be published.
 
 Formal guarantee (docs/proofs/dpis.md): `keep_probability` lowers the planned sampling rates by a
-public factor, and `clip_scale` scales clip norms and noise together. Neither makes a step cost more
-than planned.
+public factor, and `clip_scale` scales clip norms and noise together. Neither increases the privacy
+cost of a step beyond what is planned.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ownerwise.randomness import StepStream
 _LEAST_KEEP_PROBABILITY = 0.01
 """Limits one record's influence on an update to 100 times its influence without selection."""
 _MOST_LOG_SCALE = 10.0
-"""Keeps squared clip norms within the range of float32, whatever the counts are."""
+"""Keeps squared clip norms within the range of float32, regardless of the counts."""
 
 
 class AcceptanceSteering:
-    """The state of one steered run (`ImportanceSampling.steering`).
+    """The adaptation state of one run (see `ImportanceSampling.steering`).
 
     Args:
-        expected_batch: expected batch size of the plan: the expected number of candidates per step
-            if all are kept.
+        expected_batch: expected batch size of the plan, which is the expected number of candidates
+            per step if all are kept.
         accepted_batch: target number of accepted records per step, or None to keep all candidates.
         acceptance: target fraction of accepted candidates, or None to leave the clip norms
             unchanged.
@@ -96,8 +96,9 @@ class AcceptanceSteering:
     def update(self, noisy_count: float) -> None:
         """Finish a step: adapt to the noisy fraction of accepted candidates.
 
-        The clip norms change geometrically, by exp(gain * excess), as in Andrew, Thakkar, McMahan,
-        Ramaswamy (2021), "Differentially Private Learning with Adaptive Clipping".
+        The clip norms change geometrically, by a factor of exp(gain * excess), as in Andrew,
+        Thakkar, McMahan, Ramaswamy (2021), "Differentially Private Learning with Adaptive
+        Clipping".
         """
         accepted = noisy_count / (self._expected_batch * self.keep_probability)
         accepted = min(1.0, max(0.0, accepted))  # a fraction; limits the effect of one bad draw

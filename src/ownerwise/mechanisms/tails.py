@@ -1,4 +1,4 @@
-"""Tail importance functions: how importance falls from 1 to 0 over the tail of a batch.
+"""Functions that describe how importance falls from 1 to 0 over the tail of a batch.
 
 A tail function f on [0, gamma] is non-increasing with values in [0, 1] (INO-SGD, Definition 3.2).
 Here it is rescaled to the unit interval and measured from its END, which is numerically more
@@ -61,7 +61,7 @@ class Beta:
 
 
 class Steps:
-    """A step function with equally wide steps, listed from the start of the tail to its end.
+    """A step function with steps of equal width, listed from the start of the tail to its end.
 
     `Steps()` has the paper's values 1/2, 1/4, 1/8, 0. `Steps.of(function)` turns any function into
     a piecewise constant one, so that the checks and the integral apply to exactly the function

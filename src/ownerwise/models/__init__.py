@@ -1,9 +1,9 @@
-"""Networks, and features that cost no privacy.
+"""Networks, and features that have no privacy cost.
 
 `models.build("mlp", inputs=21, classes=3)` builds a network by name; `list(models.BUILDERS)` lists
 the names. All of these networks process records separately, so the private step can train them.
-`models.features` has feature extractors that cost no privacy, because they do not depend on private
-records. This room imports no other room.
+`models.features` provides feature extractors that have no privacy cost, because they do not depend
+on private records. This subpackage imports no other subpackage.
 """
 
 from ownerwise.models import features

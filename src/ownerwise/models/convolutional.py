@@ -13,7 +13,10 @@ from ownerwise.models.activations import Activation, activation_maker
 
 
 def mnist_cnn(classes: int = 10, activation: Activation = "tanh") -> nn.Sequential:
-    """Return the network for grey images [batch, 1, 28, 28]: 26,010 parameters with 10 classes."""
+    """Return a network for greyscale images [batch, 1, 28, 28].
+
+    With 10 classes, it has 26,010 parameters.
+    """
     make = activation_maker(activation)
     return nn.Sequential(
         *(nn.Conv2d(1, 16, 8, stride=2, padding=2), make(), nn.MaxPool2d(2, stride=1)),

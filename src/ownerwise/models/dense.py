@@ -1,4 +1,4 @@
-"""Fully connected networks: for tables, and as heads on features."""
+"""Fully connected networks for tabular data, and heads to train on extracted features."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def mlp(
     hidden: Sequence[int] = (47, 47, 47),
     activation: Activation = "relu",
 ) -> nn.Sequential:
-    """Return a multi-layer perceptron; the defaults suit the cardiotocography table.
+    """Return a multi-layer perceptron; the defaults suit the cardiotocography data set.
 
     The network accepts [batch, inputs], or any shape with `inputs` numbers per record.
     """
@@ -31,7 +31,7 @@ def mlp(
 
 
 def hidden_problems(hidden: Any) -> list[str]:
-    """Return the problems with hidden-layer sizes."""
+    """Return the problems with the sizes of the hidden layers."""
     if isinstance(hidden, str) or not np.iterable(hidden):
         return [f"hidden={hidden!r}: expected a list of sizes, such as [{hidden}]"]
     if all(isinstance(size, int | np.integer) and size > 0 for size in hidden):
@@ -40,7 +40,7 @@ def hidden_problems(hidden: Any) -> list[str]:
 
 
 def linear_head(inputs: int, classes: int) -> nn.Sequential:
-    """Return a linear classifier on features (such as SimCLRv2's 4096)."""
+    """Return a linear classifier on features (such as the 4096 of SimCLRv2)."""
     return mlp(inputs, classes, hidden=())
 
 
@@ -50,7 +50,7 @@ def mlp_head(
     hidden: Sequence[int] = (512,),
     activation: Activation = "relu",
 ) -> nn.Sequential:
-    """Return a perceptron on features (such as EfficientNet-B1's 1280)."""
+    """Return a multi-layer perceptron on features (such as the 1280 of EfficientNet-B1)."""
     return mlp(inputs, classes, hidden, activation)
 
 
@@ -60,8 +60,8 @@ def scattering_head(
     """Return a linear classifier on scattering coefficients [batch, channels, size, size].
 
     Each record is first normalised separately, within groups of channels, so no statistics of the
-    data are needed. The defaults are for 28x28 grey images; 32x32 colour images need channels=243
-    and size=8.
+    data are needed. The defaults are for 28x28 greyscale images; 32x32 colour images need
+    channels=243 and size=8.
     """
     normalised = nn.GroupNorm(groups, channels, affine=False)
     return nn.Sequential(normalised, *linear_head(channels * size * size, classes))

@@ -1,4 +1,4 @@
-"""Features that cost no privacy: fixed transforms, and extractors trained only on public data.
+"""Features that have no privacy cost: fixed transforms, and extractors trained only on public data.
 
 Anything fitted to private records (components, means, fine-tuned weights) would be released without
 noise. An extractor is therefore either a fixed transform (`Scattering`) or a network whose weights
@@ -22,7 +22,7 @@ def extract(extractor: nn.Module, inputs: Tensor, batch_size: int = 32) -> Tenso
 
 
 class Frozen(nn.Module):
-    """A module that does not change: no gradients, always in evaluation mode.
+    """A module that does not change: it has no gradients and is always in evaluation mode.
 
     If it is the first part of a model, only the other parts are trained. It keeps the batch
     statistics of its public training data.
@@ -39,5 +39,5 @@ class Frozen(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        """Return the module's outputs, as constants."""
+        """Return the module's outputs as constants."""
         return self.module(x)

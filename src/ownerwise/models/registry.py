@@ -27,8 +27,8 @@ BUILDERS: Registry[Callable[..., nn.Module]] = Registry(
         "scattering-head": scattering_head,
     },
 )
-"""The function or class behind each name. Other packages can add networks through the entry-point
-group `ownerwise.models`."""
+"""The function or class registered under each name. Other packages can add networks through the
+entry-point group `ownerwise.models`."""
 
 
 def build(name: str, **options: Any) -> nn.Module:
@@ -36,7 +36,7 @@ def build(name: str, **options: Any) -> nn.Module:
 
     Args:
         name: one of `BUILDERS`.
-        options: arguments for the function or class behind the name, such as `classes=100`.
+        options: arguments for the function or class with this name, such as `classes=100`.
 
     Example:
         >>> sum(p.numel() for p in build("mnist-cnn").parameters())

@@ -1,4 +1,4 @@
-"""ResNet-18: with group normalisation for training, or with batch statistics for frozen use."""
+"""ResNet-18 with group normalisation for training, or with batch normalisation for frozen use."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ class ResNet18(nn.Module):
             of its width up to this maximum.
         large_images: whether to use the original stem for 224x224 images (7x7 convolution with
             stride 2, max pooling) instead of a 3x3 convolution for 32x32 images.
-        batch_statistics: use batch normalisation, as public weights do. For frozen use only: it
-            mixes records, and the private step refuses to train it.
+        batch_statistics: whether to use batch normalisation, as networks with public weights do.
+            For frozen use only: batch normalisation mixes records, so the private step refuses to
+            train the network.
     """
 
     def __init__(

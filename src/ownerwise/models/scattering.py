@@ -3,12 +3,12 @@
 An image is convolved with wavelets at several scales and angles, and the modulus is taken. This is
 repeated once with the coarser wavelets. Each result is smoothed by a Gaussian and sampled at every
 2^J-th pixel. The filters are fixed, so the features of a record depend only on that record. Small
-shifts and deformations hardly change them.
+shifts and deformations of an image change its features only slightly.
 
 The wavelets are Morlet wavelets, defined in the Fourier domain: a Gaussian around the centre
-frequency, minus a Gaussian around zero that makes the mean vanish. They are scaled so that, with
-the low pass, they do not increase the energy at any frequency: distances between images (with their
-reflected margins) never grow.
+frequency, minus a Gaussian around zero that makes the mean vanish. They are scaled so that,
+together with the low-pass filter, they do not increase the energy at any frequency, so distances
+between images (with their reflected margins) never increase.
 
 References:
     Bruna, Mallat (2013), "Invariant Scattering Convolution Networks"; Tramer, Boneh (2021),
@@ -29,7 +29,7 @@ _ALIASES = range(-3, 4)  # beyond these, the narrowest Gaussian is below 1e-30
 
 
 class Scattering(nn.Module):
-    """Scattering coefficients of orders 0, 1 and 2; a fixed function of each image.
+    """Scattering coefficients of orders 0, 1 and 2, which are a fixed function of each image.
 
     With the defaults, an image channel becomes 81 channels with a quarter of the height and width.
 
@@ -89,7 +89,7 @@ class Scattering(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return [batch, image channels * channels, height / 2^J, width / 2^J].
 
-        Channels are ordered by image channel, then by order, scales and angles.
+        Channels are ordered by image channel, then by scattering order, scales and angles.
         """
         if images.dim() != 4 or images.shape[2:] != (self.height, self.width):
             raise OwnerwiseError(

@@ -2,8 +2,8 @@
 
 A table has the columns `owner, epsilon[, delta][, records]` and one row per owner; a delta may be
 left blank. Each source is converted to `BudgetColumn`s for epsilon, delta and records, with a
-separate one for the deltas in a table. Reading does not stop at the first problem: each problem is
-added to a list, and reading continues with the valid values.
+separate column for the deltas in a table. Reading does not stop at the first problem: each problem
+is added to a list, and reading continues with the valid values.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from ownerwise.owners.tables import (
 COLUMNS = ("owner", "epsilon", "delta", "records")
 DEFAULT_DELTA = 1e-5
 OWN_DELTA = "own delta"
-"""Key of a table's delta column. The key "delta" holds the deltas of owners without one there."""
+"""Key for the deltas in a table; the key "delta" is for owners whose delta the table omits."""
 GIVE_LEVELS = "levels={'high': 0.5, ...}"
 GIVE_RECORDS = "declare the numbers of records with records="
 
 Pairs = Sequence[tuple[str, np.ndarray]]
-"""The columns of a table, as pairs (name, cells)."""
+"""The columns of a table, as (name, cells) pairs."""
 
 _VALID: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "epsilon": lambda values: np.isfinite(values) & (values > 0),
@@ -91,7 +91,7 @@ class BudgetColumn:
             unreadable = np.array([number is None for number in read], dtype=bool)
         expected = "not a number; enter a number for each owner"
         if self.what == "epsilon":
-            known = name_some(list(levels), shown=10) or f"none; give {GIVE_LEVELS}"
+            known = name_some(list(levels), shown=10) or f"none; pass {GIVE_LEVELS}"
             expected = f"neither a number nor a known level; correct it (known levels: {known})"
         invalid = ~unreadable & ~_VALID[self.what](values)
         if self.what == "delta" and self.rows is not None:
@@ -146,7 +146,7 @@ def read_budgets(
 
 
 def reworded(problems: Sequence[str], levels: str, records: str) -> list[str]:
-    """Return the problems with their advice reworded for users of the command line."""
+    """Return the problems with their advice reworded for command-line users."""
     return [text.replace(GIVE_LEVELS, levels).replace(GIVE_RECORDS, records) for text in problems]
 
 
@@ -186,7 +186,7 @@ def _read_argument(what: str, given: Any, problems: list[str]) -> dict[str, Budg
     cells = as_array(given)
     if cells.ndim > 1:
         problems.append(
-            f"{what} has shape {cells.shape}; expected one dimension, one value per owner"
+            f"{what} has shape {cells.shape}; expected one dimension, with one value per owner"
         )
         return {}
     if hasattr(given, "to_numpy") and hasattr(given, "index"):  # a pandas Series
@@ -235,7 +235,7 @@ def _read_table(
     capital = [name for name, _ in pairs if name.lower() in COLUMNS and name not in COLUMNS]
     if capital:
         problems.append(
-            f"{where}: column {name_some(capital)}: expected names in lower case; rename to "
+            f"{where}: column {name_some(capital)}: expected lower-case names; rename to "
             f"{name_some(capital, str.lower)}"
         )
     for what, wrong in (("unknown", unknown), ("no", lacking), ("more than one", repeated)):
@@ -305,7 +305,7 @@ def _read_csv(path: Path, problems: list[str]) -> tuple[Pairs, Sequence[int]]:
 
 
 def _csv_column(name: str, cells: list[str]) -> np.ndarray:
-    """Return owners as ids, other cells as numbers if all of them are numbers, else unchanged."""
+    """Return owners as ids; return other cells as numbers if all are numbers, else unchanged."""
     if name == "owner":
         return text_ids(cells)
     try:

@@ -8,10 +8,10 @@ import numpy as np
 
 
 def frozen(values: Any) -> np.ndarray:
-    """Return the values as an array over immutable bytes, without a copy if they already are one.
+    """Return the values as an array backed by immutable bytes, copying only if necessary.
 
     A read-only flag alone can be cleared (`setflags`) and does not prevent writes through the base
-    array of a view. An array over `bytes` has no writeable base.
+    array of a view. An array backed by `bytes` has no writeable base.
     """
     array = np.asarray(values)
     memory = array

@@ -32,9 +32,9 @@ class Owners:
 
     Guarantee: privacy covers the CONTENTS of records, one record at a time. Adding or removing one
     record of owner o changes the distribution of what is released by at most (epsilon_o, delta_o).
-    The budgets and the declared numbers of records are assumed public, because every noise scale
-    depends on them. `repr`, errors and warnings nevertheless show counts and ranges rather than the
-    full list.
+    The budgets and the declared numbers of records are assumed to be public, because every noise
+    scale depends on them. `repr`, errors and warnings nevertheless show counts and ranges rather
+    than the full list.
 
     Each per-owner argument may be one number for all owners, a mapping `{id: value}`, a pandas
     Series indexed by id, or an array in the order of `ids` (sorted). An array with one value per
@@ -45,7 +45,7 @@ class Owners:
         record_owner: one owner id (int or str) per record. If it is None and `epsilon` is an array,
             every record is its own owner, numbered from 0. If it is None and `epsilon` is a mapping
             or a table, attach the records later with `with_records`.
-        epsilon: as above, or a DataFrame or the path of a CSV or Parquet file with the columns
+        epsilon: as above, or a DataFrame or the path to a CSV or Parquet file with the columns
             `owner, epsilon[, delta][, records]`. Values may be keys of `levels`.
         delta: as above, for owners without a delta in the table (no such column, or a blank cell);
             by default 1e-5. A delta in the table takes precedence.
@@ -62,7 +62,7 @@ class Owners:
         record_owner_index: position of each record's owner in `ids`, int64, or None.
 
     Raises:
-        BudgetError: with a list of all problems.
+        BudgetError: if any argument is invalid; the error lists all problems.
 
     Example:
         >>> Owners(["ann", "bob", "bob"], {"ann": 0.5, "bob": 2.0})
@@ -294,7 +294,7 @@ def _report_misfit(
             problems.append(
                 f"{column.what}: {len(ids)} values for {len(ids)} owners with one record each, but "
                 f"the ids of the records ({name_some(ids[index])}) are not in ascending order; "
-                "it is unclear whether the values follow the records or the sorted ids: give "
+                "it is unclear whether the values follow the records or the sorted ids: pass "
                 f"{mapping}"
             )
     elif index is not None and len(values) == len(index):
@@ -307,7 +307,7 @@ def _report_misfit(
     else:
         problems.append(
             f"{column.what}: {len(values)} values for {len(ids)} owners; expected one number for "
-            f"all, {mapping}, or one value per owner in the order of the sorted ids"
+            f"all owners, {mapping}, or one value per owner in the order of the sorted ids"
         )
 
 
@@ -320,7 +320,7 @@ def _report_other_owners(
     if len(missing):
         problems.append(
             f"{where} has no value for owner {name_some(missing)}; expected one value per owner: "
-            "add it, or give one number for all"
+            "add it, or pass one number for all owners"
         )
     if len(unknown):
         problems.append(

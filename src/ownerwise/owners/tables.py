@@ -22,7 +22,7 @@ PARQUET = (".parquet", ".pq")
 """File name suffixes of Parquet files."""
 
 HEADER_ALONE = "{} has a header but no rows; expected one row per {}"
-_OTHER_SEPARATOR = "{} seems to be separated by {!r}; expected commas: export the table again"
+_OTHER_SEPARATOR = "{} seems to use {!r} as its separator; expected commas: export the table again"
 _NEEDS_PYARROW = "{}: Parquet needs pyarrow: pip install 'ownerwise[table]', or use CSV"
 
 
@@ -44,7 +44,7 @@ def csv_rows(file: TextIO, path: Path, if_empty: str) -> Iterator[tuple[int, lis
 
 
 def parquet_columns(path: Path) -> list[tuple[str, np.ndarray]]:
-    """Return the columns of a Parquet file as pairs (name, cells)."""
+    """Return the columns of a Parquet file as (name, cells) pairs."""
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError:
@@ -60,8 +60,8 @@ def parquet_columns(path: Path) -> list[tuple[str, np.ndarray]]:
 def _parquet_cells(cells: Any) -> np.ndarray:
     """Return a column in a form that does not depend on whether other cells are missing.
 
-    With missing cells, to_numpy would turn ints into floats. Without them, it would turn times into
-    ints and lists into arrays, which have a different text form.
+    With missing cells, to_numpy would turn ints into floats. Without missing cells, it would turn
+    times into ints and lists into arrays, which have a different text form.
     """
     array = None if cells.null_count else cells.to_numpy()
     if array is not None and array.dtype.kind in "biuf":
@@ -70,7 +70,7 @@ def _parquet_cells(cells: Any) -> np.ndarray:
 
 
 def text_ids(cells: Sequence[str]) -> np.ndarray:
-    """Return ids read from text, as ints if every cell is the usual form of an int (not "007")."""
+    """Return ids read from text, as ints if every cell is a canonical int (not "007")."""
     try:
         ids = np.array(list(map(int, cells)), dtype=np.int64)
     except (ValueError, OverflowError):
@@ -101,7 +101,7 @@ def as_ids(
 ) -> np.ndarray | None:
     """Return owner ids as int64 or str, without the missing ones; None if they cannot be used.
 
-    `place` returns the description of a position for messages.
+    `place` returns a description of a position, for use in messages.
     """
     if given.ndim != 1:
         problems.append(f"{where} has shape {given.shape}; expected a list of owner ids")
@@ -124,7 +124,7 @@ def as_ids(
         if wrong := [at for at, name in enumerate(names) if "\0" in name]:
             problems.append(
                 f"{where}: the owner id in {name_some(wrong, place)} contains a NUL character, "
-                "which arrays drop; remove the character"
+                "which numpy may drop; remove the character"
             )
             return None
         ids = given.astype(str)
@@ -167,7 +167,7 @@ The categories Cc and Cf are not listed, because `_appearance` handles them."""
 
 
 def _appearance(name: str) -> str:
-    """Return what a reader sees: NFKC form, no invisible characters, single spaces."""
+    """Return the text as a reader sees it: NFKC form, no invisible characters, single spaces."""
     if not (name.isascii() and name.isprintable()):
         # removed first, because an invisible character between two letters prevents composition
         name = unicodedata.normalize("NFKC", _UNSEEN.sub("", name))

@@ -1,7 +1,7 @@
-"""Planning: from a request and the owners' budgets to one frozen, verified `Plan`.
+"""Planning, which turns a request and the owners' budgets into a frozen, verified `Plan`.
 
-This package may import owners and accounting. If a plan pays for the release of a mechanism from
-another package, the mechanism states its cost through a protocol defined here.
+This package may import owners and accounting. If a plan accounts for the release of a mechanism
+from another package, the mechanism states its cost through a protocol defined here.
 """
 
 from ownerwise.planning.batch_bounds import largest_total

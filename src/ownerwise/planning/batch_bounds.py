@@ -1,7 +1,7 @@
 """Public bounds on the size of a batch: its number of records, and its total clip norm.
 
-Both are sums of independent random terms with known probabilities, so the plan alone bounds their
-tails (Chernoff). The data is never used.
+Both are sums of independent random terms with known probabilities, so their tails can be bounded
+from the plan alone (Chernoff). The data is never used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def largest_total(
 
     Each of the `records[o]` records of owner o adds `amounts[o]` with probability `rates[o]`. By
     Chernoff's bound, P(total >= t) <= exp(L(x) - x t) for every x > 0, where L is the logarithm of
-    the moment generating function. The returned t is the smallest found over x.
+    the moment generating function. The smallest t found over all x is returned.
 
     Args:
         rates, records, amounts: one value per owner; amounts are positive.

@@ -39,12 +39,12 @@ def time(pieces: int, *, rate: float = 0.1) -> PieceFactor:
 
 
 def step(pieces: int, *, factor: float = 0.7) -> PieceFactor:
-    """Return `factor` to the power of the piece number; the default is three pieces."""
+    """Return `factor` to the power of the piece number; by default, there are three pieces."""
     return lambda piece: factor**piece
 
 
 def polynomial(pieces: int, *, floor: float = 0.5, power: float = 1.0) -> PieceFactor:
-    """Return a factor that falls from 1 to `floor` with a power of the fraction of pieces left."""
+    """Return a factor that falls from 1 to `floor` as a power of the fraction of pieces left."""
     return lambda piece: floor + (1.0 - floor) * (1.0 - piece / pieces) ** power
 
 
@@ -61,7 +61,8 @@ NoiseSchedule = str | Mapping[str, Any] | Iterable[tuple[int, float]]
 `every` is the number of steps in a piece; or the segments themselves."""
 
 PIECES = 10
-"""Number of pieces if `every` is not given. Each costs the accountant as much as a whole run."""
+"""Number of pieces if `every` is not given. Accounting for one piece takes as long as accounting
+for a whole run."""
 _STEP_PIECES = 3
 _AT_MOST_ONE = ("factor", "floor")
 
@@ -111,7 +112,8 @@ def schedule_problems(schedule: NoiseSchedule, steps: int | None) -> list[str]:
     least = min(factor for _, factor in segments(schedule, steps))
     if least < 1e-3:
         return [
-            f"noise_schedule {name} falls to {least:g} of its initial noise; expected 0.001 or more"
+            f"noise_schedule {name} falls to {least:g} of the initial noise; expected at least "
+            "0.001"
         ]
     return []
 

@@ -28,7 +28,7 @@ _NUMBERS = ("clip_norm", "noise_std", "expected_batch_size", "mixture", "release
 class Plan:
     """Sampling rates, clip norms, noise, divisor and number of steps, fixed before training.
 
-    Formal guarantee: consider a run of at most `steps` steps. In each step it draws each record of
+    Formal guarantee: consider a run of at most `steps` steps. At each step, it draws each record of
     owner o independently with probability `sampling_rates[o]`, bounds its contribution to the
     step's sum by `clip_norms[o]`, and adds Gaussian noise of std `noise_std_at(step)` to that sum.
     If `release_std` is set, it also releases one sum of per-record vectors of length at most 1 (at
@@ -36,14 +36,14 @@ class Plan:
     else. Such a run is (targets[o], deltas[o])-differentially private for each individual
     record of owner o (add or remove one record).
 
-    Public: everything in the plan. Private: the records, the noise, and which records are drawn.
-    The guarantee rests on the sampled Gaussian mechanism composed by PLD or RDP accounting
+    Everything in the plan is public; the records, the noise and the random choice of records are
+    private. The guarantee rests on the sampled Gaussian mechanism composed by PLD or RDP accounting
     (Mironov, Talwar, Zhang 2019; Koskela, Jalko, Honkela 2020), and for individual budgets on
     Boenisch et al. (2023), "Have it your way: Individualized Privacy Assignment for DP-SGD",
     Theorems 3.1 and 3.2.
 
-    All per-owner arrays follow `owners.ids`. Plans are made by `ownerwise.plan`. A plan made in any
-    other way (a copy with other values, an unpickled plan) is verified before it is used.
+    All per-owner arrays follow `owners.ids`. Plans are created by `ownerwise.plan`. A plan created
+    in any other way (a copy with other values, an unpickled plan) is verified before it is used.
     """
 
     method: str
@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Number of planned steps; a run may take fewer, never more."""
+        """Number of planned steps; a run may take fewer, but never more."""
         return self.schedule.steps
 
     @property
@@ -89,7 +89,7 @@ class Plan:
 
     @property
     def release(self) -> PaidRelease | None:
-        """The additional release that the plan pays for, or None."""
+        """The additional release that the plan accounts for, or None."""
         if self.release_std is None:
             return None
         return PaidRelease(self.release_std, self.release_noise)
@@ -130,13 +130,15 @@ class Plan:
         return reserve * float(self.deltas.min()) / (2 * self.steps)
 
     def noise_std_at(self, step: int) -> float:
-        """Return the std of the noise added to the sum in step `step` (counted from 0)."""
+        """Return the std of the noise added to the sum at step `step` (counted from 0)."""
         return self.noise_std * self.schedule.factor_at(step)
 
     def release_std_at(self, step: int) -> float:
-        """Return the std of the noise on the release in step `step`."""
+        """Return the std of the noise added to the release at step `step`."""
         if self.release_std is None:
-            raise PlanError("this plan does not pay for a release; make a plan with release_std=")
+            raise PlanError(
+                "this plan does not account for a release; make a plan with release_std="
+            )
         return self.release_std * self.schedule.factor_at(step)
 
     def epsilon(self, steps: int | None = None) -> np.ndarray:
@@ -317,8 +319,8 @@ class Plan:
     def load(cls, path: str | PathLike, owners: Owners | None = None) -> Plan:
         """Return a stored plan after checking its hash, its budgets and its owners.
 
-        Without `owners` the plan can be described, verified and accounted for, but not used for
-        training.
+        Without `owners`, the plan can be described and verified and its epsilon computed, but it
+        cannot be used for training.
         """
         header, arrays = storage.load(path)
         if owners is not None and owners.fingerprint != header["owners_fingerprint"]:

@@ -1,4 +1,4 @@
-"""`plan`: from a request and the owners' budgets to a verified Plan."""
+"""`plan`, which turns a request and the owners' budgets into a verified Plan."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ NO_CONSTRAINTS = "constraints={!r}: wrap the constraints in RateConstraints(...)
 
 @runtime_checkable
 class PaidMechanism(Protocol):
-    """A mechanism that makes a release in every step, which the plan pays for.
+    """A mechanism that makes a release at every step, for which the plan must account.
 
     Attributes:
-        release_share: default fraction of a step's cost that the release takes.
+        release_share: default fraction of a step's privacy cost that is spent on the release.
     """
 
     release_share: float
@@ -68,22 +68,23 @@ def plan(
         noise_schedule: how the noise changes over the steps: a name ("constant", "exponential",
             "time", "step" or "polynomial"), a name with options ({"name": "exponential", "rate":
             0.02, "every": 117}), or segments (number of steps, noise factor) that add up to
-            `steps`. The noise multiplier, whether given or found, applies at factor 1, where named
-            schedules start.
-        release_std: noise std of an additional sum that is released in every step, such as a
+            `steps`. The noise multiplier, whether given or found, applies where the noise factor is
+            1, as it is at the start of named schedules.
+        release_std: noise std of an additional sum that is released at every step, such as a
             histogram or counts. Each record contributes a vector of length at most 1; the sum is
             accounted for jointly with the gradient.
-        release_share: fraction of a step's cost that the release takes; give either this or
-            `release_std`. The cost is the squared inverse noise multiplier of the strictest owner.
+        release_share: fraction of a step's privacy cost that is spent on the release; pass either
+            this or `release_std`. The cost is the squared inverse noise multiplier of the strictest
+            owner.
         release_noise: "gaussian", or "laplace" (for vectors of L1 norm at most 1; needs `pld`).
-        constraints: rate constraints whose histogram the plan pays for. Unless `release_share` or
-            `release_std` is given, the release share is 0.1. Records that are drawn more often
+        constraints: rate constraints whose histogram the plan accounts for. Unless `release_share`
+            or `release_std` is given, the release share is 0.1. Records that are drawn more often
             contribute less to the histogram, so all records count equally.
         accountant: `pld` (tight) or `rdp`.
         strict: refuse plans in which some owner cannot use up their budget.
         hardened: compute every batch with the same public number of rows, and place the records in
-            secret random rows. No record then changes a single bit of what is computed for another,
-            at the cost of computing empty rows (docs/proofs/arithmetic.md).
+            secret random rows. Then no record changes a single bit of what is computed for another
+            record, at the cost of computing empty rows (docs/proofs/arithmetic.md).
     """
     named = isinstance(noise_schedule, str | Mapping)
     pieces = None if noise_schedule is None or named else segments(noise_schedule, steps)
@@ -235,7 +236,7 @@ def request_problems(
             "accountant that supports it"
         )
     if mixture is not None and method != "both":
-        problems.append(f"mixture {mixture}: only method='both' has a mixture")
+        problems.append(f"mixture {mixture}: only method='both' uses a mixture")
     elif mixture is not None and not 0 <= mixture <= 1:
         problems.append(f"mixture {mixture}: expected 0 (sample) to 1 (scale)")
     if segments is not None:

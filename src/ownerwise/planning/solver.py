@@ -1,4 +1,4 @@
-"""From budgets to sampling rates, clip norms and noise, for each method.
+"""Find the sampling rates, clip norms and noise that fit the budgets, for each method.
 
 Notation: sampling rate q, clip norm C, noise multiplier m = noise std / C. For every method, the
 budgets determine how three public quantities depend on each other: noise, expected batch size and
@@ -31,8 +31,8 @@ from ownerwise.planning.batch_bounds import delta_reserve
 
 METHODS = ("uniform", "sample", "scale", "both")
 SAFETY = 8e-4
-"""Relative margin by which plans stay below each epsilon. It covers interpolation (4e-4) and the
-grid of the reference accountant that checks plans (2e-4)."""
+"""Relative margin by which plans stay below each epsilon. It covers the errors due to interpolation
+(4e-4) and to the grid of the reference accountant that checks plans (2e-4)."""
 
 _BATCH_TOLERANCE = 1.5e-4
 MAX_STEPS = 10_000_000
@@ -55,11 +55,11 @@ class Solution:
 
 
 class Planner:
-    """Solves for noise, batch size or steps, with the last curves as initial guesses.
+    """Solves for noise, batch size or steps, using the last curves as initial guesses.
 
     Args:
         owners, method, mixture, accountant: as for `ownerwise.plan`.
-        release: an additional release that is made in every step, if any.
+        release: an additional release that is made at every step, if any.
         reweighted: whether records contribute to the release in inverse proportion to their
             sampling rates, which makes all records count equally; those drawn least often
             contribute in full.
@@ -291,11 +291,11 @@ class Planner:
         return float(self.records @ rates)
 
     def _with_noise(self, solution: Solution, noise: float, what: str, value: float) -> Solution:
-        """Return the solution with its noise raised to `noise`; refuse a smaller value."""
+        """Return the solution with its noise raised to `noise`, which must not be smaller."""
         if solution.noise > noise:
             raise PlanError(
-                f"noise_multiplier {noise:g} is too small: even {what} {value:.4g} needs "
-                f"{solution.noise:.4g}; use more noise, or larger budgets"
+                f"noise_multiplier {noise:g} is too small: even {what} {value:.4g} requires at "
+                f"least {solution.noise:.4g}; use more noise, or larger budgets"
             )
         return Solution(noise, solution.sampling_rates, solution.relative_clips)
 

@@ -41,7 +41,7 @@ ARRAYS = ("sampling_rates", "clip_norms", "targets", "deltas", "records")
 """Per-owner arrays of a plan, in the order in which they are hashed."""
 
 RELEASE_SHARES = "release_shares"
-"""Additional array in plans that pay for a release with different sensitivities per owner."""
+"""Additional array in plans that account for a release whose sensitivity differs between owners."""
 
 _SEGMENT: Kind = of_kind(
     "[steps, factor], both positive",
@@ -131,15 +131,15 @@ def _read_arrays(path: str | os.PathLike, owners: int) -> dict[str, np.ndarray]:
         arrays = load_file(place)
     except (SafetensorError, OSError, ValueError, TypeError, KeyError):
         raise PlanError(
-            f"the plan's per-owner file {place.name} is missing or damaged; it must be in the "
+            f"the plan's per-owner file {place.name} is missing or corrupted; it must be in the "
             f"same folder as {Path(path).name}"
         ) from None
     complete = set(arrays) - {RELEASE_SHARES} == set(ARRAYS)
     if not complete or {array.shape for array in arrays.values()} != {(owners,)}:
         raise PlanError(
-            f"{place.name} does not hold the columns {', '.join(ARRAYS)} for {owners} owners"
+            f"{place.name} does not contain the columns {', '.join(ARRAYS)} for {owners} owners"
         )
     numbers = all(array.dtype.kind in "iuf" for array in arrays.values())
     if not numbers or not all(np.isfinite(array).all() for array in arrays.values()):
-        raise PlanError(f"{place.name} is damaged: expected finite numbers")
+        raise PlanError(f"{place.name} is corrupted: expected finite numbers")
     return arrays

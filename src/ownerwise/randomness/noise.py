@@ -4,19 +4,20 @@ Guarantee. `Noise.gaussian` adds independent N(0, std^2) noise to sums, and `Noi
 Laplace noise. The standard deviation, the scale and the grid are public constants, from which the
 accountant derives the privacy guarantee.
 
-Arithmetic (docs/proofs/arithmetic.md). A float sum plus float noise reveals a record in the low
-bits: where the result is small, the grid of the larger summand remains visible (Mironov, "On
-Significance of the Least Significant Bits for Differential Privacy", CCS 2012). Sum and noise are
-therefore both rounded to one public grid, a power of two about 2^20 times finer than the noise,
-and added exactly. For v on the grid, v + round(N) = round(v + N): the result is a function of the
-Gaussian mechanism's output at v, and so is everything computed from it, including the conversion to
-another precision. Rounding adds at most grid * sqrt(numbers) to the distance between two sums.
-`grid_of` keeps this below a tolerance, which the caller must allow for in the sensitivity.
+Arithmetic (docs/proofs/arithmetic.md). Adding floating-point noise to a floating-point sum can
+reveal a record through the low-order bits: where the result is small, the grid of the larger
+summand remains visible (Mironov, "On Significance of the Least Significant Bits for Differential
+Privacy", CCS 2012). The sum and the noise are therefore both rounded to the same public grid and
+added exactly. The grid spacing is a power of two, about 2^20 times smaller than the noise. For v on
+the grid, v + round(N) = round(v + N): the result is a function of the Gaussian mechanism's output
+at v, and so is everything computed from it, including the conversion to another precision. Rounding
+adds at most grid * sqrt(numbers) to the distance between two sums. `grid_of` keeps this below a
+tolerance, which the caller must allow for in the sensitivity.
 
-Gaussians are computed by the Box-Muller method (1958), in float64. The radius uses a 63-bit uniform
-that keeps its relative precision near 0 and is never 0, so the tails are correct up to 9.4 standard
-deviations (a normal exceeds this with probability below 1e-20). Laplace numbers are determinants of
-2-by-2 matrices of normals.
+Normal variates are computed by the Box-Muller method (1958), in float64. The radius is computed
+from a 63-bit uniform variate that keeps its relative precision near 0 and is never 0, so the tails
+are correct up to 9.4 standard deviations (a normal variate exceeds this with probability below
+1e-20). Laplace variates are determinants of 2-by-2 matrices of normal variates.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def grid_of(std: float, numbers: int = 1, tolerance: float = math.inf) -> float:
 
 
 class Noise:
-    """A run's noise for one purpose: one draw per step, never repeated.
+    """A run's noise for one purpose, with one draw per step that is never repeated.
 
     Args:
         stream: the run's stream; by default a new private stream.
@@ -87,8 +88,8 @@ class Noise:
     ) -> list[Tensor]:
         """Return `sums` plus N(0, std^2) noise, rounded to the grid, times `factor`.
 
-        The results have the shapes, dtypes (at least float32) and devices of `sums`, which are not
-        changed.
+        The results have the shapes, dtypes (at least float32) and devices of `sums`, which is not
+        modified.
         """
         _check_scale("std", std)
         self._stream.check_process()  # noise drawn ahead must not be used twice
@@ -128,8 +129,8 @@ class Noise:
         """Return a step's noise in units of the grid, drawn together with the noise of later steps.
 
         The numbers are the same as if the step were drawn alone, because each step has its own part
-        of the key stream. If more numbers are requested than were drawn ahead, the rest are drawn
-        from the same part.
+        of the key stream. If more numbers are requested than were drawn in advance, the rest are
+        drawn from the same part.
         """
         if step not in self._ahead:
             count = max(1, min(_AHEAD, _BLOCK // max(1, size)))
@@ -152,7 +153,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class _Ahead:
-    """Numbers drawn ahead for a step: its normals, and the noise most likely to be requested."""
+    """Numbers drawn in advance for a step: normal variates, and the noise most likely needed."""
 
     stream: StepStream
     normals: Tensor
@@ -181,7 +182,7 @@ def standard_laplace(stream: StepStream, size: int) -> Tensor:
 
 
 def _box_muller(words: np.ndarray) -> Tensor:
-    """Return as many normals as words; each pair of words gives a pair of normals."""
+    """Return one normal variate per word; each pair of words gives a pair of normal variates."""
     pairs = torch.from_numpy(words.view("<i8")).view(-1, 2)
     # u = (k + 1/2) 2^-63 in (0, 1], k has 63 bits: the conversion rounds k to 53 significant bits
     radius = (pairs[:, 0] & (2**63 - 1)).double().add_(0.5).mul_(2.0**-63)
@@ -220,4 +221,4 @@ def _noised(
 
 def _check_scale(name: str, value: float) -> None:
     if not 0 < value < math.inf:
-        raise ValueError(f"the noise's {name} must be positive and finite, got {value}")
+        raise ValueError(f"the {name} of the noise must be positive and finite, got {value}")

@@ -1,9 +1,10 @@
-"""The secret stream: all random numbers in a run, from one key that never leaves the process.
+"""The secret stream: all random numbers in a run, derived from one secret key.
 
-Guarantee. The numbers are an AES-256-CTR key stream under a key from the operating system, so
-nobody without the key can distinguish them from uniform bits (PRF bound: the distinguishing
-advantage for a run of 2^32 blocks is below 2^-64). They do not depend on the global seeds of
-Python, numpy or torch, on DataLoader workers, or on draws for other purposes.
+Guarantee. The key never leaves the process. The numbers are an AES-256-CTR key stream under this
+key, which comes from the operating system, so nobody without the key can distinguish them from
+uniform bits (PRF bound: the distinguishing advantage for a run of 2^32 blocks is below 2^-64). They
+do not depend on the global seeds of Python, numpy or torch, on DataLoader workers, or on draws for
+other purposes.
 
 Keys form a tree: `stream.child("noise")` has its own secret, derived from its parent's by
 HKDF-Expand, and the drawing key is derived from that secret in turn. Step t of a stream uses the
@@ -114,7 +115,7 @@ class SecretStream:
         _check_process(self._process)
 
     def at_step(self, step: int) -> StepStream:
-        """Open the random numbers of one step; each step opens at most once, in ascending order."""
+        """Open one step's random numbers; open each step at most once, in ascending order."""
         self.check_process()
         with self._lock:
             if not self._next_step <= step < _STEPS:

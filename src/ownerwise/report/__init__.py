@@ -1,6 +1,6 @@
 """The report: an HTML page about one or more runs, and the privacy card for one run.
 
-This room may import any room up to training, but never config or cli.
+This subpackage may import any subpackage up to training, but never config or cli.
 """
 
 from ownerwise.report.card import card_text, write_card

@@ -1,4 +1,4 @@
-"""The figures about privacy: epsilon spent over time, and importance weights within a batch."""
+"""Privacy figures: the epsilon spent over time, and the importance weights within a batch."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _LOGARITHMIC_FROM = 8.0
 
 
 def spending(comparison: Comparison) -> Figure:
-    """Return a figure of the epsilon that each budget class spends, a panel per distinct plan."""
+    """Return a figure of the epsilon spent by each budget class, with a panel per distinct plan."""
     uses = comparison.plans[:MOST_PLANS]
     panels = [_spending_panel(use, titled=len(comparison.plans) > 1) for use in uses]
     caption = (
-        "Lines: ε spent by each record after each step, as computed by the plan's accountant; "
-        "pale lines show steps that were planned but not taken. Dotted lines: the budgets, which "
-        "no step may exceed."
+        "The lines show the ε spent by each record after each step, as computed by the plan's "
+        "accountant; pale lines show steps that were planned but not taken. The dotted lines show "
+        "the budgets, which no step may exceed."
     )
     if len(comparison.plans) > len(uses):
-        caption += f" {len(comparison.plans) - len(uses)} more plans are not drawn."
+        caption += f" {len(comparison.plans) - len(uses)} more plans are not shown."
     # One legend serves all panels only if they have the same classes.
     same = len({tuple(row.epsilon for row in use.classes) for use in uses}) == 1
     classes = uses[0].classes
@@ -96,7 +96,7 @@ def _spending_panel(use: PlanUse, *, titled: bool) -> Panel:
 
 
 def weights_of(method: MethodRuns) -> INO | None:
-    """Return a method's importance weights, rebuilt from its settings and bound to its plan."""
+    """Return a method's importance weights, recreated from its settings for its plan."""
     settings = method.weights
     if not settings or settings.get("kind") != "INO" or settings.get("shape") is not None:
         return None
@@ -106,7 +106,7 @@ def weights_of(method: MethodRuns) -> INO | None:
 
 
 def importance(comparison: Comparison) -> Figure | None:
-    """Return a figure of tail functions and of weights in a typical batch; None if unused."""
+    """Return a figure of tail functions and of weights in a typical batch, or None if unused."""
     used = [(m, ino) for m in comparison.methods if (ino := weights_of(m)) is not None]
     if not used:
         return None
@@ -119,8 +119,8 @@ def importance(comparison: Comparison) -> Figure | None:
         ranks.append(_line(method, at + 1.0, weights[at], len(used) == 1))
         full = int((weights >= 1.0).sum())
         words.append(
-            f"{method.label}: {full} of {len(weights)} records keep their full weight; the "
-            f"weights sum to {weights.mean():.0%} of the batch"
+            f"{method.label}: {full} of {len(weights)} records keep their full weight; the sum of "
+            f"the weights is {weights.mean():.0%} of the batch size"
         )
     top: dict[str, Any] = {"range": [0, 1.05]}
     panels = [
@@ -137,8 +137,8 @@ def importance(comparison: Comparison) -> Figure | None:
     ]
     caption = (
         ". ".join(words) + ". A typical batch has the expected number of records, all with the "
-        "average clip norm; no private batch was inspected. Weights cost no privacy: adding or "
-        "removing a record still changes the sum by at most its clip norm."
+        "average clip norm; no private batch was inspected. The weights have no privacy cost: "
+        "adding or removing a record still changes the sum by at most its clip norm."
     )
     numbers = {str(method.number) for method, _ in used}
     legend = [

@@ -51,7 +51,7 @@ _METRIC_NAMES = {
 
 
 def write_card(run: Run, path: str | PathLike) -> None:
-    """Write a run's privacy card to `path`, completely or not at all."""
+    """Write a run's privacy card to `path` atomically."""
     write_text(path, card_text(run))
 
 
@@ -118,7 +118,7 @@ def _header(run: Run) -> str:
 
 
 def _measured(run: Run) -> tuple[str, list[tuple[str, str, float]]] | None:
-    """Return the data split, and (type, name, value) for every final metric; None without data."""
+    """Return the data split and a (type, name, value) tuple per final metric; None without data."""
     comparison = Comparison.of([run])
     if comparison.source is None:
         return None
@@ -195,14 +195,14 @@ def _accounting(run: Run) -> str:
 def _check(run: Run, strictest: BudgetClass) -> str:
     """Return a snippet that recomputes the strictest owner's epsilon."""
     if run.steps_spent == 0:
-        return "No step was taken, so every ε spent is 0."
+        return "No steps were taken, so the ε spent is 0 for every owner."
     owner = int(strictest.members[0])
     plan = run.plan
     if plan.release_noise == "laplace":
         return (
-            "dp-accounting has no event for a Gaussian and a Laplace release from the same Poisson "
-            "batch. `ownerwise.Plan.load(path).verify()` builds the privacy loss distribution from "
-            "the curve of deltas and uses dp-accounting to compose it."
+            "dp-accounting has no event for a Gaussian and a Laplace release from the same "
+            "Poisson-sampled batch. `ownerwise.Plan.load(path).verify()` builds the privacy loss "
+            "distribution from the curve of deltas and uses dp-accounting to compose it."
         )
     multiplier = float(plan.accounted_multipliers[owner])
     segments = [
@@ -245,7 +245,7 @@ def _metrics(run: Run) -> str:
     source, values = measured
     rows = [[name, f"{value:.4f}"] for _, name, value in values]
     return (
-        f"Measured without noise on {source} records, which NO guarantee covers.\n\n"
+        f"Measured without noise on {source} records, which are NOT covered by any guarantee.\n\n"
         + _text_table(["metric", "value"], rows)
     )
 
@@ -267,6 +267,6 @@ def _text_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _quoted(value: str) -> str:
-    """Return a YAML string on one line; characters that YAML forbids become spaces."""
+    """Return a one-line YAML string, with spaces in place of characters that YAML forbids."""
     kept = "".join(letter if letter.isprintable() else " " for letter in value)
     return json.dumps(kept, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""The runs in a report, sorted into methods and seeds, with the baseline and final metrics."""
+"""The runs in a report, grouped by method and seed, with the baseline and final metrics."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ METRICS = (
 
 @dataclass(frozen=True)
 class MethodRuns:
-    """Runs with the same label: the seeds of one method. `number` determines colour and dash."""
+    """The runs of one method, which share a label. `number` determines colour and dash pattern."""
 
     label: str
     number: int
@@ -59,7 +59,7 @@ class PlanUse:
 
     @cached_property
     def classes(self) -> list[BudgetClass]:
-        """The plan's budget classes, the strictest first."""
+        """The plan's budget classes, strictest first."""
         return classes_of(self.plan)
 
     @property
@@ -79,8 +79,9 @@ class Comparison:
 
     Attributes:
         methods: the methods; if there are several, the baseline comes first.
-        source: "test" if every run was tested, else "validation"; None if neither was measured.
-        groups: validation groups that all runs share, the strictest budget first.
+        source: "test" if all runs have test metrics, else "validation" if all have those, else
+            None.
+        groups: validation groups that all runs share, strictest budget first.
     """
 
     methods: tuple[MethodRuns, ...]
@@ -89,15 +90,15 @@ class Comparison:
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Comparison:
-        """Sort runs into methods by their labels."""
+        """Group the runs into methods by their labels."""
         runs = list(runs)
         problems = [
-            f"run {number} is a {type(run).__name__}; expected a Run, from Trainer.fit or Run.load"
+            f"run {number} is a {type(run).__name__}; expected a Run from Trainer.fit or Run.load"
             for number, run in enumerate(runs, 1)
             if not isinstance(run, Run)
         ]
         if not runs:
-            problems.append("no runs were given; expected at least one Run")
+            problems.append("no runs were passed; expected at least one Run")
         if problems:
             raise OwnerwiseError(problems)
         by_label: dict[str, list[Run]] = {}
@@ -117,7 +118,7 @@ class Comparison:
 
     @property
     def runs(self) -> list[Run]:
-        """All runs, method by method."""
+        """All runs, grouped by method."""
         return [run for method in self.methods for run in method.runs]
 
     @property
@@ -137,7 +138,7 @@ class Comparison:
 
     @property
     def data_split(self) -> str:
-        """The data behind the final metrics: "test" or "validation"."""
+        """The data split on which the final metrics were computed: "test" or "validation"."""
         return self.source or "validation"
 
     @cached_property
@@ -149,7 +150,7 @@ class Comparison:
         return [PlanUse(runs[0].plan, tuple(runs)) for runs in by_hash.values()]
 
     def amounts(self, method: MethodRuns, metric: Metric) -> Amount | None:
-        """Return a method's final metric over its seeds; None unless every run measured it."""
+        """Return a method's final metric over its seeds; None unless every run has it."""
         values = [self.value(run, metric) for run in method.runs]
         known = [value for value in values if value is not None]
         return Amount.of(known) if known and len(known) == len(values) else None
@@ -221,7 +222,7 @@ def _baseline(by_label: dict[str, list[Run]]) -> str:
 
 
 def _extended(run: Run) -> bool:
-    """Return whether a run uses weights within batches, or constraints."""
+    """Return whether a run uses weights within batches or constraints."""
     return bool(run.config.get("weights") or run.config.get("constraints"))
 
 
@@ -229,8 +230,8 @@ def _extended(run: Run) -> bool:
 class Difference:
     """The difference between two methods in one metric.
 
-    `clear` is whether the difference exceeds two standard errors; it is None if either method has
-    only one run, because the standard error is then unknown.
+    `clear` tells whether the difference exceeds two standard errors; it is None if either method
+    has only one run, because the standard error is then unknown.
     """
 
     metric: Metric

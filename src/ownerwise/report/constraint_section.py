@@ -19,8 +19,8 @@ _ROUNDING = 1e-9
 INTRODUCTION = (
     "Every step released a noisy histogram of predictions by group, which the plan accounts for "
     "together with the gradient. The noisy values and the multipliers are computed from it at no "
-    "additional cost. A multiplier is the price of violating its constraint: it rises while the "
-    "constraint is violated."
+    "additional cost. A multiplier sets the penalty for violating its constraint and rises while "
+    "the constraint is violated."
 )
 
 
@@ -69,16 +69,16 @@ def figure(comparison: Comparison) -> Figure | None:
             for name in drawn
             if (curve := _curve(method.runs, "multipliers", name)) is not None
         ]
-        words = f"{method.label}, multipliers at the end: {'; '.join(ends)}"
+        words = f"{method.label}, multipliers at the end of training: {'; '.join(ends)}"
         panels.append(Panel(method.label if len(methods) > 1 else "", words, views))
-    caption = "Multipliers, and values of the constraints computed from the noisy histograms."
+    caption = "Multipliers, and constraint values computed from the noisy histograms."
     if len(names) > len(drawn):
         caption += f" {len(names) - len(drawn)} more constraints appear only in the table."
     return Figure("constraints", panels, caption, legend)
 
 
 def _curve(runs: Sequence[Run], kind: str, name: str) -> Curve | None:
-    """Return the mean and deviation over seeds at the steps that all runs recorded."""
+    """Return the mean and standard deviation over seeds at the steps that all runs recorded."""
     tracks = [
         {line["step"]: line["constraints"][kind].get(name) for line in _tracks(run)} for run in runs
     ]
@@ -119,7 +119,7 @@ def table(comparison: Comparison) -> str:
     ]  # fmt: skip
     caption = (
         f"Constraints at the end of training. Values on {data} data are computed from predicted "
-        "classes and are not private; ± is the noise in one step's histogram"
+        "classes and are not private; ± shows the noise in the histogram of one step"
     )
     return markup.table(caption, headings, rows, words=2)
 
@@ -154,20 +154,20 @@ def _warnings(method: MethodRuns) -> Iterator[str]:
         noise = max(_tracks(run)[-1]["constraints"]["noise"][name] for run in method.runs)
         if noise > abs(constraint["bound"]):
             yield (
-                f"{method.label}, {name}: the noise in a step's histogram, {noise:.3f}, is larger "
-                f"than the bound {abs(constraint['bound']):g}. Use larger batches, fewer cells "
-                "or a larger release_share."
+                f"{method.label}, {name}: the noise in the histogram of one step, {noise:.3f}, is "
+                f"larger than the bound {abs(constraint['bound']):g}. Use larger batches, fewer "
+                "cells or a larger release_share."
             )
         if any(_at_cap(run, name, settings["cap"]) for run in method.runs):
             yield (
-                f"{method.label}, {name}: the multiplier stayed at its cap {settings['cap']:g} in "
-                "the second half of training. Either this model cannot satisfy the constraint, or "
-                "the cap or the clip norm is too small."
+                f"{method.label}, {name}: the multiplier stayed at its cap of {settings['cap']:g} "
+                "throughout the second half of training. Either this model cannot satisfy the "
+                "constraint, or the cap or the clip norm is too small."
             )
 
 
 def _at_cap(run: Run, name: str, cap: float) -> bool:
-    """Return whether a multiplier stayed at its cap in the second half of training."""
+    """Return whether a multiplier stayed at its cap throughout the second half of training."""
     lines = _tracks(run)
     second_half = lines[len(lines) // 2 :]
     lowest = min(line["constraints"]["multipliers"][name] for line in second_half)

@@ -1,4 +1,4 @@
-"""Curves over training steps, with a band over seeds, thinned to a visible resolution."""
+"""Curves over training steps, with a band over seeds, downsampled for display."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_POINTS = 300
 
 @dataclass(frozen=True)
 class Curve:
-    """Mean and standard deviation (None for a single run) over seeds, step by step."""
+    """Mean and standard deviation (None for a single run) over seeds at each step."""
 
     steps: np.ndarray
     mean: np.ndarray
@@ -34,7 +34,7 @@ def curve(runs: Sequence[Run], value: Callable[[dict[str, Any]], float | None]) 
     """Return the curve of `value(validation)` over the runs of one method, or None.
 
     The curve uses the steps of the first run that lie within the range of all runs. Runs that were
-    evaluated at other steps are interpolated; at equal steps this changes nothing.
+    evaluated at other steps are interpolated; the values of the others are used as they are.
     """
     tracks = [_track(run, value) for run in runs]
     if any(len(steps) == 0 for steps, _ in tracks):
@@ -53,7 +53,7 @@ def curve(runs: Sequence[Run], value: Callable[[dict[str, Any]], float | None]) 
 def _track(
     run: Run, value: Callable[[dict[str, Any]], float | None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return steps and values; if a resumed run has several lines for a step, use the last."""
+    """Return the steps and values, using the last line if a resumed run repeated a step."""
     lines = [line for line in run.history if line.get("validation")]
     by_step = {line["step"]: value(line["validation"]) for line in lines}
     steps = sorted(by_step)

@@ -1,4 +1,4 @@
-"""The figures about utility: how well each group is learned, which ones gain, and at what cost."""
+"""The utility figures: how well each group is learned, which groups gain, and at what cost."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def learning_curves(comparison: Comparison) -> Figure | None:
         + _band(comparison)
     )
     if len(named) < len(comparison.groups):
-        caption += f" {len(comparison.groups) - len(named)} more groups are not drawn."
+        caption += f" {len(comparison.groups) - len(named)} more groups are not shown."
     return Figure("learning", panels, caption, method_legend(comparison), height=210, small=True)
 
 
@@ -110,8 +110,8 @@ def _journey(method: MethodRuns, track: Curve | None) -> str:
 def _band(comparison: Comparison) -> str:
     most = max(len(method.runs) for method in comparison.methods)
     if most == 1:
-        return "One run per method does not show how much is due to chance."
-    return f"Band: one standard deviation over runs (up to {most} per method)."
+        return "With one run per method, it is unclear which differences are due to chance."
+    return f"The band shows one standard deviation over runs (up to {most} per method)."
 
 
 def _range(tracks: Iterable[Curve], *, unit: bool) -> list[float]:
@@ -159,8 +159,9 @@ def worst_and_overall(comparison: Comparison) -> Figure | None:
     if not panels:
         return None
     caption = (
-        "Worst group: recall of the group that is worst at each evaluation. All records: share of "
-        "validation records that are classified correctly. Neither is private. " + _band(comparison)
+        "“Worst group” is the lowest recall of any group at each evaluation. “All records” is the "
+        "share of validation records that are classified correctly. Neither is private. "
+        + _band(comparison)
     )
     if len(panels) == 1:
         caption = "Share of validation records that are classified correctly (not private). "
@@ -197,7 +198,7 @@ def gain_against_budget(comparison: Comparison) -> Figure | None:
             y_error=errors or None,
         )
         if errors:
-            bars = " Error bars: standard deviation of the difference over runs."
+            bars = " Error bars show the standard deviation of the difference over runs."
         correlations = []
         for scale, values in scales.items():
             line, words = _regression(x, values, y, method)
@@ -216,7 +217,7 @@ def gain_against_budget(comparison: Comparison) -> Figure | None:
     caption = (
         f"Each point is one {noun.lower()} at the end of training, on {comparison.data_split} data "
         f"(not private). Above zero, recall is higher than under {comparison.baseline.label}; "
-        "budgets are stricter to the left. Lines: least squares. "
+        "budgets are stricter towards the left. The lines are least-squares fits. "
         f"{' '.join(findings)}{bars}"
     )
     panel = Panel("", f"Gain in recall against budget. {' '.join(findings)}", views)
@@ -228,7 +229,7 @@ def gain_against_budget(comparison: Comparison) -> Figure | None:
 def _gain(
     comparison: Comparison, method: MethodRuns, group: ValidationGroup
 ) -> tuple[float, float | None]:
-    """Return a group's gain over the baseline in points, and its deviation over seeds."""
+    """Return a group's gain over the baseline in points, and its standard deviation over seeds."""
     mine, theirs = (
         comparison.group_recall(method, group),
         comparison.group_recall(comparison.baseline, group),
@@ -318,8 +319,9 @@ def trade_off(comparison: Comparison) -> Figure | None:
     ]
     caption = (
         "Spread is the standard deviation of recall over groups; 0 means equal recall for all. "
-        "Large marks are means over runs, with one standard deviation; faint ones are single runs. "
-        f"Measured at the end of training on {comparison.data_split} data (not private)."
+        "Large markers are means over runs, with error bars of one standard deviation; faint "
+        f"markers are single runs. Measured at the end of training on {comparison.data_split} data "
+        "(not private)."
     )
     panel = Panel("", "Trade-off. " + "; ".join(words), {"": View(singles + means, layout)})
     return Figure("trade-off", [panel], caption, method_legend(comparison), height=380)

@@ -1,7 +1,7 @@
 """The validation groups in a report: which ones are shown, in what order, and their names.
 
 Up to 50 groups are shown by name. If there are more and all have budgets, they are merged into
-ranges of epsilon, because nobody reads 1,000 curves and single owners should not be exposed.
+ranges of epsilon, because 1,000 curves are unreadable and individual owners should not be exposed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ValidationGroup:
 
 
 def groups_of(runs: Sequence[Run], source: str | None) -> tuple[ValidationGroup, ...]:
-    """Return the groups that appear in every evaluation of every run, the strictest first."""
+    """Return the groups that appear in every evaluation of every run, strictest first."""
     if source is None:
         return ()
     evaluations = [
@@ -58,7 +58,7 @@ def groups_of(runs: Sequence[Run], source: str | None) -> tuple[ValidationGroup,
 
 
 def nouns_of(runs: Sequence[Run]) -> tuple[str, str]:
-    """Return the words for one group and for several; all runs must agree on owners or classes."""
+    """Return the singular and plural noun for groups; "group" if the runs have different kinds."""
     kinds = {str(run.config.get("groups_are")) for run in runs}
     return _NOUNS.get(kinds.pop() if len(kinds) == 1 else "", ("Group", "groups"))
 
@@ -96,7 +96,7 @@ def _ranges(groups: list[ValidationGroup], noun: str) -> list[ValidationGroup]:
 def most_telling(
     groups: Sequence[ValidationGroup], recalls: Sequence[float], most: int
 ) -> list[ValidationGroup]:
-    """Return up to `most` groups in the given order, preferring the strictest, worst and laxest.
+    """Return up to `most` groups in order, with preference for the strictest, worst and laxest.
 
     Args:
         groups: ordered from the strictest to the laxest.

@@ -41,7 +41,7 @@ def spent(plan: Plan, classes: Sequence[BudgetClass], steps: int) -> list[Spent]
 
 
 def classes_of(plan: Plan) -> list[BudgetClass]:
-    """Return at most 12 budget classes, the strictest first."""
+    """Return at most 12 budget classes, strictest first."""
     return sorted(plan.rows(), key=lambda row: (row.epsilon, row.delta))
 
 

@@ -9,7 +9,7 @@ from ownerwise.errors import printable
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int = 1) -> str:
-    """Return a table; all columns after the first `texts` are numbers, aligned right."""
+    """Return a table; all columns after the first `texts` contain right-aligned numbers."""
     rule = ["---"] * texts + ["---:"] * (len(header) - texts)
     lines = [header, rule, *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -21,6 +21,6 @@ def bullets(items: Iterable[str]) -> str:
 
 
 def escape(value: object) -> str:
-    """Return text on one line that Markdown shows literally."""
+    """Return the text on one line, escaped so that Markdown shows it literally."""
     text = printable(" ".join(str(value).split())).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_\[\]|#>])", r"\\\1", text)

@@ -11,7 +11,7 @@ from ownerwise.report.plots import Figure, LegendEntry, Panel
 
 
 class Cell(NamedTuple):
-    """A table cell; `best` adds a mark, and `markup` is HTML to show instead of the text."""
+    """A table cell; `best` adds a star, and `markup` is HTML to show instead of the text."""
 
     text: str = ""
     best: bool = False

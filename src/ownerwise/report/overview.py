@@ -88,8 +88,8 @@ def _status(comparison: Comparison) -> str:
     )
     if len(runs) > 1:
         words += (
-            f" Each ε holds for one run alone: if these {len(runs)} runs are released together, "
-            "records used in several of them spend more."
+            f" Each ε holds for a single run: if these {len(runs)} runs are all released, records "
+            "used in several of them spend more than the ε shown."
         )
     cautions = sorted({caution for run in runs if (caution := large_delta(run))})
     paragraphs = "".join(map(markup.paragraph, [words, *cautions]))
@@ -142,7 +142,7 @@ def _tiles(comparison: Comparison) -> str:
 
 
 def _best(comparison: Comparison) -> MethodRuns:
-    """Return the method with the best worst-group recall; without groups, the baseline."""
+    """Return the method with the best worst-group recall; the baseline if there are no groups."""
     known = [
         (worst.mean, m) for m in comparison.methods if (worst := comparison.amounts(m, _WORST))
     ]
@@ -180,7 +180,7 @@ def _methods_table(comparison: Comparison) -> str:
 
 
 def _is_best(comparison: Comparison, method: MethodRuns, metric: Metric) -> bool:
-    """Return whether no other method is better at the precision shown."""
+    """Return whether no other method has a better value at the displayed precision."""
     if len(comparison.methods) == 1:
         return False
     means = {
@@ -218,15 +218,15 @@ def _findings(comparison: Comparison) -> str:
         parts.append(escape(_group_words(comparison, method, other)))
         items.append("<li>" + " ".join(part for part in parts if part) + "</li>")
     rule = (
-        "“Beyond chance” means more than two standard errors: a rule of thumb, not a test."
+        "“Beyond chance” means more than two standard errors, which is a rule of thumb, not a test."
         if all(len(m.runs) > 1 for m in comparison.methods)
-        else "A method with a single run does not show how much of a difference is due to chance."
+        else "A single run of a method cannot show how much of a difference is due to chance."
     )
     return f'<ul class="findings">{"".join(items)}</ul>{markup.paragraph(rule, "note")}'
 
 
 def _plainer(comparison: Comparison) -> list[MethodRuns]:
-    """Return the methods that train everyone at the strictest budget, unless the baseline does."""
+    """Return the methods that train everyone at the strictest budget; none if the baseline does."""
     if comparison.baseline.runs[0].plan.method == "uniform":
         return []
     return [m for m in comparison.others if m.runs[0].plan.method == "uniform" and not m.weights]
@@ -240,7 +240,7 @@ def _list_of(word: str, changes: list[Difference]) -> str:
 
 
 def _group_words(comparison: Comparison, method: MethodRuns, other: MethodRuns) -> str:
-    """Return a sentence that says how many groups gained and lost, and which lost most."""
+    """Return a sentence on how many groups gained and lost, and on which one lost the most."""
     if len(comparison.groups) < 2:
         return ""
     gains = {
@@ -264,9 +264,9 @@ def _group_words(comparison: Comparison, method: MethodRuns, other: MethodRuns) 
 
 def _measured_on(comparison: Comparison) -> str:
     words = (
-        f"Not private: these results were measured on {comparison.data_split} records, which no "
-        "guarantee covers. Balanced accuracy is the mean recall over classes; spread is the "
-        "standard deviation of recall over groups."
+        f"Not private: these results were measured on {comparison.data_split} records, which are "
+        "not covered by any guarantee. Balanced accuracy is the mean recall over classes; spread "
+        "is the standard deviation of recall over groups."
     )
     ends = {run.steps_spent for run in comparison.runs}
     if len(ends) > 1:

@@ -47,7 +47,7 @@ def page(
 
 
 def _data(figures: Sequence[Figure]) -> str:
-    """Return all charts as JSON that cannot close the script element around it."""
+    """Return all charts as JSON that cannot close the enclosing script element."""
     panels = {
         f"{figure.name}-{at}": {
             name: {"data": view.traces, "layout": view.layout} for name, view in panel.views.items()

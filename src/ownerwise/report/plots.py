@@ -1,7 +1,8 @@
 """Building blocks for charts, as plain dictionaries for plotly.
 
-Colours are tokens such as "@series-0". Whenever the page draws, it replaces them with the colours
-of its light or dark theme. "@ramp:0.25" is a colour between the strictest (0) and the laxest (1).
+Colours are tokens such as "@series-0". Whenever the page draws a chart, it replaces them with the
+colours of its light or dark theme. "@ramp:0.25" is a colour on a scale from the strictest (0) to
+the laxest budget (1).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Panel:
         title: heading above the chart; "" for none.
         description: a description of the chart for readers who cannot see it.
         views: drawings by name; the reader can switch between them.
-        shown: whether it is drawn initially, or only when the reader chooses it.
+        shown: whether the chart is drawn initially, or only when the reader selects it.
     """
 
     title: str
@@ -84,7 +85,7 @@ def text(value: object) -> str:
 
 
 def numbers(values: Iterable[float], digits: int = 5) -> list[float | None]:
-    """Return values rounded to significant digits; None for those that are not finite."""
+    """Return the values rounded to `digits` significant digits, with None for non-finite values."""
     return [float(f"{v:.{digits}g}") if np.isfinite(v) else None for v in values]
 
 
@@ -140,7 +141,7 @@ def points(
     size: int = 10,
     opacity: float = 1.0,
 ) -> Trace:
-    """Return a method's points, with error bars if given; `hover` may use %{text}."""
+    """Return a method's points, with error bars if there are any; `hover` may use %{text}."""
     trace: Trace = {
         "type": "scatter",
         "mode": "markers",

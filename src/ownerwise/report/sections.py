@@ -60,7 +60,7 @@ def group_table(comparison: Comparison) -> str:
 
 
 def budget_tables(comparison: Comparison) -> list[str]:
-    """Return tables of epsilon promised and spent; plans with equal budget classes share one."""
+    """Return tables of promised and spent epsilon; plans with the same budget classes share one."""
     together: dict[tuple, list[PlanUse]] = {}
     for use in comparison.plans:
         key = tuple((row.epsilon, row.delta, row.owners) for row in use.classes)
@@ -86,8 +86,8 @@ def _budget_table(uses: list[PlanUse], *, titled: bool) -> str:
         f"{whole(use.steps_spent)} of {whole(use.plan.steps)} steps" for use in uses
     )
     caption = (
-        f"Each record's budget and spending after {' and '.join(steps)}; the largest share of any "
-        "budget that was spent is in parentheses"
+        f"The budget and the ε spent per record after {' and '.join(steps)}; the largest spent "
+        "share of any budget is in parentheses"
     )
     return markup.table(caption, ["Budget", *titles, "Owners", "Records", "δ"], rows)
 
@@ -188,7 +188,7 @@ def _plan_table(use: PlanUse, *, owners: bool) -> str:
 
 
 def fine_print(comparison: Comparison) -> str:
-    """Return the section on assumptions, releases and anything that no guarantee covers."""
+    """Return the section on assumptions, releases and anything not covered by a guarantee."""
     runs = comparison.runs
     public = dict.fromkeys(item for run in runs for item in assumed_public(run))
     left_process = dict.fromkeys(item for run in runs for item in released(run))
@@ -207,7 +207,7 @@ def fine_print(comparison: Comparison) -> str:
 
 
 def provenance(comparison: Comparison) -> str:
-    """Return the section on the runs' settings, environment and hashes, and how these differ."""
+    """Return the section on the runs' settings, environment and hashes, and their differences."""
     facts = [_merged([_facts(run) for run in method.runs]) for method in comparison.methods]
     names = list(dict.fromkeys(name for of_method in facts for name in of_method))
     shared = {
@@ -242,7 +242,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _merged(facts: list[dict[str, str]]) -> dict[str, str]:
-    """Merge the facts about several runs into one mapping; list values that differ."""
+    """Merge the facts about several runs into one mapping, listing all values where they differ."""
     names = dict.fromkeys(name for of_run in facts for name in of_run)
     values = {name: [of_run[name] for of_run in facts if name in of_run] for name in names}
     return {name: name_some(list(dict.fromkeys(each)), shown=8) for name, each in values.items()}
@@ -257,7 +257,7 @@ def _definitions(facts: Mapping[str, str]) -> str:
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """Return nested settings as one level of readable names and values."""
+    """Flatten nested settings into a mapping of readable names to values."""
     flat: dict[str, str] = {}
     for name, value in settings.items():
         key = f"{before}{str(name).replace('_', ' ')}"

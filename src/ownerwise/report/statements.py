@@ -13,19 +13,19 @@ from ownerwise.wording import delta, delta_span, span, span_up, whole
 NOT_PRIVATE = "NOT PRIVATE"
 
 ADJACENCY = (
-    "Two data sets are neighbours if one contains exactly one record more than the other. The "
-    "distributions of what is released from two neighbours differ by at most (ε, δ), the budget of "
-    "that record's owner."
+    "Two data sets are neighbours if adding one record to one of them yields the other. What is "
+    "released from two neighbours is (ε, δ)-indistinguishable, where (ε, δ) is the budget of that "
+    "record's owner."
 )
 
 ATTACKER = (
     "Suppose an attacker knows everything about a record except whether it was used in training. "
-    "Without the model, their guess is right 50 times in 100. With the model, it is right on "
-    "average no more often than stated here, whatever their method and computing power."
+    "Without the model, their guess is right 50 times in 100. With the model, their guess is right "
+    "on average no more often than stated here, whatever their method and computing power."
 )
 
 NO_VALIDATION = (
-    "No validation data were given, so it is unknown how well the model works, and for whom."
+    "No validation data were passed, so it is unknown how well the model works, and for whom."
 )
 
 HYPOTHETICAL_EPSILON = (
@@ -54,7 +54,7 @@ def unit(run: Run) -> str:
 def protected(runs: Sequence[Run]) -> str:
     """Return the sentence that states what private runs guarantee."""
     budgets = sorted({_budgets(run.plan) for run in runs})
-    return f"Each single record is protected with the budget its owner set: {name_some(budgets)}."
+    return f"Each record is protected individually with its owner's budget: {name_some(budgets)}."
 
 
 def _budgets(plan: Plan) -> str:
@@ -70,12 +70,12 @@ def large_delta(run: Run) -> str:
         return ""
     return (
         f"CAUTION: δ is up to {delta(largest)}, more than 1/{total}, one over the number of "
-        "records. Such a guarantee permits publishing a whole record."
+        "records. A guarantee with such a δ even permits publishing an entire record."
     )
 
 
 def no_guarantee(runs: Sequence[Run], shown: int = 1) -> str:
-    """Return a warning that `runs`, out of `shown` runs, carry no guarantee, with the reasons."""
+    """Return a warning that `runs`, out of `shown` runs, have no guarantee, with the reasons."""
     single = len(runs) == 1
     subject = "This run" if single else "These runs"
     if len(runs) < shown:
@@ -108,7 +108,7 @@ def random_source(run: Run) -> str:
 
 
 def mechanism(plan: Plan) -> dict[str, str]:
-    """Return the properties of the private step that a plan fixes, by name."""
+    """Return the properties of the private step that the plan determines, keyed by name."""
     rates = span(float(plan.sampling_rates.min()), float(plan.sampling_rates.max()), 4)
     factors = [factor for _, factor in plan.schedule.segments]
     noise = f"Gaussian, std {plan.noise_std:.6g} on the sum of clipped gradients, once per step"
@@ -120,7 +120,7 @@ def mechanism(plan: Plan) -> dict[str, str]:
         "Sampling": f"Poisson: each record is drawn independently at its owner's rate ({rates})",
         "Clip norm": span(float(plan.clip_norms.min()), float(plan.clip_norms.max()), 4),
         "Noise": noise,
-        "Divisor": f"{plan.expected_batch_size:.6g}, the expected batch size, fixed beforehand",
+        "Divisor": f"{plan.expected_batch_size:.6g}, the expected batch size, fixed in advance",
         "Steps planned": whole(plan.steps),
         "Arithmetic": arithmetic(plan),
     }
@@ -130,12 +130,13 @@ def arithmetic(plan: Plan) -> str:
     """Return which attacks on rounding the plan's arithmetic resists."""
     if plan.hardened_rows is not None:
         return (
-            f"noise on a public grid; every batch in {whole(plan.hardened_rows)} secret rows, so "
-            "no record changes the rounding of another record's gradient"
+            "noise on a public grid; the records of every batch are placed in secret rows out of "
+            f"{whole(plan.hardened_rows)}, so no record changes the rounding of another record's "
+            "gradient"
         )
     return (
-        "noise on a public grid; not hardened: records crafted to change the rounding of others "
-        "are not covered (hardened=True covers them)"
+        "noise on a public grid; not hardened, so the guarantee does not cover records crafted to "
+        "change the rounding of other records (hardened=True covers them)"
     )
 
 
@@ -154,8 +155,8 @@ def released(run: Run) -> list[str]:
         what = "one histogram of predictions" if run.config.get("constraints") else "one sum"
         kind = run.plan.release_noise.capitalize()
         items.append(
-            f"in every step, {what} over per-record vectors of norm at most 1, with {kind} "
-            f"noise of std {run.plan.release_std:g} (accounted for together with the gradient)"
+            f"at every step, {what} over per-record vectors of norm at most 1, with {kind} noise "
+            f"of std {run.plan.release_std:g} (accounted for together with the gradient)"
         )
     return items
 
@@ -181,17 +182,17 @@ def assumed_public(run: Run) -> list[str]:
 
 
 def not_covered(runs: Sequence[Run]) -> list[str]:
-    """Return everything that no guarantee covers or that is not accounted for."""
+    """Return everything that is not covered by a guarantee or not accounted for."""
     items = [
-        "Validation and test metrics are exact, without noise. NO guarantee covers the records "
-        "they were measured on: they are not private.",
+        "Validation and test metrics are computed without noise. The records they were measured "
+        "on are NOT covered by any guarantee: the metrics are not private.",
         "Decisions based on these metrics (settings, method, when to stop) are not accounted for; "
         "neither is a hyper-parameter search on the private records.",
-        "General facts about people that a model can learn with or without any one record, and "
+        "General facts about people that a model can learn with or without any single record, and "
         "anything an attacker already knows.",
-        "How long training took, and any other side channel.",
+        "The training time and any other side channel.",
         *(
-            ["Records crafted to change the rounding of other records: the plan is not hardened."]
+            ["Records crafted to change how others are rounded, because the plan is not hardened."]
             if any(run.plan.hardened_rows is None for run in runs)
             else []
         ),
@@ -200,14 +201,14 @@ def not_covered(runs: Sequence[Run]) -> list[str]:
     if earlier:
         items.insert(
             2,
-            f"The process that trained this model had already trained on owners with the same ids "
+            "The process that trained this model had already trained on owners with the same ids "
             f"and counts ({earlier} {'time' if earlier == 1 else 'times'}): if the records were "
-            "the same and those models are released too, the costs to each record add up.",
+            "the same and those models are released too, the privacy costs to each record add up.",
         )
     if len(runs) > 1:
         items.insert(
             2,
-            f"Each ε holds for one run alone. This page shows {len(runs)} runs: if several of them "
-            "used the same records and all are released, the costs to each record add up.",
+            f"Each ε holds for a single run. This page shows {len(runs)} runs: if several of them "
+            "used the same records and all are released, the privacy costs to each record add up.",
         )
     return items

@@ -26,7 +26,7 @@ def write_report(runs: Sequence[Run], path: str | PathLike, *, title: str | None
 
     Args:
         runs: from `Trainer.fit` or `Run.load`.
-        path: the file to write; it is written completely or not at all.
+        path: the file to write; it is written atomically.
         title: heading of the page; by default it names the methods.
     """
     comparison = Comparison.of(runs)
@@ -82,14 +82,14 @@ def _document(comparison: Comparison, title: str) -> str:
 
 
 _BUDGETS = (
-    "Each owner set their own ε. The plan spends it step by step, and training stops before any "
-    "step that would exceed it."
+    "Each owner set their own ε. The plan spends each ε step by step, and training stops before "
+    "any step that would exceed it."
 )
 _IMPORTANCE_HEADING = "Importance weights within a batch"
 _IMPORTANCE = (
     "INO ranks the records in a batch and reduces the weight of the least important ones. Records "
-    "of strict owners are sampled rarely and learned late; the ranking keeps the others from "
-    "drowning them out."
+    "of strict owners are sampled rarely and learned late; the ranking prevents the other records "
+    "from dominating the update."
 )
 
 
@@ -100,8 +100,8 @@ def _no_weights(comparison: Comparison) -> str:
 
 
 def _utility(comparison: Comparison) -> list[tuple[str, str, str, str, Figure | None, str]]:
-    """Return (id, link, heading, introduction, figure, reason if there is no figure)."""
-    single = "needs at least two methods; all these runs have the same label."
+    """Return (id, link, heading, introduction, figure, reason for a missing figure) tuples."""
+    single = "needs at least two methods, but all these runs have the same label."
     groups = "needs validation groups and at least two evaluations."
     several = "needs the accuracy and spread of several methods."
     return [
@@ -109,7 +109,7 @@ def _utility(comparison: Comparison) -> list[tuple[str, str, str, str, Figure | 
             "learning",
             "Groups",
             "Learning curves by group",
-            "Records with strict budgets are sampled rarely or clipped hard, so the model may "
+            "Records with strict budgets are sampled rarely or clipped heavily, so the model may "
             "learn them late or even get worse on them at first. Each panel shows one group.",
             figures.learning_curves(comparison),
             groups,
@@ -118,8 +118,8 @@ def _utility(comparison: Comparison) -> list[tuple[str, str, str, str, Figure | 
             "gain",
             "Gain",
             "Gain by budget",
-            "If a method helps the owners whom strict budgets held back, the points on the left "
-            "are above zero.",
+            "If a method helps the owners held back by strict budgets, the points on the left are "
+            "above zero.",
             figures.gain_against_budget(comparison),
             single if not comparison.others else "needs at least two groups with known budgets.",
         ),
@@ -127,7 +127,7 @@ def _utility(comparison: Comparison) -> list[tuple[str, str, str, str, Figure | 
             "worst",
             "Worst group",
             "Worst group and overall accuracy",
-            "A good average can hide a group that the model fails.",
+            "A high average can hide a group on which the model performs poorly.",
             figures.worst_and_overall(comparison),
             "needs validation data and at least two evaluations.",
         ),
@@ -135,8 +135,8 @@ def _utility(comparison: Comparison) -> list[tuple[str, str, str, str, Figure | 
             "trade-off",
             "Trade-off",
             "Overall accuracy against balance",
-            "Equal recall is worth little if it is low for every group, and high accuracy is worth "
-            "little if some groups are left behind.",
+            "Equal recall is of little use if it is low for every group, as is high accuracy if "
+            "some groups are left behind.",
             figures.trade_off(comparison),
             single if not comparison.others else several,
         ),

@@ -4,11 +4,11 @@ A process holds the lock on its folder while it trains. The operating system rel
 the process ends, even if it crashes. Forked processes, such as the workers of a DataLoader, do not
 hold it: they may outlive the run (filelock closes their copy of the file).
 
-History after a resumption: a killed run resumes from its newest checkpoint. History lines written
-after that checkpoint describe lost updates and are dropped, so the history always matches the
-current model. With a fixed seed the same lines are written again, bit for bit (except for times).
-In a private run, the new lines come from fresh noise; the account still counts the steps behind the
-lost lines as spent, because somebody may have read them.
+A killed run resumes from its newest checkpoint. History lines written after that checkpoint
+describe lost updates and are dropped, so the history always matches the current model. With a fixed
+seed the same lines are written again, bit for bit (except for times). In a private run, the new
+lines come from fresh noise; the account still counts the steps that the lost lines describe as
+spent, because someone may have read the lines.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FolderLock:
         except Timeout:
             raise OwnerwiseError(
                 f"{self._folder} is in use: {self._holder()} is training there; wait for it to "
-                f"end, or {OWN_FOLDER}"
+                f"finish, or {OWN_FOLDER}"
             ) from None
         (self._folder / _HOLDER).write_text(f"{os.getpid()}\n", encoding="utf-8")
         return self
@@ -72,7 +72,7 @@ class FolderLock:
 
 
 def holds_a_run(folder: Path) -> bool:
-    """Return whether a folder holds a run that can be resumed, that is, a checkpoint."""
+    """Return whether a folder contains a checkpoint from which a run can be resumed."""
     return checkpoints.latest(folder) is not None
 
 
@@ -85,7 +85,7 @@ def folder_problems(folder: Path, config: dict[str, Any], plan: Plan, resume: bo
             return _remains(folder)
         if not resume:
             return [
-                f"{folder} already holds a run; resume it (resume=True, or --resume), or "
+                f"{folder} already contains a run; resume it (resume=True, or --resume), or "
                 f"{OWN_FOLDER}"
             ]
         stored, identity = reading.read_config(folder)
@@ -120,20 +120,20 @@ def with_earlier(folder: Path, environment: dict[str, Any]) -> dict[str, Any]:
 
 
 def kept_history(folder: Path, identity: str, updates: int) -> list[dict[str, Any]]:
-    """Return the history lines up to and including the model with `updates` updates."""
+    """Return the history lines for models with at most `updates` updates."""
     lines = reading.read_history(folder / reading.HISTORY, identity, problems := [])
     _warn(problems)
     return [line for line in lines if line["updates"] <= updates]
 
 
 def drop_half_written(folder: Path) -> None:
-    """Delete partial files left by a killed process. Only the lock's holder may call this."""
+    """Delete partial files left by a killed process; only the lock's holder may call this."""
     for name in ("checkpoint-*", "plan.*", "config.json", "environment.json", "history.jsonl"):
         drop_temporary(folder, name)
 
 
 def _remains(folder: Path) -> list[str]:
-    """Return why a folder without a checkpoint cannot hold a new run."""
+    """Return why a folder without a checkpoint cannot be used for a new run."""
     balance = read_account(folder)
     if balance is not None and balance.spent:
         return [
@@ -141,7 +141,7 @@ def _remains(folder: Path) -> list[str]:
             f"from: {OWN_FOLDER}"
         ]
     if balance is None and (folder / reading.CONFIG).exists() and reading.read_config(folder)[1]:
-        return [f"{folder} holds a run whose account is missing: {OWN_FOLDER}"]
+        return [f"{folder} contains a run whose account is missing: {OWN_FOLDER}"]
     return []
 
 

@@ -1,9 +1,9 @@
-"""The files of a run folder: their names, their required contents, and whether they agree.
+"""The files in a run folder: their names, their required contents, and whether they agree.
 
-The account records what a run has spent. Settings, checkpoint and history each name the run and
-some of its steps: if one of them mentions more steps than the account, the account is an old copy,
-and the folder is refused. The history and environment files do not affect this figure: if one is
-damaged, its readable part is used and the damage is reported.
+The account records what a run has spent. The settings, the checkpoint and the history each identify
+the run and some of its steps: if one of them mentions more steps than the account, the account is
+an old copy, and the folder is refused. The history and environment files do not affect what the
+account records: if one is corrupted, its readable part is used and the corruption is reported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HISTORY = "history.jsonl"
 ENVIRONMENT = "environment.json"
 FORMAT_KEY = "run_format"  # in config.json; version 0.1.0 did not write it, which means format 1
 RUN_KEY = "run_id"  # the run's identity, in config.json and in every line of history
-NO_RUN = "a run folder has one; check the path"
+NO_RUN = "a run folder contains one; check the path"
 
 _PLUG = or_null(fields({"kind": TEXT}))
 _CONFIG = fields(
@@ -95,7 +95,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], str]:
     config.pop(FORMAT_KEY, None)
     identity = config.pop(RUN_KEY, "")
     if version > 1 and not identity:
-        raise OwnerwiseError(f"{path} is damaged: {RUN_KEY} is missing")
+        raise OwnerwiseError(f"{path} is corrupted: {RUN_KEY} is missing")
     return config, identity
 
 
@@ -113,7 +113,7 @@ def read_environment(folder: Path, problems: list[str]) -> dict[str, Any]:
 def read_history(path: Path, identity: str, problems: list[str]) -> list[dict[str, Any]]:
     """Return the readable lines of a run's history, without a partial last line.
 
-    Damaged lines and lines of other runs are left out; `problems` then says how many.
+    Corrupted lines and lines from other runs are skipped; `problems` then says how many there were.
     """
     try:
         # the last line break is followed by nothing, or by a partial line
@@ -135,7 +135,7 @@ def read_history(path: Path, identity: str, problems: list[str]) -> list[dict[st
         else:
             foreign += 1
     if damaged:
-        problems.append(f"{path} is damaged: {damaged} of {len(lines)} lines cannot be read")
+        problems.append(f"{path} is corrupted: {damaged} of {len(lines)} lines cannot be read")
     if foreign:
         problems.append(f"{path}: {foreign} of {len(lines)} lines belong to another run")
     return kept
@@ -150,7 +150,7 @@ def disagreements(
     identity: str,
     history: Sequence[dict[str, Any]],
 ) -> list[str]:
-    """Return every way in which the files of a run folder contradict each other.
+    """Return every way in which the files in a run folder contradict each other.
 
     Args:
         folder: the run folder.
@@ -158,18 +158,18 @@ def disagreements(
         balance: state of the account.
         header: header of the newest checkpoint, or None before the first checkpoint.
         config, identity: settings and identity in `config.json`.
-        history: the lines of history.
+        history: the lines of the history.
     """
     if balance is None:
         return [
-            f"the account of {folder} is missing: the number of spent steps is unknown. Restore "
+            f"the account of {folder} is missing, so the number of spent steps is unknown. Restore "
             "the newest backup of the whole folder"
         ]
     problems = []
     if identity and balance.run != identity:
         problems.append(
             f"{CONFIG} belongs to run {identity[:12]}, but the account belongs to "
-            f"{f'run {balance.run[:12]}' if balance.run else 'a run of version 0.1.0'}: one of "
+            f"{f'run {balance.run[:12]}' if balance.run else 'a run from version 0.1.0'}: one of "
             "them is from another folder"
         )
     if balance.plan != plan_hash:

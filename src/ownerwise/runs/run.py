@@ -1,10 +1,10 @@
 """Runs: the results of training, in memory or in run folders.
 
-A run folder holds `config.json` (the Trainer's settings and the format version), `plan.json` with
-its arrays, `history.jsonl` (one line per evaluation on validation data), `account.db` (the steps
-spent, see `account`), the two newest checkpoints (see `checkpoints`), `environment.json`, and,
-after the run, `report.html` and `CARD.md`. These files contain no training records, and no
-statistics of them without noise.
+A run folder contains `config.json` (the Trainer's settings and the format version), `plan.json`
+with its arrays, `history.jsonl` (one line per evaluation on validation data), `account.db` (the
+steps spent, see `account`), the two newest checkpoints (see `checkpoints`), `environment.json`,
+and, after the run, `report.html` and `CARD.md`. These files contain no training records, and no
+statistics computed from them without noise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ownerwise.step import checkpoints, read_account
 
 REPORT = "report.html"
 CARD = "CARD.md"
-STEP_NOT_PRIVATE = "the run's account or checkpoint says so"
+STEP_NOT_PRIVATE = "the run's account or checkpoint marks it as not private"
 
 
 @dataclass(eq=False)
@@ -42,17 +42,18 @@ class Run:
 
     Attributes:
         config: the Trainer's settings, as JSON types.
-        plan: the plan; without owners if the run was loaded.
+        plan: the plan; without owners if the run was loaded from a folder.
         history: one entry per evaluation: "step", "updates", "seconds", "learning_rate",
             "validation" (None without validation data) and, in the last entry, "test" if there is
-            test data. Measured on validation and test data, which NO guarantee covers.
+            test data. All metrics are measured on validation and test data, which are NOT covered
+            by any guarantee.
         environment: software versions.
         steps_spent: number of steps accounted for.
         updates: number of updates applied to the model; fewer than `steps_spent` if a private run
             was resumed after a crash.
         folder: the run folder, or None for a run in memory.
         identity: random identifier of the run, the same in all its files; "" for a run in memory.
-        problems: damage that `Run.load` found in files that do not affect the figures.
+        problems: corruption that `Run.load` found in files that do not affect the epsilons.
     """
 
     config: dict[str, Any]
@@ -82,7 +83,7 @@ class Run:
 
     @property
     def private(self) -> bool:
-        """Whether the guarantee holds: secret randomness, and nothing computed without noise."""
+        """Whether the guarantee holds (secret randomness, and nothing computed without noise)."""
         return not self.not_private
 
     @property
@@ -104,11 +105,11 @@ class Run:
         """Return the model's tensors from the newest checkpoint, for `model.load_state_dict`."""
         if self.folder is None or checkpoints.latest(self.folder) is None:
             where = "a run in memory" if self.folder is None else self.folder
-            raise OwnerwiseError(f"{where} has no checkpoint: train with folder=")
+            raise OwnerwiseError(f"{where} has no checkpoint: pass folder= to the Trainer")
         return checkpoints.state_dict(self.folder)
 
     def report(self, path: str | PathLike, *others: Run) -> None:
-        """Write an HTML report on this run, compared with any other runs given."""
+        """Write an HTML report on this run, compared with any other runs that are passed."""
         from ownerwise.report import write_report
 
         write_report([self, *others], path)
@@ -123,11 +124,11 @@ class Run:
     def load(cls, folder: str | PathLike) -> Self:
         """Read a run folder; the run may be finished, in progress or stopped.
 
-        Damaged history and environment files are reported by a warning and in `problems`.
+        Corrupted history and environment files are reported with a warning and in `problems`.
 
         Raises:
-            OwnerwiseError: if the number of spent steps is not certain, or another file that the
-                run needs is damaged or belongs to another run.
+            OwnerwiseError: if the number of spent steps is uncertain, or another file that the run
+                needs is corrupted or belongs to another run.
         """
         folder = Path(folder)
         problems: list[str] = []

@@ -1,4 +1,4 @@
-"""A run's settings as JSON types, as in `config.json`, and differences between two runs."""
+"""A run's settings as JSON types, as in `config.json`, and how those of two runs differ."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def owner_budgets(groups: set[str], owners: Owners | None) -> dict[str, float]:
 def differences(
     before: Mapping[str, Any], after: Mapping[str, Any], ignored: frozenset[str] = frozenset()
 ) -> list[str]:
-    """Return a sentence for every entry that differs between two settings."""
+    """Return a sentence for every entry that differs between the settings of two runs."""
     old, new = dict(flat(before)), dict(flat(after))
     return [
         f"{name} was {_shown(old.get(name, _ABSENT))} and is now {_shown(new.get(name, _ABSENT))}"

@@ -2,7 +2,7 @@
 
 The step is the only place where private data changes the model. Imports planning, randomness,
 batches, gradients and mechanisms; nothing here depends on runs, training loops, or folders other
-than the one it is given.
+than the one passed to it.
 """
 
 from ownerwise.step.account import OWN_FOLDER, Account, Balance, read_account

@@ -1,17 +1,18 @@
-"""The account of a run: an append-only file that records which steps of the plan are spent.
+"""The account of a run: an append-only file that records which steps of the plan were spent.
 
 Guarantee. The account never counts fewer steps than were taken: a step is committed to disk before
 any of its noise is drawn. Commits are slow (milliseconds), so steps are reserved in blocks of at
 most 0.4 seconds of work and at most a twentieth of the plan. A run that stops cleanly returns the
-steps that it reserved but did not begin; if it is killed, they stay spent.
+steps that it reserved but did not begin; if the run is killed, they remain spent.
 
 The account is an SQLite file, `account.db`, with one table of events. Events are appended and never
-changed, and each holds the hash of the previous one. A process can append only if the last event is
-the one it knows (compare and set), so two processes cannot both take a step: the second one is
-refused. If the account's file was deleted or replaced, the next commit is refused.
+changed, and each contains the hash of the previous one. A process can append only if the last event
+is the one it last saw (compare-and-set), so two processes cannot both take a step: the second one
+is refused. If the account's file was deleted or replaced, the next commit is refused.
 
-The account cannot detect a copy of the whole folder that is put back later or used elsewhere, or a
-writer who recomputes the hashes. Keep run folders where nobody else can write.
+The account cannot detect that a copy of the whole folder was restored later or used elsewhere, or
+that someone changed events and recomputed the hashes. Keep run folders where nobody else can write
+to them.
 """
 
 from __future__ import annotations
@@ -79,11 +80,11 @@ class Balance:
         plan: hash of the run's plan.
         planned: number of steps in the plan; None in format 1.
         spent: number of spent steps.
-        private: whether the guarantee holds, as far as the steps show; None in format 1.
+        private: whether the guarantee holds, judging by the steps taken; None in format 1.
         head: number and hash of the last event, by which checkpoints refer to the account; None in
             format 1.
         returnable: first step that may still be returned.
-        hashes: hash of every event, if the account was read.
+        hashes: hash of every event; empty unless the account was read from its file.
     """
 
     run: str
@@ -124,7 +125,7 @@ class _Event:
         return hashlib.sha256(json.dumps(self.values).encode()).hexdigest()
 
     def follow(self, balance: Balance | None) -> Balance:
-        """Return the balance after this event, or raise if it cannot follow."""
+        """Return the balance after this event, or raise an error if it is out of sequence."""
         number, previous = (-1, _FIRST_PREVIOUS) if balance is None else _head_of(balance)
         fits = (self.number, self.previous) == (number + 1, previous)
         if self.kind == "open":
@@ -132,7 +133,7 @@ class _Event:
             spent, returnable = 0, 0
             balance = Balance(self.run, self.plan, self.steps, 0, self.private)
         elif balance is None or balance.planned is None:
-            raise ValueError(f"event {self.number} comes before the account was opened")
+            raise ValueError(f"event {self.number} precedes the opening of the account")
         else:
             end = self.first + self.steps
             spent = {"reserve": end, "return": self.first}.get(self.kind, balance.spent)
@@ -201,7 +202,7 @@ class Account:
         return self._balance
 
     def take(self, step: int, private: bool) -> None:
-        """Count a step. When this returns, the step is on disk and its noise may be drawn.
+        """Count a step. When this returns, the step is recorded on disk and its noise may be drawn.
 
         With a fixed seed, a resumed run repeats steps that are already counted.
         """
@@ -248,7 +249,7 @@ class Account:
         return max(1, min(size, self.balance.planned // _BLOCKS, left))
 
     def _append(self, entries: Sequence[tuple[str, int, int, bool]], run: str = "") -> None:
-        """Append events in one transaction, provided that nobody else has appended any."""
+        """Append events in one transaction, unless another writer has appended any."""
         if os.getpid() != self._process:
             raise OwnerwiseError(
                 f"the account of {self.folder} belongs to process {self._process}, from which this "
@@ -309,7 +310,7 @@ def read_account(folder: str | os.PathLike) -> Balance | None:
     """Return the state of the account in a folder, or None if it has no events.
 
     Raises:
-        OwnerwiseError: if the account is damaged.
+        OwnerwiseError: if the account is corrupted.
     """
     path = Path(folder) / ACCOUNT
     if path.exists():
@@ -320,7 +321,7 @@ def read_account(folder: str | os.PathLike) -> Balance | None:
         return None
     content = read_json(old, _STEPS_FILE)
     if content["format"] != 1:
-        raise OwnerwiseError(f"{old} is damaged: expected format 1, got {content['format']}")
+        raise OwnerwiseError(f"{old} is corrupted: expected format 1, got {content['format']}")
     return Balance("", content["plan"], None, content["steps_spent"], None)
 
 
@@ -333,8 +334,8 @@ def _read(path: Path) -> Balance | None:
             raise
     if any(_is_filled(Path(f"{path.resolve()}{suffix}")) for suffix in ("-wal", "-journal")):
         raise OwnerwiseError(
-            f"the account {path} was not closed, and cannot be read completely without write "
-            "access: copy the whole folder to a writable place"
+            f"the account {path} was not closed properly, so it cannot be read completely without "
+            "write access: copy the whole folder to a writable location"
         )
     # on a read-only medium, nobody can be writing
     with closing(_connection(path, "ro&immutable=1")) as connection:
@@ -377,7 +378,7 @@ def _created(connection: sqlite3.Connection, folder: Path) -> Balance | None:
     balance = _balance(connection)
     if balance is not None and balance.spent:
         raise OwnerwiseError(
-            f"{folder} holds the account of another run with {balance.spent} spent steps: "
+            f"{folder} contains the account of another run with {balance.spent} spent steps: "
             f"{OWN_FOLDER}"
         )
     if balance is None:
@@ -427,7 +428,7 @@ def _balance(connection: sqlite3.Connection) -> Balance | None:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turn errors from SQLite or a damaged event into a clear message."""
+    """Turn errors from SQLite or a corrupted event into a clear message."""
     try:
         yield
     except OwnerwiseError:
@@ -440,6 +441,6 @@ def _explained(path: Path) -> Iterator[None]:
 
 def _damaged(path: Path) -> str:
     return (
-        f"the account {path} is damaged: the number of spent steps is unknown. Restore the newest "
-        f"backup of the whole folder, or {OWN_FOLDER}"
+        f"the account {path} is corrupted, so the number of spent steps is unknown. Restore the "
+        f"newest backup of the whole folder, or {OWN_FOLDER}"
     )

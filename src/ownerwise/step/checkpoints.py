@@ -1,16 +1,17 @@
 """Checkpoints: a private run can stop at any time and resume within its budgets.
 
 A checkpoint is one safetensors file with the model, the optimizer and a JSON header (format
-version, run, plan hash, step counts). One SHA-256 hash covers the header, and the header holds
-another for the tensors. Each file is written atomically, and the two newest are kept: if the newest
-is damaged, a run resumes from the previous one. The key of a private run is never stored, because
-anyone who has the key and the position can subtract the noise; a resumed run draws a fresh key.
+version, run, plan hash, step counts). One SHA-256 hash covers the header, and the header contains
+another one for the tensors. Each file is written atomically, and the two newest are kept: if the
+newest is corrupted, a run resumes from the previous one. The key of a private run is never stored,
+because anyone who knows the key and the position in the stream can subtract the noise; a resumed
+run draws a fresh key.
 
 The account (see `account`) counts steps before they are taken. A checkpoint names the account's
 last event, so an older copy of the account is detected. After a crash, a private run continues from
-its last checkpoint; the steps whose updates were lost stay spent, so the run ends that many updates
-early. A run with a fixed seed (not private) repeats the lost steps bit for bit instead. A folder
-holds one run.
+its last checkpoint; the steps whose updates were lost remain spent, so the run ends that many
+updates early. A run with a fixed seed (not private) repeats the lost steps bit for bit instead.
+Each folder contains only one run.
 """
 
 from __future__ import annotations
@@ -170,9 +171,9 @@ def latest(folder: str | os.PathLike) -> Path | None:
 
 
 def newest_header(folder: str | os.PathLike, problems: list[str]) -> dict[str, Any] | None:
-    """Return the header of the newest checkpoint that is not damaged; None if there is none.
+    """Return the header of the newest checkpoint that is not corrupted; None if there is none.
 
-    Damaged newer checkpoints are added to `problems`. If all are damaged, this raises.
+    Newer checkpoints that are corrupted are added to `problems`. If all are, an error is raised.
     """
     found = stored(folder)
     for path in found:
@@ -186,7 +187,7 @@ def newest_header(folder: str | os.PathLike, problems: list[str]) -> dict[str, A
 
 
 def state_dict(folder: str | os.PathLike) -> dict[str, Tensor]:
-    """Return the model's `state_dict` in the newest checkpoint that is not damaged."""
+    """Return the model's `state_dict` from the newest checkpoint that is not corrupted."""
     return _model_tensors(_newest(folder)[2])
 
 
@@ -197,7 +198,7 @@ def load(
     optimizer: Optimizer,
     seed: int | None,
 ) -> Checkpoint:
-    """Load model and optimizer from the newest checkpoint and return the state of the run.
+    """Load the model and optimizer from the newest checkpoint, and return the state of the run.
 
     `seed` is the seed of the resuming run (None if private) and must match the stored one.
     """
@@ -206,7 +207,7 @@ def load(
     if header["plan"] != plan.hash:
         problems.append(
             f"{path.name} belongs to plan {header['plan'][:12]}, but this run has plan "
-            f"{plan.hash[:12]}: resume with the run's own plan"
+            f"{plan.hash[:12]}: resume with the run's original plan"
         )
     if header["seed"] != seed:
         problems.append(
@@ -219,14 +220,15 @@ def load(
     if wrong := sorted({name for name, _ in expected.items() ^ actual.items()}):
         name = wrong[0]
         problems.append(
-            f"{path.name} holds a different model: {name} is {expected.get(name, 'missing')} in "
-            f"the file and {actual.get(name, 'missing')} here; build the run's own model"
+            f"{path.name} contains a different model: {name} is {expected.get(name, 'missing')} in "
+            f"the file and {actual.get(name, 'missing')} here; build the same model as in the "
+            "original run"
         )
     elif header["held"] != _optimizer_layout(model, optimizer):
         problems.append(
-            f"{path.name} holds the state of {header['held'][0]}, but this run has "
-            f"{type(optimizer).__name__} or different parameter groups; build the run's own "
-            "optimizer"
+            f"{path.name} contains the state of {header['held'][0]}, but this run has "
+            f"{type(optimizer).__name__} or different parameter groups; build the same optimizer "
+            "as in the original run"
         )
     if problems or balance is None:
         raise OwnerwiseError(problems)
@@ -243,8 +245,8 @@ def account_problems(balance: Balance | None, header: dict[str, Any], name: str)
     """Return every reason why an account does not belong to a checkpoint called `name`."""
     if balance is None or (balance.head is None and header["format"] > 1):
         return [
-            f"the account next to {name} is missing: the number of spent steps is unknown, so the "
-            "run cannot be used within its budgets"
+            f"the account next to {name} is missing, so the number of spent steps is unknown and "
+            "the run cannot be used within its budgets"
         ]
     problems = []
     if balance.plan != header["plan"]:
@@ -259,13 +261,13 @@ def account_problems(balance: Balance | None, header: dict[str, Any], name: str)
         )
     elif header["format"] > 1 and not balance.holds(header["account"]):
         problems.append(
-            f"the account is older than {name}: an old copy was restored, without the newest "
-            "steps. Restore the newest account"
+            f"the account is older than {name}: an old copy that lacks the newest steps was "
+            "restored. Restore the newest account"
         )
     spent = max(header["steps_spent"], header["updates"])
     if balance.spent < spent and not problems:
         problems.append(
-            f"the account counts {balance.spent} steps, but {name} holds {spent}: an old copy of "
+            f"the account counts {balance.spent} steps, but {name} records {spent}: an old copy of "
             "the account was restored. Restore the newest account"
         )
     return problems
@@ -309,7 +311,7 @@ def _tensors_hash(digest: Any, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _newest(folder: str | os.PathLike) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
-    """Return the newest checkpoint that is not damaged: its path, header and tensors."""
+    """Return the path, header and tensors of the newest checkpoint that is not corrupted."""
     found = stored(folder)
     for path in found:
         try:
@@ -319,7 +321,7 @@ def _newest(folder: str | os.PathLike) -> tuple[Path, dict[str, Any], dict[str, 
                 raise
             warnings.warn(
                 f"{error}; resuming from the older {found[found.index(path) + 1].name}. The steps "
-                "since then stay spent",
+                "since then remain spent",
                 stacklevel=2,
             )
     raise OwnerwiseError(f"no checkpoint in {folder}")
@@ -360,13 +362,13 @@ def _opened(path: Path) -> Iterator[Any]:
     except OwnerwiseError:
         raise
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, AttributeError):
-        raise OwnerwiseError(f"{path} is damaged or not an ownerwise checkpoint") from None
+        raise OwnerwiseError(f"{path} is corrupted or not an ownerwise checkpoint") from None
 
 
 def _metadata(path: Path, file: Any) -> tuple[str, str]:
     metadata = file.metadata() or {}
     if not {_HEADER, _HASH} <= metadata.keys():
-        raise OwnerwiseError(f"{path} is damaged or not an ownerwise checkpoint")
+        raise OwnerwiseError(f"{path} is corrupted or not an ownerwise checkpoint")
     return metadata[_HEADER], metadata[_HASH]
 
 
@@ -378,11 +380,11 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
 
 def _compare(path: Path, digest: str, stored_hash: str) -> None:
     if digest != stored_hash:
-        raise OwnerwiseError(f"{path} is damaged: its content does not match its hash")
+        raise OwnerwiseError(f"{path} is corrupted: its content does not match its hash")
 
 
 def check_format(path: Path, version: Any) -> None:
-    """Refuse a checkpoint or settings file whose format this version does not know."""
+    """Refuse a checkpoint or settings file whose format this version does not support."""
     if version not in _FORMATS:
         raise OwnerwiseError(
             f"{path} has format {version}, but this version of ownerwise reads format {FORMAT} and "

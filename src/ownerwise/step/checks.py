@@ -1,4 +1,4 @@
-"""Checks for the private step: optimizers, releases and batches that do not fit the plan."""
+"""Checks for the private step: optimizers, releases and batches that do not match the plan."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if foreign := held - set(names):
         yield (
-            f"the optimizer holds parameters that do not belong to the model ({len(foreign)} of "
+            f"the optimizer has parameters that do not belong to the model ({len(foreign)} of "
             "them); build it from model.parameters()"
         )
     trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     held_names = {name for name, parameter in model.named_parameters() if id(parameter) in held}
     if unheld := [name for name in trainable if name not in held_names]:
         yield (
-            f"the optimizer does not hold the trainable {name_some(unheld)}; add or freeze them "
+            f"the optimizer lacks the trainable parameters {name_some(unheld)}; add or freeze them "
             "(requires_grad_(False))"
         )
 
@@ -39,56 +39,61 @@ def optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
 def release_problems(
     rule: ClippingRule, steering: Steering | None, release: Release | None, plan: Plan
 ) -> Iterator[str]:
-    """Yield each mismatch between the additional release and the one the plan pays for."""
+    """Yield each mismatch between the additional release and the one the plan accounts for."""
     if release is not None and steering is not None:
         yield (
             f"{type(rule).__name__} releases a count for its steering and another release was "
-            "given, but the plan pays for only one: drop the release or the rule's steering"
+            "passed, but the plan accounts for only one: remove the release or the rule's steering"
         )
     if steering is not None and plan.release_shares is not None:
         yield (
-            f"{type(rule).__name__} counts every record as one, but the plan pays for a release to "
-            "which some records add less: make the plan with release_std= and without constraints="
+            f"{type(rule).__name__} counts every record as one, but the plan accounts for a "
+            "release to which some records contribute less: make the plan with release_std= and "
+            "without constraints="
         )
     if plan.release_std is not None and release is None and steering is None:
         yield (
-            "the plan pays for a release, but none was given: pass the constraints the plan was "
-            "made with (Trainer(..., constraints=), or the step's release=), or make the plan "
+            "the plan accounts for a release, but none was passed: pass the constraints the plan "
+            "was made with (Trainer(..., constraints=), or the step's release=), or make the plan "
             "without constraints= and release_std="
         )
     if plan.release_std is None and isinstance(release, RateConstraints):
         yield (
-            "constraints were given, but the plan pays for no release: make it with the same "
+            "constraints were passed, but the plan accounts for no release: make it with the same "
             "constraints, ow.plan(..., constraints=)"
         )
     elif plan.release_std is None and (release is not None or steering is not None):
-        what = "a release was given" if steering is None else "the steering releases a count"
-        yield f"{what}, but the plan pays for no release: make it with ow.plan(..., release_std=)"
+        what = "a release was passed" if steering is None else "the steering releases a count"
+        yield (
+            f"{what}, but the plan accounts for no release: make it with ow.plan(..., release_std=)"
+        )
 
 
 def refuse_unloaded(batch: Batch) -> None:
-    """Raise if the batch's records could not be loaded; called after the step counts as spent."""
+    """Raise an error if a batch's records could not be loaded; the step already counts as spent."""
     if isinstance(batch.data, Unloaded):
         raise OwnerwiseError(
             f"the records of step {batch.step} could not be loaded ({batch.data.error}), and the "
-            "step counts as spent. Which records a batch holds is private, so this message names "
-            "none: try dataset[i] for every record, and collate, outside a private run. This "
-            "failure itself is not private"
+            "step counts as spent. Which records a batch contains is private, so this message "
+            "names none: try dataset[i] for every record, and collate, outside a private run. The "
+            "fact that loading failed is itself not private"
         )
 
 
 def inputs_and_targets(batch: Batch) -> tuple[Any, Any]:
-    """Return a batch's inputs and targets, or raise unless they have one row per record."""
+    """Return a batch's inputs and targets; raise an error unless they have one row per record."""
     data = batch.data
     if not (isinstance(data, tuple | list) and len(data) == 2):
-        shape = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
+        shape = f"a {type(data).__name__}"
+        if isinstance(data, tuple | list):
+            shape += f" of length {len(data)}"
         raise OwnerwiseError(
-            f"a batch holds {shape}; expected (inputs, targets). Pass the data as (X, y), or use a "
-            "Dataset or collate function that yields such pairs"
+            f"a batch contains {shape}; expected (inputs, targets). Pass the data as (X, y), or "
+            "use a Dataset or collate function that yields such pairs"
         )
     if row_counts(data) - {len(batch)}:
         raise OwnerwiseError(
-            "a batch holds tensors with more or fewer rows than records; expected one row per "
+            "a batch contains tensors with more or fewer rows than records; expected one row per "
             "record, without padding rows or tables shared between records"
         )
     return data[0], data[1]

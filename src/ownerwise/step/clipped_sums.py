@@ -66,7 +66,7 @@ class ClippedSums:
         model, plan, loss, clipping, micro_batch_size, memory_target, lean: as for `PrivateStep`.
         weights, release: as for `PrivateStep`, already bound to the plan.
         steering: the clipping rule's steering, if any.
-        not_private: keep losses, norms and factors of the last batch in `peek`.
+        not_private: keep the losses, norms and factors of the last batch in `peek`.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class ClippedSums:
     def _sum(
         self, records: PerRecordGradients | ChainGradients, factors: Tensor, rows: Rows, part: slice
     ) -> dict[nn.Parameter, Tensor]:
-        """Return the sum of factor times gradient, added up by clip-norm class if required."""
+        """Return the sum of gradients times factors, added up per clip-norm class if required."""
         if self.rounding.classes is None:
             return records.weighted_sum(factors, in_blocks=self.rounding.in_blocks)
         classes = rows.spread(self.rounding.classes[rows.owner_index], empty=-1)[part]
@@ -218,7 +218,7 @@ class ClippedSums:
         return outputs
 
     def _refuse_written_buffers(self) -> None:
-        """Raise if a loss, rule or release has written to a buffer since the forward pass."""
+        """Raise an error if a loss, rule or release wrote to a buffer after the forward pass."""
         before, self._buffers = self._buffers, []
         for name, buffer, version in before:
             if buffer._version != version or self.model.get_buffer(name) is not buffer:
@@ -270,7 +270,7 @@ class ClippedSums:
             return (noised if self._adaptive is None else self._adaptive.process(noised),)
 
     def _scales(self, rows: Rows) -> np.ndarray | None:
-        """Return the factor for each row's contribution to a release, or None if all are 1."""
+        """Return the factor for each row's contribution to a release; None if all factors are 1."""
         scales = self.plan.release_shares
         if scales is None:
             return rows.occupied
@@ -310,8 +310,8 @@ class ClippedSums:
         weights = np.asarray(weights, dtype=np.float64)
         if weights.shape != losses.shape or not 0 <= weights.min() <= weights.max() <= 1:
             raise OwnerwiseError(
-                f"{type(self.weights).__name__} returned weights of shape {weights.shape}, or some "
-                f"outside [0, 1]; expected shape {losses.shape} and values in [0, 1]"
+                f"{type(self.weights).__name__} returned weights of shape {weights.shape}, or "
+                f"weights outside [0, 1]; expected shape {losses.shape} and values in [0, 1]"
             )
         return weights
 
@@ -335,7 +335,7 @@ class ClippedSums:
             if not ((factors * norms).abs() <= clips * (1 + 1e-5)).all():
                 raise OwnerwiseError(
                     f"{type(self.clipping).__name__} lets a record exceed its clip norm: the plan "
-                    "accounts for factor * norm <= clip norm"
+                    "assumes factor * norm <= clip norm"
                 )
         return factors if finite is None else factors * finite
 
@@ -347,7 +347,7 @@ class ClippedSums:
         return max(1, int(self.memory_target // max(1.0, self._bytes_per_record)))
 
     def _keep_peek(self, seen: list[tuple[Tensor, Tensor, Tensor]], rows: Rows | None) -> None:
-        """Keep losses, norms and factors if `not_private` is set."""
+        """Keep the losses, norms and factors if `not_private` is set."""
         self.peek = None
         if self.not_private:
             losses = norms = factors = np.zeros(0)

@@ -1,4 +1,4 @@
-"""Micro-batches: parts of a logical batch that fit into memory. They never change the result."""
+"""Micro-batches: parts of a logical batch that fit in memory. They never change the result."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ def slices(records: int, size: int) -> Iterator[slice]:
 
 
 def bytes_per_record(model: nn.Module, inputs: Any, records: int) -> float:
-    """Return the bytes per record that the backward pass stores, measured on a few made-up records.
+    """Return the bytes per record that the backward pass stores, measured on a few dummy records.
 
-    Only the shapes are real, so a layer that initialises itself from its first batch sees no
-    private data. All changes to the model are undone, but random layers advance their generator.
+    Only their shapes come from real data, so a layer that initialises itself from its first batch
+    sees no private data. All changes to the model are undone, but random layers advance their
+    random generators.
     """
     count = min(records, _PROBE)
     probe = take(inputs, list(range(count)))  # a copy: a view would count the whole batch

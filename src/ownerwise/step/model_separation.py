@@ -1,13 +1,14 @@
 """Check, with trial runs, that the model's output for a record does not depend on other records.
 
 A check of the loss alone cannot detect a model that mixes records, for example through batch
-statistics, attention over the first dimension, or initialisation from the first batch. In steps 0,
-1, 2, 4, 8, ... the model therefore runs on secret random records of the batch, and again on each
-half of them, before the step itself runs. Outputs must be equal up to 0.01 / (number of records in
-the batch), relative to the record's own output. Where float32 is not precise enough, a float64 copy
-of the model decides. The model's state is restored, so no change made by a trial run survives.
+statistics, attention over the first dimension, or initialisation from the first batch. At steps 0,
+1, 2, 4, 8, ... the model therefore runs on records chosen secretly at random from the batch, and
+again on each half of them, before the step itself runs. The outputs for a record must be equal up
+to a relative error of 0.01 / (number of records in the batch). Where float32 is not precise enough,
+the outputs of a float64 copy of the model are compared. The model's state is restored, so no change
+made by a trial run survives.
 
-A `collate` function that pads to the longest record of a batch is checked in every step
+A `collate` function that pads to the longest record in a batch is checked at every step
 (`Batch.part`): records that were collated separately must have the same losses.
 """
 
@@ -40,7 +41,7 @@ Losses = Callable[..., Tensor]
 
 
 def is_due(step: int) -> bool:
-    """Return whether the model is checked in this step (steps 0, 1, 2, 4, 8, ...)."""
+    """Return whether the model is checked at this step (steps 0, 1, 2, 4, 8, ...)."""
     return step & (step - 1) == 0
 
 
@@ -151,9 +152,9 @@ def _runs(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the results for all rows together, and those for the odd and even rows separately.
 
-    Each half runs in reverse order. A model that draws random numbers (dropout) needs the same
-    masks instead: it runs on the same number of rows, with copies of one half in place of the
-    other.
+    The rows of each half are in reverse order. A model that draws random numbers (dropout) must
+    draw the same masks, so it runs on the same number of rows instead, with copies of one half in
+    place of the other.
     """
     state = State(model)
 
@@ -189,7 +190,7 @@ def _runs(
 def check_part(
     model: nn.Module, losses: Losses, batch: Batch, released: Any, *, fixed_shapes: bool
 ) -> None:
-    """Refuse a `collate` that makes a record depend on the other records of its batch.
+    """Refuse a `collate` that makes a record depend on the other records in its batch.
 
     Args:
         model: the model; its state is restored.
@@ -207,8 +208,8 @@ def check_part(
         if part.random:
             return
         raise OwnerwiseError(
-            "collate changes a record depending on the other records in its batch, so the "
-            "record's influence cannot be bounded: let collate only stack and pad"
+            "collate changes a record depending on the other records in its batch, so the record's "
+            "influence cannot be bounded: collate must only stack and pad"
         )
     if fixed_shapes:
         raise OwnerwiseError(
@@ -236,7 +237,7 @@ def check_part(
             share = max(share, _SHARE_IN_FLOAT32, _ROUNDINGS * _roundoff(found[0]))
     if not _close(found[0], found[1], share):
         raise OwnerwiseError(
-            "the loss of a record changes with the padding of its batch, and the longest record of "
+            "the loss of a record changes with the padding of its batch, and the longest record in "
             "the batch determines the padding, so that record's influence cannot be bounded: "
             f"{_PUBLIC_LENGTH}, or make the model and loss ignore padding"
         )
@@ -259,7 +260,7 @@ def _same_outputs(first: list[Tensor], second: list[Tensor], share: float) -> bo
 
 
 def _close(first: Tensor, second: Tensor, share: float) -> bool:
-    """Return whether no row differs by more than this share of its own size."""
+    """Return whether no row differs by more than this share of its own norm."""
     count = len(first) if first.dim() else 1
     first, second = first.double().reshape(count, -1), second.double().reshape(count, -1)
     sizes = torch.linalg.vector_norm(first, dim=1).nan_to_num(0.0, 0.0, 0.0)

@@ -1,7 +1,7 @@
-"""Check that user-defined clipping rules and releases treat every record as if it were alone.
+"""Check that user-defined clipping rules and releases treat every record independently.
 
-See `separation` for the method and the tolerance. This package's own rules and releases are proven
-and are not called again.
+See `separation` for the method and the tolerance. The rules and releases in this package have been
+proven to do so and are not called a second time.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def checked_factors(
 
 
 class Replay:
-    """A step's random numbers, drawn for a user-defined rule and replayed for some of the records.
+    """The random numbers of a step, drawn for a user-defined rule and replayed for some records.
 
     The numbers are drawn from the stream once. The replay is used only for the comparison.
     """

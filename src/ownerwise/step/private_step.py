@@ -1,4 +1,4 @@
-"""The private step: the one place where private data becomes a model update."""
+"""The private step: the only place where private data affects the model."""
 
 from __future__ import annotations
 
@@ -47,36 +47,36 @@ from ownerwise.step.rounding import GRID_TOLERANCE, rounding_problems
 class PrivateStep:
     """Takes one accounted step per batch: `for batch in PoissonBatches(...): step(batch)`.
 
-    Phases of a step, in order: forward over the logical batch, noised release (optional),
-    per-record loss, score, clipping rule, weights, sum, noise, division by the expected batch size,
-    optimizer. There is one forward pass; if the batch is split into micro-batches and a phase
-    needs the whole batch, a forward-only pass comes first.
+    The phases of a step are, in order: forward pass over the logical batch, noised release
+    (optional), per-record loss, score, clipping rule, weights, sum, noise, division by the expected
+    batch size, and optimizer. There is one forward pass; if the batch is split into micro-batches
+    and a phase needs the whole batch, a forward-only pass comes first.
 
     Formal guarantee: with batches from `PoissonBatches` for the same plan, each record of owner o
     changes the sum by at most `plan.clip_norms[o]`, Gaussian noise of std `plan.noise_std_at(step)`
-    is added once to the sum, and at most `plan.steps` steps are taken. This is the mechanism the
-    plan accounts for. Steering scales clip norms and noise together and lowers sampling rates,
-    based on past outputs only, so it never costs more. Public: the plan, the architecture, the
-    optimizer's settings. Micro-batch size and device affect speed only.
+    is added once to the sum, and at most `plan.steps` steps are taken. This is the mechanism that
+    the plan accounts for. Steering scales clip norms and noise together and lowers sampling rates,
+    based only on past outputs, so it never increases the privacy cost. The plan, the architecture
+    and the optimizer's settings are public. The micro-batch size and the device affect only speed.
 
     Args:
         model: an ordinary module; it is not wrapped. A pre-flight check lists all problems.
         plan: the plan, with owners. The step verifies it, unless this process already has, and
             keeps its own copy.
-        optimizer: any torch optimizer that needs no closure, without step hooks.
+        optimizer: any torch optimizer that needs no closure and has no step hooks.
         loss: `loss(outputs, targets)`, called with `reduction="none"` (see `losses.per_record`);
             `loss(outputs, targets, released)` if there is a release.
         weights: weights over the whole batch, such as INO; bound to the plan here.
-        clipping: the clipping rule. A steered rule (`ImportanceSampling`) releases a noisy count
-            in every step, so the plan needs `release_std`.
+        clipping: the clipping rule. A steered rule (`ImportanceSampling`) releases a noisy count at
+            every step, so the plan needs `release_std`.
         release: an additional release computed from the outputs; the plan needs `release_std`.
-        stream: the run's secret stream (one root for batches and noise). By default a new private
-            stream; a stream with a fixed seed makes the run NOT private.
-        micro_batch_size: number of records computed together; derived from `memory_target` if not
-            given.
+        stream: the run's secret stream (one root for batches and noise). The default is a new
+            private stream; a stream with a fixed seed makes the run NOT private.
+        micro_batch_size: number of records computed together; derived from `memory_target` by
+            default.
         memory_target: bytes available for the activations of one micro-batch.
-        lean: save memory at the cost of time.
-        not_private: keep losses, norms and factors of the last batch in `peek`.
+        lean: use less memory at the cost of speed.
+        not_private: keep the losses, norms and factors of the last batch in `peek`.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class PrivateStep:
 
     @property
     def _score(self) -> Score | None:
-        """The score that orders the records, if there is one."""
+        """The score by which the records are ordered, if there is one."""
         return self.weights.score_by if isinstance(self.weights, INO) else None
 
     @property
@@ -170,7 +170,7 @@ class PrivateStep:
 
     @property
     def steps_spent(self) -> int:
-        """Number of steps accounted so far; taking more than `plan.steps` steps raises."""
+        """Number of steps accounted for so far; exceeding `plan.steps` raises an error."""
         return self._spent
 
     @property
@@ -190,8 +190,8 @@ class PrivateStep:
     def open_account(self, folder: str | PathLike, *, private: bool = True) -> Account:
         """Open the account of this run in `folder`: from now on, steps are counted there.
 
-        `save` does this if there is no account yet. Each later step is on disk before its noise is
-        drawn. A folder that holds another run is refused.
+        `save` does this if there is no account yet. Each later step is recorded on disk before its
+        noise is drawn. A folder that contains another run is refused.
 
         Args:
             folder: the run's own folder.
@@ -201,29 +201,29 @@ class PrivateStep:
         balance = read_account(folder)
         if checkpoints.latest(folder) is not None or (balance and balance.spent):
             raise OwnerwiseError(
-                f"{folder} already holds a run: restore it with step.restore, or {OWN_FOLDER}"
+                f"{folder} already contains a run: restore it with step.restore, or {OWN_FOLDER}"
             )
         private = private and self.private
         self._account = Account.open(folder, self.plan, private=private, spent=self._spent)
         return self._account
 
     def save(self, folder: str | PathLike, *, stays_open: bool = False) -> Path:
-        """Write a checkpoint with model, optimizer, plan hash and step counts, but never the key.
+        """Write a checkpoint with the model, optimizer, plan hash and step counts, without the key.
 
         Steps that were reserved in the account but not begun are returned to it.
 
         Args:
             folder: the run's own folder, which must be the same in every call.
-            stays_open: keep the reserved steps and the account's file open, for callers such as the
-                Trainer that call `settle` when they stop.
+            stays_open: keep the reserved steps and leave the account's file open, for callers such
+                as the Trainer that call `settle` when they stop.
         """
         with self._lock:
             self._refuse_undeclared_changes()
             account = self._account or self.open_account(folder)
             if account.folder != Path(folder).resolve():
                 raise OwnerwiseError(
-                    f"this run belongs to {account.folder}, got {folder}: the steps of a run are "
-                    "counted in one folder. Copy the checkpoint if you need it elsewhere"
+                    f"this run belongs to {account.folder}, but got {folder}: the steps of a run "
+                    "are counted in a single folder. Copy the checkpoint if you need it elsewhere"
                 )
             if not stays_open:
                 account.settle(self._spent)
@@ -250,10 +250,10 @@ class PrivateStep:
     def restore(self, folder: str | PathLike) -> None:
         """Resume from the newest checkpoint in `folder`, counting every spent step.
 
-        Call it before the first step, then iterate `PoissonBatches(..., start=steps_spent)`. With a
-        fixed seed, the run repeats bit for bit as long as its micro-batches keep their size: set
-        `micro_batch_size` if a batch exceeds the memory target. Afterwards, no other process or
-        PrivateStep can take steps in this run.
+        Call this before the first step, then iterate over `PoissonBatches(..., start=steps_spent)`.
+        With a fixed seed, the run is repeated bit for bit as long as the micro-batch size stays the
+        same: set `micro_batch_size` if a batch exceeds the memory target. Afterwards, no other
+        process or PrivateStep can take steps in this run.
         """
         with self._lock:
             self._restore(Path(folder))
@@ -265,7 +265,7 @@ class PrivateStep:
         stateful = self._stateful()
         if stored.plugs.keys() != stateful.keys():
             raise OwnerwiseError(
-                f"{stored.path.name} holds the state of {', '.join(stored.plugs) or 'no plug'}, "
+                f"{stored.path.name} contains the state of {', '.join(stored.plugs) or 'no plug'}, "
                 f"but this step has {', '.join(stateful) or 'none'}: build the step as in the "
                 "original run"
             )
@@ -282,7 +282,7 @@ class PrivateStep:
 
         From the first step on, a private run refuses to continue if anything but the step has
         changed the parameters, such as an optimizer step on un-noised gradients. Changes that use
-        only public or released values cost nothing. Make them in this context: clamping or
+        only public or released values have no privacy cost. Make them in this context: clamping or
         averaging weights, loading public weights, replacing a layer. For example: `with
         step.data_free_changes(), torch.no_grad(): weight.clamp_(-1, 1)`.
         """
@@ -298,10 +298,10 @@ class PrivateStep:
         if self._watch is None or not self._watch.changed() or not self.private:
             return
         raise OwnerwiseError(
-            "the model's parameters have changed since the last private step, by something other "
-            "than the step. If the change used private records, the model is NOT private: make "
-            "such updates only through the step. If it used none (clamping, averaging, public "
-            "weights), make it inside `with step.data_free_changes():`"
+            "the model's parameters have been changed since the last private step by something "
+            "other than the step. If the change used private records, the model is NOT private: "
+            "make such updates only through the step. If it used no private records (clamping, "
+            "averaging, public weights), make it inside `with step.data_free_changes():`"
         )
 
     def _stateful(self) -> dict[str, Stateful]:
@@ -327,8 +327,9 @@ class PrivateStep:
     def _take(self, batch: Batch) -> None:
         if not isinstance(batch, Batch):
             raise OwnerwiseError(
-                f"got a {type(batch).__name__}; expected a Batch: iterate PoissonBatches(data, "
-                "plan), which samples at the owners' rates, instead of a DataLoader"
+                f"got a {type(batch).__name__}; expected a Batch: iterate over "
+                "PoissonBatches(data, plan), which samples at the owners' rates, instead of a "
+                "DataLoader"
             )
         step = self._spent
         if step >= self.plan.steps:
@@ -344,7 +345,7 @@ class PrivateStep:
         if batch.plan_hash not in (None, self.plan.hash):
             raise PlanError(
                 f"the batch was drawn with plan {batch.plan_hash[:12]}, but the step accounts for "
-                f"plan {self.plan.hash[:12]}: give PoissonBatches the step's plan"
+                f"plan {self.plan.hash[:12]}: pass the step's plan to PoissonBatches"
             )
         self._refuse_undeclared_changes()
         self._private_so_far &= batch.private
@@ -379,11 +380,11 @@ class PrivateStep:
         self._updates += 1
 
     def _update(self, gradients: dict[nn.Parameter, Tensor], watch: ParameterWatch) -> None:
-        """Let the optimizer update the model, and check that nothing else changed it."""
+        """Let the optimizer update the model, and check that nothing else has changed it."""
         if self.private and not watch.covers(gradients):
             raise OwnerwiseError(
-                "the model no longer has the parameters of the last step: replace layers inside "
-                "`with step.data_free_changes():`, and add their parameters to the optimizer"
+                "the model no longer has the parameters it had at the last step: replace layers "
+                "inside `with step.data_free_changes():`, and add their parameters to the optimizer"
             )
         if watch.written():
             self._refuse_undeclared_changes()  # by the forward pass, the loss or a hook
@@ -403,7 +404,7 @@ class PrivateStep:
             raise OwnerwiseError(
                 f"{type(self.optimizer).__name__}.step() did not update the model, but the step "
                 "counts as spent. A wrapper that accumulates gradients over several calls skips "
-                "updates; a private step is always a whole batch: remove the accumulation, and "
+                "updates; a private step always uses a whole batch: remove the accumulation, and "
                 "set micro_batch_size if memory is limited"
             )
 

@@ -1,8 +1,9 @@
-"""The cost of rounding in a step: the public slack by which contributions are scaled down.
+"""Rounding in a step: the public slack by which contributions are scaled down to allow for it.
 
-The plan accounts for sums that one record of owner o changes by at most C_o. In floating point, the
-change can be slightly larger, so the step clips to C_o / (1 + slack), which keeps the plan's bound
-even with rounding errors (docs/proofs/arithmetic.md). The slack depends on public constants alone.
+The plan accounts for sums that one record of owner o changes by at most C_o. In floating-point
+arithmetic, the change can be slightly larger, so the step clips to C_o / (1 + slack), which
+preserves the plan's bound despite rounding errors (docs/proofs/arithmetic.md). The slack depends
+only on public constants.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ownerwise.mechanisms.constraints import RateConstraints
 from ownerwise.planning import Plan, largest_total
 
 GRID_TOLERANCE = 1e-4
-"""Distance by which the noise grid may move two neighbouring sums apart, in clip norms."""
+"""How far the noise grid may move two neighbouring sums apart, in units of the clip norm."""
 NORM_ERROR = 1e-5
 """Largest relative error of a computed gradient norm."""
 RELEASE_SLACK = 1e-3
@@ -32,7 +33,7 @@ _SUM_ROUNDOFFS = 2.0  # change in a sum's rounding when a record is removed, in 
 # one roundoff per record of a block, and one each for the factor, the weight and their products.
 _BLOCK_ROUNDOFFS = 2.0 * (BLOCK + 4)
 LARGEST_SLACK = 0.2
-"""A step that would have to scale contributions down by more than this refuses its plan."""
+"""The largest permitted slack; a step that would need more refuses its plan."""
 _CLASS_RATIO = 4.0  # ratio of the largest to the smallest clip norm in a class
 
 
@@ -43,8 +44,8 @@ class Rounding:
     Attributes:
         slack: see the module's docstring.
         classes: class of each owner's clip norm, or None. Clip norms in a class are similar. Each
-            class is summed separately, and the classes are added in float64.
-        in_blocks: whether sums run over blocks of records, whose sums are added in float64.
+            class is summed separately, and the sums of the classes are added in float64.
+        in_blocks: whether records are summed in blocks, whose sums are added in float64.
         release_slack: slack for a record's contribution to a release.
     """
 
@@ -95,13 +96,13 @@ class Rounding:
 def rounding_problems(
     plan: Plan, model: nn.Module, weights: Weights | None, release: Release | None = None
 ) -> list[str]:
-    """Return the problems if rounding would scale contributions down too much."""
+    """Return all problems that rounding causes under this plan."""
     rounding = Rounding.of(plan, model, weights, release)
     problems = _count_problems(plan, weights)
     if rounding.release_slack == math.inf:
         problems.append(
-            "rounding can change predicted classes, which constraints with hard=True count: plan "
-            "with hardened=True, or leave out hard=True"
+            "constraints with hard=True count predicted classes, which rounding can change: plan "
+            "with hardened=True, or remove hard=True"
         )
     elif rounding.release_slack > LARGEST_SLACK:
         problems.append(
@@ -111,7 +112,8 @@ def rounding_problems(
     if plan.clip_norms.min() < SMALLEST_NORM:
         problems.append(
             f"the plan has clip norms down to {plan.clip_norms.min():.2g}; expected at least "
-            f"{SMALLEST_NORM:g}, because squares underflow in float32: plan with a larger clip_norm"
+            f"{SMALLEST_NORM:g}, because their squares underflow in float32: plan with a larger "
+            "clip_norm"
         )
     slack = rounding.slack
     if slack <= LARGEST_SLACK:
@@ -120,8 +122,8 @@ def rounding_problems(
     if weights is not None and ordinary and weights.score_slack(1.0) == float("inf"):
         return [
             *problems,
-            "rounding can reverse a hard order of the records: give INO a width above 0, or plan "
-            "with hardened=True",
+            "rounding can swap records in a hard ranking: pass INO a width above 0, or plan with "
+            "hardened=True",
         ]
     return [
         *problems,
@@ -142,8 +144,8 @@ def _count_problems(plan: Plan, weights: Weights | None) -> list[str]:
     if (counts <= plan.records).all():
         return []
     return [
-        "some owners have more records than they declare, but hardened plans and weights bound a "
-        "batch by the declared numbers: declare at least as many (Owners(..., records=))"
+        "some owners have more records than declared, but hardened plans and weights bound a batch "
+        "by the declared numbers: declare at least as many (Owners(..., records=))"
     ]
 
 
@@ -157,9 +159,9 @@ def unit_roundoff(model: nn.Module) -> float:
 def refuse_imprecise(outputs: Iterable[Tensor], roundoff: float) -> None:
     """Refuse outputs that are less precise than `roundoff`.
 
-    The slack for the order assumes the roundoff that the parameters had when the step was built.
-    Autocast is the usual cause of less precise outputs; inside it, even float32 outputs have lost
-    precision.
+    The slack for ordering records assumes the roundoff that the parameters had when the step was
+    built. Autocast is the usual cause of less precise outputs; under autocast, even float32 outputs
+    have lost precision.
     """
     kinds = {(output.dtype, output.device.type) for output in outputs if output.is_floating_point()}
     kinds |= {

@@ -1,11 +1,12 @@
-"""Assign records to rows: one row per record, or secret rows out of a public number.
+"""Assign records to rows: one row per record, or secret rows out of a public number of rows.
 
 The rounding of a row in a matrix product depends on its position and on the number of rows. A
-hardened plan therefore fixes the number of rows: the records take distinct random rows that nobody
-knows, and the other rows stay empty. Formal guarantee (docs/proofs/arithmetic.md): two neighbouring
-batches can be coupled such that all common records keep their rows. Then every kernel sees the same
-numbers in the same places except in one row, and if the result of a row does not depend on the
-contents of other rows, no other record's output, loss or norm changes by even one bit.
+hardened plan therefore fixes the number of rows: the records take distinct random rows, which are
+secret, and the other rows stay empty. Formal guarantee (docs/proofs/arithmetic.md): two
+neighbouring batches can be coupled so that all common records are in the same rows. Then every
+kernel sees the same numbers in the same places except in one row, and if the result of a row does
+not depend on the contents of other rows, no other record's output, loss or norm changes by even one
+bit.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Rows:
     """A batch whose records have been assigned to rows.
 
     Attributes:
-        inputs, targets: tensors, or nested structures of tensors, with these rows.
+        inputs, targets: tensors, or nested structures of tensors, arranged in these rows.
         owner_index: owner of each record.
         where: row of each record; None if record k is in row k and no row is empty.
         occupied: 1.0 for rows with a record, 0.0 for empty ones; None if `where` is None.
@@ -63,7 +64,7 @@ def place(batch: Batch, rows: int | None, stream: StepStream | None) -> Rows:
         batch: the batch, with at most `rows` records.
         rows: public number of rows; None for one per record.
         stream: secret random numbers that choose the rows. If None, record k takes row k, which is
-            NOT private and meant for research.
+            NOT private and is meant for research.
     """
     inputs, targets = inputs_and_targets(batch)
     if rows is None:

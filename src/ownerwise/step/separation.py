@@ -1,28 +1,28 @@
-"""Check in every step that the loss treats every record as if it were alone.
+"""Check at every step that the loss treats every record independently of the others.
 
 Clipping bounds a record's own gradient. It bounds the record's influence only if no other record's
-contribution depends on it. A loss divided by the largest loss of its batch, for instance, lets one
-record move the sum by hundreds of clip norms.
+contribution depends on it. A loss divided by the largest loss in its batch, for instance, lets one
+record move the sum by hundreds of times the clip norm.
 
-In every step, each user-defined function is therefore called a second time, on a secret random part
+At every step, each user-defined function is therefore called a second time, on a secret random part
 of the micro-batch. The loss (values and gradients with respect to the outputs), the clipping rule
 and the release's contributions (`plug_separation`) must give the same results as on the whole
-micro-batch. Only the functions run again, not the model, so this costs little. Torch's
-own losses that treat records separately by definition are exempt (`losses.never_mixes`).
+micro-batch. Only the functions run again, not the model, so this costs little. Torch's own losses
+that by definition treat records separately are exempt (`losses.never_mixes`).
 
 Formal guarantee: let B be the number of records in the batch and C the smallest clip norm. A
-function passes if no record of the part changes its contribution by more than 0.01 C / B, measured
-in the gradient with respect to the outputs. Mixing below this threshold moves the sum by at most
-about 0.01 C. Mixing above it is detected with probability at least 1/4 per step if one record
-depends on another (the part must contain the first and not the second), and almost surely if all
-records depend on one. If outputs are large, fewer records are compared.
+function passes if no record in the part changes its contribution by more than 0.01 C / B, measured
+in the gradient with respect to the outputs. If records are mixed below this threshold, the sum
+moves by at most about 0.01 C. Mixing above it is detected with probability at least 1/4 per step if
+one record depends on another (the part must contain the first and not the second), and almost
+certainly if all records depend on one. If outputs are large, fewer records are compared.
 
 Rounding: 0.01 / B is below the precision of float32 for large batches, and always below that of
 bfloat16. If the results differ, both are therefore recomputed and compared in float64, so
-legitimate functions pass at any batch size. In their own precision, they may still differ by at
-most 256 roundoffs. This refuses (x + k) - k, where k is the largest number in the batch, which
-equals x only in float64. A function that cannot run in float64 may differ by 16 roundoffs of its
-own dtype.
+legitimate functions pass at any batch size. In their own precision, the results may still differ by
+at most 256 times the machine epsilon. This excludes functions such as (x + k) - k, where k is the
+largest number in the batch, which equals x only in float64. The results of a function that cannot
+run in float64 may differ by 16 times the machine epsilon of their own dtype.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ownerwise.mechanisms import Loss, per_record
 from ownerwise.randomness import StepStream
 
 ROOM = 0.01
-"""How far mixing may move the sum, in units of the smallest clip norm."""
+"""How far the mixing of records may move the sum, in units of the smallest clip norm."""
 
 _MOST_NUMBERS = 1 << 14  # approximate number of outputs compared in one micro-batch
 _FEWEST_RECORDS = 2
@@ -60,7 +60,7 @@ def choose(rows: int, numbers: int, stream: StepStream) -> Tensor:
     """Return the sorted rows of a secret part of a micro-batch: at most about half of them.
 
     Args:
-        rows: number of records in the micro-batch; a single record is the part.
+        rows: number of records in the micro-batch; if there is only one, it is the part.
         numbers: how many numbers the function takes or returns for all these records.
         stream: this step's secret random numbers for this purpose.
     """
@@ -81,16 +81,16 @@ def choose(rows: int, numbers: int, stream: StepStream) -> Tensor:
 class LossCheck:
     """Compares losses computed on a part of a micro-batch with losses computed on all of it.
 
-    Create it before the loss is called, and compare after the backward pass. The part comes first:
-    otherwise, a loss that remembers the largest loss so far would treat the part as it treated the
-    whole.
+    Create the check before the loss is called, and call `compare` after the backward pass. The part
+    comes first: otherwise, a loss that remembers the largest loss so far would treat the part in
+    the same way as the whole micro-batch.
 
     Args:
         loss: the user's loss, with its reduction.
         losses: the same loss, returning one number per record.
         outputs, targets: outputs and targets of the micro-batch.
         rows: number of records in the micro-batch.
-        released: extra arguments of the loss.
+        released: extra arguments for the loss.
         stream: secret random numbers that choose the part.
         thorough: also compare the other records as a second part.
     """
@@ -145,7 +145,7 @@ class LossCheck:
 
         Args:
             losses: losses of the micro-batch.
-            lengths: function that returns the length of each record's clipped gradient, [rows].
+            lengths: function that returns the norm of each record's clipped gradient, [rows].
             clip_norm: the smallest clip norm.
             records: number of records in the whole batch.
         """
@@ -228,9 +228,9 @@ class LossCheck:
         return gradient.index_select(0, index)
 
     def _per_length(self, gradients: Tensor, lengths: Tensor, clip_norm: float) -> Tensor:
-        """Return each record's length in the sum, per unit of its gradient in the outputs.
+        """Return the ratio of each record's norm in the sum to the norm of its output gradient.
 
-        Records without a gradient get the largest value of the other records.
+        Records without a gradient are assigned the largest value among the other records.
         """
         sizes = torch.linalg.vector_norm(gradients.nan_to_num(0.0, 0.0, 0.0), dim=1)
         per_length = torch.where(sizes > 0, lengths / sizes, 0.0).nan_to_num(0.0, 0.0, 0.0)
@@ -262,7 +262,7 @@ def _agree(
     room: float,
     share: float,
 ) -> bool:
-    """Return whether the part has the same losses and gradients as in the whole."""
+    """Return whether the part has the same losses and gradients as in the whole micro-batch."""
     (values, gradients), (others, other_gradients) = whole, part
     if gradients.shape != other_gradients.shape:
         return False
@@ -276,7 +276,7 @@ def _agree(
 
 
 def rows_agree(first: Tensor, second: Tensor, room: float | Tensor) -> bool:
-    """Return whether no row differs by more than `room`. Non-finite rows match each other."""
+    """Return whether no row differs by more than `room`. Two non-finite rows count as equal."""
     if first.shape != second.shape:
         return False
     first, second = first.double().flatten(1), second.double().flatten(1)
@@ -291,7 +291,7 @@ def to_double(tensor: Tensor) -> Tensor:
 
 
 def _in_double(loss: Loss) -> Loss:
-    """Return the loss with its own numbers, such as class weights, in float64."""
+    """Return the loss with its own constants, such as class weights, in float64."""
     if isinstance(loss, nn.Module):
         return copy.deepcopy(loss).double()
     if isinstance(loss, functools.partial):

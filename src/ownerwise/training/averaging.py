@@ -1,4 +1,4 @@
-"""Average the parameters over steps: post-processing, at no privacy cost."""
+"""Average the parameters over steps, which is post-processing and has no privacy cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Averaging:
     is kept in the optimizer's state, so checkpoints include it.
 
     Args:
-        decay: weight of the old average in each step, such as 0.99 for about the last 100 steps.
+        decay: weight of the old average at each step; 0.99 averages over about the last 100 steps.
     """
 
     def __init__(self, decay: float):

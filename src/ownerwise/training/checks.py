@@ -67,7 +67,7 @@ def prepare(
     config: dict[str, Any],
     resume: bool,
 ) -> tuple[PrivateStep, SecretStream, list[Logger]]:
-    """Return the step, stream and loggers for a run, or raise one error with all problems."""
+    """Return the step, stream and loggers for a run, or raise an error that lists all problems."""
     problems = list(_setting_problems(trainer, resume))
     problems += schedule_problems(trainer.schedule, trainer.plan.steps)
     problems += averaging_problems(trainer.averaging)
@@ -223,16 +223,16 @@ def _warn_of_large_inputs(data: Any, plan: Plan) -> None:
         largest = float(max(inputs.max(), -inputs.min()))
     if largest > LARGEST_INPUT:
         warnings.warn(
-            f"some inputs are larger than {LARGEST_INPUT:g} in absolute value (this message is not "
-            "private). With such inputs, crafted records can change the rounding of others. Scale "
-            "the inputs by public constants, or plan with hardened=True",
+            f"some inputs are larger than {LARGEST_INPUT:g} in absolute value (this message is "
+            "not private). With such inputs, crafted records can change the rounding of other "
+            "records. Scale the inputs by public constants, or plan with hardened=True",
             PrivacyWarning,
             stacklevel=4,
         )
 
 
 def _all_finite(array: Tensor | np.ndarray) -> bool:
-    """Return whether all values are finite. The sum usually decides this without extra memory."""
+    """Return whether all values are finite. The sum usually shows this without extra memory."""
     if isinstance(array, np.ndarray):
         with np.errstate(over="ignore", invalid="ignore"):
             total = float(array.sum(dtype=np.float64))

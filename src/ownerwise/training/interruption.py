@@ -15,7 +15,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruption:
-    """Sets `requested` on the first Ctrl-C or SIGTERM; a second one acts immediately, as usual."""
+    """Sets `requested` on the first Ctrl-C or SIGTERM; a second one interrupts at once."""
 
     def __init__(self) -> None:
         self.requested = False

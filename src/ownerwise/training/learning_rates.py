@@ -1,7 +1,8 @@
 """Learning-rate schedules: a factor for each step of the plan, fixed before training.
 
 A schedule is a public function of the step and never depends on losses: training losses are not
-private, and validation losses would make the run depend on records that no guarantee covers.
+private, and validation losses would make the run depend on records that are not covered by any
+guarantee.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Factor = Callable[[int], float]
-"""factor(step) multiplies the learning rate in step `step`, counting from 0."""
+"""factor(step) multiplies the learning rate at step `step`, counting from 0."""
 
 
 def constant(steps: int) -> Factor:
@@ -31,7 +32,7 @@ def cosine(steps: int, *, floor: float = 0.0) -> Factor:
 
 
 def step(steps: int, *, every: int | None = None, factor: float = 0.1) -> Factor:
-    """Return a step decay: multiply by `factor` after every `every` steps (default: a third)."""
+    """Return a step decay: multiply by `factor` every `every` steps (default: `steps` / 3)."""
     length = max(1, steps // 3) if every is None else every
     return lambda step: factor ** (step // length)
 
@@ -83,20 +84,20 @@ def schedule_problems(schedule: LearningRateSchedule, steps: int) -> list[str]:
             if value != int(value) or not least <= value <= steps:
                 problems.append(
                     f"schedule {name}: {option} is {value}; expected a whole number from {least} "
-                    f"to {steps}, the planned steps"
+                    f"to {steps}, the number of planned steps"
                 )
         elif not 0 <= value <= 1:
-            problems.append(f"schedule {name}: {option} is {value}; expected 0 to 1")
+            problems.append(f"schedule {name}: {option} is {value}; expected a number from 0 to 1")
     return problems or _value_problems(factors(schedule, steps), steps)
 
 
 def _value_problems(factor: Factor, steps: int) -> list[str]:
-    """Return the problem with the factors at a few steps, including the first and the last."""
+    """Return any problem with the factors at a few steps, including the first and the last."""
     for step in sorted({0, steps // 4, steps // 2, 3 * steps // 4, steps - 1}):
         try:
             value = float(factor(step))
         except Exception as error:
             return [f"the schedule fails at step {step}: {error}"]
         if not 0 <= value < math.inf:
-            return [f"the schedule gives {value} at step {step}; expected a number of at least 0"]
+            return [f"the schedule returns {value} at step {step}; expected a number of at least 0"]
     return []

@@ -1,8 +1,8 @@
 """Loggers, which write the lines of a run's history.
 
-A line holds metrics on validation and test data (which no guarantee covers), the step, the learning
-rate and the time. It contains nothing about the training records: no training loss, no norms, no
-batch sizes.
+A line contains metrics on validation and test data (which are not covered by any guarantee), the
+step, the learning rate and the time. It contains nothing about the training records: no training
+loss, no norms, no batch sizes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Logger(Protocol):
     """The methods that a Trainer calls on a logger."""
 
     def start(self, run: Run) -> None:
-        """Start logging; `run.history` holds the earlier lines of a resumed run."""
+        """Start logging; `run.history` contains the earlier lines of a resumed run."""
         ...
 
     def log(self, line: Line) -> None:
@@ -57,7 +57,7 @@ class JsonLines:
             os.fsync(file.fileno())
 
     def finish(self, run: Run) -> None:
-        """Do nothing; every line is on disk already."""
+        """Do nothing, because every line is already on disk."""
 
     def _text(self, line: Line) -> str:
         """Return a line as it is stored, with the run's identity."""
@@ -118,7 +118,7 @@ LOGGERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
 def make_loggers(requested: Sequence[str | Logger], problems: list[str]) -> list[Logger]:
-    """Return the requested loggers, given by name or as objects; add problems to the list."""
+    """Return the requested loggers, passed by name or as objects; add problems to the list."""
     loggers: list[Logger] = []
     for logger in requested:
         if not isinstance(logger, str):

@@ -24,7 +24,7 @@ class TrainerParts(Protocol):
     notes: dict[str, Any]
 
 
-TRAINED_BEFORE = "owners with the same ids and counts"
+TRAINED_BEFORE = "this process has already trained on owners with the same ids and counts"
 """The beginning of the warning about repeated training."""
 
 _trainings: Counter[str] = Counter()
@@ -34,10 +34,11 @@ _trainings: Counter[str] = Counter()
 def not_private_reasons(
     trainer: TrainerParts, data: Any, evaluated: Mapping[str, Any]
 ) -> list[str]:
-    """Return why a run is NOT PRIVATE apart from its seed: notes, marks, and shared records.
+    """Return the reasons, other than a fixed seed, why a run is NOT PRIVATE.
 
-    `evaluated` holds the validation and test data by name, or None. If they contain training
-    records, a warning says so.
+    The reasons come from the Trainer's notes, from marks on the model or the data, and from
+    training records in the validation or test data, which also cause a warning. `evaluated` maps
+    names to the validation and test data, or None.
     """
     noted = trainer.notes.get("not_private", ())
     reasons = [noted] if isinstance(noted, str) else list(noted)
@@ -54,7 +55,7 @@ def not_private_reasons(
                     stacklevel=3,
                 )
     if trainer.seed is None and not getattr(trainer.weights, "private", True):
-        reasons.append("the order of the records comes from a fixed seed")
+        reasons.append("the order of the records was drawn with a fixed seed")
     return list(dict.fromkeys(filter(None, reasons)))
 
 
@@ -69,9 +70,8 @@ def note_training(plan: Plan) -> int:
     if earlier:
         times = "once" if earlier == 1 else f"{earlier} times"
         warnings.warn(
-            f"{TRAINED_BEFORE} have been trained on {times} before in this process. "
-            "Each run spends their budgets again: if the records are the same and several "
-            "models are released, the epsilons add up",
+            f"{TRAINED_BEFORE} ({times}). Each run spends their budgets again: if the records are "
+            "the same and several models are released, the epsilons add up",
             PrivacyWarning,
             stacklevel=4,
         )

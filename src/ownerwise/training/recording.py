@@ -19,17 +19,18 @@ from ownerwise.training.loggers import Logger
 
 
 class Recorder:
-    """Writes checkpoints and history lines when due: before the first step and after each one.
+    """Writes checkpoints and history lines when they are due, before the first or after any step.
 
     If both are due, the checkpoint is written first, so a crash in between cannot leave a line
-    without its model. The steps behind both were counted in the account before they were taken.
+    without its model. The steps that led to them were counted in the account before they were
+    taken.
 
     Args:
         run: the run to which history lines are added.
         step: the private step, with the model and the number of steps spent.
         loss: the loss, for evaluations.
         learning_rate: the learning rate as a function of the step.
-        validation, test: data to evaluate in every line and at the end, respectively.
+        validation, test: data to evaluate for every line and at the end, respectively.
         loggers: the loggers that receive the lines.
         average: average of the parameters, which is evaluated in their place and is the run's
             final result.
@@ -79,7 +80,7 @@ class Recorder:
         return f"accuracy {metrics['accuracy']:.3f}, worst {name} {worst['recall']:.3f}"
 
     def record(self) -> bool:
-        """Write a checkpoint and a line if due; return whether a line was written."""
+        """Write a checkpoint and a line if they are due; return whether a line was written."""
         run = self._run
         self._update_average()
         self._seconds += time.perf_counter() - self._since
@@ -97,7 +98,7 @@ class Recorder:
         return written
 
     def _note_state(self) -> None:
-        """Copy to the run how many steps are spent and whether it is still private."""
+        """Record in the run how many steps were spent and whether it is still private."""
         run, step = self._run, self._step
         run.steps_spent, run.updates = step.steps_spent, step.updates
         if run.private and not step.private:

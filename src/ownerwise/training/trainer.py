@@ -1,4 +1,4 @@
-"""The Trainer: trains a model within a plan, with a loop around the private step."""
+"""The Trainer, which trains a model under a plan in a loop around the private step."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ _EVALUATIONS = 20  # approximate default number per run
 
 
 class Trainer:
-    """Trains a model within a plan: `run = Trainer(model, plan, lr=0.5).fit((X, y))`.
+    """Trains a model under a plan: `run = Trainer(model, plan, lr=0.5).fit((X, y))`.
 
     Formal guarantee: `fit` has the guarantee of `PrivateStep` with `PoissonBatches` for the same
     plan and one secret stream. Nothing else about the training records is released: history lines
-    come from validation and test data, which NO guarantee covers; no training loss is recorded or
-    used to choose a checkpoint or a learning rate. Training times are recorded and depend slightly
-    on the batch sizes. Public: all arguments below, and the model's initial weights.
+    come from validation and test data, which are NOT covered by any guarantee; no training loss is
+    recorded or used to choose a checkpoint or a learning rate. Training times are recorded and
+    depend slightly on the batch sizes. All arguments below and the model's initial weights are
+    public.
 
     Args:
         model: an ordinary module, trained in place and in its current mode (train or eval).
@@ -60,11 +61,11 @@ class Trainer:
             trained model then use the average.
         loss: as for `PrivateStep`.
         weights, clipping, micro_batch_size, lean: as for `PrivateStep`.
-        constraints: rate constraints to train under. The targets of all data then hold class and
-            cell (see `Partition.targets`); the plan pays for the histogram (`plan(...,
+        constraints: rate constraints to train under. The targets of all data then contain the class
+            and the cell (see `Partition.targets`); the plan accounts for the histogram (`plan(...,
             constraints=)`).
-        seed: None uses secret randomness. A number makes the run repeatable and NOT PRIVATE.
-        folder: run folder, created if needed; None keeps the run in memory, where it cannot be
+        seed: None means secret randomness. A number makes the run repeatable and NOT PRIVATE.
+        folder: run folder, created if needed; None keeps the run in memory, so it cannot be
             resumed.
         name: name of the run; by default the folder's name.
         label: method name in reports; by default derived from the plan and the weights.
@@ -77,7 +78,8 @@ class Trainer:
         loggers: "tensorboard", "wandb", or objects with start, log and finish (see `loggers`).
         progress: whether to show a progress bar; by default, only if the output is a terminal.
         notes: additional entries for the run's config, as JSON types. "model" and "data" describe
-            model and data in words; "not_private" lists anything computed beforehand without noise.
+            the model and the data in words; "not_private" lists anything computed in advance
+            without noise.
     """
 
     def __init__(
@@ -159,18 +161,19 @@ class Trainer:
         Args:
             data: (X, y) as tensors or arrays, or a map-style Dataset yielding (x, y); one row per
                 record of the plan's owners, in their order.
-            validation: validation data, evaluated in every history line. NO guarantee covers it.
+            validation: validation data, evaluated for every history line. It is NOT covered by any
+                guarantee.
             validation_groups: group of each validation record; by default its class.
             test, test_groups: test data, evaluated once at the end.
             groups_are: a word for the groups; by default "owners" or "classes" if known.
             num_workers, collate: as for `PoissonBatches`.
-            resume: resume the run in `folder`, or start one if there is none. Settings and plan
-                must be the same. With a fixed seed, the result is bit-for-bit identical to an
+            resume: resume the run in `folder`, or start one if there is none. The settings and the
+                plan must be the same. With a fixed seed, the result is bit-for-bit identical to an
                 uninterrupted run, unless the data itself is random (augmentation).
 
         Raises:
-            OwnerwiseError: if there are any problems; it lists all of them, before anything is
-                done.
+            OwnerwiseError: if there are any problems; it is raised before any work and lists them
+                all.
             Interrupted: on Ctrl-C or SIGTERM if the run has a folder, after a checkpoint is
                 written.
         """
@@ -237,8 +240,8 @@ class Trainer:
             return KeyboardInterrupt(f"{done}; a run without folder= cannot be resumed")
         recorder.checkpoint()
         return Interrupted(
-            f"{done}; nothing is lost: resume from {self.folder} with fit(..., resume=True), or "
-            "with --resume on the command line"
+            f"{done}; no progress is lost: resume from {self.folder} with fit(..., resume=True), "
+            "or with --resume on the command line"
         )
 
     def _open(self, config: dict[str, Any], step: PrivateStep, resume: bool) -> Run:
@@ -265,7 +268,7 @@ class Trainer:
         return run
 
     def _note_training(self, config: dict[str, Any]) -> None:
-        """Note in the config how often this process has trained on the same owners before."""
+        """Record in the config how often this process has trained on the same owners before."""
         if self.seed is None and (earlier := note_training(self.plan)):
             config["earlier_trainings"] = earlier
 

@@ -155,11 +155,11 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, noise):
 def test_everything_wrong_is_listed_before_training():
     inputs, labels, _ = population()
     unpaid = ow.plan(owners(), "uniform", steps=5, batch_size=100)
-    with pytest.raises(ow.OwnerwiseError, match=r"pays for no release: .*constraints=\)"):
+    with pytest.raises(ow.OwnerwiseError, match=r"accounts for no release: .*constraints=\)"):
         make_trainer(plan=unpaid).fit(data())
     torch.manual_seed(0)
     with pytest.raises(
-        ow.OwnerwiseError, match=r"pays for a release, but none was given: pass .* constraints=\)"
+        ow.OwnerwiseError, match=r"accounts for a release, but none was passed: .* constraints=\)"
     ):
         Trainer(nn.Linear(4, 2), make_plan(), lr=1.0).fit((inputs, torch.from_numpy(labels)))
     with pytest.raises(ow.OwnerwiseError, match="the data: some targets are not classes from"):

@@ -35,16 +35,16 @@ def by_random_class(data: DataSet, budgets: Sequence[float], seed: int) -> Assig
 def random_shares(
     data: DataSet, shares: Sequence[float], budgets: Sequence[float], seed: int
 ) -> Assignment:
-    """Give random shares of all records to "owner 1", "owner 2", ...
+    """Assign random shares of all records to "owner 1", "owner 2", ...
 
     Shares are exact to within one record. Validation and test records belong to no owner; they are
-    grouped by class, and each group's budget is the mean over the shares.
+    grouped by class, and each group's budget is the mean budget, weighted by the shares.
     """
     owners = _numbered(len(shares))
     declared = named_budgets(budgets, owners)
     problems = []
     if not shares or min(shares) < 0:
-        problems.append(f"shares {list(shares)}; expected one for each owner, none below 0")
+        problems.append(f"shares {list(shares)}; expected one for each owner, and none below 0")
     elif abs(sum(shares) - 1) > 1e-9:
         problems.append(f"shares {list(shares)} add up to {sum(shares):g}; expected 1")
     if problems:
@@ -63,12 +63,13 @@ def random_shares(
 
 
 def overlapping(data: DataSet, budgets: Budgets, share: float, seed: int) -> Assignment:
-    """Give each class to an owner with its name, then swap a share of its records with others.
+    """Assign each class to an owner of the same name, then swap a share of the owners' records.
 
-    Every owner has as many records as the class: a fraction 1 - share from that class, and `share`
-    drawn at random from the other classes. A few records of a sensitive class therefore have a lax
-    owner, and vice versa. Validation and test records are grouped by class, with the budget of the
-    owner of that name. Share 0.1 is setting COL of the INO-SGD paper, 0.3 is COM.
+    Every owner has as many records as the class: a fraction 1 - `share` from that class, and a
+    fraction `share` drawn at random from the other classes. A few records of a sensitive class
+    therefore have a lax owner, and vice versa. Validation and test records are grouped by class,
+    with the budget of the owner of the same name. A share of 0.1 gives setting COL of the INO-SGD
+    paper, and 0.3 gives COM.
     """
     declared = named_budgets(budgets, data.classes)
     if not 0 <= share <= 1:
@@ -83,7 +84,7 @@ def overlapping(data: DataSet, budgets: Budgets, share: float, seed: int) -> Ass
     owner = targets.copy()
     owner[pool] = _deal_to_others(targets[pool], generator)
     return Assignment(
-        f"{len(data.classes)} owners by class, {share:g} of each swapped",
+        f"{len(data.classes)} owners by class, {share:g} of each owner's records swapped",
         np.array(data.classes)[owner],
         declared,
         declared,
@@ -106,15 +107,16 @@ def one_each(
     Args:
         data: the data set, whose training records become the owners 0, 1, ...
         budgets: mean budget of each group, in the order of the groups or by name.
-        spread: half the width of the interval ("uniform") or standard deviation ("gaussian").
-        seed: seed of the draw.
-        classes: the groups as for `by_classes`; by default each class is a group.
+        spread: half the width of the interval ("uniform") or the standard deviation ("gaussian").
+        seed: seed for the draws.
+        classes: the groups, as for `by_classes`; by default, each class is a group.
         distribution: "uniform" or "gaussian".
-        lowest: Gaussian draws below it are redrawn, because budgets must be positive.
+        lowest: lowest budget; Gaussian draws below it are redrawn, because budgets must be
+            positive.
 
-    Uniform with spread 0.25 on CIFAR-10 is setting CS of the INO-SGD paper; Gaussian with spread
-    0.5 and means 1 and 5 on two categories of CIFAR-100 is CFS. The paper does not say how it
-    treats draws below 0.
+    Uniform budgets with a spread of 0.25 on CIFAR-10 give setting CS of the INO-SGD paper; Gaussian
+    budgets with a spread of 0.5 and means of 1 and 5 on two categories of CIFAR-100 give CFS. The
+    paper does not say how it handles draws below 0.
     """
     classes = {name: (name,) for name in data.classes} if classes is None else classes
     means = named_budgets(budgets, tuple(classes))
@@ -125,7 +127,9 @@ def one_each(
     if spread < 0 or (distribution == "uniform" and spread >= smallest):
         problems.append(f"spread {spread:g} around {smallest:g}; expected budgets above 0")
     if not 0 < lowest < smallest:
-        problems.append(f"lowest {lowest:g}; expected above 0 and below each mean ({smallest:g})")
+        problems.append(
+            f"lowest {lowest:g}; expected a value above 0 and below each mean ({smallest:g})"
+        )
     if problems:
         raise OwnerwiseError(problems)
     class_groups = owners_of_classes(data, classes)
@@ -138,7 +142,7 @@ def one_each(
         while (low := epsilon < lowest).any():
             epsilon[low] = generator.normal(centre[low], spread)
     return Assignment(
-        f"every record its own owner, {distribution} budgets around the mean of its group",
+        f"each record is its own owner, with {distribution} budgets around its group's mean",
         np.arange(len(data.train)),
         epsilon,
         means,
@@ -147,15 +151,16 @@ def one_each(
 
 
 def flip_labels(targets: np.ndarray, share: float, classes: int, seed: int) -> np.ndarray:
-    """Return the targets with a random share of them replaced by another class.
+    """Return the targets, with a random share of them changed to other classes.
 
-    Each other class is equally likely. Records stay with the owners of their true labels: assign
-    first, then `replace(data.train, targets=flip_labels(...))`. Share 0.1 is setting CFN of the
-    INO-SGD paper.
+    All other classes are equally likely. Records stay with the owners of their true labels: assign
+    the owners first, then `replace(data.train, targets=flip_labels(...))`. A share of 0.1 gives
+    setting CFN of the INO-SGD paper.
     """
     if not 0 <= share <= 1 or classes < 2:
         raise OwnerwiseError(
-            f"share {share:g}, {classes} classes; expected a share from 0 to 1, at least 2 classes"
+            f"share {share:g}, {classes} classes; expected a share from 0 to 1 and at least 2 "
+            "classes"
         )
     generator = np.random.default_rng(seed)
     flipped = generator.choice(len(targets), round(share * len(targets)), replace=False)
@@ -165,7 +170,7 @@ def flip_labels(targets: np.ndarray, share: float, classes: int, seed: int) -> n
 
 
 def _numbered(count: int) -> tuple[str, ...]:
-    """Return owner names that sort in the order of the owners."""
+    """Return owner names whose alphabetical order is the order of the owners."""
     width = len(str(count))
     return tuple(f"owner {number:0{width}d}" for number in range(1, count + 1))
 
@@ -173,8 +178,8 @@ def _numbered(count: int) -> tuple[str, ...]:
 def _deal_to_others(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """Return a random permutation of labels in which no record keeps its own label.
 
-    If a record would keep its own label, it swaps with a random record such that both get a
-    different one.
+    A record that would keep its own label swaps with a random record so that both get a different
+    label.
     """
     if len(labels) and 2 * np.bincount(labels).max() > len(labels):
         raise OwnerwiseError(

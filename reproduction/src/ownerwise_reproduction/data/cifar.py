@@ -1,8 +1,8 @@
-"""CIFAR-10 and CIFAR-100: the Python batches, in a folder (plain, .gz, .xz) or in their archive.
+"""CIFAR-10 and CIFAR-100, read from Python batches in a folder (plain, .gz, .xz) or an archive.
 
-The batches are pickles, and a pickle can run any code when it is loaded. This module reads them
-with an unpickler that accepts only the three names needed for a pixel array and replaces them with
-inert stand-ins. Anything else that a file refers to is refused, and no numpy code is called.
+The batches are pickles, and a pickle can run arbitrary code when it is loaded. This module reads
+them with an unpickler that accepts only the three names needed for a pixel array and replaces them
+with inert stand-ins. Anything else that a file refers to is refused, and no numpy code is called.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _CATEGORIES = """
 CIFAR100_CATEGORIES = tuple(_CATEGORIES.split())
 FISH = ("aquarium_fish", "flatfish", "ray", "shark", "trout")
 VEHICLES = ("bicycle", "bus", "motorcycle", "pickup_truck", "train")
-"""The classes of the categories `fish` and `vehicles_1` of CIFAR-100."""
+"""The CIFAR-100 classes in the categories `fish` and `vehicles_1`."""
 
 _PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 
@@ -107,7 +107,7 @@ def load_cifar100(
 
 
 def read_batch(content: bytes, label_names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Return `data` uint8 [records, 3, 32, 32] and the named labels of a pickled batch.
+    """Return `data`, uint8 [records, 3, 32, 32], and the requested labels from a pickled batch.
 
     Raises:
         ValueError: if the pickle contains or refers to anything but an array of bytes.
@@ -125,7 +125,7 @@ def read_batch(content: bytes, label_names: tuple[str, ...]) -> dict[str, np.nda
 
 
 class _Array:
-    """Replaces numpy.ndarray while a batch is unpickled: keeps the state, runs nothing."""
+    """Replaces numpy.ndarray while a batch is unpickled; it stores the state and runs no code."""
 
     state: tuple[Any, ...] = ()
 
@@ -161,8 +161,8 @@ class _Unpickler(pickle.Unpickler):
             return self._STAND_INS[module_name, global_name]
         except KeyError:
             raise Unusable(
-                f"it refers to {module_name}.{global_name}, which no batch of images needs; it was "
-                "not run"
+                f"it refers to {module_name}.{global_name}, which an image batch does not "
+                "need; it was not run"
             ) from None
 
 
@@ -209,7 +209,7 @@ def _contents(path: Path, wanted: list[str]) -> dict[str, bytes]:
     missing = [name for name in wanted if name not in contents]
     if missing:
         raise OwnerwiseError(
-            f"{path} does not contain {', '.join(missing)}; expected {', '.join(wanted)}: get it "
-            f"again from {_PAGE}"
+            f"{path} does not contain {', '.join(missing)}; expected {', '.join(wanted)}: "
+            f"download it again from {_PAGE}"
         )
     return contents

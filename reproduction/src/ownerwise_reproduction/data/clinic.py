@@ -1,4 +1,4 @@
-"""Tables about patients: cardiotocograms, heart disease, and voices of people with Parkinson's.
+"""Tables of patient data: cardiotocograms, heart disease, and voices of people with Parkinson's.
 
 The ranges are fixed round numbers, not computed from the loaded records; values outside them are
 clipped.
@@ -46,7 +46,7 @@ _CTG_NAMES = """
     Nzeros Mode Mean Median Variance Tendency A B C D E AD DE LD FS SUSP CLASS NSP"""
 CTG_COLUMNS = tuple(_CTG_NAMES.split())
 CTG_COUNTS = ("AC", "FM", "UC", "DL", "DS", "DP")
-"""Counts per recording; divided by the recording's length in seconds, they become inputs."""
+"""Counts per recording, divided by the recording's length in seconds before they become inputs."""
 CTG_SCHEMA = (
     Number("LB", 50, 200),  # beats per minute
     Number("AC", 0, 0.02),
@@ -171,12 +171,12 @@ TELEMONITORING_COLUMNS = (
 def load_ctg(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "ranges"
 ) -> DataSet:
-    """Return Cardiotocography: 2126 fetal heart recordings, normal, suspect or pathologic.
+    """Return Cardiotocography: 2126 fetal heart recordings that are normal, suspect or pathologic.
 
     There are 21 features; counts are per second. There is no official split: every fifth record of
-    each class is a test record. Columns: `file` (several records may share one), `pattern` (1 to
-    10). `scale` is "ranges" (declared, public), "statistics" (of the training records: NOT private)
-    or "none".
+    each class is a test record. Columns: `file` (which several records may share) and `pattern` (1
+    to 10). `scale` is "ranges" (declared and public), "statistics" (computed from the training
+    records, so NOT private) or "none".
     """
     (path,) = locate(CTG, data_dir, download)
     if path.suffix == ".xls":
@@ -205,8 +205,8 @@ def load_heart(
     """Return Heart Disease (Cleveland): 303 patients with or without a narrowed vessel.
 
     There is no official split: every fifth record of each class is a test record. Columns: `sex`,
-    `age`, `severity` (0 to 4; 1 or more is disease). Six values are missing; they become the middle
-    of the range, or no category. `scale` works as for Cardiotocography.
+    `age` and `severity` (0 to 4; 1 or more means disease). Six values are missing: numbers become
+    the middle of their range, and categories stay empty. `scale` works as for Cardiotocography.
     """
     (path,) = locate(HEART, data_dir, download)
     rows = read_rows(path, len(HEART_COLUMNS))
@@ -262,8 +262,8 @@ def load_parkinsons_telemonitoring(
 ) -> DataSet:
     """Return Parkinsons Telemonitoring: 5875 voice recordings of 42 people with Parkinson's.
 
-    The class is whether the score total_UPDRS is above `threshold`. The default is the median in
-    this file, so it is not private and is listed in `not_private`. `motor_score` adds
+    The class says whether the score total_UPDRS is above `threshold`. The default is the median
+    score in this file, so it is not private and is listed in `not_private`. `motor_score` adds
     motor_UPDRS, a part of that score, to the features. Columns: `subject`, `sex`, `score`. `split`
     works as for Parkinsons, `scale` as for Cardiotocography.
     """

@@ -31,7 +31,7 @@ FASHION_CLASSES = (
 
 
 _FILES = (("train-images", 3), ("train-labels", 1), ("t10k-images", 3), ("t10k-labels", 1))
-"""Stem and number of dimensions of each file."""
+"""File name stem and number of dimensions of each file."""
 
 
 def _parts(sites: tuple[str, ...], digests: tuple[str, ...]) -> tuple[Part, ...]:
@@ -86,7 +86,7 @@ FASHION_MNIST = Source(
 def load_mnist(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
 ) -> DataSet:
-    """Return MNIST in its official split: 60000 + 10000 grey images (28x28) of the digits 0 to 9.
+    """Return MNIST in its official split: 60000 + 10000 greyscale images (28x28) of digits 0 to 9.
 
     `scale` is "unit" (0 to 1), "signed" (-1 to 1) or "published" (see `pixels.PUBLISHED`).
     """
@@ -96,7 +96,7 @@ def load_mnist(
 def load_fashion_mnist(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
 ) -> DataSet:
-    """Return Fashion-MNIST: 60000 + 10000 grey images (28x28) of ten kinds of clothing.
+    """Return Fashion-MNIST: 60000 + 10000 greyscale images (28x28) of ten kinds of clothing.
 
     `scale` works as for MNIST. The files in Debian's package dataset-fashion-mnist are found
     automatically.
@@ -105,7 +105,7 @@ def load_fashion_mnist(
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Return the unsigned bytes in an IDX file with this number of dimensions."""
+    """Return the unsigned bytes in an IDX file with the given number of dimensions."""
     with reading(path, "IDX"):
         content = read_bytes(path)
         start = 4 + 4 * dimensions
@@ -115,7 +115,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
             )
         shape = np.frombuffer(content, ">u4", dimensions, offset=4).tolist()
         if len(content) - start != math.prod(shape):
-            raise Unusable(f"{len(content) - start} bytes for the shape {shape}")
+            raise Unusable(f"{len(content) - start} bytes do not match the shape {shape}")
         return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -132,8 +132,8 @@ def _load(
         pixels, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
         if len(pixels) != len(labels):
             raise OwnerwiseError(
-                f"{images_path} holds {len(pixels)} images, but {labels_path} "
-                f"holds {len(labels)} labels; expected equal numbers: download both again"
+                f"{images_path} contains {len(pixels)} images, but {labels_path} "
+                f"contains {len(labels)} labels; expected equal numbers: download both again"
             )
         images = scale_images(pixels[:, None], source.name, scale)
         parts.append(Records(images, labels.astype(np.int64)))

@@ -1,4 +1,4 @@
-"""Tables about people and money: Adult (census income) and credit card defaults.
+"""Tables of financial data about people: Adult (census income) and credit card defaults.
 
 The ranges are fixed round numbers, and the lists of categories come from the data sets' own
 descriptions. Neither is computed from the loaded records.
@@ -122,11 +122,11 @@ CREDIT_SCHEMA = (
 def load_adult(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "ranges"
 ) -> DataSet:
-    """Return Adult in its official split: 32561 + 16281 people, with income above 50K or not.
+    """Return Adult (official split): 32561 + 16281 people, labelled by whether they earn over 50K.
 
-    The records are from the 1994 census. Columns: `sex`, `race`, `age`. A missing value ("?") has
-    no category. `scale` is "ranges" (declared, public), "statistics" (of the training records: NOT
-    private) or "none".
+    The records are from the 1994 census. Columns: `sex`, `race`, `age`. A missing value ("?") is
+    not assigned to any category. `scale` is "ranges" (declared and public), "statistics" (computed
+    from the training records, so NOT private) or "none".
     """
     paths = locate(ADULT, data_dir, download)
     parts = [read_rows(path, len(ADULT_COLUMNS)) for path in paths]
@@ -144,10 +144,10 @@ def load_adult(
 def load_credit_default(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "ranges"
 ) -> DataSet:
-    """Return 30000 clients of a bank in Taiwan, labelled by default on next month's payment.
+    """Return 30000 clients of a Taiwanese bank, labelled by whether they defaulted the next month.
 
     There is no official split: every fifth record of each class is a test record. Columns: `sex`,
-    `education`, `marriage` (coded as in the source), `age`. `scale` works as for Adult.
+    `education` and `marriage` (coded as in the source), and `age`. `scale` works as for Adult.
     """
     (path,) = locate(CREDIT, data_dir, download)
     rows = _credit_rows(path)

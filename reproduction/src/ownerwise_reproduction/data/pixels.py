@@ -1,6 +1,6 @@
 """Pixels standardised with constants from the literature.
 
-Each mean and standard deviation describes the benchmark's own training images: they are suitable
+The means and standard deviations describe the benchmarks' own training images, so they are suitable
 for comparison with published results on public data, but not for scaling private images.
 """
 
@@ -45,7 +45,7 @@ def scale_images(pixels: np.ndarray, name: str, scale: str) -> np.ndarray:
 
 
 def describe(images: np.ndarray, scale: str) -> str:
-    """Return the shape and range of scaled images in words."""
+    """Return a description of the shape and range of scaled images."""
     if scale == "published":
-        return f"float32 images {list(images.shape[1:])}, standardised by constants"
+        return f"float32 images {list(images.shape[1:])}, standardised with published constants"
     return plain.describe(images, scale)

@@ -60,8 +60,8 @@ def load_svhn(
 ) -> DataSet:
     """Return SVHN in its official split: 73257 + 26032 colour images (32x32) of house numbers.
 
-    The digit 0, label 10 in the files, is class 0. `scale` is "unit" (0 to 1), "signed" (-1 to 1)
-    or "published" (see `pixels.PUBLISHED`).
+    The digit 0, which has label 10 in the files, is class 0. `scale` is "unit" (0 to 1), "signed"
+    (-1 to 1) or "published" (see `pixels.PUBLISHED`).
     """
     parts = [_read_svhn(path, scale) for path in locate(SVHN, data_dir, download)]
     train, test = parts
@@ -74,7 +74,7 @@ _ARRAYS = ("images", "labels")
 def load_pneumoniamnist(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
 ) -> DataSet:
-    """Return PneumoniaMNIST: 4708 + 524 + 624 grey chest X-rays (28x28), normal or pneumonia.
+    """Return PneumoniaMNIST: 4708 + 524 + 624 greyscale chest X-rays (28x28), normal or pneumonia.
 
     The parts are the official training, validation and test sets. `scale` is "unit" (0 to 1) or
     "signed" (-1 to 1, the usual choice for this set).

@@ -1,9 +1,10 @@
 """Find the files of a data set, and download missing ones.
 
-These places are searched in order: the folder `data_dir`, or else the folder in the environment
-variable OWNERWISE_DATA; the system's shared data sets; the cache. Files found there are used
-unchanged. Missing files are downloaded into the cache (OWNERWISE_CACHE, or `ownerwise` in the
-user's cache folder), where a file appears only once it is complete and has the expected SHA-256.
+These places are searched in order: the folder `data_dir`, or else the folder that the environment
+variable OWNERWISE_DATA specifies; the system's shared data sets; the cache. Files found there are
+used unchanged. Missing files are downloaded into the cache (OWNERWISE_CACHE, or `ownerwise` in the
+user's cache folder), where a file appears only once it is complete and has the expected SHA-256
+hash.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Part:
     """One file or folder that a data set needs.
 
     Attributes:
-        names: accepted names, the usual one first.
+        names: accepted names, with the usual one first.
         downloads: the files to download if it is missing.
     """
 
@@ -63,7 +64,7 @@ class Source:
         page: web page that describes it and offers it for download.
         parts: the files and folders it needs.
         folders: other names for its folder, as used by other programs.
-        system: its folder among the system's shared data sets, if any system ships it.
+        system: its folder among the system's shared data sets, if a system provides it.
         own_names: whether its file names are distinctive; if so, the files may also be in the data
             folder itself, next to those of other data sets.
     """
@@ -82,7 +83,8 @@ def locate(
     """Return the path of each part of a source, after downloading missing parts.
 
     Raises:
-        OwnerwiseError: if parts are missing; it lists them all and says what to put where.
+        OwnerwiseError: if parts are missing; the message lists all of them and says where to put
+            them.
     """
     root = _root(source, data_dir)
     folders = _folders(source, root)
@@ -114,7 +116,7 @@ def cache_folder() -> Path:
 
 
 def fetch(item: Download, path: Path) -> None:
-    """Download a file to `path` completely and with the right SHA-256, or not at all."""
+    """Download a file to `path`; keep it only if it is complete and has the right SHA-256 hash."""
     problems = []
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +142,7 @@ def _root(source: Source, data_dir: str | os.PathLike | None) -> Path | None:
     if not Path(given).is_dir():
         what = f"the variable {DATA_VARIABLE}" if data_dir is None else "data_dir"
         raise OwnerwiseError(
-            f"{what} names {given}, which is not a folder; expected the folder that holds "
+            f"{what} is {given}, which is not a folder; expected the folder that contains "
             f"{source.name}/ and other data sets"
         )
     return Path(given)
@@ -166,7 +168,7 @@ def _find(part: Part, folders: list[Path]) -> Path | None:
 
 
 def _find_cached(source: Source, part: Part) -> Path | None:
-    """Return the part in the cache if it is complete: a download may have been interrupted."""
+    """Return the cached part if it is complete; an earlier download may have been interrupted."""
     folder = cache_folder() / source.name
     files = [folder / item.file for item in part.downloads]
     if files and all(file.is_file() for file in files):
@@ -186,10 +188,10 @@ def _missing(source: Source, part: Part, root: Path | None, why: list[str]) -> s
     """Return the message about a missing part."""
     cache = cache_folder() / source.name
     looked = ", ".join(map(str, [*_folders(source, root), cache]))
-    place = f"{cache}, or into {source.name}/ in the folder that {DATA_VARIABLE} names"
+    place = f"{cache}, or into {source.name}/ in the folder that {DATA_VARIABLE} specifies"
     return (
         f"{source.name}: {' or '.join(part.names)} was not found in {looked}, and was not "
-        f"downloaded ({'; '.join(why)}). Get it from {source.page} and put it into "
+        f"downloaded ({'; '.join(why)}). Download it from {source.page} and put it into "
         f"{place if root is None else root / source.name}"
     )
 

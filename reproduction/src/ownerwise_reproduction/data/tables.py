@@ -1,4 +1,4 @@
-"""Read tables in their publishers' formats: workbooks, fixed headers, whole numbers."""
+"""Read tables in their publishers' formats, such as workbooks with fixed headers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ownerwise.errors import OwnerwiseError, name_some
 
 
 def read_sheet(path: Path, sheet: str) -> list[list[Any]]:
-    """Return the rows of a sheet in an Excel workbook (.xls): text, float or ""."""
+    """Return the rows of a sheet in an Excel workbook (.xls); cells are text, float or ""."""
     with reading(path, f"an Excel workbook with a sheet {sheet!r}"):
         cells = xlrd.open_workbook(str(path), logfile=io.StringIO()).sheet_by_name(sheet)
         return [list(cells.row_values(row)) for row in range(cells.nrows)]
 
 
 def whole_numbers(path: Path, cells: Sequence[Any]) -> np.ndarray:
-    """Return a column of whole numbers, int64."""
+    """Return a column of whole numbers as int64."""
     with reading(path, "a column of whole numbers"):
         return np.array(cells, dtype=np.int64)
 
 
 def expect_header(path: Path, header: Sequence[str], expected: Sequence[str]) -> None:
-    """Refuse a table whose columns are not the expected ones."""
+    """Raise an error if a table does not have the expected columns."""
     if list(header) != list(expected):
         raise OwnerwiseError(
             f"{path} has the columns {name_some(list(header), repr)}; expected "
-            f"{name_some(list(expected), repr)}: it is a different file"
+            f"{name_some(list(expected), repr)}: this is a different file"
         )

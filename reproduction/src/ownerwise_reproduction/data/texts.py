@@ -1,4 +1,4 @@
-"""Texts as rows of token ids: surnames by letter, film reviews by word."""
+"""Texts as rows of token ids: one per letter for surnames, one per word for film reviews."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def load_surnames(
 
     Accents are removed, and only the first `length` letters are used; `ALPHABET` is fixed. There is
     no official split: every fifth name of each language, in the order of the files, is a test
-    record. Names repeat within and across languages, so some occur in both parts. Column: `length`
-    of each name.
+    record. Names repeat within and across languages, so some occur in both parts. Column: `length`,
+    the length of each name.
     """
     (path,) = locate(SURNAMES, data_dir, download)
     names = list(_read_names(path).items())
@@ -110,7 +110,7 @@ def load_surnames(
         records.take(~test),
         records.take(test),
         LANGUAGES,
-        form=f"int64 [{length}], letters 0 to {len(ALPHABET) + 1}, 0 behind the end",
+        form=f"int64 [{length}], letters 0 to {len(ALPHABET) + 1}, padded with 0",
     )
 
 
@@ -124,8 +124,8 @@ def load_imdb(
 ) -> DataSet:
     """Return IMDb in its official split: 25000 + 25000 film reviews, negative or positive.
 
-    A vocabulary built from private text is itself a release of that text. By default there is none:
-    words are hashed (see `ownerwise.data.vocabulary`).
+    A vocabulary built from private text is itself a release of that text. By default, there is no
+    vocabulary, and words are hashed (see `ownerwise.data.vocabulary`).
 
     Args:
         data_dir, download: as for `load`.
@@ -134,7 +134,7 @@ def load_imdb(
         vocabulary: "hashed"; a public list of words; or "counted", the most frequent words in the
             training reviews, which is NOT private.
 
-    Columns: `rating` (1 to 10), `length` (words kept).
+    Columns: `rating` (1 to 10) and `length` (number of words kept).
     """
     if isinstance(vocabulary, str) and vocabulary not in ("hashed", "counted"):
         raise OwnerwiseError(
@@ -153,8 +153,8 @@ def load_imdb(
     ]
     if lacking:
         raise OwnerwiseError(
-            f"{path} has no reviews in {', '.join(lacking)}; expected the folders of aclImdb: get "
-            f"it again from {IMDB.page}"
+            f"{path} has no reviews in {', '.join(lacking)}; expected the folders of aclImdb: "
+            f"download it again from {IMDB.page}"
         )
     for reviews in parts.values():
         reviews.sort(key=lambda review: review[:2])
@@ -165,7 +165,7 @@ def load_imdb(
         train,
         test,
         ("negative", "positive"),
-        form=f"int64 [{length}], words 0 to {words.size - 1}, 0 behind the end",
+        form=f"int64 [{length}], words 0 to {words.size - 1}, padded with 0",
         not_private=(words.not_private,) if words.not_private else (),
     )
 
@@ -191,7 +191,7 @@ def _read_names(path: Path) -> dict[str, list[str]]:
     if missing:
         raise OwnerwiseError(
             f"{path} has no names for {', '.join(missing)}; expected one text file per language, "
-            f"such as Arabic.txt: get it again from {SURNAMES.page}"
+            f"such as Arabic.txt: download it again from {SURNAMES.page}"
         )
     return {language: [name for name in lines if name] for language, lines in names.items()}
 

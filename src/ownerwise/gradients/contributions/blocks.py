@@ -1,12 +1,13 @@
 """Sums over many records in blocks, so that rounding errors do not grow with the batch.
 
-In any order of summation, the error of a float32 sum over k vectors is at most k roundoffs times
-the sum of their lengths. Here k is at most `BLOCK`, because the sums over blocks are added in
+In any order of summation, the error of a float32 sum over k vectors is at most k unit roundoffs
+times the sum of their norms. Here k is at most `BLOCK`, because the sums over blocks are added in
 float64. The step's slack relies on this (docs/proofs/arithmetic.md).
 
 A convolution or a layer on sequences adds many terms per record in one kernel call, and calls on
-few records are slow. Its blocks have `LONG_BLOCK` records. That such a kernel rounds no worse than
-`BLOCK` plain additions is tested (tests/attacks/test_sums.py) but not proved.
+few records are slow. The blocks of such layers have `LONG_BLOCK` records. It is tested
+(tests/attacks/test_sums.py), but not proved, that such a kernel rounds no worse than `BLOCK` plain
+additions.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def blocked_sum(
 
 
 def rows_in_blocks(count: int) -> int:
-    """Return the smallest number of rows, at least `count`, that form blocks of equal size."""
+    """Return the smallest number of rows, at least `count`, that splits into equal blocks."""
     blocks = -(-count // BLOCK) or 1
     return blocks * -(-count // blocks)
 

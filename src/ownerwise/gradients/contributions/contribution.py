@@ -22,7 +22,7 @@ def few_rows(factors: Tensor) -> Tensor | None:
     """Return the rows with a nonzero factor if leaving out the others saves work, else None.
 
     Importance sampling gives most records the factor 0. Copying the rows with a nonzero factor pays
-    off if they are less than half of all rows.
+    off if they are fewer than half of all rows.
     """
     if 2 * int(factors.count_nonzero()) >= len(factors):
         return None
@@ -67,7 +67,7 @@ class Contribution(ABC):
         """Set g_i to exactly zero where ``bad`` is true."""
 
     def most(self) -> Tensor | None:
-        """Return an upper bound on the summed lengths of each record's terms, ``[count]``.
+        """Return an upper bound on the sum of the norms of each record's terms, ``[count]``.
 
         Return None if sums are computed from formed gradients, because each record then has one
         term. Call this after :meth:`squared_norms`, which may form the gradients.
@@ -76,7 +76,7 @@ class Contribution(ABC):
 
 
 class Dense(Contribution):
-    """Per-record gradients small enough to be held in full, ``[count, *shape]``."""
+    """Per-record gradients that are small enough to store in full, ``[count, *shape]``."""
 
     __slots__ = ("count", "shape", "values")
 

@@ -250,7 +250,7 @@ class Convolved(Contribution):
         """See :class:`Contribution`.
 
         A pixel p is in the patches with position * stride + tap * dilation = p along each axis.
-        Such taps lie stride / gcd(stride, dilation) apart.
+        Such taps are stride / gcd(stride, dilation) apart.
         """
         if self.inputs is None or self.gradient is None:
             return None

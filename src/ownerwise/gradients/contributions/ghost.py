@@ -26,7 +26,7 @@ __all__ = ["shared_ghost_norms"]
 
 
 def shared_ghost_norms(uses: Sequence[Contribution], budget: MemoryBudget) -> Tensor | None:
-    """Return squared norms of the sum of uses, ``[count]``, or None if forming it is cheaper."""
+    """Return the squared norms, ``[count]``, or None if forming the summed gradients is cheaper."""
     terms = 0
     for use in uses:
         if isinstance(use, Outer) and use.left is not None:

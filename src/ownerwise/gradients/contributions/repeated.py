@@ -116,7 +116,7 @@ class Repeated(Contribution):
         return gradient_of
 
     def works(self) -> bool:
-        """Return whether calls on single records match the whole call, in outputs and gradients."""
+        """Return whether calls on single records match the batch call, including gradients."""
         values = self.call.values(self.dtype)
         whole = self.layout.records(self.call(values), self.count)
         try:

@@ -1,4 +1,4 @@
-"""Rules that derive per-record gradients from torch functions: one file per family of layers.
+"""Rules that compute per-record gradients for torch functions: one file per family of layers.
 
 A rule runs the call, taps its output, and defines how the gradient of the output becomes
 contributions. Rules use the tape only through :class:`Context`. This package may import

@@ -2,7 +2,7 @@
 
 ``torch.nn.functional.multi_head_attention_forward`` is a single torch function, so its projections
 are invisible from outside. It is plain Python, however, so the rule runs the same code object again
-while the tape watches the calls inside.
+while the tape traces the calls inside it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _signature = inspect.signature(_forward)
 def multi_head_attention(
     context: Context, func: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Cover ``multi_head_attention_forward``."""
+    """Handle ``multi_head_attention_forward``."""
     call = _signature.bind(*args, **kwargs)
     call.apply_defaults()
     given = call.arguments
@@ -66,7 +66,7 @@ def _is_plain(given: dict[str, Any]) -> bool:
 
 
 def _self_attention(context: Context, given: dict[str, Any]) -> Tensor:
-    """Run the plain case with records first; time first would slow a transformer down by 5%."""
+    """Run the plain case with records first; with time first, a transformer would be 5% slower."""
     query = given["query"].transpose(0, 1)
     together = project(
         context, functional.linear, query, given["in_proj_weight"], given["in_proj_bias"]

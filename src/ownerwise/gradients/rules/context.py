@@ -18,15 +18,15 @@ __all__ = ["Context", "Rule"]
 Rule = Callable[..., Any]
 """``rule(context, func, *args, **kwargs)``: run the call, tap its output, and return it.
 
-A rule returns NotImplemented for arguments that it does not cover.
+A rule returns NotImplemented for arguments that it does not support.
 """
 
 
 class Context(Protocol):
-    """The interface of one forward pass that rules use.
+    """The interface that rules use during one forward pass.
 
     Attributes:
-        budget: how much memory contributions may hold.
+        budget: how much memory contributions may use.
         batch_hint: the length of the first data tensor, as a guess at the number of records.
         checked: for each call that the fallback has tried, whether it is per-record.
     """
@@ -44,7 +44,7 @@ class Context(Protocol):
         ...
 
     def is_constant(self, tensor: Any) -> bool:
-        """Return whether a tensor is a buffer, a frozen parameter, or created without data."""
+        """Return whether a tensor is a buffer, a frozen parameter, or was created without data."""
         ...
 
     def tap(
@@ -67,11 +67,11 @@ class Context(Protocol):
         ...
 
     def in_last_pass(self) -> bool:
-        """Return whether this backward pass is the last, so that it may overwrite saved tensors."""
+        """Return whether this backward pass is the last and may thus overwrite saved tensors."""
         ...
 
     def watch(self, batch_hint: int) -> AbstractContextManager[None]:
-        """Also watch the calls inside a rule, with a different guess at the number of records."""
+        """Also trace the calls inside a rule, with a different guess at the number of records."""
         ...
 
     def refuse(self, refusal: Refused) -> None:

@@ -29,7 +29,7 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    """Cover ``conv1d``, ``conv2d`` and ``conv3d``."""
+    """Handle ``conv1d``, ``conv2d`` and ``conv3d``."""
     tracked_weight = context.tracked(weight)
     tracked_bias = context.tracked(bias)
     if context.tracked(input) is not None or input.dim() != weight.dim():

@@ -29,7 +29,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """Cover ``embedding``; padding rows receive no gradient (pitfall 33)."""
+    """Handle ``embedding``; padding rows receive no gradient (pitfall 33)."""
     tracked = context.tracked(weight)
     if tracked is None:
         return NotImplemented

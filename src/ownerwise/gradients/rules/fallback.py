@@ -1,4 +1,4 @@
-"""The rule for calls that no other rule covers: the call is repeated for every record.
+"""The rule for calls that no other rule handles: the call is repeated for every record.
 
 The outputs and gradients of the repeated calls are first compared with those of the whole call; a
 call that is not per-record is refused.
@@ -40,7 +40,7 @@ UNDIFFERENTIATED = frozenset(
 def fallback(
     context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Cover calls that no other rule covers."""
+    """Handle calls that no other rule handles."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors = [(i, context.tracked(v)) for i, v in enumerate(leaves) if isinstance(v, Tensor)]
     used = [(i, tracked) for i, tracked in tensors if tracked is not None]
@@ -48,7 +48,7 @@ def fallback(
     if writes_in_place(func) or kwargs.get("out") is not None:
         raise Refused(
             where,
-            "a parameter is written in place into a tensor that holds data",
+            "a parameter is written in place into a tensor that contains data",
             "use an out-of-place call (torch.cat, torch.where, +)",
         )
     if func in UNDIFFERENTIATED or name_of(func) == "__get__":
@@ -94,7 +94,7 @@ def fallback(
             if contribution is None:
                 raise Refused(
                     where,
-                    "on one record alone, the call gives a different result than on the batch",
+                    "the call gives a different result on one record alone than on the batch",
                     "use a layer that a rule covers, or a call that treats each record separately",
                 )
             yield tracked, contribution

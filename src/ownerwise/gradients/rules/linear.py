@@ -25,7 +25,7 @@ def linear(
     weight: Tensor,
     bias: Tensor | None = None,
 ) -> Any:
-    """Cover ``linear``."""
+    """Handle ``linear``."""
     if context.tracked(input) is not None:
         return NotImplemented
     return project(context, func, input, weight, bias)
@@ -71,7 +71,7 @@ def project(
 
 
 def matmul(context: Context, func: Callable[..., Any], input: Tensor, other: Tensor) -> Any:
-    """Cover ``input @ other`` with a parametric matrix on the right."""
+    """Handle ``input @ other`` with a parametric matrix on the right."""
     tracked = context.tracked(other)
     if tracked is None or context.tracked(input) is not None or other.dim() != 2 or input.dim() < 2:
         return NotImplemented

@@ -33,7 +33,7 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def normalisation(context: Context, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Cover layer_norm, group_norm, instance_norm, rms_norm, and batch_norm in eval mode."""
+    """Handle layer_norm, group_norm, instance_norm, rms_norm, and batch_norm in eval mode."""
     call = _signature(func).bind(*args, **kwargs)
     given = call.arguments
     affine = {name: context.tracked(given.get(name)) for name in ("weight", "bias")}

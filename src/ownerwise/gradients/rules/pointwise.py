@@ -39,7 +39,7 @@ POINTWISE: list[Callable[..., Any]] = [
 
 
 def pointwise(context: Context, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Cover calls that work entry by entry, with broadcasting."""
+    """Handle elementwise calls, with broadcasting."""
     if any(isinstance(value, Tensor) for value in kwargs.values()):
         return NotImplemented  # includes out=
     places = [(i, context.tracked(a)) for i, a in enumerate(args)]
@@ -115,11 +115,11 @@ def reduced(
 
 
 def repeating(context: Context, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Cover a parameter that is repeated for every record (class token, initial state).
+    """Handle a parameter that is repeated for every record (class token, initial state).
 
     This applies only if a new dimension has the size of the batch; if the parameter is repeated
-    within a record, the result stays a derived parameter. The backward pass observes whether the
-    new dimension really holds the records.
+    within a record, the result remains a derived parameter. The backward pass observes whether the
+    records really lie along the new dimension.
     """
     tracked = context.tracked(args[0])
     if tracked is None or kwargs:

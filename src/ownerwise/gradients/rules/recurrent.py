@@ -32,7 +32,7 @@ __all__ = ["cell", "gru", "lstm"]
 
 
 def lstm(context: Context, func: Callable[..., Any], input: Tensor, *rest: Any) -> Any:
-    """Cover ``lstm``."""
+    """Handle ``lstm``."""
     if isinstance(rest[0], Tensor):
         raise _packed(func)
     (first, first_cell), *others = rest
@@ -41,7 +41,7 @@ def lstm(context: Context, func: Callable[..., Any], input: Tensor, *rest: Any) 
 
 
 def gru(context: Context, func: Callable[..., Any], input: Tensor, *rest: Any) -> Any:
-    """Cover ``gru``, ``rnn_tanh`` and ``rnn_relu``, which have the same signature."""
+    """Handle ``gru``, ``rnn_tanh`` and ``rnn_relu``, which have the same signature."""
     if isinstance(rest[1], Tensor):
         raise _packed(func)
     first, *others = rest
@@ -78,7 +78,7 @@ def _layers(
         raise Refused(
             name,
             "its input or initial state is a parameter",
-            "expand the initial state to the batch: state.expand(-1, len(x), -1)",
+            "expand the initial state to the batch size: state.expand(-1, len(x), -1)",
         )
     if input.dim() != 3:
         raise Refused(name, "its input lacks a batch dimension", "pass [records, time, features]")
@@ -111,7 +111,7 @@ def _direction(
     weights: Sequence[Tensor],
     backwards: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return outputs ``[T, B, H]``, last state and last cell for one layer and direction."""
+    """Return outputs ``[T, B, H]``, last state and last cell state for a layer and direction."""
     order = range(len(input))[::-1] if backwards else range(len(input))
     if name_of(func) == "lstm":
         return _lstm_direction(context, func, input, firsts, weights, order)
@@ -218,7 +218,7 @@ def _tap(
 def _advance(
     kind: str, from_input: Tensor, from_state: Tensor, states: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Take one time step: return the next state and, for an LSTM, the next cell."""
+    """Take one time step: return the next state and, for an LSTM, the next cell state."""
     if kind.startswith("lstm"):
         i, f, g, o = (from_input + from_state).chunk(4, dim=-1)
         after = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
@@ -242,7 +242,7 @@ def cell(
     b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> Any:
-    """Cover ``lstm_cell``, ``gru_cell``, ``rnn_tanh_cell`` and ``rnn_relu_cell``."""
+    """Handle ``lstm_cell``, ``gru_cell``, ``rnn_tanh_cell`` and ``rnn_relu_cell``."""
     states = list(hx) if isinstance(hx, list | tuple) else [hx]
     if len(input) == 1:
         states = [as_single_record(context, func, state) for state in states]

@@ -65,4 +65,4 @@ GUARDS: dict[Callable[..., Any], Rule] = {
     torch.as_strided: strided_guard,
     functional.batch_norm: batch_norm_guard,
 }
-"""Calls on data alone that need a check or a workaround."""
+"""Calls whose tensor arguments are all data, and which need a check or a workaround."""

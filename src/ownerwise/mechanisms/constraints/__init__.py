@@ -1,8 +1,8 @@
-"""Rate constraints: bounds on a private model's predictions, overall and per group.
+"""Rate constraints: bounds on prediction rates of a private model, overall and per group.
 
 `Partition` sorts records into cells, `rate` builds rates that can be added, subtracted and
-compared, `common` has the usual constraints, and `RateConstraints` enforces them in training.
-Imports what `mechanisms` may import, plus its `losses` and `plugs`.
+compared, `common` provides the usual constraints, and `RateConstraints` enforces them during
+training. Imports what `mechanisms` may import, plus its `losses` and `plugs`.
 """
 
 from ownerwise.mechanisms.constraints.common import (

@@ -1,7 +1,7 @@
-"""Common constraints: fairness between groups, and lower and upper bounds on the usual rates.
+"""Common constraints: fairness across groups, and lower and upper bounds on the usual rates.
 
 Each function returns a list of one-sided constraints. The gap between a group and all others is
-bounded from both sides; with two groups, bounding one gap is enough.
+bounded from both sides; with two groups, it is enough to bound one gap.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def equalized_odds(
 def equal_opportunity(
     part: Partition, column: str, *, max_gap: float, positive: Any = None
 ) -> list[Constraint]:
-    """Limit how much the recall of a class (by default the last) differs from group to group."""
+    """Limit how much the recall of a class (by default the last) differs between groups."""
     positive = _positive(part, positive)
     return _gaps("opportunity", part, column, max_gap, [positive], [positive])
 
@@ -68,7 +68,7 @@ def false_positive_rate(
 def recall(
     part: Partition, *, min_rate: float, positive: Any = None, by: str | None = None
 ) -> list[Constraint]:
-    """Require a minimum fraction of a class's records to be predicted correctly."""
+    """Require at least a given fraction of a class's records to be predicted correctly."""
     positive = _positive(part, positive)
     event = part.predicted == positive
     return _bounded("recall", part, by, event, part[LABEL] == positive, min_rate=min_rate)
@@ -77,7 +77,7 @@ def recall(
 def precision(
     part: Partition, *, min_rate: float, positive: Any = None, by: str | None = None
 ) -> list[Constraint]:
-    """Require a minimum fraction of the predictions of a class to be correct."""
+    """Require at least a given fraction of the predictions of a class to be correct."""
     positive = _positive(part, positive)
     event = part[LABEL] == positive
     given = part.predicted == positive
@@ -92,7 +92,7 @@ def selection_rate(
     pred: Any = None,
     by: str | None = None,
 ) -> list[Constraint]:
-    """Bound the fraction of records that are predicted as a class."""
+    """Bound the fraction of all records that are predicted as a class."""
     event = part.predicted == _positive(part, pred)
     rates = {"max_rate": max_rate, "min_rate": min_rate}
     return _bounded("selection", part, by, event, part.everyone, **rates)
@@ -111,7 +111,7 @@ def _gaps(
     counted: Iterable[Any],
     labels: Iterable[Any],
 ) -> list[Constraint]:
-    """Return bounds on the gap between each group and the rest, by counted class and label."""
+    """Return bounds on the gap between each group and the rest, per counted class and label."""
     groups = part[column]
     _check_fraction("max_gap", max_gap)
     if len(groups.values) < 2:

@@ -1,4 +1,4 @@
-"""Partitions: a public rule that assigns every record to one cell, by group, label and so on."""
+"""Partitions: public rules that assign every record to one cell by its group, label and so on."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor
 from ownerwise.errors import OwnerwiseError, name_some
 
 LABEL = "label"
-"""The column with the record's class."""
+"""Name of the column that contains the record's class."""
 
 
 class Partition:
     """Cells defined by column values. The rule is public; a record's cell is private.
 
-    A column named "label" is the record's class. Leave it out if no constraint refers to the true
-    class: with fewer cells, each holds more records and the noise matters less.
+    A column named "label" contains the record's class. Leave it out if no constraint refers to the
+    true class: with fewer cells, each contains more records and the noise matters less.
 
     Args:
         columns: each column's name and the public list of its values.
@@ -43,19 +43,20 @@ class Partition:
             classes = self.columns.get(LABEL, ())
         self.classes = tuple(range(classes) if isinstance(classes, int) else classes)
         problems = [
-            f"column {name!r} has the values {values}; expected at least one, without duplicates"
+            f"column {name!r} has the values {values}; expected at least one value and no "
+            "duplicates"
             for name, values in self.columns.items()
             if not values or len(set(values)) < len(values)
         ]
         if len(set(self.classes)) < max(2, len(self.classes)):
             problems.append(
-                f"classes {self.classes}: expected at least two distinct classes; give classes= or "
-                f"a column {LABEL!r} with its values"
+                f"classes {self.classes}: expected at least two distinct classes; pass classes= "
+                f"or add a {LABEL!r} column with its values"
             )
         elif LABEL in self.columns and self.columns[LABEL] != self.classes:
             problems.append(
                 f"column {LABEL!r} has the values {self.columns[LABEL]}, but the classes are "
-                f"{self.classes}; expected the same, in the same order"
+                f"{self.classes}; expected the same values in the same order"
             )
         if problems:
             raise OwnerwiseError(problems)
@@ -88,7 +89,7 @@ class Partition:
 
         Args:
             labels: the class of each record, one of `classes`.
-            columns: the other columns: a mapping or DataFrame with one value per record in each
+            columns: the other columns, as a mapping or DataFrame with one value per record in each
                 column.
         """
         problems: list[str] = []
@@ -101,7 +102,8 @@ class Partition:
         cells = self.cells(columns) if self.columns else np.zeros_like(classes)
         if len(cells) != len(classes):
             raise OwnerwiseError(
-                f"got {len(classes)} labels, but {len(cells)} column entries; expected equally many"
+                f"got {len(classes)} labels, but {len(cells)} column entries; expected the same "
+                "number of each"
             )
         return torch.from_numpy(np.stack([classes, cells], axis=1))
 
@@ -111,7 +113,7 @@ class Partition:
             expected = name_some(list(self.columns)) or "none"
             if column == LABEL:
                 added = self.columns | {LABEL: self.classes}
-                expected += f". It is the record's class; add it: Partition({added})"
+                expected += f". This column contains the record's class; add it: Partition({added})"
             raise OwnerwiseError(f"no column {column!r} in the partition; expected {expected}")
         axis = list(self.columns).index(column)
         sizes = [len(values) for values in self.columns.values()]
@@ -147,7 +149,7 @@ class Partition:
 
 @dataclass(frozen=True, eq=False)
 class Condition:
-    """A set of (cell, predicted class) pairs. Combine with `&`, `|` and `~`."""
+    """A set of (cell, predicted class) pairs, which can be combined using `&`, `|` and `~`."""
 
     partition: Partition
     name: str
@@ -173,8 +175,8 @@ class Condition:
     def _with(self, other: Condition, word: str, mask: np.ndarray) -> Condition:
         if self.partition is not other.partition:
             raise OwnerwiseError(
-                f"{self.name!r} and {other.name!r} belong to different partitions; use one with "
-                "all columns"
+                f"{self.name!r} and {other.name!r} belong to different partitions; use a single "
+                "partition with all columns"
             )
         return Condition(self.partition, word.join(filter(None, (self.name, other.name))), mask)
 
@@ -209,7 +211,7 @@ class Column:
 
 
 def _positions(given: Any, values: tuple[Any, ...], what: str, problems: list[str]) -> np.ndarray:
-    """Return the index of each record's value in the public list, int64; report unknown values."""
+    """Return the int64 index of each record's value in the public list; report unknown values."""
     array = given.numpy() if isinstance(given, Tensor) else np.asarray(given)
     place = {value: at for at, value in enumerate(values)}
     if array.dtype == object:  # None and NaN cannot be sorted among words

@@ -1,11 +1,11 @@
-"""Training under rate constraints: a noised histogram of predictions sets prices in the loss.
+"""Training under rate constraints: a noised histogram of predictions determines prices in the loss.
 
 Formal guarantee (docs/proofs/raco.md): each record adds its class probabilities to one cell of the
-histogram, so it changes the histogram by at most 1 in L1 and L2 norm. With the noise the plan pays
-for, the histogram is a private release; rates, multipliers and prices are computed from it alone at
-no additional cost. Given the prices, a record's loss depends on that record only, so the clipped
-gradients have their usual sensitivity. Public: the partition's rule, the constraints, all options.
-Private: a record's cell.
+histogram, so it changes the histogram by at most 1 in L1 and L2 norm. With the noise that the plan
+accounts for, the histogram is a private release; rates, multipliers and prices are computed from
+the histogram alone, at no additional privacy cost. Given the prices, a record's loss depends on
+that record only, so the clipped gradients have their usual sensitivity. The partition's rule, the
+constraints and all options are public; a record's cell is private.
 
 Based on "Private Rate-Constrained Optimization with Applications to Fair Learning" (RaCO-DP, 2026).
 """
@@ -37,22 +37,22 @@ _OUTPUT_ROUNDOFFS = 64.0  # change in an output by rounding: 8 relative roundoff
 class RateConstraints(SummedRelease):
     """Rate constraints and their multipliers, as an adaptive release in the private step.
 
-    Every step releases the noised sum of class probabilities per cell and class. This histogram
-    gives the rates, the rates raise or lower the multipliers (which stay in [0, cap]), and the
-    multipliers set the price of predicting class k in cell c. A record's loss becomes its own loss
-    plus the price of its prediction.
+    Every step releases the noised sum of class probabilities per cell and class. The rates are
+    computed from this histogram, the rates raise or lower the multipliers (which stay in [0, cap]),
+    and the multipliers set the price of predicting class k in cell c. A record's loss becomes its
+    own loss plus the price of its prediction.
 
     Args:
-        constraints: one constraint, or arbitrarily nested lists of them.
+        constraints: one constraint, or a list of constraints, which may contain further lists.
         ascent: step size of the multipliers.
-        damping: weight of the last step's excess, added to each multiplier. It keeps model and
-            multipliers from oscillating; 0 is plain gradient ascent.
+        damping: weight of the last step's excess, which is added to each multiplier. Damping keeps
+            the model and the multipliers from oscillating; 0 is plain gradient ascent.
         cap: largest multiplier.
         temperature: factor applied to the outputs in the softmax that represents the prediction.
-        hard: count predicted classes instead of probabilities in the histogram. Needs a hardened
-            plan: a predicted class can change with the last bit of an output.
-        smoothing: weight of past steps in the denominators that do not depend on the model; 0 uses
-            only the current step.
+        hard: count predicted classes instead of probabilities in the histogram. This requires a
+            hardened plan, because rounding an output differently can change the predicted class.
+        smoothing: weight of past steps in the denominators that do not depend on the model; with 0,
+            only the current step is used.
         floor: smallest denominator, as a fraction of the value it would have if all cells had equal
             size.
 
@@ -147,8 +147,8 @@ class RateConstraints(SummedRelease):
         """Return how much rounding may change the histogram in L1 norm, per record in the batch.
 
         Probabilities change by at most the temperature times the largest change in an output, which
-        is taken as 8 relative roundoffs of an output of size 8. A predicted class can change with
-        the last bit, so there is no bound for `hard=True`.
+        is assumed to be 8 unit roundoffs of an output of magnitude 8. A rounding error in an output
+        can change the predicted class, so there is no bound for `hard=True`.
         """
         if self.options["hard"]:
             return math.inf
@@ -209,7 +209,7 @@ class RateConstraints(SummedRelease):
         return torch.from_numpy(prices.reshape(self.shape)).to(noised.device)
 
     def _bases(self, counts: np.ndarray) -> np.ndarray:
-        """Return the denominators, smoothed if they do not depend on the model, and floored."""
+        """Return the denominators, smoothed if independent of the model, and bounded from below."""
         smoothing = self.options["smoothing"]
         past = self._state["denominators"]
         past[:] = smoothing * past + (1 - smoothing) * counts
@@ -230,7 +230,7 @@ class RateConstraints(SummedRelease):
         }
 
     def measure(self, predicted: np.ndarray, cells: np.ndarray) -> dict[str, float | None]:
-        """Return each constraint's value for predicted classes. NOT private: no noise is added."""
+        """Return each constraint's value for predicted classes, without noise (NOT private)."""
         histogram = np.zeros(self.shape)
         np.add.at(histogram, (cells, predicted), 1.0)
         return {constraint.name: constraint.value(histogram) for constraint in self.constraints}
@@ -253,13 +253,13 @@ class RateConstraints(SummedRelease):
         )
         if stored != expected:
             raise OwnerwiseError(
-                f"the stored state belongs to other constraints ({stored}); expected {expected}: "
-                "use the constraints of the original run"
+                f"the stored state belongs to different constraints ({stored}); expected "
+                f"{expected}: use the constraints of the original run"
             )
         self._state = {name: np.array(values, dtype=np.float64) for name, values in state.items()}
 
     def _probabilities(self, outputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return probabilities [classes, records]; softmax is slow along rows of few classes."""
+        """Return probabilities as [classes, records], because softmax is slow along short rows."""
         temperature = self.options["temperature"]
         scores = outputs.T if temperature == 1 else temperature * outputs.T
         return functional.softmax(scores, dim=0, dtype=dtype)
@@ -272,8 +272,8 @@ class RateConstraints(SummedRelease):
             )
         if outputs.dim() != 2 or outputs.shape[1] != self.shape[1]:
             raise OwnerwiseError(
-                f"outputs are {described(outputs)}; expected [records, {self.shape[1]}], one for "
-                "each class of the partition"
+                f"outputs are {described(outputs)}; expected [records, {self.shape[1]}], one "
+                "output for each class of the partition"
             )
 
 
@@ -287,7 +287,7 @@ class PenalisedLoss:
         self._constraints = constraints
 
     def __call__(self, outputs: Tensor, targets: Tensor, prices: Tensor | None = None) -> Tensor:
-        """Return one number per record."""
+        """Return one loss per record."""
         self._constraints._check(outputs, targets)
         if prices is None:
             return self._losses(outputs, targets[:, 0])
@@ -303,7 +303,7 @@ class PenalisedLoss:
 
 
 def _sum_by_cell(counts: Tensor, cells: Tensor, size: int) -> Tensor:
-    """Return the histogram [cells, classes] of counts [classes, records]."""
+    """Return the histogram [cells, classes], given each record's counts [classes, records]."""
     return counts.new_zeros(len(counts), size).index_add_(1, cells, counts).T
 
 

@@ -39,7 +39,7 @@ def rate(
         raise OwnerwiseError("rate needs either an event or a class (pred=); got both or neither")
     if not known:
         raise OwnerwiseError(
-            "rate(pred=...) has no partition: for all records, give where=part.everyone"
+            "rate(pred=...) has no partition: for all records, pass where=part.everyone"
         )
     partition = known[0].partition
     if event is None:
@@ -76,7 +76,7 @@ class Rate:
 
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """A constant plus multiples of rates. Comparing it with a number gives a `Constraint`."""
+    """A constant plus a weighted sum of rates. Comparing it with a number gives a `Constraint`."""
 
     terms: tuple[tuple[float, Rate], ...] = ()
     constant: float = 0.0
@@ -133,7 +133,7 @@ def _constraint(left: Expression, sense: str, right: Expression | float) -> Cons
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Constraint:
-    """An upper or lower bound on an expression in rates."""
+    """An upper or lower bound on a linear combination of rates."""
 
     name: str
     expression: Expression
@@ -150,12 +150,11 @@ class Constraint:
         return Constraint(name, self.expression, self.sense, self.bound)
 
     def excess(self, value: float) -> float:
-        """Return by how much a value violates the constraint; negative if the constraint holds."""
+        """Return the amount by which a value violates the constraint (negative if it holds)."""
         return value - self.bound if self.sense == "≤" else self.bound - value
 
     def value(self, histogram: np.ndarray) -> float | None:
-        """Return the expression's value for a histogram [cells, classes], or None if a group is
-        empty."""
+        """Return the value for a histogram [cells, classes], or None if a group is empty."""
         total = self.expression.constant
         for weight, term in self.expression.terms:
             among = histogram[term.denominator].sum()
@@ -182,14 +181,16 @@ def flattened(constraints: Constraint | Sequence[Any]) -> list[Constraint]:
     if not isinstance(constraints, Sequence) or isinstance(constraints, str):
         raise OwnerwiseError(
             f"{constraints!r} is not a constraint; expected a rate compared with a bound, such as "
-            "rate(pred=1, where=...) <= 0.1, or a list of them"
+            "rate(pred=1, where=...) <= 0.1, or a list of such constraints"
         )
     flat = [constraint for nested in constraints for constraint in flattened(nested)]
     problems = []
     if not flat:
-        problems.append("no constraints were given; expected at least one")
+        problems.append("expected at least one constraint, got none")
     if len({id(constraint.partition) for constraint in flat}) > 1:
-        problems.append("the constraints use several partitions; use one with all columns")
+        problems.append(
+            "the constraints use several partitions; use a single partition with all columns"
+        )
     names = [constraint.name for constraint in flat]
     problems += [f"two constraints are named {n!r}" for n in set(names) if names.count(n) > 1]
     if problems:
