@@ -1,4 +1,4 @@
-"""Check, with trial runs, that the model's output for a record does not depend on other records.
+"""Check, with trial runs, that what the model computes for a record depends on no other record.
 
 A check of the loss alone cannot detect a model that mixes records, for example through batch
 statistics, attention over the first dimension, or initialisation from the first batch. At steps 0,
@@ -6,7 +6,8 @@ statistics, attention over the first dimension, or initialisation from the first
 again on each half of them, before the step itself runs. The outputs for a record must be equal up
 to a relative error of 0.01 / (number of records in the batch). Where float32 is not precise enough,
 the outputs of a float64 copy of the model are compared. The model's state is restored, so no change
-made by a trial run survives.
+made by a trial run survives. The norms of the gradients are compared in the same way, because hooks
+and autograd functions can mix records in the backward pass alone.
 
 A `collate` function that pads to the longest record in a batch is checked at every step
 (`Batch.part`): records that were collated separately must have the same losses.
