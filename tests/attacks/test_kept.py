@@ -35,7 +35,7 @@ def test_a_loss_that_writes_to_a_buffer_is_refused(micro, replaced):
         step_of(loss, model=model, micro_batch_size=micro)(batch_of(*data_of(60)))
 
 
-class Keeps:
+class Keeps(ow.mechanisms.ClippingRule):
     """A clipping rule that stores norms in the model."""
 
     randomised = False

@@ -228,7 +228,7 @@ def test_bfloat16_models_pass_and_mixing_ones_do_not(loss, records):
         take_steps(step_of(by_the_largest, model=Autocast()), *data_of(records), 5)
 
 
-class ByLongest:
+class ByLongest(ow.mechanisms.ClippingRule):
     """A rule that declares itself proven and divides by the longest norm of the batch."""
 
     randomised = False
@@ -275,7 +275,7 @@ def test_a_randomised_rule_of_ones_own_keeps_its_random_numbers():
     assert randomness[0].rule._position == 60
 
 
-class Centred:
+class Centred(ow.mechanisms.Release):
     shape = (3,)
 
     def contributions(self, outputs, targets):
@@ -366,7 +366,7 @@ def test_mixing_that_float64_hides_is_refused():
         take_steps(step_of(cross_entropy, model=Centring(rounded)), inputs, targets, 20)
 
 
-class Normalised:
+class Normalised(ow.mechanisms.ClippingRule):
     """Divides by the norm, which is 0 in float32 for gradients of size 1e-24."""
 
     randomised = False

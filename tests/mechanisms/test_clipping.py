@@ -98,7 +98,7 @@ def test_sensitivity_by_brute_force(rule, dtype):
     assert cases >= 1000
 
 
-class Accepts:
+class Accepts(ow.mechanisms.ClippingRule):
     """Importance sampling: a record counts in full length with probability norm / C, else not."""
 
     randomised = True

@@ -52,7 +52,7 @@ def test_batches_with_a_fixed_seed_make_the_run_not_private():
     assert "NOT PRIVATE" in repr(step)
 
 
-class Greedy:
+class Greedy(ow.mechanisms.ClippingRule):
     """A rule that clips to twice the clip norm."""
 
     randomised = False

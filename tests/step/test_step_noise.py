@@ -157,7 +157,7 @@ def test_half_precision_models_sum_in_float32():
     assert not torch.equal(tools.weights_of(model), before)
 
 
-class Fixed:
+class Fixed(ow.mechanisms.Release):
     """A release that returns given rows, whatever the model says."""
 
     def __init__(self, rows):
@@ -253,7 +253,9 @@ def test_a_release_and_its_payment_belong_together():
     """Pitfall 30: refused where the plan pays for none, where none is made, and where rows lack."""
     model, inputs, labels = tools.example("mlp")
     paid = tools.make_plan(release_std=4.0)
-    with pytest.raises(ow.OwnerwiseError, match="release was passed, but the plan accounts for no"):
+    with pytest.raises(
+        ow.OwnerwiseError, match="CountClasses was passed, but the plan accounts for no"
+    ):
         tools.make_step(model, cross_entropy, release=tools.CountClasses())
     with pytest.raises(ow.OwnerwiseError, match="accounts for a release, but none was passed"):
         tools.make_step(model, cross_entropy, plan=paid)

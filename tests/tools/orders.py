@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ownerwise.mechanisms import Plug
 from ownerwise.mechanisms.scores import needed_plan, pull
 from ownerwise.planning import Plan
 from ownerwise.randomness import SecretStream
@@ -33,7 +34,7 @@ class OwnersFirst:
         return 20.0 * rank[owner_index] + log_losses
 
 
-class Shuffled:
+class Shuffled(Plug):
     """A random order with a state: it counts its draws, and may be secret."""
 
     def __init__(self, stream: SecretStream | None = None):

@@ -143,7 +143,7 @@ class CoupledRows:
         return ranks[:count]
 
 
-class ByRank:
+class ByRank(ow.mechanisms.Weights):
     """Weights that need the whole batch: 1 for the largest losses, down to 1/2 for the least.
 
     Not within the sensitivity bound (that is INO's art): it only shows what the step hands out.
@@ -169,7 +169,7 @@ class ByRank:
         return 1 - 0.5 * ranks / len(scores)
 
 
-class CountClasses:
+class CountClasses(ow.mechanisms.Release):
     """A release: how much of the batch the model puts into each class (softmax has length <= 1)."""
 
     shape = (3,)

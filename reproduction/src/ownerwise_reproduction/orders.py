@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.mechanisms import Score
+from ownerwise.mechanisms import Plug, Score
 from ownerwise.mechanisms.scores import needed_plan, pull
 from ownerwise.planning import Plan
 from ownerwise.randomness import SecretStream
@@ -30,7 +30,7 @@ class ByNegativeLoss:
         return -log_losses
 
 
-class AtRandom:
+class AtRandom(Plug):
     """A random order, drawn from its own secret stream.
 
     With a fixed seed, a resumed run draws the same numbers as an uninterrupted one. A private

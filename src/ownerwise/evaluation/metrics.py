@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ownerwise.errors import OwnerwiseError, name_some
 from ownerwise.evaluation.groups import group_recalls
 from ownerwise.evaluation.target_checks import run_on_first, target_problems, value_problems
-from ownerwise.mechanisms import Loss, per_record
-from ownerwise.mechanisms.constraints import RateConstraints
+from ownerwise.mechanisms import Loss, Release, per_record
 from ownerwise.owners import as_array, is_missing
 
 _RECORDS_AT_ONCE = 512
@@ -61,7 +60,7 @@ class Evaluation:
         *,
         collate: Collate | None = None,
         predict: Predict = predicted_classes,
-        constraints: RateConstraints | None = None,
+        constraints: Release | None = None,
     ):
         self._data = data
         given = None if groups is None else as_array(groups)

@@ -16,7 +16,7 @@ from torch.nn import functional
 from ownerwise.batches import described, dtype_name, shape_name
 from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import State, run_made_up
-from ownerwise.mechanisms import Loss, ignored_target
+from ownerwise.mechanisms import Loss, ignored_target, plain_loss
 
 _OF_CLASSES = (functional.cross_entropy, functional.nll_loss, nn.CrossEntropyLoss, nn.NLLLoss)
 _OF_PROBABILITIES = (
@@ -167,9 +167,9 @@ def _number_problems(outputs: Tensor, targets: Tensor, *, probabilities: bool) -
 
 
 def _plain(loss: Loss, targets: Any) -> tuple[Loss, Any]:
-    """Return the loss inside a `PenalisedLoss`, and the classes that it receives."""
-    plain = getattr(loss, "plain", None)
-    if plain is None or getattr(targets, "ndim", 0) != 2:
+    """Return the user's own loss, and the targets that it receives."""
+    plain = plain_loss(loss)
+    if plain is loss or getattr(targets, "ndim", 0) != 2:
         return loss, targets
     return plain, targets[:, 0]
 

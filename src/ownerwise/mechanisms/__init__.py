@@ -12,7 +12,7 @@ from ownerwise.mechanisms.clipping import (
     Psac,
     Standard,
 )
-from ownerwise.mechanisms.importance import ImportanceSampling, proven
+from ownerwise.mechanisms.importance import ImportanceSampling
 from ownerwise.mechanisms.ino import INO
 from ownerwise.mechanisms.ino_sum import InoSum, ino_sum
 from ownerwise.mechanisms.losses import (
@@ -21,19 +21,20 @@ from ownerwise.mechanisms.losses import (
     loss_problems,
     never_mixes,
     per_record,
+    plain_loss,
 )
 from ownerwise.mechanisms.plugs import (
-    AdaptiveRelease,
+    Cells,
+    Contributions,
     Peek,
+    Plug,
     Randomness,
     Release,
-    Stateful,
-    Steered,
     Steering,
-    SummedRelease,
     Weights,
     sum_of_unit_rows,
 )
+from ownerwise.mechanisms.proven import proven
 from ownerwise.mechanisms.scores import (
     ORDERS,
     BudgetAware,
@@ -48,26 +49,25 @@ __all__ = [
     "ORDERS",
     "SMALLEST_NORM",
     "AcceptanceSteering",
-    "AdaptiveRelease",
     "AutoS",
     "Beta",
     "BudgetAware",
     "ByLoss",
+    "Cells",
     "ClippingRule",
+    "Contributions",
     "ImportanceSampling",
     "InoSum",
     "Loss",
     "Peek",
+    "Plug",
     "Psac",
     "Randomness",
     "Release",
     "Score",
     "Standard",
-    "Stateful",
-    "Steered",
     "Steering",
     "Steps",
-    "SummedRelease",
     "Tail",
     "Weights",
     "ignored_target",
@@ -75,6 +75,7 @@ __all__ = [
     "loss_problems",
     "never_mixes",
     "per_record",
+    "plain_loss",
     "proven",
     "sum_of_unit_rows",
 ]

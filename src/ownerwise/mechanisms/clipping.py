@@ -10,13 +10,18 @@ passes by 1 plus its slack, which is at least 1e-4 (`PrivateStep.slack`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ownerwise.mechanisms.plugs import Plug, Steering
 from ownerwise.randomness import StepStream
+
+if TYPE_CHECKING:
+    from ownerwise.planning import Plan
 
 SMALLEST_NORM = 1e-6
 """The smallest allowed clip norm, and the smallest allowed value of a rule's constant. In float32,
@@ -25,14 +30,16 @@ a norm may be too small by up to 1e-10, because squares underflow
 """
 
 
-class ClippingRule(Protocol):
-    """The interface that the private step expects of a clipping rule."""
+class ClippingRule(Plug, ABC):
+    """A clipping rule in the private step.
 
-    @property
-    def randomised(self) -> bool:
-        """Whether `factors` draws from the stream."""
-        ...
+    Attributes:
+        randomised: whether `factors` draws from the stream.
+    """
 
+    randomised = False
+
+    @abstractmethod
     def factors(self, norms: Tensor, clip_norms: Tensor, stream: StepStream | None) -> Tensor:
         """Return one factor per record, with factor * norm <= clip norm.
 
@@ -41,25 +48,18 @@ class ClippingRule(Protocol):
             clip_norms: the owners' clip norms, [records].
             stream: the step's secret random numbers, used by randomised rules.
         """
-        ...
 
     def sensitivity(self, clip_norm: float) -> float:
         """Return how much one record with this clip norm can change the sum."""
-        ...
-
-
-class _Bounded:
-    """A deterministic rule that never exceeds the clip norm."""
-
-    randomised = False
-
-    def sensitivity(self, clip_norm: float) -> float:
-        """Return the clip norm, which bounds every record's contribution."""
         return clip_norm
+
+    def steering(self, plan: Plan) -> Steering | None:
+        """Return the initial steering for one run, or None if the rule does not adapt."""
+        return None
 
 
 @dataclass(frozen=True)
-class Standard(_Bounded):
+class Standard(ClippingRule):
     """g * min(1, C / |g|): gradients within the clip norm are unchanged.
 
     Reference: Abadi et al. (2016), "Deep Learning with Differential Privacy", Algorithm 1.
@@ -71,7 +71,7 @@ class Standard(_Bounded):
 
 
 @dataclass(frozen=True)
-class AutoS(_Bounded):
+class AutoS(ClippingRule):
     """g * C / (|g| + stability): every gradient is scaled to nearly the clip norm.
 
     Reference: Bu, Wang, Zha, Karypis (2023), "Automatic Clipping", with the paper's gamma = 0.01.
@@ -88,7 +88,7 @@ class AutoS(_Bounded):
 
 
 @dataclass(frozen=True)
-class Psac(_Bounded):
+class Psac(ClippingRule):
     """g * C / (|g| + r / (|g| + r)): like AutoS, but small gradients are scaled up less.
 
     Reference: Xia et al. (2023), "Differentially Private Learning with Per-Sample Adaptive

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.mechanisms.clipping import SMALLEST_NORM, AutoS, Psac, Standard
+from ownerwise.mechanisms.clipping import SMALLEST_NORM, ClippingRule
 from ownerwise.mechanisms.steering import AcceptanceSteering
 from ownerwise.randomness import StepStream
 
@@ -33,7 +33,7 @@ _SMALLEST_RESOLVED = SMALLEST_NORM / 10  # smaller float32 norms count as zero
 
 
 @dataclass(frozen=True)
-class ImportanceSampling:
+class ImportanceSampling(ClippingRule):
     """Random clipping: scale a gradient to length C with probability min(|g|, C) / C, or else to 0.
 
     The expectation over the coin flips is the clipped gradient g * min(1, C / |g|), so the sum is
@@ -95,10 +95,6 @@ class ImportanceSampling:
         accepted = draws * (clip_norms - least).clamp(min=0) < norms - least
         return torch.where(accepted, clip_norms / norms, torch.zeros_like(norms))
 
-    def sensitivity(self, clip_norm: float) -> float:
-        """Return the clip norm, which is the length of every accepted contribution."""
-        return clip_norm
-
     def steering(self, plan: Plan) -> AcceptanceSteering | None:
         """Return the adaptation state for one run, or None if no target was given."""
         if self.accepted_batch is None and self.acceptance is None:
@@ -106,12 +102,3 @@ class ImportanceSampling:
         return AcceptanceSteering(
             plan.expected_batch_size, self.accepted_batch, self.acceptance, self.gain
         )
-
-
-def proven(rule: object) -> bool:
-    """Return whether this package proves that a clipping rule respects its bound.
-
-    It does so only for its own rules, not for subclasses of them. For any other rule, the step
-    checks every batch.
-    """
-    return type(rule) in (Standard, AutoS, Psac, ImportanceSampling)

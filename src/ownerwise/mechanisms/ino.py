@@ -10,12 +10,14 @@ private.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ownerwise.mechanisms.scores import ByLoss, Score
+from ownerwise.mechanisms.plugs import Plug, Weights
+from ownerwise.mechanisms.scores import BudgetAware, ByLoss, Score
 from ownerwise.mechanisms.smooth_order import ordered_weights
 from ownerwise.mechanisms.tails import Beta, Tail
 
@@ -30,7 +32,7 @@ _LOSS_ROUNDOFFS = 8.0  # largest change in a loss by rounding: absolute up to 1,
 
 
 @dataclass(frozen=True)
-class INO:
+class INO(Weights):
     """Weights of 1 for the important records in a batch, falling to 0 over a tail of fixed length.
 
     Args:
@@ -95,6 +97,42 @@ class INO:
         """Return one finite score per record, computed from the logarithm of its clamped loss."""
         clamped = np.minimum(np.fmax(losses, LOSS_FLOOR), LOSS_CEILING)  # fmax: nan is the floor
         return np.asarray(self.score_by(np.log(clamped), owner_index, self._plan))
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options as JSON types; those with unusual defaults only if they differ."""
+        options: dict[str, Any] = {"kind": "INO"}
+        length = {"tail_length": self.tail_length} if self.tail is None else {"tail": self.tail}
+        options |= length
+        if self.shape is None:
+            options |= {"alpha": self.alpha, "beta": self.beta}
+        else:
+            options["shape"] = repr(self.shape)
+        if isinstance(self.score_by, BudgetAware):
+            options["kappa"] = self.score_by.kappa
+        elif not isinstance(self.score_by, ByLoss):
+            options["score"] = type(self.score_by).__name__
+        if self.width != INO.width:
+            options["width"] = self.width
+        return options
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> INO | None:
+        """Return INO with stored settings, or None if they do not determine it."""
+        options = {name: value for name, value in settings.items() if name != "kind"}
+        if settings.get("kind") != "INO" or options.keys() & {"shape", "score"}:
+            return None
+        if "kappa" in options:
+            options["score_by"] = BudgetAware(options.pop("kappa"))
+        return cls(**options)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of the score."""
+        return self.score_by.state() if isinstance(self.score_by, Plug) else {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from a stored state of the score."""
+        if isinstance(self.score_by, Plug):
+            self.score_by.load_state(state)
 
     def score_slack(self, roundoff: float) -> float:
         """Return how much rounding may change the sum, per unit of the batch's total clip norm.

@@ -146,10 +146,14 @@ def _parameters(loss: Loss) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
+def plain_loss(loss: Loss) -> Loss:
+    """Return the user's own loss, without what a release adds to it (`Release.penalised`)."""
+    return loss if isinstance(loss, nn.Module) else getattr(loss, "plain", loss)
+
+
 def loss_problems(loss: Loss, model: nn.Module) -> Iterator[str]:
     """Yield a problem if the loss has trainable parameters, which the private step would miss."""
-    if not isinstance(loss, nn.Module):
-        loss = getattr(loss, "plain", loss)  # the loss inside a `PenalisedLoss`
+    loss = plain_loss(loss)
     if isinstance(loss, nn.Module):
         known = {id(parameter) for parameter in model.parameters()}
         own = [n for n, p in loss.named_parameters() if p.requires_grad and id(p) not in known]

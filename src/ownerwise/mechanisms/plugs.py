@@ -1,12 +1,13 @@
-"""Protocols for plug-in weights, releases and steering in the private step, and data types."""
+"""Base classes for weights, releases and steering in the private step, and their data types."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -17,54 +18,138 @@ from ownerwise.randomness import LayerRandomness, SecretStream, StepStream
 
 if TYPE_CHECKING:
     from ownerwise.batches import Batch
+    from ownerwise.mechanisms.losses import Loss
     from ownerwise.planning import Plan
 
 
-class Weights(Protocol):
+@dataclass(frozen=True)
+class Cells:
+    """Contributions to a histogram, in which each record adds one row to a single cell.
+
+    Attributes:
+        rows: what each record adds, [records, *shape[1:]].
+        index: cell of each record, int64 [records].
+    """
+
+    rows: Tensor
+    index: Tensor
+
+
+Contributions = Tensor | Cells
+
+
+class Plug:
+    """A mechanism of the private step, with what it brings to a run besides its arithmetic.
+
+    Every method has a default: a plug without state, and with the fields of a dataclass as its
+    settings.
+    """
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for the next step, as JSON types; no private data without noise."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from a stored state."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the class name and the options, as JSON types."""
+        fields = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
+        options = {field.name: getattr(self, field.name) for field in fields}
+        simple = {n: v for n, v in options.items() if isinstance(v, bool | int | float | str)}
+        return {"kind": type(self).__name__, **simple}
+
+
+class Weights(Plug, ABC):
     """Per-record weights in [0, 1] that depend on the whole batch, such as INO.
 
     Required guarantee: for every batch and record i, the weighted sums of clipped gradients with
     and without i differ by at most the clip norm of i's owner.
     """
 
+    @property
+    def private(self) -> bool:
+        """Whether the guarantee holds."""
+        return True
+
     def bind(self, plan: Plan) -> Self:
         """Return the weights with the plan's public constants filled in."""
-        ...
+        return self
 
+    @abstractmethod
     def weights(
         self, losses: np.ndarray, clip_norms: np.ndarray, owner_index: np.ndarray
     ) -> np.ndarray:
         """Return one weight per record from the whole batch's losses and clip norms."""
-        ...
 
+    @abstractmethod
     def score_slack(self, roundoff: float) -> float:
         """Return how much the weighted sum may change if rounding changes all losses.
 
         The result is in units of the batch's total clip norm, for rounding errors of a few times
         `roundoff`. The step scales contributions down accordingly, unless the plan is hardened.
         """
-        ...
 
 
-class Release(Protocol):
+class Release(Plug, ABC):
     """A sum over the batch, such as a histogram, released with noise before the loss is computed.
 
-    The plan must account for the release (`release_std`). Every record's contribution is clipped to
-    L2 norm 1 (L1 norm 1 for Laplace noise). The release is made at every step, even for an empty
-    batch; its shape is public.
+    The plan must account for it (`release_std`). The step clips every record's contribution to L2
+    norm 1 (L1 norm 1 for Laplace noise), adds the contributions and draws the noise. The release
+    happens at every step, even for an empty batch; its shape is public.
+
+    Attributes:
+        shape: shape of one record's contribution and of the release.
+        release_share: default fraction of a step's cost that the release takes.
+        planned_with: how to make a plan that accounts for the release, for messages.
     """
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one record's contribution and of the release."""
-        ...
+    shape: tuple[int, ...]
+    release_share = 0.1
+    planned_with = "ow.plan(..., release_std=)"
 
-    def contributions(self, outputs: Any, targets: Any) -> Tensor:
-        """Return one contribution per record, based only on that record, [records, ...]."""
-        ...
+    @abstractmethod
+    def contributions(self, outputs: Any, targets: Any) -> Contributions:
+        """Return one contribution per record, computed from its own outputs and targets.
+
+        It is a tensor of shape [records, *shape] or, if each record contributes to a single index
+        of the first dimension, a `Cells` object.
+        """
+
+    def bind(self, plan: Plan) -> Self:
+        """Return the release in its initial state for a run under the plan."""
+        return self
+
+    def process(self, noised: Tensor) -> Tensor:
+        """Return the tensor to pass to the loss, given a step's noised sum.
+
+        A release may adapt to its noised sums: this is post-processing and costs nothing.
+        """
+        return noised
+
+    def output_slack(self, roundoff: float) -> float:
+        """Return how much rounding of the outputs may change the sum, per record in the batch."""
+        return 0.0
+
+    def penalised(self, loss: Loss) -> Loss:
+        """Return the loss to train with, which receives the processed release as an argument."""
+        return loss
+
+    def measure(self, predicted: np.ndarray, cells: np.ndarray) -> dict[str, float | None]:
+        """Return what the release measures on evaluation data, by name. NOT private.
+
+        Args:
+            predicted: predicted classes.
+            cells: second column of the targets.
+        """
+        return {}
+
+    def record(self) -> dict[str, Any] | None:
+        """Return the released values of the last step for the run's history, if any."""
+        return None
 
 
-class Steering(Protocol):
+class Steering(Plug, ABC):
     """Adapts sampling rates and clip norms during a run, based on a noisy count of records.
 
     The plan accounts for the count (`release_std`), to which each record adds 0 or 1, depending on
@@ -75,83 +160,31 @@ class Steering(Protocol):
     """
 
     @property
+    @abstractmethod
     def keep_probability(self) -> float:
         """Probability that a drawn record is used, in (0, 1]."""
-        ...
 
     @property
+    @abstractmethod
     def clip_scale(self) -> float:
         """Factor applied to all clip norms and to the noise."""
-        ...
-
-    def select(self, batch: Batch, stream: StepStream) -> Batch:
-        """Start a step: return the part of the batch that is used."""
-        ...
-
-    def observe(self, factors: Tensor) -> None:
-        """Count records according to their clipping factors, before weights are applied."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """NOT private: the number of records counted in this step."""
-        ...
-
-    def update(self, noisy_count: float) -> None:
-        """Finish a step, given the released count."""
-        ...
-
-
-@runtime_checkable
-class Steered(Protocol):
-    """A clipping rule that may provide its own steering."""
-
-    def steering(self, plan: Plan) -> Steering | None:
-        """Return the initial steering for one run, or None if nothing is steered."""
-        ...
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """A plug-in whose state persists from step to step and is stored in checkpoints."""
-
-    def state(self) -> dict[str, Any]:
-        """Return the state for the next step as JSON types, without any unnoised private data."""
-        ...
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from a stored state."""
-        ...
-
-
-@runtime_checkable
-class AdaptiveRelease(Release, Protocol):
-    """A release that adapts to its own noised sums.
-
-    This adaptation is post-processing and has no privacy cost.
-    """
-
-    def bind(self, plan: Plan) -> Self:
-        """Return the release in its initial state for a run under the plan."""
-        ...
-
-    def process(self, noised: Tensor) -> Tensor:
-        """Update the state from a step's noised sum and return the tensor to pass to the loss."""
-        ...
-
-
-class SummedRelease(ABC):
-    """A release that computes its own sum, without materialising each record's contribution.
-
-    The step does not clip such a sum, so a release must subclass this explicitly. Required
-    guarantee: `total` equals what `sum_of_unit_rows` would return for contributions whose L1 norms
-    are at most 1, multiplied by `scales`.
-    """
 
     @abstractmethod
-    def total(self, outputs: Any, targets: Any, scales: Tensor | None) -> Tensor:
-        """Return the float64 sum over the records, multiplied by `scales` if given."""
-        ...
+    def select(self, batch: Batch, stream: StepStream) -> Batch:
+        """Start a step: return the part of the batch that is used."""
+
+    @abstractmethod
+    def observe(self, factors: Tensor) -> None:
+        """Count records according to their clipping factors, before weights are applied."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """NOT private: the number of records counted in this step."""
+
+    @abstractmethod
+    def update(self, noisy_count: float) -> None:
+        """Finish a step, given the released count."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +218,7 @@ class Randomness:
 
 
 def sum_of_unit_rows(
-    contributions: list[Tensor],
+    contributions: list[Contributions],
     parts: list[slice],
     shape: tuple[int, ...],
     scales: np.ndarray | None = None,
@@ -198,27 +231,40 @@ def sum_of_unit_rows(
     row that is not finite counts as zero.
 
     Args:
-        contributions: one tensor per micro-batch, with one row per record; none for an empty batch.
-        parts: the records in each micro-batch.
-        shape: shape of a row.
-        scales: factor applied to each record's row after clipping; 1 if not given.
+        contributions: one row per record, micro-batch by micro-batch; none for an empty batch.
+        parts: the records of each micro-batch.
+        shape: shape of a contribution.
+        scales: factor applied to each record after clipping; 1 if not given.
         absolute: clip the L1 norm instead of the L2 norm, as Laplace noise requires.
     """
-    for rows, part in zip(contributions, parts, strict=True):
-        if rows.shape != (part.stop - part.start, *shape):
+    total = torch.zeros(shape, dtype=torch.float64)
+    for found, part in zip(contributions, parts, strict=True):
+        of_part = None if scales is None else torch.as_tensor(scales[part])
+        rows, cells = (found.rows, found.index) if isinstance(found, Cells) else (found, None)
+        expected = shape if cells is None else shape[1:]
+        if rows.shape != (part.stop - part.start, *expected):
             raise OwnerwiseError(
                 f"a release returned rows of shape {list(rows.shape[1:])}, or the wrong number of "
-                f"rows; expected one row of shape {list(shape)} per record. The step itself clips "
-                "the rows, sums them and adds the noise"
+                f"rows; expected one row of shape {list(expected)} per record. The step itself "
+                "clips the rows, sums them and adds the noise"
             )
-    if not contributions:
-        return torch.zeros(shape, dtype=torch.float64)
-    rows = torch.cat(contributions).to(torch.float64).reshape(-1, math.prod(shape))
-    lengths = torch.linalg.vector_norm(rows, ord=1 if absolute else 2, dim=1)
+        clipped = unit_rows(rows, of_part, absolute=absolute)
+        if cells is None:
+            total += clipped.sum(dim=0).reshape(shape).to(total)
+        else:
+            summed = clipped.new_zeros(shape[0], clipped.shape[1]).index_add_(0, cells, clipped)
+            total += summed.reshape(shape).to(total)
+    return total
+
+
+def unit_rows(rows: Tensor, scales: Tensor | None = None, *, absolute: bool = False) -> Tensor:
+    """Return rows clipped to norm 1 and scaled, float64 [records, numbers]; 0 if not finite."""
+    flat = rows.to(torch.float64).reshape(len(rows), -1)
+    lengths = torch.linalg.vector_norm(flat, ord=1 if absolute else 2, dim=1)
     factors = 1 / lengths.clamp(min=1.0)
     if not math.isfinite(float(lengths.sum())):  # one call in the common case
         factors = torch.where(torch.isfinite(lengths), factors, 0.0)
-        rows = rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        flat = flat.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     if scales is not None:
-        factors = factors * torch.as_tensor(scales, dtype=factors.dtype, device=factors.device)
-    return (factors @ rows).reshape(shape)
+        factors = factors * scales.to(factors)
+    return flat * factors[:, None]

@@ -19,6 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from ownerwise.batches import Batch, take
+from ownerwise.mechanisms.plugs import Steering
 from ownerwise.randomness import StepStream
 
 _LEAST_KEEP_PROBABILITY = 0.01
@@ -27,7 +28,7 @@ _MOST_LOG_SCALE = 10.0
 """Keeps squared clip norms within the range of float32, regardless of the counts."""
 
 
-class AcceptanceSteering:
+class AcceptanceSteering(Steering):
     """The adaptation state of one run (see `ImportanceSampling.steering`).
 
     Args:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
-from ownerwise.mechanisms import INO, BudgetAware, ByLoss
+from ownerwise.mechanisms import Plug
 from ownerwise.owners import Owners
 
 _ABSENT = object()
@@ -45,29 +44,7 @@ def describe_plug(plug: Any) -> dict[str, Any] | None:
     """Return the class name and options of weights or a clipping rule."""
     if plug is None:
         return None
-    if isinstance(plug, INO):
-        return _describe_ino(plug)
-    is_object = dataclasses.is_dataclass(plug) and not isinstance(plug, type)
-    fields = dataclasses.fields(plug) if is_object else ()  # a class is refused later
-    options = {field.name: getattr(plug, field.name) for field in fields}
-    simple = {n: v for n, v in options.items() if isinstance(v, bool | int | float | str)}
-    return {"kind": type(plug).__name__, **simple}
-
-
-def _describe_ino(ino: INO) -> dict[str, Any]:
-    options: dict[str, Any] = {"kind": "INO"}
-    options |= {"tail": ino.tail} if ino.tail is not None else {"tail_length": ino.tail_length}
-    if ino.shape is None:
-        options |= {"alpha": ino.alpha, "beta": ino.beta}
-    else:
-        options["shape"] = repr(ino.shape)
-    if isinstance(ino.score_by, BudgetAware):
-        options["kappa"] = ino.score_by.kappa
-    elif not isinstance(ino.score_by, ByLoss):
-        options["score"] = type(ino.score_by).__name__
-    if ino.width != INO.width:
-        options["width"] = ino.width
-    return options
+    return plug.settings() if isinstance(plug, Plug) else {"kind": type(plug).__name__}
 
 
 def owner_budgets(groups: set[str], owners: Owners | None) -> dict[str, float]:

@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 
 from ownerwise.batches import Batch, Unloaded, row_counts
 from ownerwise.errors import OwnerwiseError, name_some
-from ownerwise.mechanisms import ClippingRule, Release, Steering
-from ownerwise.mechanisms.constraints import RateConstraints
+from ownerwise.mechanisms import ClippingRule, Release, Steering, Weights
 from ownerwise.planning import Plan
 
 
@@ -36,6 +35,24 @@ def optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
         )
 
 
+def plug_problems(**plugs: Any) -> Iterator[str]:
+    """Yield a problem for every weights, clipping and release that is not an object of its kind."""
+    kinds = {
+        "weights": (Weights, "ow.INO()"),
+        "clipping": (ClippingRule, "ow.AutoS()"),
+        "release": (Release, "ow.RateConstraints(...)"),
+    }
+    for name, plug in plugs.items():
+        kind, example = kinds[name]
+        if plug is not None and not isinstance(plug, kind):
+            shown = repr(plug) if isinstance(plug, str) else f"<{type(plug).__name__} object>"
+            shown = plug.__name__ if isinstance(plug, type) else shown
+            yield (
+                f"{name}={shown}: expected an object such as {example}, derived from "
+                f"ownerwise.mechanisms.{kind.__name__}, or None"
+            )
+
+
 def release_problems(
     rule: ClippingRule, steering: Steering | None, release: Release | None, plan: Plan
 ) -> Iterator[str]:
@@ -57,15 +74,15 @@ def release_problems(
             "was made with (Trainer(..., constraints=), or the step's release=), or make the plan "
             "without constraints= and release_std="
         )
-    if plan.release_std is None and isinstance(release, RateConstraints):
+    if plan.release_std is None and release is not None:
         yield (
-            "constraints were passed, but the plan accounts for no release: make it with the same "
-            "constraints, ow.plan(..., constraints=)"
+            f"{type(release).__name__} was passed, but the plan accounts for no release: make it "
+            f"with {release.planned_with}"
         )
-    elif plan.release_std is None and (release is not None or steering is not None):
-        what = "a release was passed" if steering is None else "the steering releases a count"
+    elif plan.release_std is None and steering is not None:
         yield (
-            f"{what}, but the plan accounts for no release: make it with ow.plan(..., release_std=)"
+            "the steering releases a count, but the plan accounts for no release: make it with "
+            "ow.plan(..., release_std=)"
         )
 
 

@@ -22,7 +22,6 @@ from ownerwise.gradients import (
 )
 from ownerwise.gradients.calls import tensors_in
 from ownerwise.mechanisms import (
-    AdaptiveRelease,
     ClippingRule,
     Loss,
     Peek,
@@ -35,7 +34,6 @@ from ownerwise.mechanisms import (
     proven,
     sum_of_unit_rows,
 )
-from ownerwise.mechanisms.constraints import RateConstraints
 from ownerwise.planning import Plan
 from ownerwise.randomness import kept_generators
 from ownerwise.step import separation
@@ -91,9 +89,6 @@ class ClippedSums:
         self.clipping = clipping
         self.weights = weights
         self.release = release
-        # checked once, because isinstance is slow for protocols
-        self._summed = release if type(release) is RateConstraints else None
-        self._adaptive = release if isinstance(release, AdaptiveRelease) else None
         self.steering = steering
         self.micro_batch_size = micro_batch_size
         self.memory_target = memory_target
@@ -248,26 +243,19 @@ class ClippedSums:
             pairs = [
                 (output, take(targets, part)) for output, part in zip(outputs, parts, strict=True)
             ]
-            if self._summed is not None and self.plan.hardened_rows is None:
-                total = torch.zeros(release.shape, dtype=torch.float64)
-                for (output, target), part in zip(pairs, parts, strict=True):
-                    of_part = None if scales is None else torch.as_tensor(scales[part])
-                    total += self._summed.total(output, target, of_part).to(total)
-            else:
-                absolute = self.plan.release_noise == "laplace"
-                rows = [release.contributions(output, target) for output, target in pairs]
-                total = sum_of_unit_rows(rows, parts, release.shape, scales, absolute=absolute)
-                if type(release) is not RateConstraints:
-                    shares = self.plan.release_shares
-                    share = separation.ROOM * (1.0 if shares is None else float(shares.min()))
-                    share /= max(1, sum(map(len, rows)))
-                    for (output, target), found in zip(pairs, rows, strict=True):
-                        check_contributions(
-                            release, output, target, found, share, randomness.parts,
-                            absolute=absolute,
-                        )  # fmt: skip
+            absolute = self.plan.release_noise == "laplace"
+            found = [release.contributions(output, target) for output, target in pairs]
+            total = sum_of_unit_rows(found, parts, release.shape, scales, absolute=absolute)
+            if not proven(release):
+                shares = self.plan.release_shares
+                share = separation.ROOM * (1.0 if shares is None else float(shares.min()))
+                share /= max(1, sum(part.stop - part.start for part in parts))
+                for (output, target), rows in zip(pairs, found, strict=True):
+                    check_contributions(
+                        release, output, target, rows, share, randomness.parts, absolute=absolute
+                    )
             noised = randomness.release(total / (1 + self.rounding.release_slack))
-            return (noised if self._adaptive is None else self._adaptive.process(noised),)
+            return (release.process(noised),)
 
     def _scales(self, rows: Rows) -> np.ndarray | None:
         """Return the factor for each row's contribution to a release; None if all factors are 1."""

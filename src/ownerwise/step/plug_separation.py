@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients.calls import map_tensors
-from ownerwise.mechanisms import ClippingRule, Release
+from ownerwise.mechanisms import Cells, ClippingRule, Contributions, Release
+from ownerwise.mechanisms.plugs import unit_rows
 from ownerwise.randomness import StepStream
 from ownerwise.step.separation import (
     MOST_ROUNDINGS,
@@ -138,7 +139,7 @@ def check_contributions(
     release: Release,
     outputs: Any,
     targets: Any,
-    contributions: Tensor,
+    contributions: Contributions,
     share: float,
     stream: StepStream,
     *,
@@ -154,36 +155,38 @@ def check_contributions(
         stream: secret random numbers that choose the part to check.
         absolute: whether contributions are clipped in the L1 norm instead of the L2 norm.
     """
-    rows = len(contributions)
+    values = contributions.rows if isinstance(contributions, Cells) else contributions
+    rows = len(values)
     if rows < 2:
         return
-    index = choose(rows, contributions.numel(), stream)
+    index = choose(rows, values.numel(), stream)
 
-    def taken(values: Any, change: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Any:
+    def taken(given: Any, change: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Any:
         def take(tensor: Tensor) -> Tensor:
             whole = not tensor.dim() or len(tensor) != rows
             return change(tensor if whole else tensor.index_select(0, index.to(tensor.device)))
 
-        return map_tensors(take, values)
+        return map_tensors(take, given)
 
-    def unit(found: Tensor) -> Tensor:
-        flat = found.double().reshape(len(found), -1)
-        norms = torch.linalg.vector_norm(flat, ord=1 if absolute else 2, dim=1, keepdim=True)
-        return flat / norms.clamp(min=1.0)
+    def unit(found: Contributions) -> Tensor:
+        if not isinstance(found, Cells):
+            return unit_rows(found, absolute=absolute)
+        clipped = unit_rows(found.rows, absolute=absolute)
+        return torch.cat([clipped, found.index[:, None].to(clipped)], dim=1)
 
-    at = index.to(contributions.device)
-    part = release.contributions(taken(outputs), taken(targets))
-    if rows_agree(unit(contributions[at]), unit(part), share):
+    at = index.to(values.device)
+    whole = unit(contributions)[at]
+    part = unit(release.contributions(taken(outputs), taken(targets)))
+    if rows_agree(whole, part, share):
         return
-    rounded = max(share, MOST_ROUNDINGS * torch.finfo(contributions.dtype).eps)
-    same = rows_agree(unit(contributions[at]), unit(part), rounded)
+    roundoff = torch.finfo(values.dtype).eps
+    same = rows_agree(whole, part, max(share, MOST_ROUNDINGS * roundoff))
     try:
-        whole = release.contributions(*map_tensors(to_double, (outputs, targets)))[at]
-        part = release.contributions(taken(outputs, to_double), taken(targets, to_double))
+        whole = unit(release.contributions(*map_tensors(to_double, (outputs, targets))))[at]
+        part = unit(release.contributions(taken(outputs, to_double), taken(targets, to_double)))
     except Exception:
-        whole = contributions[at]
-        share = max(share, ROUNDINGS * torch.finfo(contributions.dtype).eps)
-    if not same or not rows_agree(unit(whole), unit(part), share):
+        share = max(share, ROUNDINGS * roundoff)
+    if not same or not rows_agree(whole, part, share):
         raise OwnerwiseError(
             f"{type(release).__name__}: the contribution of a record changes with the other "
             "records in its batch, " + TREAT_APART.format("contribution")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,17 +20,13 @@ from ownerwise.errors import OwnerwiseError, PlanError
 from ownerwise.gradients import check
 from ownerwise.marks import marks_of
 from ownerwise.mechanisms import (
-    INO,
-    AdaptiveRelease,
     ClippingRule,
     Loss,
     Peek,
+    Plug,
     Randomness,
     Release,
-    Score,
     Standard,
-    Stateful,
-    Steered,
     Weights,
     loss_problems,
 )
@@ -37,7 +34,12 @@ from ownerwise.planning import Plan
 from ownerwise.randomness import LayerRandomness, Noise, SecretStream, grid_of
 from ownerwise.step import checkpoints
 from ownerwise.step.account import OWN_FOLDER, Account, read_account
-from ownerwise.step.checks import optimizer_problems, refuse_unloaded, release_problems
+from ownerwise.step.checks import (
+    optimizer_problems,
+    plug_problems,
+    refuse_unloaded,
+    release_problems,
+)
 from ownerwise.step.clipped_sums import ClippedSums
 from ownerwise.step.micro_batches import MEMORY_TARGET
 from ownerwise.step.parameter_watch import ParameterWatch, learns, step_hooks
@@ -98,12 +100,15 @@ class PrivateStep:
         problems = [str(problem) for problem in check(model)]
         problems += optimizer_problems(model, optimizer)
         problems += loss_problems(loss, model)
+        unusable = list(plug_problems(weights=weights, clipping=clipping, release=release))
+        if unusable:
+            raise OwnerwiseError([*problems, *unusable])
         try:
             plan = Plan.verified(plan)  # not a derived class's method
         except PlanError as error:  # nothing else can be checked against such a plan
             raise OwnerwiseError([*problems, *error.problems]) from None
         rule: ClippingRule = Standard() if clipping is None else clipping
-        steering = rule.steering(plan) if isinstance(rule, Steered) else None
+        steering = rule.steering(plan)
         problems += release_problems(rule, steering, release, plan)
         bound = None if weights is None else weights.bind(plan)
         problems += rounding_problems(plan, model, bound, release)
@@ -117,7 +122,7 @@ class PrivateStep:
         self.weights = None if weights is None else weights.bind(plan)
         self.clipping = rule
         self.steering = steering
-        self.release = release.bind(plan) if isinstance(release, AdaptiveRelease) else release
+        self.release = None if release is None else release.bind(plan)
         self.not_private = not_private
         self._sums = ClippedSums(
             model,
@@ -148,15 +153,10 @@ class PrivateStep:
         self._watch: ParameterWatch | None = None  # set in the first step
 
     @property
-    def _score(self) -> Score | None:
-        """The score by which the records are ordered, if there is one."""
-        return self.weights.score_by if isinstance(self.weights, INO) else None
-
-    @property
     def private(self) -> bool:
         """Whether the guarantee holds: randomness is secret, and nothing is kept without noise."""
         secret = self._noise.private and self._private_so_far and not self.not_private
-        return secret and getattr(self.weights, "private", True)
+        return secret and (self.weights is None or self.weights.private)
 
     @property
     def slack(self) -> float:
@@ -237,7 +237,7 @@ class PrivateStep:
                 steps_spent=self._spent,
                 seed=self._seed,
                 private=self.private,
-                plugs={name: plug.state() for name, plug in self._stateful().items()},
+                plugs=self._states(),
             )
 
     def settle(self, steps: int) -> None:
@@ -262,15 +262,15 @@ class PrivateStep:
         if self._updates or self._spent or self._account is not None:
             raise OwnerwiseError("call restore on a new PrivateStep, before its first step")
         stored = checkpoints.load(folder, self.plan, self.model, self.optimizer, self._seed)
-        stateful = self._stateful()
-        if stored.plugs.keys() != stateful.keys():
+        states = self._states()
+        if stored.plugs.keys() != states.keys():
             raise OwnerwiseError(
                 f"{stored.path.name} contains the state of {', '.join(stored.plugs) or 'no plug'}, "
-                f"but this step has {', '.join(stateful) or 'none'}: build the step as in the "
+                f"but this step has {', '.join(states) or 'none'}: build the step as in the "
                 "original run"
             )
-        for name, plug in stateful.items():
-            plug.load_state(stored.plugs[name])
+        for name, state in stored.plugs.items():
+            self._plugs()[name].load_state(state)
         self._private_so_far &= stored.private
         self._account = Account.resume(folder, self.plan, stored.balance, private=self.private)
         self._updates, self._spent = stored.updates, stored.steps_spent
@@ -304,16 +304,20 @@ class PrivateStep:
             "averaging, public weights), make it inside `with step.data_free_changes():`"
         )
 
-    def _stateful(self) -> dict[str, Stateful]:
-        """Return the stateful plugs by name."""
+    def _plugs(self) -> dict[str, Plug]:
+        """Return the plugs by name."""
         plugs = {
             "weights": self.weights,
-            "score": self._score,
             "clipping": self.clipping,
             "steering": self.steering,
             "release": self.release,
         }
-        return {name: plug for name, plug in plugs.items() if isinstance(plug, Stateful)}
+        return {name: plug for name, plug in plugs.items() if plug is not None}
+
+    def _states(self) -> dict[str, dict[str, Any]]:
+        """Return the states of all plugs that have one, by name."""
+        states = {name: plug.state() for name, plug in self._plugs().items()}
+        return {name: state for name, state in states.items() if state}
 
     def __call__(self, batch: Batch) -> None:
         """Take one step. The optimizer updates the model; nothing else is released.

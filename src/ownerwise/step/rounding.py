@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import BLOCK
 from ownerwise.mechanisms import SMALLEST_NORM, Release, Weights
-from ownerwise.mechanisms.constraints import RateConstraints
 from ownerwise.planning import Plan, largest_total
 
 GRID_TOLERANCE = 1e-4
@@ -64,7 +63,7 @@ class Rounding:
     ) -> Rounding:
         """Return the rounding for a step under this plan."""
         rounding = cls._of_gradients(plan, model, weights)
-        if plan.hardened_rows is not None or not isinstance(release, RateConstraints):
+        if plan.hardened_rows is not None or release is None:
             return rounding
         per_record = release.output_slack(loss_roundoff(model))
         return replace(rounding, release_slack=RELEASE_SLACK + per_record * _most_records(plan))

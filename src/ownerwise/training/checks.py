@@ -19,12 +19,19 @@ from ownerwise.batches import COLLATE_NEEDS_DATASET, data_problems, ownerless_pr
 from ownerwise.errors import OwnerwiseError, PrivacyWarning
 from ownerwise.evaluation import Collate, Evaluation, trial_problems
 from ownerwise.gradients import check
-from ownerwise.mechanisms import ClippingRule, Loss, Weights, loss_problems
-from ownerwise.mechanisms.constraints import RateConstraints
+from ownerwise.mechanisms import (
+    ClippingRule,
+    Loss,
+    Release,
+    Weights,
+    loss_problems,
+    plain_loss,
+)
 from ownerwise.planning import Plan
 from ownerwise.randomness import SecretStream
 from ownerwise.runs import HISTORY, describe_function, folder_problems
 from ownerwise.step import PrivateStep
+from ownerwise.step.checks import plug_problems
 from ownerwise.training.averaging import averaging_problems
 from ownerwise.training.learning_rates import LearningRateSchedule, schedule_problems
 from ownerwise.training.loggers import JsonLines, Logger, make_loggers
@@ -46,7 +53,7 @@ class TrainerSettings(Protocol):
     loss: Loss
     weights: Weights | None
     clipping: ClippingRule | None
-    constraints: RateConstraints | None
+    constraints: Release | None
     micro_batch_size: int | None
     lean: bool
     seed: int | None
@@ -130,7 +137,7 @@ def _make_step(
 
 def _plug_problems(trainer: TrainerSettings) -> Iterator[str]:
     """Yield a problem if the optimizer, loss, weights or clipping rule has the wrong type."""
-    optimizer, loss = trainer.optimizer, getattr(trainer.loss, "plain", trainer.loss)
+    optimizer, loss = trainer.optimizer, plain_loss(trainer.loss)
     if not callable(optimizer):
         kind = type(optimizer).__name__ if isinstance(optimizer, Optimizer) else "Adam"
         yield (
@@ -142,14 +149,7 @@ def _plug_problems(trainer: TrainerSettings) -> Iterator[str]:
             f"loss={_short(loss)}: expected a function, such as "
             "torch.nn.functional.cross_entropy, or an object, such as torch.nn.CrossEntropyLoss()"
         )
-    for name, methods, example in (
-        ("weights", ("bind", "score", "weights"), "ow.INO()"),
-        ("clipping", ("factors", "sensitivity"), "ow.AutoS()"),
-    ):
-        given = getattr(trainer, name)
-        usable = all(hasattr(given, method) for method in methods) and not inspect.isclass(given)
-        if given is not None and not usable:
-            yield f"{name}={_short(given)}: expected an object, such as {example}, or None"
+    yield from plug_problems(weights=trainer.weights, clipping=trainer.clipping)
 
 
 def _short(given: Any) -> str:

@@ -10,7 +10,6 @@ from typing import Any, Self
 from ownerwise.errors import printable
 from ownerwise.evaluation import Evaluation
 from ownerwise.mechanisms import Loss
-from ownerwise.mechanisms.constraints import RateConstraints
 from ownerwise.runs import STEP_NOT_PRIVATE, Run
 from ownerwise.step import PrivateStep
 from ownerwise.training.averaging import Averaging
@@ -145,7 +144,7 @@ class Recorder:
             "learning_rate": self.learning_rate(max(spent - 1, 0)),
             "validation": self._validation(model, self._loss) if self._validation else None,
         }
-        if isinstance(self._step.release, RateConstraints):
+        if self._step.release is not None:
             line["constraints"] = self._step.release.record()
         if self._test is not None and spent == self._run.plan.steps:
             line["test"] = self._test(model, self._loss)

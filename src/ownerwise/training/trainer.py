@@ -19,8 +19,7 @@ from tqdm import tqdm
 from ownerwise.batches import PoissonBatches
 from ownerwise.errors import OwnerwiseError, printable
 from ownerwise.evaluation import Collate, Evaluation, Predict, group_name, predicted_classes
-from ownerwise.mechanisms import ClippingRule, Loss, Weights
-from ownerwise.mechanisms.constraints import RateConstraints
+from ownerwise.mechanisms import ClippingRule, Loss, Release, Weights, plain_loss
 from ownerwise.planning import NO_CONSTRAINTS, Plan
 from ownerwise.runs import Run, default_label, environment, settings
 from ownerwise.runs import folders as run_folders
@@ -95,7 +94,7 @@ class Trainer:
         loss: Loss = functional.cross_entropy,
         weights: Weights | None = None,
         clipping: ClippingRule | None = None,
-        constraints: RateConstraints | None = None,
+        constraints: Release | None = None,
         micro_batch_size: int | None = None,
         lean: bool = False,
         seed: int | None = None,
@@ -110,7 +109,7 @@ class Trainer:
         progress: bool | None = None,
         notes: Mapping[str, Any] | None = None,
     ):
-        if constraints is not None and not isinstance(constraints, RateConstraints):
+        if constraints is not None and not isinstance(constraints, Release):
             raise OwnerwiseError(NO_CONSTRAINTS.format(constraints))
         self.model = model
         self.plan = plan
@@ -289,7 +288,7 @@ class Trainer:
             "seed": self.seed,
             "model": self.notes.get("model", settings.describe_model(self.model)),
             "data": self.notes.get("data", settings.describe_data(data)),
-            "loss": settings.describe_function(getattr(self.loss, "plain", self.loss)),
+            "loss": settings.describe_function(plain_loss(self.loss)),
             "optimizer": {
                 "name": settings.describe_function(self.optimizer),
                 "lr": self.lr,
@@ -311,7 +310,7 @@ class Trainer:
         if self.averaging is not None:
             config["averaging"] = self.averaging
         if self.constraints is not None:
-            config["constraints"] = self.constraints.describe()
+            config["constraints"] = self.constraints.settings()
         return json.loads(json.dumps(config, default=str))  # tuples become lists, as in the file
 
     def _groups(

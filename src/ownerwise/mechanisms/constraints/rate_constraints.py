@@ -26,7 +26,7 @@ from ownerwise.batches import described
 from ownerwise.errors import OwnerwiseError
 from ownerwise.mechanisms.constraints.rates import Constraint, Rate, flattened
 from ownerwise.mechanisms.losses import Loss, per_record
-from ownerwise.mechanisms.plugs import SummedRelease
+from ownerwise.mechanisms.plugs import Cells, Release
 
 if TYPE_CHECKING:
     from ownerwise.planning import Plan
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _OUTPUT_ROUNDOFFS = 64.0  # change in an output by rounding: 8 relative roundoffs, outputs up to 8
 
 
-class RateConstraints(SummedRelease):
+class RateConstraints(Release):
     """Rate constraints and their multipliers, as an adaptive release in the private step.
 
     Every step releases the noised sum of class probabilities per cell and class. The rates are
@@ -66,7 +66,7 @@ class RateConstraints(SummedRelease):
         Then train with it: `ow.Trainer(model, plan, lr=1.0, constraints=fair)`.
     """
 
-    release_share = 0.1  # share of a step's cost, unless the plan states otherwise
+    planned_with = "the same constraints, ow.plan(..., constraints=)"
 
     def __init__(
         self,
@@ -154,32 +154,14 @@ class RateConstraints(SummedRelease):
             return math.inf
         return self.options["temperature"] * _OUTPUT_ROUNDOFFS * roundoff
 
-    def contributions(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def contributions(self, outputs: Tensor, targets: Tensor) -> Cells:
         """Return the class probabilities that each record adds to its cell in the histogram."""
         self._check(outputs, targets)
-        counts = self._probabilities(outputs).T
         if self.options["hard"]:
-            counts = functional.one_hot(counts.argmax(dim=1), self.shape[1]).to(counts)
-        cells = targets[:, 1, None, None].expand(-1, 1, self.shape[1])
-        return counts.new_zeros(len(outputs), *self.shape).scatter_(1, cells, counts[:, None])
-
-    def total(self, outputs: Tensor, targets: Tensor, scales: Tensor | None) -> Tensor:
-        """Return the float64 histogram of a batch: the sum of its contributions times `scales`.
-
-        A record's probabilities add up to 1 within float64 precision, so no row needs clipping.
-        """
-        self._check(outputs, targets)
-        if self.options["hard"]:
-            counts = functional.one_hot(outputs.argmax(dim=1), self.shape[1]).T.double()
+            counts = functional.one_hot(outputs.argmax(dim=1), self.shape[1]).double()
         else:
-            counts = self._probabilities(outputs, torch.float64)
-        if scales is not None:
-            counts = counts * scales.to(counts)
-        histogram = _sum_by_cell(counts, targets[:, 1], self.shape[0])
-        if not math.isfinite(float(histogram.sum())):  # one call in the common case
-            counts = torch.where(torch.isfinite(counts).all(dim=0), counts, 0.0)
-            histogram = _sum_by_cell(counts, targets[:, 1], self.shape[0])
-        return histogram
+            counts = self._probabilities(outputs, torch.float64).T
+        return Cells(counts, targets[:, 1])
 
     def process(self, noised: Tensor) -> Tensor:
         """Update the multipliers from a noised histogram and return the resulting prices.
@@ -235,7 +217,7 @@ class RateConstraints(SummedRelease):
         np.add.at(histogram, (cells, predicted), 1.0)
         return {constraint.name: constraint.value(histogram) for constraint in self.constraints}
 
-    def describe(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """Return the constraints and options as JSON types."""
         listed = [{"name": c.name, "sense": c.sense, "bound": c.bound} for c in self.constraints]
         columns = {name: list(map(str, v)) for name, v in self.partition.columns.items()}
@@ -300,11 +282,6 @@ class PenalisedLoss:
             probabilities = self._constraints._probabilities(outputs)
         own_prices = prices.to(probabilities).T.index_select(1, targets[:, 1])
         return losses + (own_prices * probabilities).sum(dim=0)
-
-
-def _sum_by_cell(counts: Tensor, cells: Tensor, size: int) -> Tensor:
-    """Return the histogram [cells, classes], given each record's counts [classes, records]."""
-    return counts.new_zeros(len(counts), size).index_add_(1, cells, counts).T
 
 
 def _rows(masks: list[np.ndarray]) -> np.ndarray:
