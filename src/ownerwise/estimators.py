@@ -44,8 +44,8 @@ _LARGEST_DEFAULT_BATCH = 512
 class _Lineage:
     """Counts the clones and fits of an estimator; each fit spends the budgets again.
 
-    All clones and copies of an estimator in a process share one instance, even after unpickling. In
-    another process, counting continues from the pickled counts.
+    All clones and copies of an estimator in a process share the same counts, even after unpickling.
+    In another process, counting continues from the pickled counts.
     """
 
     living: ClassVar[WeakValueDictionary[str, _Lineage]] = WeakValueDictionary()
@@ -86,16 +86,16 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 
     Formal guarantee: one `fit` with `random_state=None` is (epsilon_o, delta_o)-differentially
     private for each single record of owner o (add or remove one record), and all fitted attributes
-    may be published. This is the guarantee of `PrivateStep` with the plan in `plan_`. Assumed to be
-    public: all parameters below, who the owners are and how many records each has, the number of
-    features, and the classes. Without `classes`, labels are taken from `y`, which reveals which
-    labels occur. Such a fit is NOT private; a `PrivacyWarning`, `private_` and the card say so.
-    Inputs are not standardised with data statistics; pass a public `input_range` instead. A scaler
-    that a pipeline fits before this step releases statistics of the records without noise; that fit
-    is NOT private either, and is reported in the same places. A scaler that you call yourself
-    cannot be detected. Each additional fit on the same records spends the budgets again. A
-    parameter search or cross-validation is NOT accounted for; it triggers a `PrivacyWarning`. No
-    guarantee covers the records on which `score` is computed.
+    may be published. This is the guarantee of `PrivateStep` with the plan in `plan_`. The following
+    are assumed to be public: all parameters below, who the owners are and how many records each
+    has, the number of features, and the classes. Without `classes`, labels are taken from `y`,
+    which reveals which labels occur. Such a fit is NOT private; a `PrivacyWarning`, `private_` and
+    the card say so. Inputs are not standardised with data statistics; pass a public `input_range`
+    instead. A scaler that a pipeline fits before this step releases statistics of the records
+    without noise; that fit is NOT private either, and is reported in the same places. A scaler that
+    you call yourself cannot be detected. Each additional fit on the same records spends the budgets
+    again. A parameter search or cross-validation is NOT accounted for; it triggers a
+    `PrivacyWarning`. No guarantee covers the records on which `score` is computed.
 
     Args:
         epsilon: one number for all owners; a mapping {owner: epsilon}, which may list more owners
@@ -106,14 +106,14 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         steps: number of steps.
         batch_size: expected number of records per step; None uses a quarter of the records, at
             most 512.
-        clip_norm: bound on the norm of a record's gradient (the average bound, if owners differ).
+        clip_norm: bound on a record's gradient norm (the average over records if bounds differ).
         lr: learning rate of plain stochastic gradient descent.
         hidden: sizes of hidden layers (tanh); () gives logistic regression.
         model: function (n_features, n_classes) -> module, instead of `hidden`.
         classes: all class labels, known in advance; None uses the labels in `y`, which is NOT
             private.
-        input_range: public (low, high), each a number or one per feature; inputs are clipped to it
-            and scaled to [-1, 1]. With None, inputs are left unchanged.
+        input_range: a public range (low, high); each bound is one number or one per feature. Inputs
+            are clipped to this range and scaled to [-1, 1]. With None, inputs are left unchanged.
         accountant: "pld" (tight) or "rdp".
         verbose: whether to show a progress bar.
         random_state: None uses secret randomness. Any other value makes the result repeatable
@@ -261,7 +261,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             return model(inputs).numpy()
 
     def _known_classes(self, y: np.ndarray, problems: list[str]) -> np.ndarray:
-        """Return the sorted class labels; add a problem if `y` contains other labels."""
+        """Return the sorted class labels; add an error message if `y` contains other labels."""
         if self.classes is None:
             return np.unique(y)
         classes = np.unique(np.asarray(self.classes))
@@ -364,7 +364,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         return super().__getstate__()
 
     def __sklearn_clone__(self) -> Self:
-        """Return an unfitted copy that is counted together with this estimator."""
+        """Return an unfitted copy whose fits are counted together with this estimator's."""
         relatives = self._relatives
         relatives.clones += 1
         copied: Any = super().__sklearn_clone__()
@@ -375,7 +375,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 def _warn_of_fitted_steps(estimator: PrivateClassifier) -> list[str]:
     """Warn about transformers that a pipeline has just fitted to the records; return notes on them.
 
-    A step has no reference to its pipeline, so the pipeline is found among the callers.
+    A step has no reference to its pipeline, so the pipeline is looked up on the call stack.
     """
     frame = inspect.currentframe()
     while frame is not None:

@@ -57,7 +57,7 @@ def write_json(path: str | PathLike, content: Any, *, indent: int | None = 2) ->
 
 
 def drop_temporary(folder: Path, name: str, older: float = 0.0) -> None:
-    """Delete temporary files for `name` (a pattern) last written at least `older` seconds ago."""
+    """Delete temporary files for `name` (a pattern) not modified for `older` seconds."""
     for path in folder.glob(f".{name}.????????"):  # as `mkstemp` names them
         try:
             if time.time() - path.stat().st_mtime >= older:
@@ -100,7 +100,7 @@ def parse_json(content: bytes | str, kind: Kind, name: str) -> dict[str, Any]:
 
 
 def of_kind(words: str, accepts: Callable[[Any], bool]) -> Kind:
-    """Return the kind of values that a function accepts; `words` describe them."""
+    """Return a kind that accepts the same values as a function; `words` describe these values."""
 
     def problems(value: Any, place: str) -> Iterator[str]:
         if not accepts(value):
@@ -142,12 +142,12 @@ DIGEST = of_kind(
 
 
 def one_of(*names: str) -> Kind:
-    """Return the kind of a value that is one of these names."""
+    """Return a kind that accepts only these names."""
     return of_kind(f"one of {', '.join(names)}", lambda value: value in names)
 
 
 def or_null(kind: Kind) -> Kind:
-    """Return the kind of a value that may be null."""
+    """Return a kind that accepts null as well as values of the given kind."""
 
     def problems(value: Any, place: str) -> Iterator[str]:
         if value is not None:
@@ -157,7 +157,7 @@ def or_null(kind: Kind) -> Kind:
 
 
 def list_of(kind: Kind, length: int | None = None) -> Kind:
-    """Return the kind of a list whose entries are all of one kind."""
+    """Return a kind that accepts lists whose entries are all of the given kind."""
 
     def problems(value: Any, place: str) -> Iterator[str]:
         if not isinstance(value, list) or length not in (None, len(value)):
@@ -171,7 +171,7 @@ def list_of(kind: Kind, length: int | None = None) -> Kind:
 
 
 def mapping_of(kind: Kind) -> Kind:
-    """Return the kind of an object with arbitrary names whose entries are all of one kind."""
+    """Return a kind that accepts objects with any names whose entries are all of the given kind."""
 
     def problems(value: Any, place: str) -> Iterator[str]:
         if not isinstance(value, dict):
@@ -184,7 +184,7 @@ def mapping_of(kind: Kind) -> Kind:
 
 
 def fields(required: Mapping[str, Kind], optional: Mapping[str, Kind] | None = None) -> Kind:
-    """Return the kind of an object with these entries; other entries may be anything."""
+    """Return a kind that accepts objects with these entries; other entries may be anything."""
 
     def problems(value: Any, place: str) -> Iterator[str]:
         if not isinstance(value, dict):

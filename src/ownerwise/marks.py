@@ -109,7 +109,7 @@ def _records_arrays(thing: Any) -> list[Any]:
 
 
 def _own(thing: Any) -> tuple[str, ...]:
-    """Return the reasons in the object's `not_private` attribute; a bool is not a reason."""
+    """Return the reasons in the object's `not_private` attribute; a bool is ignored."""
     reasons = getattr(thing, _ATTRIBUTE, ())
     if isinstance(reasons, str):
         return (reasons,) if reasons else ()
@@ -143,7 +143,7 @@ def _reasons_of_memory(array: Tensor | np.ndarray) -> list[str]:
 
 
 def _owner(array: Tensor | np.ndarray) -> Any:
-    """Return the object whose lifetime is that of the array's memory."""
+    """Return the object that lives exactly as long as the array's memory."""
     root = array
     while isinstance(root, np.ndarray) and isinstance(root.base, Tensor | np.ndarray):
         root = root.base

@@ -44,8 +44,8 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "experiments",
         help="run the papers' experiments",
-        description="Run the experiments of the papers on individualized privacy. Seeds are fixed: "
-        "the runs are research on public data and NOT PRIVATE.",
+        description="Run the experiments of the papers on individualized privacy. The runs use "
+        "fixed seeds and public data; they are for research and NOT PRIVATE.",
     )
     actions = command.add_subparsers(required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="list settings and methods")

@@ -39,7 +39,7 @@ def finish(
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure; the same figure always gives the same bytes."""
+    """Write a figure to a file; the same figure always produces the same bytes."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "ownerwise"}):

@@ -46,7 +46,7 @@ class Picture:
 
 
 def write_figures(study: Study, folder: str | PathLike) -> list[Picture]:
-    """Draw every figure for which a study has the necessary runs, and return them."""
+    """Draw and return every figure for which a study has the necessary runs."""
     written = []
     for name, (draw, caption) in _FIGURES.items():
         figure = draw(study)
@@ -73,7 +73,7 @@ def owner_curves(study: Study) -> Any:
 
 
 def overall_curves(study: Study) -> Any:
-    """Draw accuracy, the worst group and, for many groups, the worse half over training."""
+    """Draw overall, worst-group and, for many groups, worse-half accuracy over training."""
     methods = _compared(study)
     if not methods:
         return None
@@ -139,7 +139,7 @@ def class_curves(study: Study) -> Any:
 
 
 def trade_off(study: Study) -> Any:
-    """Draw the spread over groups against overall accuracy; lower and further right is better.
+    """Draw the spread over groups against overall accuracy; the best corner is the lower right.
 
     Curves of methods that include IDP-SGD as a limiting case start at its point. Error bars show
     standard deviations over seeds; the star marks INO-SGD with the setting's values.
@@ -183,7 +183,7 @@ def _method(runs: Sequence[Result]) -> str:
 
 
 def _strength(runs: Sequence[Result]) -> tuple[float, ...]:
-    """Return a method's strength (its argument or its tail), which orders the points of a curve."""
+    """Return a method's argument or tail, by which the points of a curve are ordered."""
     argument = runs[0]["spec"].partition(":")[2]
     numbers = argument.split("/") if argument else [_tail(runs)]
     return tuple(map(float, numbers))

@@ -1,8 +1,8 @@
 """Run trials that have no result yet, one after another or in several processes.
 
-A killed run resumes from its checkpoint when the same command is run again; because its seed is
-fixed, it reaches the same result. Each process uses one thread, which is faster for small networks
-than one process with several threads.
+A run that was killed resumes from its checkpoint when the same command is run again; because its
+seed is fixed, it reaches the same result. Each process uses one thread: for small networks, this is
+faster than one process with several threads.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def run_trials(
         trials: the trials to run.
         store: the store for the results.
         data_dir: folder of the data sets.
-        jobs: number of parallel processes; 1 runs in this process.
+        jobs: number of parallel processes; with 1, the trials run in this process.
         keep_runs: keep the run folder (plan, history, model) next to each result.
         quiet: show no progress.
 
     Raises:
         OwnerwiseError: if settings or data have problems, before anything runs.
         FailedRuns: if some runs failed, after all others have finished.
-        Interrupted: on Ctrl-C; the same call resumes the runs.
+        Interrupted: on Ctrl-C; making the same call again resumes the runs.
     """
     places = _places(trials, store, data_dir)
     missing = {path: trial for path, trial in zip(places, trials, strict=True) if not path.exists()}

@@ -3,7 +3,7 @@
 The sections `data`, `owners`, `plan`, `model`, `training` and `weights` form the configuration;
 INO-SGD uses `weights`, and other methods leave it out. The section `[experiment]` states where the
 setting comes from, which values we chose because the paper does not state them, and how the short
-profile differs.
+profile differs from the paper.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Setting:
         title: description in words.
         source: the paper, and the place in it.
         choices: values that the paper does not state, and our choices.
-        short: changes of the form "section.key=value" for the short profile.
+        short: changes that the short profile makes, in the form "section.key=value".
         evaluations: approximate number of evaluations per run.
-        label_noise: share of training labels to replace.
+        label_noise: fraction of training labels to replace.
         plain_lr: learning rate of the non-private method.
         sections: the sections of the configuration.
     """
@@ -68,8 +68,8 @@ class Setting:
         draw.
 
         Args:
-            seed: seed for noise, batches, initial weights and random owners. It makes the run
-                repeatable and NOT PRIVATE.
+            seed: seed for noise, batches, initial weights and random owners. A fixed seed makes the
+                run repeatable and NOT PRIVATE.
             profile: "paper", or "short" for fewer steps.
             changes: strings of the form "section.key=value", applied after the profile's changes.
         """
@@ -103,7 +103,7 @@ def setting(name: str) -> Setting:
 
 
 def make_setting(name: str, text: str) -> Setting:
-    """Return the setting in the text of a TOML file, or raise an error that lists all problems."""
+    """Read a setting from the text of a TOML file, or raise an error that lists all problems."""
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -30,7 +30,7 @@ def leaves(data: Any) -> list[Any]:
 
 
 def same_tensors(first: Any, second: Any) -> bool:
-    """Return whether two collections contain the same tensors, entry by entry; NaN equals NaN."""
+    """Return True if two collections have equal tensors in every entry; NaN equals NaN."""
     ours, others = leaves(first), leaves(second)
     return len(ours) == len(others) and all(
         a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())

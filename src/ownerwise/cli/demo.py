@@ -69,7 +69,7 @@ def _run(options: argparse.Namespace) -> None:
         print(f"Chosen by validation accuracy: {chosen}.")
     print(
         "NOT private: the seeds are fixed to make the runs repeatable. The digits are public; "
-        "epsilon is what the same runs with secret randomness would spend."
+        "the epsilon values are what the same runs would spend with secret randomness."
     )
     print(f"Report: {options.out} ({duration(time.monotonic() - start)})")
 

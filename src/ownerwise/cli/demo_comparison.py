@@ -5,8 +5,8 @@ is tuned over the same clip norms and learning rates, on validation data, with t
 runs; tail and kappa are the library's defaults and are not tuned. The results are shown even if no
 method gains anything. The setting (budgets from 1 to 10, 120 steps) was chosen after trying about
 ten others on these digits, and docs/how-to/tail-and-kappa.md compares nine choices of tail and
-kappa on the same test images, so only the seeds here are new. Fixed seeds make the runs repeatable
-and therefore NOT private; the data are public.
+kappa on the same test images, so only the seeds used here are new. The data are public; fixed seeds
+make the runs repeatable and therefore NOT private.
 """
 
 from __future__ import annotations
@@ -116,10 +116,10 @@ class Demo:
 
     @cached_property
     def parts(self) -> tuple[Records, Records, Records]:
-        """Training, validation and test records; a quarter of the training part is held out.
+        """Training, validation and test records; validation uses a quarter of the training part.
 
-        The split is by position, which is suitable only for a public file that never changes (see
-        `data.splits`).
+        Records are split by position, which is suitable only for a public file that never changes
+        (see `data.splits`).
         """
         train, test = self.data.train, self.data.test
         assert test is not None
@@ -261,7 +261,7 @@ def owner_table(summaries: Sequence[DemoSummary], budgets: Mapping[str, float]) 
 def findings(summaries: Sequence[DemoSummary]) -> Iterator[str]:
     """Yield one sentence per method about its gains and losses compared with a simpler method.
 
-    A difference counts only if it exceeds two standard errors of the difference between two means.
+    A difference between two means counts only if it exceeds twice its standard error.
     """
     by_label = {summary.label: summary for summary in summaries}
     for label, summary in by_label.items():

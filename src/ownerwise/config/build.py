@@ -139,12 +139,12 @@ def load_data(config: Config, data_dir: str | PathLike | None) -> DataSet:
 def split_records(
     data: DataSet, settings: Mapping[str, Any]
 ) -> tuple[DataSet, Records | None, Records | None]:
-    """Return the data with its training records, the validation records and the test records.
+    """Return the data with the records to train on, the validation records and the test records.
 
-    With `validation_share`, each training record is held out with that probability, decided by a
-    public hash of the record alone (see `ownerwise.data.splits`); no guarantee covers the held-out
-    records. Otherwise the validation part of the data set is used, or its test part, which is then
-    not evaluated separately.
+    With `validation_share`, each training record is held out with that probability, as determined
+    by a public hash of the record alone (see `ownerwise.data.splits`); no guarantee covers the
+    held-out records. Otherwise, the validation part of the data set is used or, if there is none,
+    its test part, which is then not evaluated separately.
     """
     share = settings.get("validation_share")
     if share is None:
@@ -200,7 +200,7 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
 
 
 def _whole_keys(table: Mapping[str, Any]) -> list[int]:
-    """Return the keys as whole numbers, like the owner ids in the data."""
+    """Convert the keys to whole numbers, to match the owner ids in the data."""
     unlike = [key for key in table if text_ids([key]).dtype.kind != "i"]
     if unlike:
         raise OwnerwiseError(
@@ -211,7 +211,7 @@ def _whole_keys(table: Mapping[str, Any]) -> list[int]:
 
 
 def _warn_of_other_counts(owners: Owners) -> None:
-    """Warn if the training record counts differ from the declared ones, which fix the rates."""
+    """Warn if owners' record counts differ from the declared ones, which determine the rates."""
     assert owners.record_owner_index is not None
     counts = np.bincount(owners.record_owner_index, minlength=len(owners))
     other = np.flatnonzero(counts != owners.records)
@@ -298,13 +298,13 @@ def make_clipping(settings: str | Mapping[str, Any]) -> ClippingRule:
 
 
 def _pair(records: Records, loss: Loss) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (X, y); for a single logit, the targets have the shape of the logits."""
+    """Return (X, y); for models with a single logit, the targets have the shape of the logits."""
     inputs, targets = records.tensors()
     return inputs, targets.float()[:, None] if loss is _SINGLE_LOGIT else targets
 
 
 def _notes(config: Config, data: DataSet, assignment: Assignment) -> dict[str, Any]:
-    """Return the notes stored in the run's config in addition to the Trainer's settings."""
+    """Return the notes to store in the run's config in addition to the Trainer's settings."""
     notes: dict[str, Any] = {
         "data": f"{data.name}, {assignment.description}",
         "model": config["model"]["name"],

@@ -108,12 +108,12 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "records, which is NOT private"
         ),
         "test_share": between(0, 1).means(
-            "probability that a record is a test record, decided by a public hash of its row; 0.2 "
-            "by default"
+            "probability that the public hash of a record's row makes it a test record; 0.2 by "
+            "default"
         ),
         "validation_share": between(0, 1).means(
-            "probability that a training record is held out for validation, decided by a public "
-            "hash of the record; by default the validation or test part of the data set is used"
+            "probability that a training record's public hash selects it for validation; by "
+            "default, the validation or test part of the data set is used"
         ),
         "validation_seed": whole(0).means(
             "public seed for the hash that chooses the validation records; 0 by default"
@@ -134,7 +134,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "assigns records of a public data set to fictitious owners, for experiments"
         ),
         "delta": between(0, 1).means(
-            "delta for owners without one of their own (no column, or a blank cell); 1e-5 if "
+            "delta for owners whose own delta is not given (no column, or a blank cell); 1e-5 if "
             "omitted"
         ),
     },
@@ -201,7 +201,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
     "weights": {
         "kind": choice(("ino",)).means("ordered importance weights"),
         "tail": within(0, 1).means(
-            "length of the tail as a fraction of the expected batch size; 0.4 by default"
+            "length of the tail as a fraction of the expected total clip norm; 0.4 by default"
         ),
         "tail_length": POSITIVE.means("length of the tail in units of the clip norm"),
         "alpha": POSITIVE.means("first shape parameter of the beta tail; 1 by default"),

@@ -1,4 +1,4 @@
-"""Picture files that a table names, such as a folder of images with a file of attributes."""
+"""Picture files listed in a table, such as a folder of images with a file of attributes."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Pictures:
         pixels = [self._read_one(folder / str(name), at) for at, name in enumerate(names)]
         if len({picture.shape[1:] for picture in pixels}) > 1:
             raise OwnerwiseError(
-                f"{folder}: the pictures have different sizes; expected one size: pass "
-                "size=(height, width)"
+                f"{folder}: the pictures have different sizes; expected the same size for all: "
+                "pass size=(height, width)"
             )
         return scale_images(np.stack(pixels), "pictures", self.scale)
 

@@ -19,7 +19,7 @@ _OPEN = {".gz": gzip.open, ".xz": lzma.open}
 
 
 class Unusable(ValueError):
-    """A problem found in a file by the library's own checks; its message quotes no cell."""
+    """A problem found in a file by the library's own checks; its message never quotes a cell."""
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_rows(path: Path, columns: int | None = None) -> list[list[str]]:
-    """Return the rows of a CSV file with stripped cells, without blank lines or `|` comments.
+    """Return the rows of a CSV file, stripping cells and omitting blank lines and `|` comments.
 
     Every row must have `columns` cells, by default as many as the first row.
     """

@@ -42,13 +42,13 @@ def load_table(
             become float32, integers int64). A .txt file is an attribute list in CelebA's format:
             the number of rows, the names, then the rows; its first column is called `file`.
         target: the column with the class of each record.
-        owner: the column with the id of each record's owner; it becomes the column `owner`, for
-            `Owners(data.train.columns["owner"], {id: epsilon})`.
-        features: the columns that become inputs; by default all others. A mapping also declares,
-            from public knowledge, each column's range (low, high) or its list of categories: ranges
-            are scaled to [-1, 1], and categories become 0/1 inputs. None declares numbers that are
-            used unchanged. `Pictures(...)`, or a mapping of its options, declares a column that
-            names picture files, which are then the only inputs.
+        owner: the column with the id of each record's owner; it becomes the column `owner`, for use
+            in `Owners(data.train.columns["owner"], {id: epsilon})`.
+        features: the columns that become inputs; by default, all columns not used otherwise. A
+            mapping also declares, from public knowledge, each column's range (low, high) or its
+            list of categories: ranges are scaled to [-1, 1], and categories become 0/1 inputs. None
+            declares a column of numbers that are used unchanged. `Pictures(...)`, or a mapping of
+            its options, declares a column that names picture files, which are then the only inputs.
         classes: the classes, in the order of their targets. By default, the distinct values in the
             records are used; the list itself is then NOT private.
         columns: additional columns to keep alongside the inputs.
@@ -56,7 +56,7 @@ def load_table(
         test_share: probability that a record becomes a test record, or None for no test set. This
             is decided by a public hash of the record's row, independently of all other rows (see
             `splits`): rows with equal cells stay together, and the fraction of test records is
-            close to this share.
+            close to `test_share`.
 
     Example:
         >>> ranges = {"age": (0, 110), "ward": ["day", "night", "emergency"]}
@@ -143,13 +143,13 @@ def _spelled_otherwise(name: str, known: Iterable[str]) -> str:
 
 
 def _attributes(path: Path) -> dict[str, tuple]:
-    """Return the columns of an attribute list: a count, the names, and a row per picture."""
+    """Return the columns of an attribute list (a count, the column names and a row per picture)."""
     with reading(path, "a list of attributes"):
         count, names, *rows = path.read_text(encoding="utf-8").splitlines()
         if int(count) != len(rows):
             raise OwnerwiseError(
-                f"{path}: the number of rows differs from the one in the first line; the file is "
-                "corrupted, truncated or the wrong one: get a fresh copy"
+                f"{path}: the number of rows differs from the number in the first line; the file "
+                "is corrupted, truncated or the wrong one: get a fresh copy"
             )
         return by_column(path, [row.split() for row in rows], ["file", *names.split()])
 
@@ -242,7 +242,7 @@ def _labels(
 
 
 def _written(cell: Any) -> str:
-    """Return a label as text: 1, 1.0 and "1" are the same class."""
+    """Return a label as text, so that 1, 1.0 and "1" are the same class."""
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
 
 

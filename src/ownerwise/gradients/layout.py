@@ -24,7 +24,7 @@ Fold = Literal["none", "major", "minor", "whole"]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The records lie along ``dim``, alone or folded, unless the batch has only one record.
+    """Where a tensor's records lie: along ``dim``, which may be folded with another dimension.
 
     ``none``: index = record; ``major``: index = record * inner + other;
     ``minor``: index = other * records + record;
@@ -49,7 +49,7 @@ class Layout:
         return tensor.unflatten(dim, (tensor.shape[dim] // count, count)).movedim(dim + 1, 0)
 
     def inner_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of one record's part, given a shape with 1 at the record dimension."""
+        """Return the shape of one record's part, given a shape for a batch of one record."""
         if self.fold == "none":
             return shape[: self.dim] + shape[self.dim + 1 :]
         return shape
@@ -80,7 +80,7 @@ def fits(layout: Layout, shape: tuple[int, ...], count: int) -> bool:
 
 
 def keeps_apart(layout: Layout, gradient: Tensor, kept: Tensor) -> tuple[bool, bool]:
-    """Return whether no record outside ``kept`` has a gradient, and whether some inside do.
+    """Return whether all gradients outside ``kept`` are zero, and whether any inside is nonzero.
 
     Non-finite entries are ignored, because 0 * inf carries no information.
     """

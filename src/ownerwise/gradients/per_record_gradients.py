@@ -116,9 +116,10 @@ class PerRecordGradients:
     ) -> None:
         """Add the sums for parameters from which the model derives other tensors.
 
-        A derivation (w - w.mean()) may cancel almost all of a gradient. A sum over the batch would
-        be rounded before that happens, by far more than a clip norm. Each record's gradient is
-        therefore propagated to the parameters before summation, as it was for the norm.
+        A derivation such as w - w.mean() may cancel almost all of a gradient. If the gradients were
+        summed over the batch first, the rounding error of the sum could be far larger than a clip
+        norm. Each record's gradient is therefore propagated to the parameters before summation, as
+        it was for the norm.
         """
         group = [(t, c) for t, c in self._contributions if _through(t, roots)]
         if not group:
@@ -272,6 +273,6 @@ def add_to_roots(
 
 
 def add_to(sums: dict[int, Tensor], key: int, part: Tensor) -> None:
-    """Add ``part`` to the entry, but not in place: other code may use these tensors."""
+    """Add ``part`` to the entry, but not in place, because other code may use these tensors."""
     earlier = sums.get(key)
     sums[key] = part if earlier is None else earlier + part

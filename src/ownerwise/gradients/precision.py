@@ -71,7 +71,7 @@ def row_norms(rows: Tensor) -> Tensor:
 def full_precision(device: torch.device) -> AbstractContextManager:
     """Return a context manager that disables autocast and TF32 for norms and sums.
 
-    TF32, which GPUs may use for products of float32 matrices, keeps only 11 bits.
+    TF32, which GPUs may use for products of float32 matrices, keeps only 11 bits of precision.
     """
     tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
     if device.type == "cuda" and tf32:

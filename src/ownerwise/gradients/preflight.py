@@ -28,7 +28,7 @@ __all__ = ["check"]
 
 
 def check(model: nn.Module, *inputs: Any) -> list[Problem]:
-    """Return all problems that prevent per-record gradients of ``model``.
+    """Return all problems that prevent the computation of per-record gradients for ``model``.
 
     Args:
         model: the model exactly as it will be trained (its mode and frozen parameters matter).
@@ -163,7 +163,7 @@ def _new(problems: list[Problem], known: set[str]) -> list[Problem]:
 def _mixing(
     model: nn.Module, inputs: tuple[Any, ...], outputs: Any, count: int, state: State
 ) -> Iterator[Problem]:
-    """Yield problems if changing the last record changes other outputs or the model's state."""
+    """Yield problems if changing the last record changes other records' outputs or the state."""
 
     def swap(tensor: Tensor) -> Tensor:
         if not _has(tensor, count):

@@ -6,8 +6,8 @@ by at most C_o, even with INO weights. The step has exactly the same privacy cos
 ordinary clipping under the same plan. The options are public; which records were accepted, and how
 many, is private.
 
-Published methods of importance sampling divide by the sum of all gradient norms. That sum depends
-on every record and would leak information through the scale of the noise, so it is not used here.
+Published importance-sampling methods divide by the sum of all gradient norms. That sum depends on
+every record and would leak information through the scale of the noise, so it is not used here.
 
 Reference: Wei, Bao, Xiao, Yang (2022), "DPIS: An Enhanced Mechanism for Differentially Private SGD
 with Importance Sampling"; the mechanism here is a variant.
@@ -34,7 +34,7 @@ _SMALLEST_RESOLVED = SMALLEST_NORM / 10  # smaller float32 norms count as zero
 
 @dataclass(frozen=True)
 class ImportanceSampling:
-    """Random clipping: scale a gradient to length C with probability min(|g|, C) / C, or else to 0.
+    """Random clipping: scale a gradient to length C with probability min(|g|, C) / C, else to 0.
 
     The expectation over the coin flips is the clipped gradient g * min(1, C / |g|), so the sum is
     an unbiased but noisier estimate of the sum under `Standard`. Importance sampling pays off if a
@@ -42,7 +42,8 @@ class ImportanceSampling:
 
     With `accepted_batch` or `acceptance`, the rule adapts based on a noisy count of accepted
     records, which is released at every step. The plan must account for this release
-    (`ow.plan(..., release_std=)`; a tenth of the expected batch size is accurate enough).
+    (`ow.plan(..., release_std=)`; a standard deviation of a tenth of the expected batch size is
+    accurate enough).
 
     Args:
         accepted_batch: approximate number of records to accept per step. The rule uses only as many
@@ -109,9 +110,9 @@ class ImportanceSampling:
 
 
 def proven(rule: object) -> bool:
-    """Return whether this package proves that a clipping rule respects its bound.
+    """Return whether a clipping rule is proved to respect its bound.
 
-    It does so only for its own rules, not for subclasses of them. For any other rule, the step
-    checks every batch.
+    There are proofs only for the library's own rules, not for their subclasses. For any other rule,
+    the step checks the bound in every batch.
     """
     return type(rule) in (Standard, AutoS, Psac, ImportanceSampling)

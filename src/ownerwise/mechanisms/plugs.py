@@ -1,4 +1,4 @@
-"""Protocols for plug-in weights, releases and steering in the private step, and data types."""
+"""Protocols and data types for plug-in weights, releases and steering in the private step."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ class Weights(Protocol):
     def weights(
         self, losses: np.ndarray, clip_norms: np.ndarray, owner_index: np.ndarray
     ) -> np.ndarray:
-        """Return one weight per record from the whole batch's losses and clip norms."""
+        """Return one weight per record, given the losses and clip norms of the whole batch."""
         ...
 
     def score_slack(self, roundoff: float) -> float:
-        """Return how much the weighted sum may change if rounding changes all losses.
+        """Return the maximum change in the weighted sum if rounding changes all losses.
 
-        The result is in units of the batch's total clip norm, for rounding errors of a few times
-        `roundoff`. The step scales contributions down accordingly, unless the plan is hardened.
+        The result is in units of the batch's total clip norm and assumes rounding errors of a few
+        times `roundoff`. The step scales contributions down accordingly, unless the plan is
+        hardened.
         """
         ...
 
@@ -60,7 +61,7 @@ class Release(Protocol):
         ...
 
     def contributions(self, outputs: Any, targets: Any) -> Tensor:
-        """Return one contribution per record, based only on that record, [records, ...]."""
+        """Return one contribution per record, computed from that record alone, [records, ...]."""
         ...
 
 
@@ -68,10 +69,10 @@ class Steering(Protocol):
     """Adapts sampling rates and clip norms during a run, based on a noisy count of records.
 
     The plan accounts for the count (`release_std`), to which each record adds 0 or 1, depending on
-    its own clipping factor. Required guarantee: `keep_probability` and `clip_scale` depend only on
-    public constants and earlier noisy counts, and `keep_probability` is at most 1. Every step then
-    costs at most what the plan accounts for: no record is sampled at more than its planned rate,
-    and clip norms and noise are scaled together (docs/proofs/dpis.md).
+    the record's own clipping factor. Required guarantee: `keep_probability` and `clip_scale` depend
+    only on public constants and earlier noisy counts, and `keep_probability` is at most 1. Every
+    step then costs at most what the plan accounts for: no record is sampled at more than its
+    planned rate, and clip norms and noise are scaled together (docs/proofs/dpis.md).
     """
 
     @property
@@ -85,7 +86,7 @@ class Steering(Protocol):
         ...
 
     def select(self, batch: Batch, stream: StepStream) -> Batch:
-        """Start a step: return the part of the batch that is used."""
+        """Start a step and return the part of the batch to use."""
         ...
 
     def observe(self, factors: Tensor) -> None:
@@ -144,8 +145,8 @@ class SummedRelease(ABC):
     """A release that computes its own sum, without materialising each record's contribution.
 
     The step does not clip such a sum, so a release must subclass this explicitly. Required
-    guarantee: `total` equals what `sum_of_unit_rows` would return for contributions whose L1 norms
-    are at most 1, multiplied by `scales`.
+    guarantee: `total` equals what `sum_of_unit_rows`, called with the same `scales`, would return
+    for contributions whose L1 norms are at most 1.
     """
 
     @abstractmethod
@@ -170,11 +171,11 @@ def _fixed_parts() -> StepStream:
 
 @dataclass(frozen=True)
 class Randomness:
-    """Random numbers for one step, except the gradient noise.
+    """The random numbers for one step, except those for the gradient noise.
 
-    `parts` selects the records on which the step checks that records do not influence each other.
-    The default is NOT private and meant for research: it uses fixed seeds and adds no noise to a
-    release.
+    `parts` is used to choose the records on which the step checks that records do not influence
+    each other. The default is NOT private and is meant for research: it uses fixed seeds and adds
+    no noise to a release.
     """
 
     layers: LayerRandomness = field(default_factory=LayerRandomness)
@@ -194,8 +195,8 @@ def sum_of_unit_rows(
 ) -> Tensor:
     """Return the float64 sum of all records' contributions, each clipped to norm 1.
 
-    The sensitivity is 1, or the record's scale if given. A row that is too long is scaled down; a
-    row that is not finite counts as zero.
+    A record's sensitivity is 1, or its scale if `scales` is given. A row whose norm exceeds 1 is
+    scaled down; a row that is not finite counts as zero.
 
     Args:
         contributions: one tensor per micro-batch, with one row per record; none for an empty batch.

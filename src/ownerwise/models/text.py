@@ -1,4 +1,4 @@
-"""A recurrent classifier on token ids, int64 [batch, length], padded with 0 at the end.
+"""A recurrent classifier for token ids, int64 [batch, length], padded with 0 at the end.
 
 Padding has no effect: the output for a record does not depend on the longest record in its batch.
 Otherwise a record's gradient would depend on other records, and clipping would no longer bound the
@@ -13,7 +13,7 @@ PADDING = 0
 
 
 class TextLSTM(nn.Module):
-    """Embedding, LSTM, and a linear layer on the state after the last token.
+    """An embedding, an LSTM, and a linear layer that is applied to the state after the last token.
 
     Args:
         symbols: number of token ids, including padding.

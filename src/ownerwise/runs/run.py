@@ -73,7 +73,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """Method name in tables and legends; runs with the same label are seeds of one method."""
+        """Method name in tables and legends; runs that differ only in their seed share it."""
         return self.config["label"]
 
     @property

@@ -2,7 +2,7 @@
 
 Clipping bounds a record's own gradient. It bounds the record's influence only if no other record's
 contribution depends on it. A loss divided by the largest loss in its batch, for instance, lets one
-record move the sum by hundreds of times the clip norm.
+record change the sum by hundreds of times the clip norm.
 
 At every step, each user-defined function is therefore called a second time, on a secret random part
 of the micro-batch. The loss (values and gradients with respect to the outputs), the clipping rule
@@ -11,18 +11,18 @@ micro-batch. Only the functions run again, not the model, so this costs little. 
 that by definition treat records separately are exempt (`losses.never_mixes`).
 
 Formal guarantee: let B be the number of records in the batch and C the smallest clip norm. A
-function passes if no record in the part changes its contribution by more than 0.01 C / B, measured
-in the gradient with respect to the outputs. If records are mixed below this threshold, the sum
-moves by at most about 0.01 C. Mixing above it is detected with probability at least 1/4 per step if
-one record depends on another (the part must contain the first and not the second), and almost
+function passes if the contribution of no record in the part changes by more than 0.01 C / B,
+measured in the gradient with respect to the outputs. Mixing below this threshold changes the sum by
+at most about 0.01 C. Mixing above this threshold is detected with probability at least 1/4 per step
+if one record depends on another (the part must contain the first but not the second), and almost
 certainly if all records depend on one. If outputs are large, fewer records are compared.
 
 Rounding: 0.01 / B is below the precision of float32 for large batches, and always below that of
 bfloat16. If the results differ, both are therefore recomputed and compared in float64, so
-legitimate functions pass at any batch size. In their own precision, the results may still differ by
-at most 256 times the machine epsilon. This excludes functions such as (x + k) - k, where k is the
-largest number in the batch, which equals x only in float64. The results of a function that cannot
-run in float64 may differ by 16 times the machine epsilon of their own dtype.
+legitimate functions pass at any batch size. In the original precision, the results may still differ
+by at most 256 times the machine epsilon. This excludes functions such as (x + k) - k, which equals
+x only in float64 if k is the largest number in the batch. The results of a function that cannot run
+in float64 may differ by 16 times the machine epsilon of their own dtype.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ownerwise.mechanisms import Loss, per_record
 from ownerwise.randomness import StepStream
 
 ROOM = 0.01
-"""How far the mixing of records may move the sum, in units of the smallest clip norm."""
+"""Maximum change in the sum caused by mixing records, in units of the smallest clip norm."""
 
 _MOST_NUMBERS = 1 << 14  # approximate number of outputs compared in one micro-batch
 _FEWEST_RECORDS = 2
@@ -57,7 +57,7 @@ TREAT_APART = (
 
 
 def choose(rows: int, numbers: int, stream: StepStream) -> Tensor:
-    """Return the sorted rows of a secret part of a micro-batch: at most about half of them.
+    """Return the sorted indices of a secret part of the rows, at most about half of them.
 
     Args:
         rows: number of records in the micro-batch; if there is only one, it is the part.
@@ -81,9 +81,9 @@ def choose(rows: int, numbers: int, stream: StepStream) -> Tensor:
 class LossCheck:
     """Compares losses computed on a part of a micro-batch with losses computed on all of it.
 
-    Create the check before the loss is called, and call `compare` after the backward pass. The part
-    comes first: otherwise, a loss that remembers the largest loss so far would treat the part in
-    the same way as the whole micro-batch.
+    Create the check before the loss is called, and call `compare` after the backward pass. The loss
+    is called on the part first: otherwise, a loss that remembers the largest loss so far would
+    treat the part in the same way as the whole micro-batch.
 
     Args:
         loss: the user's loss, with its reduction.
@@ -91,8 +91,8 @@ class LossCheck:
         outputs, targets: outputs and targets of the micro-batch.
         rows: number of records in the micro-batch.
         released: extra arguments for the loss.
-        stream: secret random numbers that choose the part.
-        thorough: also compare the other records as a second part.
+        stream: secret random numbers used to choose the part.
+        thorough: whether to also compare the other records, as a second part.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class LossCheck:
                 tensor.register_hook(functools.partial(self._gradients.__setitem__, number))
 
     def _taken(self, values: Any, index: Tensor) -> Any:
-        """Return the rows of every tensor that has one row per record."""
+        """Return these rows of every tensor that has one row per record."""
 
         def take(tensor: Tensor) -> Tensor:
             if not tensor.dim() or len(tensor) != self._rows:
@@ -141,7 +141,7 @@ class LossCheck:
     def compare(
         self, losses: Tensor, lengths: Callable[[], Tensor], clip_norm: float, records: int
     ) -> None:
-        """Refuse the loss if it treats a record differently in the part and in the micro-batch.
+        """Reject the loss if it treats a record differently in the part and in the micro-batch.
 
         Args:
             losses: losses of the micro-batch.
@@ -276,7 +276,7 @@ def _agree(
 
 
 def rows_agree(first: Tensor, second: Tensor, room: float | Tensor) -> bool:
-    """Return whether no row differs by more than `room`. Two non-finite rows count as equal."""
+    """Return True if no row differs by more than `room`. Two non-finite rows count as equal."""
     if first.shape != second.shape:
         return False
     first, second = first.double().flatten(1), second.double().flatten(1)

@@ -30,7 +30,10 @@ from ownerwise.training.learning_rates import LearningRateSchedule, schedule_pro
 from ownerwise.training.loggers import JsonLines, Logger, make_loggers
 
 LARGEST_INPUT = 100.0
-"""The Trainer warns about rounding if an input exceeds this (docs/proofs/arithmetic.md)."""
+"""The Trainer warns about rounding if the absolute value of an input exceeds this.
+
+See docs/proofs/arithmetic.md.
+"""
 
 
 class TrainerSettings(Protocol):
@@ -97,7 +100,7 @@ def prepare(
 def _make_step(
     trainer: TrainerSettings, stream: SecretStream, problems: list[str]
 ) -> PrivateStep | None:
-    """Return the private step, or None after adding problems to the list."""
+    """Return the private step, or add problems to the list and return None."""
     model, loss = trainer.model, trainer.loss
     if wrong := list(_plug_problems(trainer)):
         problems += [*wrong, *map(str, check(model)), *loss_problems(loss, model)]
@@ -129,7 +132,7 @@ def _make_step(
 
 
 def _plug_problems(trainer: TrainerSettings) -> Iterator[str]:
-    """Yield a problem if the optimizer, loss, weights or clipping rule has the wrong type."""
+    """Yield a message if the optimizer, loss, weights or clipping rule has the wrong type."""
     optimizer, loss = trainer.optimizer, getattr(trainer.loss, "plain", trainer.loss)
     if not callable(optimizer):
         kind = type(optimizer).__name__ if isinstance(optimizer, Optimizer) else "Adam"
@@ -224,15 +227,16 @@ def _warn_of_large_inputs(data: Any, plan: Plan) -> None:
     if largest > LARGEST_INPUT:
         warnings.warn(
             f"some inputs are larger than {LARGEST_INPUT:g} in absolute value (this message is "
-            "not private). With such inputs, crafted records can change the rounding of other "
-            "records. Scale the inputs by public constants, or plan with hardened=True",
+            "not covered by the privacy guarantee). With such inputs, crafted records can change "
+            "the rounding of other records. Scale the inputs by public constants, or plan with "
+            "hardened=True",
             PrivacyWarning,
             stacklevel=4,
         )
 
 
 def _all_finite(array: Tensor | np.ndarray) -> bool:
-    """Return whether all values are finite. The sum usually shows this without extra memory."""
+    """Return whether all values are finite. A sum usually suffices and needs no copy."""
     if isinstance(array, np.ndarray):
         with np.errstate(over="ignore", invalid="ignore"):
             total = float(array.sum(dtype=np.float64))

@@ -45,7 +45,7 @@ class JsonLines:
         self._run_id = ""
 
     def start(self, run: Run) -> None:
-        """Write the history so far; any other lines in the file describe lost updates."""
+        """Write the history so far, and drop any other lines, which describe lost updates."""
         self._run_id = run.identity
         write_text(self._path, "".join(map(self._text, run.history)))
 

@@ -57,7 +57,7 @@ class Trainer:
             "cosine" or "step"; with options, {"name": "cosine", "warmup": 100, "floor": 0.1}; or a
             function from the step to the factor.
         averaging: decay of an exponential average of the parameters over steps, such as 0.99. This
-            is post-processing and costs no privacy. The history, the final checkpoint and the
+            is post-processing and has no privacy cost. The history, the final checkpoint and the
             trained model then use the average.
         loss: as for `PrivateStep`.
         weights, clipping, micro_batch_size, lean: as for `PrivateStep`.
@@ -172,7 +172,7 @@ class Trainer:
                 uninterrupted run, unless the data itself is random (augmentation).
 
         Raises:
-            OwnerwiseError: if there are any problems; it is raised before any work and lists them
+            OwnerwiseError: if there are any problems; it is raised before training and lists them
                 all.
             Interrupted: on Ctrl-C or SIGTERM if the run has a folder, after a checkpoint is
                 written.
@@ -211,7 +211,7 @@ class Trainer:
         return run
 
     def _train(self, batches: PoissonBatches, step: PrivateStep, recorder: Recorder) -> None:
-        """Take the remaining steps, then return those that were reserved but not begun.
+        """Take the remaining steps, then give back those that were reserved but not begun.
 
         After any failure, the step whose batch was being drawn or used counts as spent: if the
         batch were drawn again, the contents of batches would influence which batches are used.

@@ -2,7 +2,8 @@
 
 The batches are pickles, and a pickle can run arbitrary code when it is loaded. This module reads
 them with an unpickler that accepts only the three names needed for a pixel array and replaces them
-with inert stand-ins. Anything else that a file refers to is refused, and no numpy code is called.
+with inert classes. The unpickler rejects every other name that a file refers to, and calls no numpy
+code.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ def load_cifar100(
 ) -> DataSet:
     """Return CIFAR-100 in its official split: 50000 + 10000 colour images (32x32) of 100 classes.
 
-    The column `category` names the group of five classes that a record's class belongs to.
-    `scale` works as for CIFAR-10.
+    The column `category` contains the name of the group of five classes to which a record's class
+    belongs. `scale` works as for CIFAR-10.
     """
     (path,) = locate(CIFAR100, data_dir, download)
     files = {"train": ["train"], "test": ["test"]}

@@ -3,8 +3,8 @@
 A record's weight gradient is ``sum_t gradient[:, t] (x) patch[t]`` over output positions t. Patches
 are cut in channels-last format, so that their innermost dimension is contiguous, and for only a few
 records at a time, so that they stay in cache. For the six layers of the CIFAR CNN at batch size
-256, this took 1.25 times as long as torch's batch weight gradient (97 against 78 ms, two threads,
-best of repeated runs).
+256, this method took 1.25 times as long as torch's batch weight gradient (97 against 78 ms, two
+threads, best of repeated runs).
 """
 
 from __future__ import annotations
@@ -249,8 +249,9 @@ class Convolved(Contribution):
     def most(self) -> Tensor | None:
         """See :class:`Contribution`.
 
-        A pixel p is in the patches with position * stride + tap * dilation = p along each axis.
-        Such taps are stride / gcd(stride, dilation) apart.
+        A tap reads pixel p if position * stride + tap * dilation = p along each axis, for some
+        position. Along an axis, the taps that read a given pixel are stride / gcd(stride, dilation)
+        apart.
         """
         if self.inputs is None or self.gradient is None:
             return None

@@ -4,8 +4,8 @@ Every use of a matrix has this form: linear layers (left = gradient of the outpu
 recurrent weights, attention projections. With T terms, O rows and I columns, a record's norm
 costs ``T^2 (O + I)`` through Gram matrices ("ghost norm": |g_i|^2 = sum_st <left_s, left_t>
 <right_s, right_t>) and ``T O I`` by forming the gradient. If the formed gradients can be kept in
-memory, the weighted sum is a matrix-vector product; otherwise it costs another ``T O I`` over the
-batch.
+memory, the weighted sum is a matrix-vector product; otherwise it costs another ``T O I`` per
+record.
 
 References: Goodfellow 2015 (T = 1); Li et al. 2022, "Large language models can be strong
 differentially private learners" (ghost norm); Bu et al. 2023, "Differentially private optimization

@@ -111,7 +111,7 @@ def _direction(
     weights: Sequence[Tensor],
     backwards: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return outputs ``[T, B, H]``, last state and last cell state for a layer and direction."""
+    """Return the outputs ``[T, B, H]``, last state and last cell state of a layer and direction."""
     order = range(len(input))[::-1] if backwards else range(len(input))
     if name_of(func) == "lstm":
         return _lstm_direction(context, func, input, firsts, weights, order)

@@ -1,4 +1,4 @@
-"""Partitions: public rules that assign every record to one cell by its group, label and so on."""
+"""Partitions: public rules that assign each record to a cell based on its group, label, etc."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Partition:
         if len(set(self.classes)) < max(2, len(self.classes)):
             problems.append(
                 f"classes {self.classes}: expected at least two distinct classes; pass classes= "
-                f"or add a {LABEL!r} column with its values"
+                f"or add a {LABEL!r} column that lists the class labels"
             )
         elif LABEL in self.columns and self.columns[LABEL] != self.classes:
             problems.append(

@@ -37,20 +37,20 @@ _OUTPUT_ROUNDOFFS = 64.0  # change in an output by rounding: 8 relative roundoff
 class RateConstraints(SummedRelease):
     """Rate constraints and their multipliers, as an adaptive release in the private step.
 
-    Every step releases the noised sum of class probabilities per cell and class. The rates are
-    computed from this histogram, the rates raise or lower the multipliers (which stay in [0, cap]),
-    and the multipliers set the price of predicting class k in cell c. A record's loss becomes its
-    own loss plus the price of its prediction.
+    Every step releases the noised sum of class probabilities per cell and class. The rates computed
+    from this histogram raise or lower the multipliers (which stay in [0, cap]), and the multipliers
+    set the price of predicting class k in cell c. A record's loss becomes its own loss plus the
+    price of its prediction.
 
     Args:
         constraints: one constraint, or a list of constraints, which may contain further lists.
         ascent: step size of the multipliers.
-        damping: weight of the last step's excess, which is added to each multiplier. Damping keeps
+        damping: weight with which the last step's excess is added to each multiplier. Damping keeps
             the model and the multipliers from oscillating; 0 is plain gradient ascent.
         cap: largest multiplier.
         temperature: factor applied to the outputs in the softmax that represents the prediction.
         hard: count predicted classes instead of probabilities in the histogram. This requires a
-            hardened plan, because rounding an output differently can change the predicted class.
+            hardened plan, because a different rounding of an output can change the predicted class.
         smoothing: weight of past steps in the denominators that do not depend on the model; with 0,
             only the current step is used.
         floor: smallest denominator, as a fraction of the value it would have if all cells had equal
@@ -63,7 +63,7 @@ class RateConstraints(SummedRelease):
         >>> owners = ow.Owners(range(4000), 2.0)
         >>> plan = ow.plan(owners, "uniform", steps=20, batch_size=1000, constraints=fair)
 
-        Then train with it: `ow.Trainer(model, plan, lr=1.0, constraints=fair)`.
+        To train with these constraints, call `ow.Trainer(model, plan, lr=1.0, constraints=fair)`.
     """
 
     release_share = 0.1  # share of a step's cost, unless the plan states otherwise
@@ -94,7 +94,7 @@ class RateConstraints(SummedRelease):
         if not 0 <= damping < math.inf:
             problems.append(f"damping={damping}: expected a finite number of at least 0")
         if not 0 <= smoothing < 1:
-            problems.append(f"smoothing={smoothing}: expected at least 0 and below 1")
+            problems.append(f"smoothing={smoothing}: expected a number of at least 0 and below 1")
         if problems:
             raise OwnerwiseError(problems)
         terms = [term for constraint in self.constraints for term in constraint.expression.terms]
@@ -185,8 +185,8 @@ class RateConstraints(SummedRelease):
         """Update the multipliers from a noised histogram and return the resulting prices.
 
         Prices [cells, classes] are the derivative of sum_j multiplier_j * rate_j with respect to a
-        record's class probabilities, times the histogram's expected total, which roughly offsets
-        the division by the expected batch size.
+        record's class probabilities, multiplied by the histogram's expected total. This factor
+        roughly offsets the division by the expected batch size.
         """
         assert self._plan is not None
         assert self._plan.release_std is not None
@@ -221,7 +221,7 @@ class RateConstraints(SummedRelease):
         return PenalisedLoss(loss, self)
 
     def record(self) -> dict[str, Any] | None:
-        """Return the last step's noised values, noise std and multipliers, or None at the start."""
+        """Return the noised values, noise std and multipliers of the last step, if there is one."""
         if not self._state["steps"]:
             return None
         return {
