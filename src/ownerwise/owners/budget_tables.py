@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from ownerwise.owners.tables import HEADER_ALONE, PARQUET, as_array, csv_rows, p
 
 COLUMNS = ("owner", "epsilon", "delta", "records")
 DEFAULT_DELTA = 1e-5
+Pairs = Sequence[tuple[str, np.ndarray]]
+"""The columns of a file or a DataFrame, as (name, cells) pairs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +44,7 @@ class BudgetTable:
     """
 
     where: str
-    columns: Mapping[str, np.ndarray]
+    columns: dict[str, np.ndarray]
     names: np.ndarray | None = None
     lines: np.ndarray | None = None
     ids: np.ndarray | None = None
@@ -94,8 +96,7 @@ def read_budgets(
     delta = DEFAULT_DELTA if delta is None else delta
     tables = [table, _read_argument("delta", delta, problems)]
     if records is not None:
-        kept = {what: cells for what, cells in table.columns.items() if what != "records"}
-        tables = [replace(table, columns=kept), tables[1]]
+        table.columns.pop("records", None)
         tables.append(_read_argument("records", records, problems))
     return [table.sorted_by_owner(problems) for table in tables]
 
@@ -138,13 +139,8 @@ def _read_file(path: Path, or_level: str, problems: Problems) -> BudgetTable:
     return BudgetTable(str(path), {})
 
 
-def _from_columns(
-    where: str,
-    pairs: Sequence[tuple[str, np.ndarray]],
-    lines: np.ndarray,
-    problems: Problems,
-) -> BudgetTable:
-    """Return the table with these (name, cells) pairs, and report wrong names."""
+def _from_columns(where: str, pairs: Pairs, lines: np.ndarray, problems: Problems) -> BudgetTable:
+    """Return the table with these columns, and report wrong names."""
     names = [name.lower() for name, _ in pairs]
     absent = [name for name in COLUMNS if name not in names]
     unknown = [
@@ -175,10 +171,8 @@ def _from_columns(
     return BudgetTable(where, columns, columns.pop("owner"), lines)
 
 
-def _read_csv(
-    path: Path, problems: Problems
-) -> tuple[Sequence[tuple[str, np.ndarray]], np.ndarray]:
-    """Return the columns as (name, cells) pairs, and the line of each row."""
+def _read_csv(path: Path, problems: Problems) -> tuple[Pairs, np.ndarray]:
+    """Return the columns, and the line of each row."""
     cells: list[str] = []  # in one list: a million small lists would slow down garbage collection
     numbers: list[int] = []
     misfits: list[str] = []

@@ -46,7 +46,7 @@ def as_ids(
         )
         given = np.delete(given, missing)
     types = set(map(type, given.tolist())) if given.dtype.kind == "O" else {given.dtype.type}
-    kinds = sorted(set(map(_kind, types))) if len(given) else []
+    kinds = sorted(set(map(kind_name, types))) if len(given) else []
     if kinds == ["str"]:
         names = given.tolist()
         if wrong := [at for at, name in enumerate(names) if "\0" in name]:
@@ -104,7 +104,8 @@ def _appearance(name: str) -> str:
     return " ".join(name.split())
 
 
-def _kind(cell_type: type) -> str:
+def kind_name(cell_type: type) -> str:
+    """Return how messages name a type of ids: "int" for numpy's integers too."""
     if issubclass(cell_type, bool | np.bool_):
         return "bool"
     if issubclass(cell_type, int | np.integer):

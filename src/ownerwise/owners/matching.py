@@ -9,12 +9,8 @@ import numpy as np
 
 from ownerwise.errors import Problems, name_some
 from ownerwise.owners.budget_tables import BudgetTable
-from ownerwise.owners.ids import as_ids, report_lookalikes
+from ownerwise.owners.ids import as_ids, kind_name, report_lookalikes
 from ownerwise.owners.tables import as_array
-
-
-def _kind(ids: np.ndarray) -> str:
-    return "str" if ids.dtype.kind == "U" else "int"
 
 
 def match_records(
@@ -42,7 +38,7 @@ def match_records(
             f"no budget for owner {name_some(seen[stray])}; add a budget, or leave out their "
             "records"
         )
-        if _kind(ids) == "str":
+        if ids.dtype.kind == "U":
             report_lookalikes([*ids.tolist(), *seen[stray].tolist()], where, problems)
     records = np.zeros(len(ids), dtype=np.int64)
     records[position[~stray]] = counts[~stray]
@@ -51,14 +47,14 @@ def match_records(
 
 
 def _report_other_kind(other: np.ndarray, where: str, ids: np.ndarray, problems: Problems) -> bool:
-    if _kind(other) == _kind(ids):
-        return False
-    problems.add(
-        f"owner ids are {_kind(other)} in {where} (such as {other.tolist()[0]!r}) and {_kind(ids)} "
-        f"in the budgets (such as {ids.tolist()[0]!r}); expected the same type in both: convert "
-        f"those in {where} to {_kind(ids)}"
-    )
-    return True
+    found, expected = (kind_name(array.dtype.type) for array in (other, ids))
+    if found != expected:
+        problems.add(
+            f"owner ids are {found} in {where} (such as {other.tolist()[0]!r}) and {expected} in "
+            f"the budgets (such as {ids.tolist()[0]!r}); expected the same type in both: convert "
+            f"those in {where} to {expected}"
+        )
+    return found != expected
 
 
 def report_without_records(
