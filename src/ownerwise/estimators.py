@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from ownerwise.errors import BudgetError, OwnerwiseError, PrivacyWarning, name_some
+from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, name_some
 from ownerwise.marks import marks_of
 from ownerwise.mechanisms import INO, Weights
 from ownerwise.models import hidden_problems, mlp
-from ownerwise.owners import Owners
+from ownerwise.owners import Hints, Owners
 from ownerwise.planning import plan, request_problems
 from ownerwise.training import TRAINED_BEFORE, Trainer
 
@@ -39,6 +39,7 @@ except ImportError as error:
 __all__ = ["PrivateClassifier"]
 
 _LARGEST_DEFAULT_BATCH = 512
+_HINTS = Hints(record_owner="owners", levels="PrivateClassifier accepts only numbers")
 
 
 class _Lineage:
@@ -188,16 +189,17 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         fitted_before = _warn_of_fitted_steps(self)
         X, y = validate_data(self, X, y, dtype=np.float32, ensure_all_finite=False)
         check_classification_targets(y)
-        problems = _missing_problems(X)
+        problems = Problems()
+        problems.add(*_missing_problems(X))
         classes = self._known_classes(y, problems)
         budgets = self._budgets(len(X), owners, problems)
         inputs = self._scaled(X, problems)
         batch_size = self.batch_size
         if batch_size is None:
             batch_size = max(1.0, min(len(X) / 4, _LARGEST_DEFAULT_BATCH))
-        problems += self._parameter_problems(len(X), batch_size)
-        if problems or budgets is None:
-            raise OwnerwiseError(problems)
+        problems.add(*self._parameter_problems(len(X), batch_size))
+        problems.raise_()
+        assert budgets is not None
         seed = self._seed()
         if seed is None:
             self._relatives.note_fit()
@@ -254,47 +256,46 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         X = np.asarray(X)
         if problems := _missing_problems(X):
             raise OwnerwiseError(problems)
-        inputs = torch.from_numpy(self._scaled(X, [])).double()
+        inputs = torch.from_numpy(self._scaled(X, Problems())).double()
         # in float64, the effect of other records on a record's outputs is negligible
         model = copy.deepcopy(self.model_).double()
         with torch.no_grad():
             return model(inputs).numpy()
 
-    def _known_classes(self, y: np.ndarray, problems: list[str]) -> np.ndarray:
+    def _known_classes(self, y: np.ndarray, problems: Problems) -> np.ndarray:
         """Return the sorted class labels; add an error message if `y` contains other labels."""
         if self.classes is None:
             return np.unique(y)
         classes = np.unique(np.asarray(self.classes))
         strange = np.flatnonzero(~np.isin(y, classes))
         if len(strange):
-            problems.append(
+            problems.add(
                 f"the label of {name_some(strange, 'record {}'.format)} is not in "
                 f"classes={name_some(classes)}; add it to classes, or remove these records"
             )
         return classes
 
-    def _budgets(self, records: int, owners: Any, problems: list[str]) -> Owners | None:
+    def _budgets(self, records: int, owners: Any, problems: Problems) -> Owners | None:
         """Return the owners of this fit's records, with their budgets."""
         ids = np.arange(records) if owners is None else column_or_1d(owners)
-        found = [
-            f"{name} maps owners to values, but fit was called without owners; call fit(X, y, "
-            "owners=ids) with one id per record"
-            for name in ("epsilon", "delta")
-            if owners is None and isinstance(getattr(self, name), Mapping)
-        ]
-        if len(ids) != records:
-            found.append(f"{len(ids)} owner ids for {records} records; expected one id per record")
         given = {"epsilon": self.epsilon, "delta": self.delta}
-        budgets = {} if found else {n: _by_owner(n, v, ids, found) for n, v in given.items()}
-        if not found:
-            try:
-                return Owners(ids, **budgets)
-            except BudgetError as error:
-                found = error.problems
-        problems += found
+        found = Problems()
+        for name, value in given.items():
+            if owners is None and isinstance(value, Mapping):
+                found.add(
+                    f"{name} maps owners to values, but fit was called without owners; call "
+                    "fit(X, y, owners=ids) with one id per record"
+                )
+        if len(ids) != records:
+            found.add(f"{len(ids)} owner ids for {records} records; expected one id per record")
+        with problems.guard():
+            found.raise_()
+            budgets = {name: _by_owner(name, value, ids, found) for name, value in given.items()}
+            found.raise_()
+            return Owners(ids, **budgets, hints=_HINTS)
         return None
 
-    def _scaled(self, X: np.ndarray, problems: list[str]) -> np.ndarray:
+    def _scaled(self, X: np.ndarray, problems: Problems) -> np.ndarray:
         """Return inputs clipped to the public range and scaled to [-1, 1]."""
         if self.input_range is None:
             return X
@@ -305,7 +306,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         except (TypeError, ValueError):
             usable, low, high = False, 0, 0
         if not usable:
-            problems.append(
+            problems.add(
                 f"input_range={self.input_range!r}: expected finite (low, high) with low < high, "
                 f"each a number or one per feature ({X.shape[1]} here)"
             )
@@ -425,7 +426,7 @@ def _missing_problems(X: np.ndarray) -> list[str]:
     ]
 
 
-def _by_owner(name: str, given: Any, ids: np.ndarray, problems: list[str]) -> Any:
+def _by_owner(name: str, given: Any, ids: np.ndarray, problems: Problems) -> Any:
     """Return epsilon or delta for `Owners`: a number, or a mapping for the owners present."""
     if isinstance(given, Mapping):
         present = set(ids.tolist())
@@ -435,7 +436,7 @@ def _by_owner(name: str, given: Any, ids: np.ndarray, problems: list[str]) -> An
         return given
     values = np.asarray(given)
     if values.shape != ids.shape:
-        problems.append(
+        problems.add(
             f"{name} has shape {list(values.shape)} for {len(ids)} records; expected one value "
             f"per record. If the data is split (cross-validation), pass a mapping {{owner: value}} "
             "and owners"
@@ -448,7 +449,7 @@ def _by_owner(name: str, given: Any, ids: np.ndarray, problems: list[str]) -> An
         if chosen.setdefault(owner, value) != value
     }
     if differing:
-        problems.append(
+        problems.add(
             f"{name} differs between records of owner {name_some(sorted(differing))}; expected one "
             "value per owner, or a separate owner for every record"
         )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ownerwise.errors import IS_A_FOLDER, OwnerwiseError, PlanError
+from ownerwise.errors import IS_A_FOLDER, PlanError, Problems
 
 if TYPE_CHECKING:
     from ownerwise.owners import Owners
@@ -75,7 +75,7 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from ownerwise.owners import Owners, reworded
+    from ownerwise.owners import Hints, Owners
     from ownerwise.planning import plan
 
     request = {
@@ -85,19 +85,17 @@ def _run(options: argparse.Namespace) -> None:
             "accountant",
         )
     }  # fmt: skip
-    problems: list[str] = []
+    problems = Problems()
     owners = None
-    try:
-        owners = Owners.from_table(
-            options.budgets, delta=options.delta, levels=_levels(options.level, problems)
-        )
-    except OwnerwiseError as error:
-        problems += reworded(error.problems, "--level NAME=EPSILON", "add a records column")
-    problems += _request_problems(owners, options, request)
+    levels = _levels(options.level, problems)
+    hints = Hints(levels="pass --level NAME=EPSILON", records="add a records column")
+    with problems.guard():
+        owners = Owners(None, options.budgets, options.delta, levels=levels, hints=hints)
+    problems.add(*_request_problems(owners, options, request))
     if options.out is not None:
-        problems += _out_problems(options.out)
-    if problems or owners is None:
-        raise OwnerwiseError(problems)
+        problems.add(*_out_problems(options.out))
+    problems.raise_()
+    assert owners is not None
     if owners.records_basis == ASSUMED:
         print(f"ownerwise: warning: {NO_RECORDS.format(options.budgets)}", file=sys.stderr)
     new_plan = plan(owners, strict=options.strict, hardened=options.hardened, **request)
@@ -147,12 +145,12 @@ def _out_problems(out: Path) -> list[str]:
     return []
 
 
-def _levels(pairs: Sequence[str], problems: list[str]) -> dict[str, float] | None:
+def _levels(pairs: Sequence[str], problems: Problems) -> dict[str, float] | None:
     levels = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
         try:
             levels[name.strip()] = float(value)
         except ValueError:
-            problems.append(f"--level {pair}: expected NAME=EPSILON, such as high=0.5")
+            problems.add(f"--level {pair}: expected NAME=EPSILON, such as high=0.5")
     return levels or None

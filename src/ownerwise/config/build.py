@@ -19,7 +19,7 @@ from ownerwise.config.reading import Config, model_options
 from ownerwise.config.sections import OPTIMIZERS
 from ownerwise.data import ASSIGNMENTS, Assignment, DataSet, Records, assign
 from ownerwise.data.splits import content_rows, held_out
-from ownerwise.errors import BudgetError, OwnerwiseError, PlanError, name_some
+from ownerwise.errors import OwnerwiseError, PlanError, name_some
 from ownerwise.mechanisms import (
     INO,
     ORDERS,
@@ -32,12 +32,17 @@ from ownerwise.mechanisms import (
     Standard,
     Steps,
 )
-from ownerwise.owners import Owners, reworded, text_ids
+from ownerwise.owners import Hints, Owners, text_ids
 from ownerwise.planning import Plan, plan
 from ownerwise.randomness import SecretStream
 from ownerwise.runs import PLAN, Run, holds_a_run
 from ownerwise.training import Trainer
 
+_HINTS = Hints(
+    record_owner="the data",
+    levels="set owners.levels = { high = 0.5, ... }",
+    records="set owners.budgets to a file with a records column",
+)
 _SINGLE_LOGIT = functional.binary_cross_entropy_with_logits
 _CLIPPING = {
     "standard": Standard,
@@ -175,7 +180,8 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
             assignment = ASSIGNMENTS[kind](data, **options)
         except TypeError as error:
             raise OwnerwiseError(f"owners.assignment {kind}: {error}") from None
-        return assignment, Owners(assignment.record_owner, assignment.epsilon, delta)
+        owners = Owners(assignment.record_owner, assignment.epsilon, delta, hints=_HINTS)
+        return assignment, owners
     column = settings.get("column", "owner")
     ids = data.train.columns.get(column)
     if ids is None:
@@ -188,12 +194,7 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
         table = config.base / settings["budgets"]
     elif ids.dtype.kind == "i":  # TOML keys are text
         table = dict(zip(_whole_keys(table), table.values(), strict=True))
-    try:
-        owners = Owners(ids, table, delta, levels=settings.get("levels"))
-    except BudgetError as error:
-        records = "set owners.budgets to a file with a records column"
-        problems = reworded(error.problems, "owners.levels = { high = 0.5, ... }", records)
-        raise BudgetError(problems) from None
+    owners = Owners(ids, table, delta, levels=settings.get("levels"), hints=_HINTS)
     _warn_of_other_counts(owners)
     budgets = dict(zip(owners.ids.tolist(), owners.epsilon.tolist(), strict=True))
     return assign.by_column(data, column, budgets), owners

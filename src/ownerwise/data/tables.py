@@ -16,7 +16,7 @@ from ownerwise.data.pictures import Pictures
 from ownerwise.data.reading import by_column, read_arrays, read_rows, reading
 from ownerwise.data.records import DataSet, Records
 from ownerwise.data.splits import TEST_SHARE, content_rows, held_out
-from ownerwise.errors import OwnerwiseError, PrivacyWarning, name_some
+from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, name_some
 from ownerwise.owners import HEADER_ALONE, PARQUET, as_array, as_ids, parquet_columns, text_ids
 
 Declared = tuple[float, float] | Sequence[str] | Number | Category | Pictures | None
@@ -71,26 +71,26 @@ def load_table(
     others = [name for name in cells if name not in named.values()]
     chosen = dict.fromkeys(others) if features is None else _declarations(features)
     named |= {f"features {name}": name for name in chosen}
-    problems = [
-        f"{path.name} has no column {name!r} ({what}); {_spelled_otherwise(name, cells)}expected "
-        f"one of {name_some(list(cells), repr, shown=20)}"
-        for what, name in named.items()
-        if name is not None and name not in cells
-    ]
+    problems = Problems()
+    for what, name in named.items():
+        if name is not None and name not in cells:
+            problems.add(
+                f"{path.name} has no column {name!r} ({what}); {_spelled_otherwise(name, cells)}"
+                f"expected one of {name_some(list(cells), repr, shown=20)}"
+            )
     if not chosen:
-        problems.append(f"{path.name}: no column is left for the inputs; list some in features")
+        problems.add(f"{path.name}: no column is left for the inputs; list some in features")
     if test_share is not None and not 0 < test_share < 1:
-        problems.append(f"test_share {test_share}; expected a number between 0 and 1, or None")
-    if problems:
-        raise OwnerwiseError(problems)
+        problems.add(f"test_share {test_share}; expected a number between 0 and 1, or None")
+    problems.raise_()
 
     labels, not_private = _labels(cells[target], classes, target)
     kept = {name: as_array(cells[name]) for name in columns}
     if owner is not None:
         read = text_ids if isinstance(cells[owner], tuple) else as_array  # tuples hold text
         ids = as_ids(read(cells[owner]), f"column {owner}", problems)
-        if problems or ids is None:
-            raise OwnerwiseError(problems)
+        problems.raise_()
+        assert ids is not None
         kept["owner"] = ids
     test = np.zeros(len(labels[0]), dtype=bool)
     if test_share is not None:
