@@ -20,7 +20,14 @@ import numpy as np
 from ownerwise.errors import Problems, did_you_mean, name_some
 from ownerwise.owners.hints import Hints
 from ownerwise.owners.ids import as_ids, text_ids
-from ownerwise.owners.tables import HEADER_ALONE, PARQUET, as_array, csv_rows, parquet_columns
+from ownerwise.owners.tables import (
+    HEADER_ALONE,
+    PARQUET,
+    as_array,
+    csv_rows,
+    parquet_columns,
+    plain_number,
+)
 
 COLUMNS = ("owner", "epsilon", "delta", "records")
 DEFAULT_DELTA = 1e-5
@@ -204,6 +211,6 @@ def _csv_column(name: str, cells: list[str]) -> np.ndarray:
     if name == "owner":
         return text_ids(cells)
     try:
-        return np.array(list(map(float, cells)))
+        return np.array(list(map(plain_number, cells)))
     except ValueError:
         return as_array(cells)

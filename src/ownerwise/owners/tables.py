@@ -88,3 +88,13 @@ def is_missing(cell: Any) -> bool:
     if isinstance(cell, float | np.floating):
         return math.isnan(cell)
     return cell is None or type(cell).__name__ in ("NAType", "NaTType")
+
+
+def plain_number(cell: Any) -> float:
+    """Return a cell as a number; raise ValueError or TypeError if it is not one.
+
+    Text must use ASCII digits without underscores: Python would read "0_5" as 5.
+    """
+    if isinstance(cell, str) and ("_" in cell or not cell.isascii()):
+        raise ValueError(cell)
+    return float(cell)

@@ -11,7 +11,7 @@ import numpy as np
 from ownerwise.errors import Problems, name_some
 from ownerwise.owners.budget_tables import BudgetTable
 from ownerwise.owners.hints import Hints
-from ownerwise.owners.tables import is_missing
+from ownerwise.owners.tables import is_missing, plain_number
 
 _VALID: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "epsilon": lambda values: np.isfinite(values) & (values > 0),
@@ -102,6 +102,6 @@ def _number(cell: Any, levels: Mapping[str, float]) -> float | None:
     if isinstance(cell, bool | np.bool_):
         return None
     try:
-        return float(cell)
+        return plain_number(cell)
     except (TypeError, ValueError, OverflowError):
         return None
