@@ -76,7 +76,7 @@ def refuse_unloaded(batch: Batch) -> None:
             f"the records of step {batch.step} could not be loaded ({batch.data.error}), and the "
             "step counts as spent. Which records a batch contains is private, so this message "
             "names none of them: try dataset[i] for every record, and collate, outside a private "
-            "run. The fact that loading failed is not covered by the privacy guarantee"
+            "run. The fact that loading failed is itself not private: no guarantee covers it"
         )
 
 

@@ -108,7 +108,7 @@ def _check_gradients(
             for first, second in zip(*pair, strict=True)
             for at in range(len(first))
         ]
-        same = 2 * sum(agreeing) >= len(agreeing)
+        same = 8 * sum(agreeing) >= 7 * len(agreeing)
     if not same:
         raise OwnerwiseError(
             "the gradient of a record changes with the other records in its batch, so its "

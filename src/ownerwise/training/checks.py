@@ -227,9 +227,9 @@ def _warn_of_large_inputs(data: Any, plan: Plan) -> None:
     if largest > LARGEST_INPUT:
         warnings.warn(
             f"some inputs are larger than {LARGEST_INPUT:g} in absolute value (this message is "
-            "not covered by the privacy guarantee). With such inputs, crafted records can change "
-            "the rounding of other records. Scale the inputs by public constants, or plan with "
-            "hardened=True",
+            "itself not private: no guarantee covers it). With such inputs, crafted records can "
+            "change the rounding of other records. Scale the inputs by public constants, or plan "
+            "with hardened=True",
             PrivacyWarning,
             stacklevel=4,
         )
