@@ -71,14 +71,18 @@ CASES = [
 ]
 
 
+def take_steps(step, steps):
+    for number in range(steps):
+        step(batch_of(60, number=number))
+
+
 @pytest.mark.parametrize("hardened", [False, True])
 @pytest.mark.parametrize(("name", "by"), CASES)
 def test_a_backward_pass_that_mixes_records_is_refused(name, by, hardened):
     torch.manual_seed(0)
     step = step_of(Model(CHANGES[name], by), hardened)
     with pytest.raises(ow.OwnerwiseError, match="gradient of a record changes with the other"):
-        for number in range(3):  # a secret choice of records shows too little in 1 of 80 steps
-            step(batch_of(60, number=number))
+        take_steps(step, 3)  # a secret choice of records shows too little in 1 of 80 steps
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
