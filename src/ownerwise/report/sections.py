@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ownerwise.errors import OwnerwiseError
 from ownerwise.report import figures
 from ownerwise.report.blocks import (
     Block,
@@ -37,8 +38,13 @@ def all_sections() -> list[Section]:
     sections = list(SECTIONS)
     for name in MECHANISM_SECTIONS:
         section = MECHANISM_SECTIONS[name]
-        at = [other.id for other in sections].index(section.follows)
-        sections.insert(at + 1, section)
+        ids = [other.id for other in sections]
+        if section.follows not in ids:
+            raise OwnerwiseError(
+                f"the report section of {name} follows {section.follows!r}; expected follows= to "
+                f"be one of {', '.join(ids)}"
+            )
+        sections.insert(ids.index(section.follows) + 1, section)
     return sections
 
 
