@@ -178,9 +178,8 @@ def _finding(claim: Claim, study: Study) -> Finding | None:
     """Return what a study shows about a claim; None if its methods share no seed."""
     *other, runs = (study.methods[method.slug] for method in claim.methods)
     if other:
-        shared = {run["seed"] for run in runs} & {run["seed"] for run in other[0]}
-        runs = [run for run in runs if run["seed"] in shared]
-        other = [[run for run in other[0] if run["seed"] in shared]]
+        pairs = summary.pairs_by_seed(other[0], runs)
+        other, runs = [[old for old, _ in pairs]], [new for _, new in pairs]
     if not runs:
         return None
     distance = None
@@ -246,10 +245,11 @@ def _verdict(expect: str | None, interval: tuple[float, float] | None) -> str:
 def _measured(claim: Claim, runs: Sequence[Result], other: Sequence[Sequence[Result]]) -> Amount:
     if claim.metric in MEASURES:
         return MEASURES[claim.metric](runs)
-    values = {run["seed"]: _value(claim.metric, run) for run in runs}
-    for run in other[0] if other else ():
-        values[run["seed"]] -= _value(claim.metric, run)
-    return Amount.of(list(values.values()))
+    values = [_value(claim.metric, run) for run in runs]
+    if other:
+        before = [_value(claim.metric, run) for run in other[0]]
+        values = [value - old for value, old in zip(values, before, strict=True)]
+    return Amount.of(values)
 
 
 def _value(metric: str, run: Result) -> float:

@@ -190,13 +190,20 @@ def group_recalls(runs: Sequence[Result]) -> dict[str, Amount]:
     return {group: Amount.of([_recall(run, group) for run in runs]) for group in groups}
 
 
+def pairs_by_seed(
+    baseline: Sequence[Result], runs: Sequence[Result]
+) -> list[tuple[Result, Result]]:
+    """Return the runs of two methods that share a seed, as (baseline, run) pairs."""
+    before = {run["seed"]: run for run in baseline}
+    return [(before[run["seed"]], run) for run in runs if run["seed"] in before]
+
+
 def gain(baseline: Sequence[Result], runs: Sequence[Result]) -> Gain | None:
     """Return each group's gain over the seeds that both methods share; None if it is undefined.
 
     The gain is undefined without shared seeds, or if the two methods' group budgets differ.
     """
-    before = {run["seed"]: run for run in baseline}
-    pairs = [(before[run["seed"]], run) for run in runs if run["seed"] in before]
+    pairs = pairs_by_seed(baseline, runs)
     if not pairs or pairs[0][0]["budgets"] != pairs[0][1]["budgets"]:
         return None
     by_group = {

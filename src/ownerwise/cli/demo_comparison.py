@@ -24,6 +24,7 @@ from ownerwise.data import Assignment, DataSet, Records, assign, load_digits
 from ownerwise.mechanisms import INO, BudgetAware, Weights
 from ownerwise.owners import Owners
 from ownerwise.planning import Plan, plan
+from ownerwise.report.comparison import Difference, Metric
 from ownerwise.runs import Run
 from ownerwise.training import Trainer
 from ownerwise.wording import Amount, span_up
@@ -269,14 +270,14 @@ def findings(summaries: Sequence[DemoSummary]) -> Iterator[str]:
             continue
         against = PLAIN if label == BASELINE else BASELINE
         base = by_label[against].figures
-        gained, lost, even = [], [], []
+        words: dict[str, list[str]] = {"gained": [], "lost": [], "even": []}
         for name, value in summary.figures.items():
-            change = value.mean - base[name].mean
-            deviations = np.array([value.deviation or 0.0, base[name].deviation or 0.0])
-            error = np.sqrt((deviations**2).sum() / value.count)
-            words = f"{name} {100 * change:+.1f}"
-            better = -change if name == "spread" else change
-            (even if abs(change) <= 2 * error else gained if better > 0 else lost).append(words)
-        parts = [("gained", gained), ("lost", lost), ("no clear difference", even)]
-        text = "; ".join(f"{what}: {', '.join(words)}" for what, words in parts if words)
+            metric = Metric(name, name, higher_is_better=name != "spread")
+            change = Difference.between(metric, value, base[name])
+            words[change.outcome].append(f"{name} {100 * change.by:+.1f}")
+        text = "; ".join(
+            f"{'no clear difference' if outcome == 'even' else outcome}: {', '.join(each)}"
+            for outcome, each in words.items()
+            if each
+        )
         yield f"{label} vs {against}, in percentage points: {text}."
