@@ -38,7 +38,7 @@ class OwnerwiseError(ValueError):
 
 
 class BudgetError(OwnerwiseError):
-    """The budgets, or the owners of the records, cannot be used."""
+    """The budgets or the owners of the records are invalid."""
 
 
 class PlanError(OwnerwiseError):
@@ -46,11 +46,11 @@ class PlanError(OwnerwiseError):
 
 
 class AccountingError(OwnerwiseError, ArithmeticError):
-    """An accountant cannot compute a reliable figure; it never returns an unreliable one."""
+    """An accountant raises this error rather than return an unreliable figure."""
 
 
 class Problems:
-    """Collects problems, so that one error lists all of them.
+    """Collects problems so that a single error can list all of them.
 
     Example:
         >>> problems = Problems()
@@ -89,7 +89,7 @@ class Problems:
 
 
 class PrivacyWarning(UserWarning):
-    """The request is possible, but weakens the guarantee."""
+    """The request can be carried out, but it weakens the guarantee."""
 
     def __init__(self, message: object = ""):
         super().__init__(printable(message))
@@ -115,7 +115,7 @@ def known_names(given: object, known: Iterable[str]) -> str:
 
 
 def require(module: str, package: str, what: str) -> Any:
-    """Return an optional module, or raise an error that says what to install for it."""
+    """Return an optional module, or raise an error that says which package to install."""
     try:
         return importlib.import_module(module)
     except ImportError:

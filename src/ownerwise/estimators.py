@@ -62,7 +62,7 @@ class _Lineage:
         return _lineage, (self.key, self.clones, self.fits, self.warned)
 
     def note_fit(self) -> None:
-        """Count a fit. Warn once about repeated fits, so that the Trainer does not have to."""
+        """Count a fit. Warn about repeated fits only once, here rather than in the Trainer."""
         if (self.clones > 1 or self.fits) and not self.warned:
             self.warned = True
             warnings.warn(
@@ -105,8 +105,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         method: how to plan the budgets: "uniform", "sample", "scale" or "both" (see `plan`).
         weights: "ino" for `INO()`, an `INO` object, or None.
         steps: number of steps.
-        batch_size: expected number of records per step; None uses a quarter of the records, at
-            most 512.
+        batch_size: expected number of records per step; None uses a quarter of the records, but
+            at most 512.
         clip_norm: bound on a record's gradient norm (the average over records if bounds differ).
         lr: learning rate of plain stochastic gradient descent.
         hidden: sizes of hidden layers (tanh); () gives logistic regression.
@@ -123,7 +123,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     Attributes:
         classes_: class labels, sorted.
         model_: the trained module.
-        plan_: the plan, with `plan_.owners`.
+        plan_: the plan, which includes the owners (`plan_.owners`).
         run_: the run, for reports and cards.
         epsilon_: epsilon spent for each owner's records, in the order of `plan_.owners.ids`.
         private_: whether the guarantee holds: False after a fit with a fixed `random_state`,
@@ -354,7 +354,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def _relatives(self) -> _Lineage:
-        """The counts shared with all copies; they are not a parameter and are set on first use."""
+        """The counts shared with all copies; not a parameter, and created on first use."""
         if "_lineage" not in vars(self):
             vars(self)["_lineage"] = _Lineage(uuid4().hex)
         return vars(self)["_lineage"]
@@ -427,7 +427,7 @@ def _missing_problems(X: np.ndarray) -> list[str]:
 
 
 def _by_owner(name: str, given: Any, ids: np.ndarray, problems: Problems) -> Any:
-    """Return epsilon or delta for `Owners`: a number, or a mapping for the owners present."""
+    """Return epsilon or delta for `Owners`, as a number or as a mapping for the owners present."""
     if isinstance(given, Mapping):
         present = set(ids.tolist())
         # if no owner is in common, Owners reports it

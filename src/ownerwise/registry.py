@@ -22,7 +22,7 @@ class Registry(Mapping[str, Entry]):
     An entry from another package is imported when it is looked up, not when names are listed.
 
     Args:
-        group: the group of the entry points.
+        group: the entry-point group.
         own: the library's own entries.
     """
 

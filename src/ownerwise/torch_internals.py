@@ -1,10 +1,10 @@
 """The torch internals that the package relies on, each with its purpose.
 
 Torch may change these without notice, so the package declares the one version it is tested with.
-This module is imported before any of them is used, and gives access to those that are functions. It
-raises an ImportError that names the version if an internal is missing. It warns if torch has any
-other version, whose internals may behave differently. `tests/gradients/test_torch_internals.py`
-pins the behaviour of each internal.
+This module is imported before any of these internals is used, and gives access to those that are
+functions. It raises an ImportError that names the version if an internal is missing. It warns if
+torch has any other version, whose internals may behave differently.
+`tests/gradients/test_torch_internals.py` pins the behaviour of each internal.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def test_a_resumed_run_draws_the_random_order_of_the_uninterrupted_one(data, tmp
 def test_only_a_score_that_remembers_is_asked_for_in_a_checkpoint(data, tmp_path):
     plan = PLANS["both"]
     run(data, plan, 5, folder=tmp_path / "by loss", weights=ow.INO(tail=0.5))
-    with pytest.raises(ow.OwnerwiseError, match="the state of no plug, but this step has score"):
+    with pytest.raises(ow.OwnerwiseError, match="the state of no plug-in, but this step has score"):
         run(data, plan, 12, folder=tmp_path / "by loss", restore=True, weights=at_random())
     run(data, plan, 5, folder=tmp_path / "random", weights=at_random())
     with pytest.raises(ow.OwnerwiseError, match="the state of score, but this step has none"):

@@ -22,7 +22,7 @@ _QUARTERS = (0.25, 0.5, 0.75, 1.0)
 
 
 def is_ablation(run: Result) -> bool:
-    """Return True if a run varies a part of INO-SGD: its method is in `KINDS`, with an argument."""
+    """Return True if a run is an ablation: its method is in `KINDS` and has an argument."""
     name, _, argument = run["spec"].partition(":")
     return name in KINDS and argument != ""
 
@@ -34,7 +34,7 @@ def main_methods(study: Study) -> list[str]:
 
 
 def part(study: Study, kind: str) -> Study | None:
-    """Return the runs of an ablation, IDP-SGD and INO-SGD with the seeds that all of them share.
+    """Return the runs of an ablation and of IDP-SGD and INO-SGD, for the seeds that they all share.
 
     Return None if there is nothing to compare.
     """
@@ -75,7 +75,7 @@ def tails(study: Study) -> Any:
                     label=METRICS[metric],
                 )
         axis.set_title(f"after {share:.0%} of the steps")
-    return finish(figure, axes, "tail (share of the expected clip norm)", "recall", share=True)
+    return finish(figure, axes, "tail (fraction of the expected clip norm)", "recall", share=True)
 
 
 def _tail(run: Result) -> float:

@@ -71,11 +71,12 @@ def page(found: Mapping[str, Mapping[float, Study]]) -> str:
         "the standard deviation. The links lead to the seeds, commands and plan hashes. All "
         "methods in a table use the same network and number of steps; only the tempered sigmoid "
         "changes the activation. DP-SGD uses all records that are candidates for importance "
-        "sampling; with a smaller batch, it uses about as many records as importance sampling "
-        "accepts. The last column counts gradients per run in thousands: norms "
-        "evaluated and, in parentheses, gradients summed. Published results used different numbers "
-        "of steps and, in the second and third tables, probably different inputs. See [how to use "
-        "importance sampling](../../../docs/how-to/importance-sampling.md) for the conclusions.",
+        "sampling; DP-SGD with a smaller batch uses about as many records as importance sampling "
+        "accepts. The last column shows how many thousand gradient norms are evaluated per run "
+        "and, in parentheses, how many thousand gradients are summed. Published results used "
+        "different numbers of steps and, in the second and third tables, probably different "
+        "inputs. See [how to use importance "
+        "sampling](../../../docs/how-to/importance-sampling.md) for the conclusions.",
     ]
     for heading, by_budget in found.items():
         parts += [f"## {heading}", _table(by_budget)]

@@ -44,7 +44,7 @@ class Claim:
         minus: the method to compare with.
         expect: the direction that the paper claims for a difference or correlation, one of
             `EXPECTATIONS`.
-        changes: changes to the setting that the runs use, in the form "section.key=value".
+        changes: changes that the runs make to the setting, in the form "section.key=value".
         note: the likely reason why our result differs from the paper's.
     """
 
@@ -76,7 +76,7 @@ class Finding:
         theirs: the paper's number, formatted.
         ours: our mean and standard deviation, or a difference and its interval, as text; "not run"
             if there are no results.
-        distance: our result minus theirs, if both are numbers.
+        distance: our result minus the paper's, if both are numbers.
         verdict: one of `VERDICTS`, or "" if there is nothing to decide.
         seeds: number of seeds.
         study: name of the study that our result comes from; None if it was not run.
@@ -259,7 +259,7 @@ def _value(metric: str, run: Result) -> float:
 
 
 def _drop_end(runs: Sequence[Result]) -> Amount:
-    """Return when the strictest group's drop ends, as a fraction of the steps; 0 without a drop."""
+    """Return the fraction of steps until the strictest group's drop ends; 0 if there is no drop."""
     strictest = min(runs[0]["budgets"], key=runs[0]["budgets"].__getitem__)
     drops = [summary.drops([run]).get(strictest) for run in runs]
     ends = [
@@ -288,7 +288,7 @@ def _correlation(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
 
 
 def _reach(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
-    """Return when strict owners reach the other method's final recall, as a fraction of the steps.
+    """Return the fraction of steps until strict owners reach the other method's final recall.
 
     A recall that fluctuates may reach its own final value before the end, so the same fraction is
     computed for the other method and shown next to it. The interval is the confidence interval of
@@ -328,20 +328,20 @@ COMPARISONS: Mapping[str, Callable[[Sequence[Result], Sequence[Result]], Compare
     "correlation": _correlation,
     "reach": _reach,
 }
-"""Comparisons of two methods other than differences."""
+"""Ways to compare two methods other than by a difference."""
 
 EXPECTATIONS = ("above", "below", "kept")
 """Expected result of a comparison: above 0, below 0, or a loss of less than `KEPT` points."""
 
 KEPT = 1.0
-"""If accuracy drops by less than this many points, it still counts as kept."""
+"""Accuracy still counts as kept if it drops by less than this many percentage points."""
 
 VERDICTS = {
-    "reached": "our mean is at least the paper's number (for gaps, at most)",
+    "reached": "our mean is at least the paper's number (or at most, for gaps)",
     "not reached": "our mean falls short of the paper's number",
     "agrees": "the 95% interval is on the side that the paper claims (above -1 point if the paper "
     "claims that accuracy is kept)",
-    "undecided": "the interval extends to both sides, or there are fewer than three seeds",
+    "undecided": "the interval covers both sides, or there are fewer than three seeds",
     "disagrees": "the interval is on the opposite side",
 }
 """The possible verdicts and their rules."""

@@ -191,7 +191,7 @@ def _table(options: argparse.Namespace) -> None:
     written = tables.write_tables(
         studies, options.out, pictures, findings=claims.find(asked, studies), further=further
     )
-    print(f"{len(studies)} settings. Written to {options.out}: {written[0].name} and others.")
+    print(f"{len(studies)} settings. Written to {options.out}: {written[0].name} and other files.")
 
 
 def _plans(options: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ def new_figure(panels: int) -> tuple[Any, list[Any]]:
 def finish(
     figure: Any, axes: list[Any], x: str, y: str, *, legend: bool = True, share: bool = False
 ) -> Any:
-    """Label the axes and return the figure; with `share`, the y-axis runs from 0 to 1."""
+    """Label the axes and return the figure; with `share`, the y-axis ranges from 0 to 1."""
     for axis in axes:
         axis.set_xlabel(x)
         axis.set_ylabel(y)

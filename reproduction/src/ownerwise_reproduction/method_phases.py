@@ -5,7 +5,7 @@ the lowest budget in each group. A record takes part only in the phase of its ow
 before that phase depends on the record. Later phases use only other records and the model, which
 has already been released, so for this record they are post-processing. The record therefore spends
 only what its own phase spends, and every phase is planned for the full budget of its group. This
-requires that the groups are public and are formed from the budgets, never from the contents of
+requires the groups to be public and to be formed from the budgets, never from the contents of
 records.
 """
 
@@ -56,7 +56,7 @@ def lax_alone(
 def fewer_lax(
     population: Population, plan: Mapping[str, Any], argument: str, seed: int
 ) -> Sequence[Phase]:
-    """Drop a random fraction of the lax owners' records, chosen independently of their contents."""
+    """Drop a fraction of the lax owners' records at random, independently of their contents."""
     generator = np.random.default_rng(seed)
     kept = np.ones(len(population), dtype=bool)
     lax = np.flatnonzero(population.lax)
@@ -104,5 +104,5 @@ def tiers(epsilon: np.ndarray) -> np.ndarray:
 
 
 def _fitting(population: Population, plan: Mapping[str, Any]) -> Phase:
-    """Return a phase whose expected batch size is at most half the number of its records."""
+    """Return a phase, with its expected batch size limited to half its number of records."""
     return Phase(population, {**plan, "batch_size": min(plan["batch_size"], len(population) / 2)})

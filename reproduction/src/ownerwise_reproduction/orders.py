@@ -55,7 +55,7 @@ class AtRandom:
         return self._stream.private
 
     def state(self) -> dict[str, Any]:
-        """Return the number of draws, or {} if private, as the number reveals empty batches."""
+        """Return the draw count, or {} for a private stream, whose count reveals empty batches."""
         return {} if self._stream.private else {"draws": self._draws}
 
     def load_state(self, state: dict[str, Any]) -> None:

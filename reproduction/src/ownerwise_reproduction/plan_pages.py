@@ -198,7 +198,7 @@ def spending_figure(planned: Planned) -> Any:
 
 
 def _spending(made: Plan) -> tuple[list[int], np.ndarray]:
-    """Return selected step counts, and the epsilon each owner (column) has spent after each."""
+    """Return selected step counts, and the epsilon that each owner (column) has spent by then."""
     steps = [round(made.steps * k / _POINTS) for k in range(1, _POINTS + 1)]
     spent = [np.zeros(len(made.targets)), *map(made.epsilon, steps)]
     return [0, *steps], np.array(spent)

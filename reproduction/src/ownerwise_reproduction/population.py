@@ -56,7 +56,7 @@ class Population:
         return Owners(self.record_owner, self.epsilon[first], self.delta)
 
     def keep(self, which: np.ndarray) -> Population:
-        """Return the population with only the training records for which `which` is true."""
+        """Return a copy of the population with only the training records that `which` selects."""
         return replace(
             self,
             data=replace(self.data, train=self.data.train.take(which)),
@@ -65,7 +65,7 @@ class Population:
         )
 
     def with_budgets(self, epsilon: np.ndarray) -> Population:
-        """Return the population with other budgets, one per record."""
+        """Return a copy of the population with the given budgets, one per record."""
         return replace(self, epsilon=np.asarray(epsilon, dtype=np.float64))
 
     @property
@@ -115,5 +115,5 @@ def _loaded(config: Config, data_dir: str | PathLike | None) -> DataSet:
 
 @lru_cache(maxsize=1)
 def _read(asked: str, place: str | None) -> DataSet:
-    """Return a data set that is read only once for all runs in a process."""
+    """Return a data set; it is read only once per process and reused by later runs."""
     return load_data(Config({"data": json.loads(asked)}, Path(), "data"), place)

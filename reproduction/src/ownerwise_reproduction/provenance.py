@@ -78,7 +78,7 @@ def is_mixed(study: Study) -> bool:
 
 
 def origin(runs: Sequence[Result]) -> dict[str, Any]:
-    """Return a method's seeds, the times of each run and its plans, as JSON-compatible values.
+    """Return the seeds, times and plan hashes of a method's runs as JSON-compatible values.
 
     Training time covers all sessions of an interrupted run; wall time covers only its last session.
     `within_budgets` is None for plain SGD, which has no plans.

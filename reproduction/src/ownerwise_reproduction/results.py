@@ -44,7 +44,7 @@ def data_files(name: str, data_dir: str | PathLike | None = None) -> dict[str, A
 
 
 def made_from(trial: Trial) -> dict[str, Any]:
-    """Return the inputs of a trial, except its data files; they are also stored in the result."""
+    """Return the inputs of a trial that are stored in its result: all except the data files."""
     config = trial.config
     return {
         "format": FORMAT,

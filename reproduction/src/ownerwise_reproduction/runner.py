@@ -59,8 +59,8 @@ def run_trials(
         quiet: show no progress.
 
     Raises:
-        OwnerwiseError: if settings or data have problems, before anything runs.
-        FailedRuns: if some runs failed, after all others have finished.
+        OwnerwiseError: if settings or data have problems; raised before anything runs.
+        FailedRuns: if some runs failed; raised after all others have finished.
         Interrupted: on Ctrl-C; making the same call again resumes the runs.
     """
     places = _places(trials, store, data_dir)
@@ -115,7 +115,7 @@ def _places(trials: Sequence[Trial], store: Store, data_dir: str | PathLike | No
 
 
 def _say_other_names(trials: Sequence[Trial], places: Sequence[Path], store: Store) -> None:
-    """Report results that exist under another heading because they come from the same values."""
+    """Report results that exist under another heading because they use the same values."""
     for trial, path in zip(trials, places, strict=True):
         if path.exists():
             found = store.read_one(path)

@@ -22,7 +22,7 @@ from ownerwise.errors import OwnerwiseError, known_names, name_some
 
 PROFILES = ("paper", "short")
 EVALUATIONS = 50
-"""Number of evaluations per run if the setting does not specify one; enough to draw curves."""
+"""Default number of evaluations per run, which is enough to draw curves."""
 
 _HEADING = {
     "title": str,
@@ -42,8 +42,8 @@ class Setting:
     Attributes:
         name: name of the setting, such as MN-PC.
         title: description in words.
-        source: the paper, and the place in it.
-        choices: values that the paper does not state, and our choices.
+        source: the paper, and where in the paper the setting appears.
+        choices: the values that we chose because the paper does not state them.
         short: changes that the short profile makes, in the form "section.key=value".
         evaluations: approximate number of evaluations per run.
         label_noise: fraction of training labels to replace.

@@ -57,7 +57,7 @@ class Study:
 
     @property
     def first(self) -> Result:
-        """One of the runs, for properties that all of them share."""
+        """One of the runs, used to read properties that all runs share."""
         return next(iter(self.methods.values()))[0]
 
     @property
@@ -67,7 +67,7 @@ class Study:
         return dict(sorted(found.items(), key=lambda item: item[1]))
 
     def only(self, methods: Sequence[str]) -> Study:
-        """Return the study with only these methods."""
+        """Return a copy of the study with only the given methods."""
         return replace(self, methods={name: self.methods[name] for name in methods})
 
     def label(self, method: str) -> str:
@@ -114,7 +114,7 @@ class Drop:
 
 
 def studies(results: Sequence[Result]) -> list[Study]:
-    """Return the results sorted into studies, or raise an error that lists duplicate runs."""
+    """Return the results grouped into studies, or raise an error that lists duplicate runs."""
     found: dict[str, Study] = {}
     problems = []
     for result in results:
@@ -139,7 +139,7 @@ def studies(results: Sequence[Result]) -> list[Study]:
 
 
 def measure(result: Result, part: str = "final") -> dict[str, float]:
-    """Return those metrics in a run's last evaluation that `METRICS` lists."""
+    """Return the metrics listed in `METRICS` from a run's last evaluation."""
     return measure_line(result[part], result["budgets"])
 
 
@@ -260,7 +260,7 @@ def epoch_seconds(runs: Sequence[Result]) -> float | None:
 def gradients(runs: Sequence[Result]) -> tuple[float, float] | None:
     """Return the mean numbers of gradients evaluated and summed per run; None if unknown.
 
-    The two numbers differ if records are accepted by the norms of their gradients.
+    The two numbers differ if records are accepted based on their gradient norms.
     """
     found = [run["gradients"] for run in runs if "gradients" in run]
     if not found:

@@ -180,7 +180,7 @@ def _notes(study: Study, columns: Sequence[str]) -> str:
         )
     if len({tuple(run["seed"] for run in runs) for runs in study.methods.values()}) > 1:
         said.append(
-            "Methods were run with different seeds: compare them by the differences in the "
+            "Methods were run with different seeds: compare them using the differences in the "
             "[overview](../../README.md), which use the seeds that both methods share."
         )
     return " ".join(said)

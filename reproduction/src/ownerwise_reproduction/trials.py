@@ -58,7 +58,7 @@ _MOST_OWNERS_LISTED = 100
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A run to perform, given by a setting, a method and a seed.
+    """A run to perform, defined by a setting, a method and a seed.
 
     Attributes:
         setting: the setting.

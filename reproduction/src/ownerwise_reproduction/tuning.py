@@ -30,7 +30,7 @@ from ownerwise_reproduction.trials import Trial
 
 VALIDATION_SHARE = 0.1
 FACTOR = 4.0
-"""Draws multiply the setting's clip norm and learning rate by 1 / `FACTOR` to `FACTOR`."""
+"""Each draw scales the clip norm and the learning rate by factors in [1 / `FACTOR`, `FACTOR`]."""
 STEP_FACTORS = (0.5, 1.0, 2.0)
 TAILS = (0.05, 0.6)
 KAPPAS = (0.0, 3.0)
@@ -62,7 +62,7 @@ class Point:
 def draw(
     setting: Setting, profile: str, changes: Sequence[str], trials: int
 ) -> list[dict[str, float]]:
-    """Return the values of every draw, including INO-SGD's; the first is the setting itself."""
+    """Return the values in every draw, including INO-SGD's own; the first is the setting itself."""
     config = setting.configure(0, profile, changes)
     plan, weights = config["plan"], config["weights"]
     generator = np.random.default_rng(0)
@@ -136,7 +136,7 @@ def points(
 def frontier(found: Sequence[Point], other: str) -> list[Point]:
     """Return the points that no other point of the same method beats in both accuracy and `other`.
 
-    Both are measured on validation records. Points are in order of decreasing accuracy.
+    Both metrics are measured on validation records. The points are sorted by decreasing accuracy.
     """
     ranked = sorted(
         found,
@@ -185,7 +185,7 @@ def write(
     command: str,
     folder: str | PathLike,
 ) -> list[Path]:
-    """Write the search as NAME.json and its figure as NAME.svg, and return both.
+    """Write the search as NAME.json and its figure as NAME.svg, and return both paths.
 
     Args:
         name: name of the setting.
@@ -231,7 +231,7 @@ def frontier_figure(found: Sequence[Point]) -> Any:
 
 
 def _relevant(run: Result, values: Mapping[str, float]) -> dict[str, float]:
-    """Return those of the drawn values that appear in a run's configuration."""
+    """Return the drawn values that appear in a run's configuration."""
     held = {f"{name}.{key}" for name, section in run["config"].items() for key in section}
     return {key: value for key, value in values.items() if key in held}
 

@@ -47,7 +47,7 @@ class Search:
 
     @property
     def methods(self) -> list[str]:
-        """All methods, the baseline first."""
+        """All methods, with the baseline first."""
         return sorted(self.content["methods"], key=lambda method: method != BASELINE)
 
     @property
@@ -174,7 +174,7 @@ def _over(seeds: Sequence[int]) -> str:
 
 
 def kept(search: Search, method: str, criterion: str, metric: str) -> Kept:
-    """Return a method's gain over IDP-SGD before and after both were tuned for a criterion."""
+    """Return a method's gain over IDP-SGD before and after tuning both methods for a criterion."""
     fixed = _gain(search.first(BASELINE), search.first(method), metric)
     tuned = _gain(search.chosen(BASELINE, criterion), search.chosen(method, criterion), metric)
     return Kept(fixed, tuned)
@@ -185,7 +185,7 @@ def _gain(before: Point, after: Point, metric: str) -> float:
 
 
 def _sentences(search: Search) -> list[str]:
-    """Return sentences on the gain if values are chosen by accuracy, as is usual."""
+    """Return sentences about the gain when values are chosen by accuracy, as is usual."""
     metric = "strict" if "strict" in search.criteria else "worst_group"
     enough = len(search.content["seeds"]) >= FEWEST_SEEDS
     values = _values(search.first(BASELINE))

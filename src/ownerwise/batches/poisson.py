@@ -2,9 +2,9 @@
 
 Guarantee. At each step, record i is drawn with probability q_o(i), independently of all other
 records and steps. The draws come from the secret stream, because privacy amplification by sampling
-requires that nobody else knows the batches. Batches are never redrawn, capped, dropped or padded;
-an empty batch still counts as a step. The sampling rates and the number of steps are public; the
-records in a batch and their number are private.
+requires the batches to be secret. Batches are never redrawn, capped, dropped or padded; an empty
+batch still counts as a step. The sampling rates and the number of steps are public; the records in
+a batch and their number are private.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ class Batch:
         plan_hash: hash of the plan that the batch was drawn with; None for a batch made by hand.
         private: False if the batch was drawn with a fixed seed, comes from data marked as not
             private (see `marks`), was copied, or was made by hand.
-        part: some of the batch's records, collated separately; None if this does not change their
-            rows. With a part, the step checks that no record depends on the others.
+        part: some of the batch's records, collated separately; None if separate collation does
+            not change their rows. If there is a part, the step checks that no record depends on
+            the others.
     """
 
     step: int
@@ -78,7 +79,7 @@ class PoissonBatches:
 
     Args:
         dataset: a tuple of tensors or arrays with one row per record, such as (X, y), or a
-            map-style torch Dataset. A DataLoader is refused, because it forms its own batches.
+            map-style torch Dataset. A DataLoader is rejected because it forms its own batches.
         plan: the plan, which provides the sampling rates, the owners and the number of steps; it is
             verified here unless it has already been verified.
         stream: the run's stream (its child "sampling" is used); by default a new private stream.

@@ -50,7 +50,7 @@ class Unloaded:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some records of a batch whose rows change when they are collated separately.
+    """Some of a batch's records, whose rows change when they are collated separately.
 
     Attributes:
         positions: positions of these records in the batch, int64.
@@ -72,7 +72,7 @@ class DatasetRows:
         self.foreign = collate is not None  # torch's default only stacks
 
     def __getitem__(self, request: tuple[np.ndarray, np.ndarray]) -> tuple[Any, Part | None]:
-        """Return a batch's rows, and a part of the batch if collating it separately changes rows.
+        """Return a batch's rows, and the part if collating it separately changes its rows.
 
         Args:
             request: record numbers of the batch, and the positions of the part's records among
@@ -174,7 +174,7 @@ def data_problems(dataset: Any, records: int) -> list[str]:
 
 
 def described(array: Any) -> str:
-    """Format dtype and shape without the number of records, such as "float32 [records, 5]"."""
+    """Format a dtype and shape without the number of records, such as "float32 [records, 5]"."""
     if not isinstance(array, Tensor):
         return f"a {type(array).__name__}"
     return f"{dtype_name(array.dtype)} {shape_name(array.shape)}"

@@ -10,11 +10,11 @@ batch, a step draws about two numbers if each octave has a single rate, and at m
 otherwise, plus a few numbers per octave.
 
 Exactness. The 64-bit uniforms from which E is computed resolve both tails of its distribution,
-quotients are floored exactly, and thinning compares 53-bit uniforms with q/p >= 1/2. The only
-remaining error comes from float64 rounding: the probability of drawing a record k places after the
-last candidate has a relative error of at most about k 2^-52, which is 1e-12 at a rate of 1% and
-2e-9 for tiny rates among 10^7 records. Rates below 1e-17 approach the 2^-64 resolution of the
-uniforms.
+quotients are floored exactly, and thinning compares 53-bit uniforms with q/p, which is at least
+1/2. The only remaining error comes from float64 rounding: the probability of drawing a record k
+places after the last candidate has a relative error of at most about k 2^-52, which is 1e-12 at a
+rate of 1% and 2e-9 for tiny rates among 10^7 records. Rates below 1e-17 approach the 2^-64
+resolution of the uniforms.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PoissonSampler:
 
 
 def _octaves(rates: np.ndarray, owner: np.ndarray) -> list[tuple[np.ndarray, float]]:
-    """Return (records, largest rate) for each octave: positive rates with one binary exponent."""
+    """Return (records, largest rate) per octave of positive rates that share a binary exponent."""
     exponents, octave = np.unique(np.frexp(rates)[1], return_inverse=True)
     octave = np.where(rates > 0, octave, len(exponents)).astype(np.int16)  # rate 0 comes last
     record_octave = octave[owner]

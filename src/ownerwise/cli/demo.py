@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace) -> None:
         "delta 1e-5.\n"
         f"Each method tries {_count(len(search.cells), 'pair')} of clip norm and learning rate, "
         f"each with {_count(len(search.search_seeds), 'seed')}, on {len(validation)} validation "
-        f"images. The best pair then runs with {_count(len(search.seeds), 'seed')} and is "
+        f"images. The best pair is then run with {_count(len(search.seeds), 'seed')} and "
         f"evaluated on {len(test)} test images."
     )
     compared = demo.compare(progress=sys.stderr.isatty())

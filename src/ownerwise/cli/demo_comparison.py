@@ -34,7 +34,7 @@ __all__ = ["METHODS", "Demo", "DemoMethod", "DemoSearch", "DemoSummary"]
 
 @dataclass(frozen=True)
 class DemoMethod:
-    """A method to compare: its planning method, and how it weights the records of a batch."""
+    """A method to compare: its planning method, and how it weights the records in a batch."""
 
     label: str
     plan_method: str
@@ -82,7 +82,7 @@ class DemoSummary:
     """Results of one method on the test records.
 
     Attributes:
-        figures: mean and standard deviation over seeds, by name.
+        figures: mean and standard deviation of each metric over seeds, by the metric's name.
         recalls: mean recall of each owner's digit.
         spent: smallest and largest epsilon spent.
     """

@@ -60,8 +60,8 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--hardened",
         action="store_true",
-        help="protect against attacks that exploit rounding: compute every batch in a fixed number "
-        "of secret rows",
+        help="protect against attacks that exploit rounding: pad every batch to a fixed number of "
+        "rows and place the records in secret, random rows",
     )
     command.add_argument(
         "--owners",
@@ -132,7 +132,7 @@ def _request_problems(
 
 
 def _out_problems(out: Path) -> list[str]:
-    """Return problems with writing a plan to `out`; only another plan may be overwritten."""
+    """Return any reasons not to write a plan to `out`; only another plan may be overwritten."""
     from ownerwise.planning import Plan
 
     if out.is_dir():

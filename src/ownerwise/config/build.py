@@ -129,7 +129,7 @@ def prepare_run(
 
 
 def load_data(config: Config, data_dir: str | PathLike | None) -> DataSet:
-    """Return the data set or the table that the configuration names."""
+    """Return the data set or the table that the configuration specifies."""
     settings = dict(config["data"])
     only = settings.pop("only", None)
     for key in ("validation_share", "validation_seed"):
@@ -144,7 +144,7 @@ def load_data(config: Config, data_dir: str | PathLike | None) -> DataSet:
 def split_records(
     data: DataSet, settings: Mapping[str, Any]
 ) -> tuple[DataSet, Records | None, Records | None]:
-    """Return the data with the records to train on, the validation records and the test records.
+    """Return the data (without held-out records), the validation records and the test records.
 
     With `validation_share`, each training record is held out with that probability, as determined
     by a public hash of the record alone (see `ownerwise.data.splits`); no guarantee covers the

@@ -46,7 +46,8 @@ def read_config(path: str | PathLike, changes: Sequence[str] = ()) -> Config:
 
     Args:
         path: the file.
-        changes: strings "section.key=value", with values as in TOML (strings need no quotes).
+        changes: strings of the form "section.key=value", with values as in TOML (strings
+            need no quotes).
 
     Raises:
         OwnerwiseError: if the file has problems; the message lists all of them.
@@ -97,7 +98,7 @@ def make_config(
 
 
 def _apply(change: str, sections: dict[str, dict[str, Any]], problems: list[str]) -> None:
-    """Apply one "section.key=value"; longer keys set values inside nested tables."""
+    """Apply a change "section.key=value"; longer keys set values inside nested tables."""
     path, equals, text = change.partition("=")
     section, *keys = path.strip().split(".")
     if not equals or not keys or not all(keys):

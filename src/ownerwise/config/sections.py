@@ -61,7 +61,7 @@ ASSIGNMENT_KEYS: Mapping[str, ValueRule] = {
     "classes": table("a table {owner = [classes]}", texts().fits),
     "seed": whole(0),
 }
-"""Rules for the common keys of assignments; each assignment checks its other keys itself."""
+"""Rules for the keys that all assignments share; each assignment checks its other keys."""
 
 SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
     "run": {
@@ -163,8 +163,8 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         ),
         "strict": flag().means("refuse plans in which some owner cannot use up their budget"),
         "hardened": flag().means(
-            "compute every batch in a fixed number of secret rows "
-            "([why](proofs/arithmetic.md#secret-rows))"
+            "pad every batch to a fixed number of rows and place the records in secret, random "
+            "rows ([why](proofs/arithmetic.md#secret-rows))"
         ),
     },
     "model": {"name": text().means("the network")},  # plus the model's options
@@ -173,15 +173,15 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "lr": POSITIVE.means("learning rate; required"),
         "momentum": within(0, 1).means("for sgd and rmsprop"),
         "options": table("a table of additional optimizer options").means(
-            "such as `{ weight_decay = 1e-4 }`"
+            "additional options, such as `{ weight_decay = 1e-4 }`"
         ),
         "schedule": either("a name, or a table with name and options", text(), table("")).means(
             "`constant` (default), `linear`, `cosine`, `step`; options `warmup`, `floor`, `every`, "
             "`factor`"
         ),
         "averaging": between(0, 1).means(
-            "decay rate of a running average of the model, which then becomes the result; has "
-            "no privacy cost; off by default"
+            "decay rate of a running average of the model, which then becomes the result "
+            "at no privacy cost; off by default"
         ),
         "loss": choice(LOSSES).means("`cross_entropy` by default"),
         "clipping": either(

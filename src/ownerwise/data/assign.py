@@ -1,9 +1,9 @@
-"""Assign the records of a data set to owners: by a column, or by class to simulate owners.
+"""Assign the records of a data set to owners by a column or, to simulate owners, by class.
 
 Each function takes a `DataSet` and returns an `Assignment`. An assignment `a` states who owns which
 training record and what each owner's epsilon is; to use it, call
-`Owners(a.record_owner, a.epsilon, delta)`. It also states which group each validation or test
-record belongs to. Group budgets are declared, never computed from labels.
+`Owners(a.record_owner, a.epsilon, delta)`. The assignment also states which group each validation
+or test record belongs to. Group budgets are declared, never computed from labels.
 
 For your own data, take the owners from a column (`by_column`). Owners formed from classes are a
 simulation for public benchmarks: a record's owner, which is public, then reveals the record's
@@ -46,7 +46,7 @@ class Assignment:
     column: str | None = None
 
     def groups(self, records: Records) -> np.ndarray:
-        """Return the name of each validation or test record's group."""
+        """Return the group name of each validation or test record."""
         if self.column is not None:
             return _column(records, self.column).astype(str)
         return np.array(self.class_groups)[records.targets]
@@ -95,8 +95,8 @@ def by_column(data: DataSet, column: str, epsilon: Mapping[int | str, float]) ->
 ASSIGNMENTS: Registry[Callable[..., Assignment]] = Registry(
     "ownerwise.assignments", {"by_class": by_class, "by_classes": by_classes}
 )
-"""Simulated assignments by name, for configuration files. Each takes the data, `budgets` and
-possibly other options. Other packages can add more through the entry-point group
+"""Simulated assignments by name, for configuration files. Each function takes the data, `budgets`
+and possibly other options. Other packages can add assignments through the entry-point group
 `ownerwise.assignments`.
 """
 

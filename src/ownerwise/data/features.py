@@ -2,7 +2,7 @@
 
 Guarantee: with scaling by declared ranges, nothing is learned from the records. Ranges and lists of
 categories are constants that the caller (or a data set's loader) declares, and each record is
-encoded separately. Scaling by statistics of the training records is also possible, but it releases
+encoded separately. You can also scale by statistics of the training records, but this releases
 means and standard deviations without noise; a warning says so, and `not_private` lists them.
 """
 
@@ -149,7 +149,7 @@ def make_table(
 
 
 def record(at: int) -> str:
-    """Return a record's name for messages: its position, counted from 0, but never its content."""
+    """Name a record in a message by its position, counted from 0, never by its content."""
     return f"record {at}"
 
 

@@ -1,4 +1,4 @@
-"""Picture files listed in a table, such as a folder of images with a file of attributes."""
+"""Read the picture files listed in a table, such as a file of attributes for a folder of images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Pictures:
 
     Attributes:
         folder: the folder with the files; by default the table's folder.
-        size: (height, width) that every picture is resized to; None if all have the same size.
+        size: (height, width) to resize every picture to; None if all already have the same size.
         channels: 3 for colour, 1 for greyscale.
         scale: "unit" (0 to 1) or "signed" (-1 to 1).
     """

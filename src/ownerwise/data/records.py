@@ -119,7 +119,7 @@ class DataSet:
                 vars(self)[name] = replace(records, not_private=marks)
 
     def parts(self) -> dict[str, Records]:
-        """Return the existing parts by name: train, validation, test."""
+        """Return the parts that exist (train, validation, test), keyed by name."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: records for name, records in parts.items() if records is not None}
 
@@ -144,7 +144,7 @@ class DataSet:
 
 
 def class_positions(data: DataSet, classes: Sequence[str]) -> list[int]:
-    """Return the positions of classes given by name; refuse unknown or repeated names."""
+    """Return the positions of classes given by name; reject unknown or repeated names."""
     unknown = [name for name in classes if name not in data.classes]
     problems = []
     if unknown:

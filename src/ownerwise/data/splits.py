@@ -5,10 +5,10 @@ parts, so the training parts of neighbouring data sets are neighbouring too (or 
 is held out). A split by position or by a permutation has no such guarantee: removing one record
 moves many others.
 
-The split is public: anyone may know the seed and the share. Choose the seed and the share without
-looking at the records. No guarantee covers the records that are held out. The number of held-out
-records is random (binomial); in each class and for each owner, the fraction held out is close to
-the share, but not exactly equal to it.
+The split is public: anyone may know the seed and `share`, the probability of being held out. Choose
+both without looking at the records. No guarantee covers the records that are held out. The number
+of held-out records is random (binomial); in each class and for each owner, the fraction held out is
+close to `share`, but not exactly equal to it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def positional_split(
     protect. For a table that may gain or lose a record, use `held_out`.
 
     With `groups` (one id per record, such as the subject), every fifth group is selected as a
-    whole; a group has the class of its first record.
+    whole; a group is assigned the class of its first record.
     """
     if groups is None:
         groups = np.arange(len(targets))

@@ -53,8 +53,8 @@ def load_table(
             records are used; the list itself is then NOT private.
         columns: additional columns to keep alongside the inputs.
         scale: "ranges", "statistics" (of the training records: NOT private) or "none".
-        test_share: probability that a record becomes a test record, or None for no test set. This
-            is decided by a public hash of the record's row, independently of all other rows (see
+        test_share: probability that a record becomes a test record, or None for no test set. Each
+            record is assigned by a public hash of its row, independently of all other rows (see
             `splits`): rows with equal cells stay together, and the fraction of test records is
             close to `test_share`.
 
@@ -106,7 +106,7 @@ def load_table(
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """Return a file's columns by name: arrays, or tuples of strings."""
+    """Return a file's columns, keyed by name, as arrays or tuples of strings."""
     if not path.is_file():
         raise OwnerwiseError(f"no file {path}; expected a table: .csv, .parquet, .npz or .txt")
     kind = path.suffix.lower()

@@ -3,8 +3,8 @@
 Every word in such a vocabulary occurs in the private text. A rare name in the list can identify a
 person, and noise added during training cannot undo that. The default vocabulary is therefore not a
 list: a public function hashes words into a fixed number of ids, whatever the texts contain. A list
-from public text is equally safe. A list of the most frequent words in the training texts, as used
-in papers, is possible, but it triggers a warning and is marked as not private.
+built from public text is equally safe. You can also use a list of the most frequent words in the
+training texts, as is common in papers, but it triggers a warning and is marked as not private.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Places(dict[str, int]):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Maps each word to an id from 0 to size - 1. Create one with `hashed`, `listed` or `counted`.
+    """Maps each word to an id from 0 to size - 1; created by `hashed`, `listed` or `counted`.
 
     Attributes:
         size: number of ids, and therefore of rows in an embedding table.
@@ -83,7 +83,7 @@ class Vocabulary:
 
     @classmethod
     def counted(cls, texts: Iterable[Sequence[str]], size: int = 20_000) -> Vocabulary:
-        """Return a vocabulary of the most frequent words in tokenized texts, by decreasing count.
+        """Return a vocabulary of the most frequent words in tokenized texts, most frequent first.
 
         NOT private: the list is released without noise, and `not_private` says so. Words with equal
         counts are in alphabetical order.

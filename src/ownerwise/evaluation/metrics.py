@@ -27,7 +27,7 @@ _RECORDS_AT_ONCE = 512
 FEW_GROUPS = 4
 """The smallest number of groups for which a correlation is reported.
 
-With fewer groups, a correlation would often be large by chance, and it has no confidence interval.
+With fewer groups, a correlation would often be large by chance and have no confidence interval.
 """
 
 Collate = Callable[[list[Any]], Any]
@@ -52,7 +52,7 @@ class Evaluation:
         groups: each record's group; by default its class.
         collate: combines a Dataset's samples into a batch; by default torch's function.
         predict: function from outputs to classes.
-        constraints: constraints to measure as well; targets then contain the class and the cell.
+        constraints: constraints to measure as well; each target then contains a class and a cell.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ def trial_problems(
     name: str,
     then: Callable[[Any, Any], Any] = lambda outputs, targets: None,
 ) -> list[str]:
-    """Return the problems that occur when the model, loss and `then` run on the first two records.
+    """Run the model, the loss and `then` on the first two records, and return any problems.
 
     Target values are checked for all records if they are in memory.
     """
@@ -259,7 +259,7 @@ def _summary(
 
 
 def group_name(group: Any) -> str:
-    """Return a group's name in history and reports; classes 0.0 and 1.0 become "0" and "1"."""
+    """Return a group's name for the history and reports; classes 0.0 and 1.0 become "0" and "1"."""
     whole = isinstance(group, float) and group.is_integer()
     return str(int(group) if whole else group)
 

@@ -61,7 +61,7 @@ def run_on_first(model: nn.Module, inputs: Any) -> Any:
 
 
 def _dtype_fix(model: nn.Module, inputs: Any, error: str) -> str:
-    """If the error is about dtypes, return how to convert the inputs to the model's dtype."""
+    """If the error is about dtypes, explain how to convert the inputs to the model's dtype."""
     if not isinstance(inputs, Tensor):
         return ""
     if inputs.is_floating_point() and "'indices'" in error:
@@ -167,7 +167,7 @@ def _number_problems(outputs: Tensor, targets: Tensor, *, probabilities: bool) -
 
 
 def _plain(loss: Loss, targets: Any) -> tuple[Loss, Any]:
-    """Return the loss inside a `PenalisedLoss`, and the classes that it receives."""
+    """Return the loss that a `PenalisedLoss` wraps, and the classes to pass to it."""
     plain = getattr(loss, "plain", None)
     if plain is None or getattr(targets, "ndim", 0) != 2:
         return loss, targets

@@ -29,8 +29,8 @@ separately.
 Refusals. The tape observes which dimension the records lie along instead of guessing it
 (:mod:`layout`). A call that cannot be shown to treat records separately, a parameter used where the
 tape does not see it, an input changed in place, and batch statistics all raise :class:`Refused`
-with a remedy. Some problems are not visible in any gradient, such as mixing records before the
-first layer or through a detached statistic; ``check(model, inputs)`` finds those.
+with a remedy. Some problems, such as mixing records before the first layer or through a detached
+statistic, are not visible in any gradient; ``check(model, inputs)`` finds those.
 
 Formal guarantees. With factors |f_i| <= C_i / norms[i], removing record i changes ``weighted_sum``
 by at most C_i in L2 norm, up to rounding. (On five benchmark models at their initial weights, with

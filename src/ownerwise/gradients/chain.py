@@ -86,7 +86,7 @@ class Chain:
 
         Args:
             inputs: one row per record.
-            in_blocks: whether sums will run over blocks of records. If so, rows of zeros are
+            in_blocks: whether sums will be computed in blocks of records. If so, zero rows are
                 appended so that all blocks have the same size.
         """
         values, kept, count = inputs.flatten(1), [], len(inputs)

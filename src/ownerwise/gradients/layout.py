@@ -2,10 +2,11 @@
 
 A tensor inside a model may have its records along dimension 0, along another dimension (``[time,
 record, feature]``), or folded with another dimension (``[record * time, feature]``, in either
-order). The shape alone is ambiguous: if there are as many time steps as records, two layouts fit.
-The tape therefore *observes* the layout. It runs a backward pass from the losses of a random subset
-of the records, and keeps a candidate only if the gradient is zero for every record outside the
-subset. If a model mixes records, no candidate passes, and the model is refused.
+order). The shape alone is ambiguous: if there are as many time steps as records, two layouts are
+possible. The tape therefore *observes* the layout. It runs a backward pass from the losses of a
+random subset of the records, and keeps a candidate layout only if the gradient is zero for every
+record outside the subset. If a model mixes records, no candidate layout remains, and the model is
+rejected.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def fits(layout: Layout, shape: tuple[int, ...], count: int) -> bool:
 
 
 def keeps_apart(layout: Layout, gradient: Tensor, kept: Tensor) -> tuple[bool, bool]:
-    """Return whether all gradients outside ``kept`` are zero, and whether any inside is nonzero.
+    """Return whether only records in ``kept`` have nonzero gradients, and whether any of them do.
 
     Non-finite entries are ignored, because 0 * inf carries no information.
     """

@@ -1,4 +1,4 @@
-"""Find the dimension that indexes the records by backpropagating the losses of some of them."""
+"""Backpropagate the losses of some records to find the dimension that indexes the records."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def _observe_layouts(
 ) -> tuple[bool, list[Problem]]:
     """Find every tap's layout; return whether all layouts are certain, and the problems.
 
-    If several layouts remain after all divisions, all of them assign each nonzero gradient in this
-    batch to the same record, so any of them will do, but only for this batch.
+    If a tap has several layouts left after every split of the batch, they all assign each nonzero
+    gradient in this batch to the same record, so any of them will do, but only for this batch.
     """
     count = len(losses)
     generator = torch.Generator().manual_seed(count)  # the user's generator must not advance
@@ -103,8 +103,8 @@ def _halves(count: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield masks that select about half of the records, each followed by its complement.
 
     Both halves are needed because some records may have no gradient. Neither half is ever empty.
-    The first halves are random because a folded layout could match a periodic pattern. The last
-    divisions follow the bits of a record's index, so that every pair of records is separated by at
+    The first splits are random because a folded layout could match a periodic pattern. The last
+    splits follow the bits of a record's index, so that every pair of records is separated by at
     least one of them.
     """
     for _ in range(_RANDOM_DIVISIONS):

@@ -216,7 +216,7 @@ def _records_at_once(roots: Mapping[int, nn.Parameter], chunk_bytes: int) -> int
 def shared_norms(
     contributions: list[tuple[TrackedParameter, Contribution]], count: int, budget: MemoryBudget
 ) -> Iterable[Tensor]:
-    """Yield squared norms for parameters with several uses: norms of the SUM over the uses."""
+    """For parameters with several uses, yield the squared norms of the SUM over the uses."""
     rest = []
     by_root: dict[int, list[tuple[TrackedParameter, Contribution]]] = {}
     for tracked, contribution in contributions:
@@ -258,7 +258,7 @@ def form(
 def add_to_roots(
     sums: dict[int, Tensor], parts: Iterable[tuple[TrackedParameter, Tensor]], *, per_record: bool
 ) -> None:
-    """Add parts to their roots; sum a derived parameter's parts before backpropagating them."""
+    """Add gradients to their roots; sum those of a derived parameter before backpropagating."""
     derived: dict[int, tuple[TrackedParameter, Tensor]] = {}
     for tracked, part in parts:
         if tracked.is_root:

@@ -50,7 +50,7 @@ def lengths(tensor: Tensor, count: int) -> Tensor:
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """Return the L2 norm of each row, `[count]`, for `[count, numbers]`.
+    """Return the L2 norm of each row of a `[count, numbers]` tensor, as `[count]`.
 
     Squares that are added one after the other may all be rounded in the same direction: a float32
     norm of 4,000,000 equal numbers can be too small by 0.3%. Wide rows are therefore divided into

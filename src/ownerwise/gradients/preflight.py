@@ -1,4 +1,4 @@
-"""The check before the first step, which lists all problems with a model and their remedies."""
+"""Check a model before the first step, and list all problems and their remedies."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def check(model: nn.Module, *inputs: Any) -> list[Problem]:
     Args:
         model: the model exactly as it will be trained (its mode and frozen parameters matter).
         inputs: optionally, a small sample batch (public or synthetic data) of at least two records.
-            Running the model on it also finds problems in its code: calls without a rule,
-            mixing of records, and parameters used where the tape does not see them. The model's
-            state is restored afterwards.
+            Running the model on this batch also finds problems in the model's code: calls without a
+            rule, mixing of records, and parameters used where the tape does not see them. The
+            model's state is restored afterwards.
 
     Returns:
         The problems; an empty list if the model has none.

@@ -1,4 +1,4 @@
-"""The parameters, buffers and attributes of a model before and after it runs."""
+"""Detect and undo the changes that running a model makes to its state."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class Tape(TorchFunctionMode):
     def _note_write(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Refuse calls that write data into the model; other tensors written to become data."""
+        """Reject calls that write data into the model; any other tensor written to becomes data."""
         assert self._tracker is not None
         written = args[0] if args and writes_in_place(func) else kwargs.get("out")
         for tensor in tensors_in(written):

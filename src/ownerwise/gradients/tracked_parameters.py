@@ -186,7 +186,7 @@ class ParameterTracker:
         return self._wide_roots[key]
 
     def refuse_write(self, func: Callable[..., Any], written: Tensor) -> None:
-        """Refuse a call that writes data into the model: the data would be released without noise.
+        """Reject a call that writes data into the model: the data would be released without noise.
 
         A view or the ``.data`` of a buffer shares the buffer's memory, so addresses are compared.
         The addresses are looked up on every call, because ``model.to`` changes them.

@@ -1,10 +1,10 @@
 """Importance sampling: records with larger gradients are more likely to be accepted.
 
 Formal guarantee (docs/proofs/dpis.md): given the model before the step, a record of owner o adds a
-vector of length C_o or 0 to the sum, depending on its own coin flip. It therefore changes the sum
-by at most C_o, even with INO weights. The step has exactly the same privacy cost as one with
-ordinary clipping under the same plan. The options are public; which records were accepted, and how
-many, is private.
+vector of length C_o or 0 to the sum, depending on its own coin flip. The record therefore changes
+the sum by at most C_o, even with INO weights. The step has exactly the same privacy cost as one
+with ordinary clipping under the same plan. The options are public; which records were accepted, and
+how many, is private.
 
 Published importance-sampling methods divide by the sum of all gradient norms. That sum depends on
 every record and would leak information through the scale of the noise, so it is not used here.
@@ -110,7 +110,7 @@ class ImportanceSampling:
 
 
 def proven(rule: object) -> bool:
-    """Return whether a clipping rule is proved to respect its bound.
+    """Return whether a clipping rule has been proved to respect its bound.
 
     There are proofs only for the library's own rules, not for their subclasses. For any other rule,
     the step checks the bound in every batch.

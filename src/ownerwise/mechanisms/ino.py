@@ -31,7 +31,7 @@ _LOSS_ROUNDOFFS = 8.0  # largest change in a loss by rounding: absolute up to 1,
 
 @dataclass(frozen=True)
 class INO:
-    """Weights of 1 for the important records in a batch, falling to 0 over a tail of fixed length.
+    """Batch weights that are 1 for important records and fall to 0 over a tail of fixed length.
 
     Args:
         tail: tail length as a fraction of the plan's expected total clip norm; requires `bind`.
@@ -81,12 +81,12 @@ class INO:
 
     @property
     def private(self) -> bool:
-        """Whether the guarantee holds: scores depend only on their own records or secret
+        """True if the guarantee holds: each score depends only on its own record or on secret
         randomness."""
         return getattr(self.score_by, "private", True)
 
     def bind(self, plan: Plan) -> INO:
-        """Return these weights with the tail length computed from the public plan."""
+        """Return a copy of these weights, with the tail length computed from the public plan."""
         length = self.tail_length
         if self.tail is not None:
             total = float(plan.sampling_rates @ (plan.records * plan.clip_norms))

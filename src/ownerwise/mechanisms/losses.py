@@ -45,10 +45,10 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def never_mixes(loss: Loss, outputs: Any, targets: Any) -> bool:
-    """Return whether this is a torch loss that by definition treats every record separately.
+    """Return True if this is a torch loss that by definition treats every record separately.
 
-    The step checks every other loss on every batch. Elementwise losses qualify only if the outputs
-    and targets have the same shape, because torch would broadcast other shapes.
+    The step checks every other loss on every batch. Elementwise losses are exempt from this check
+    only if the outputs and targets have the same shape, because torch would broadcast other shapes.
     """
     named: set[str] = set()
     if isinstance(loss, functools.partial) and not loss.args:
@@ -108,7 +108,7 @@ def per_record(loss: Loss) -> Loss:
 def _refuse_broadcast(values: Tensor, outputs: Any, targets: Any) -> None:
     """Reject outputs of shape [B, 1] with targets of shape [B], or vice versa.
 
-    A loss would broadcast both to [B, B].
+    The loss would broadcast both tensors to [B, B].
     """
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)) or len(values) < 2:
         return

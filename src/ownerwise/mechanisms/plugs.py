@@ -38,7 +38,7 @@ class Weights(Protocol):
         ...
 
     def score_slack(self, roundoff: float) -> float:
-        """Return the maximum change in the weighted sum if rounding changes all losses.
+        """Return the maximum change in the weighted sum due to rounding errors in the losses.
 
         The result is in units of the batch's total clip norm and assumes rounding errors of a few
         times `roundoff`. The step scales contributions down accordingly, unless the plan is
@@ -151,7 +151,7 @@ class SummedRelease(ABC):
 
     @abstractmethod
     def total(self, outputs: Any, targets: Any, scales: Tensor | None) -> Tensor:
-        """Return the float64 sum over the records, multiplied by `scales` if given."""
+        """Return the float64 sum of the contributions, each multiplied by its scale if given."""
         ...
 
 
@@ -199,7 +199,7 @@ def sum_of_unit_rows(
     scaled down; a row that is not finite counts as zero.
 
     Args:
-        contributions: one tensor per micro-batch, with one row per record; none for an empty batch.
+        contributions: one tensor per micro-batch, with one row per record; [] for an empty batch.
         parts: the records in each micro-batch.
         shape: shape of a row.
         scales: factor applied to each record's row after clipping; 1 if not given.

@@ -6,8 +6,8 @@ counts that the plan accounts for, so everything computed from it is post-proces
 published.
 
 Formal guarantee (docs/proofs/dpis.md): `keep_probability` lowers the planned sampling rates by a
-public factor, and `clip_scale` scales clip norms and noise together. Neither increases the privacy
-cost of a step beyond what is planned.
+public factor, and `clip_scale` scales clip norms and noise together. Neither change
+raises the privacy cost of a step above the planned cost.
 """
 
 from __future__ import annotations

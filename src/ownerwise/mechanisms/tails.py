@@ -61,7 +61,7 @@ class Beta:
 
 
 class Steps:
-    """A step function with steps of equal width, listed from the start of the tail to its end.
+    """A step function with steps of equal width, given by its values from the start of the tail.
 
     `Steps()` has the paper's values 1/2, 1/4, 1/8, 0. `Steps.of(function)` turns any function into
     a piecewise constant one, so that the checks and the integral apply to exactly the function
@@ -87,7 +87,7 @@ class Steps:
 
     @classmethod
     def of(cls, function: Callable[[float], float], pieces: int = 1000) -> Steps:
-        """Return a step function that samples `function` on [0, 1], where 0 is the tail's start."""
+        """Return a step function that approximates `function` on [0, 1]; the tail starts at 0."""
         middles = (np.arange(pieces) + 0.5) / pieces
         return cls([float(function(float(x))) for x in middles])
 

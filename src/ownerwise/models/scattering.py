@@ -1,14 +1,14 @@
 """The scattering transform: image features without training, and therefore without privacy cost.
 
-An image is convolved with wavelets at several scales and angles, and the modulus is taken. This is
-repeated once with the coarser wavelets. Each result is smoothed by a Gaussian and sampled at every
-2^J-th pixel. The filters are fixed, so the features of a record depend only on that record. Small
-shifts and deformations of an image change its features only slightly.
+An image is convolved with wavelets at several scales and angles, and the modulus is taken. Both
+operations are repeated once with the coarser wavelets. Each result is smoothed by a Gaussian and
+sampled at every 2^J-th pixel. The filters are fixed, so the features of a record depend only on
+that record. Small shifts and deformations of an image change its features only slightly.
 
 The wavelets are Morlet wavelets, defined in the Fourier domain: a Gaussian around the centre
-frequency, minus a Gaussian around zero that makes the mean vanish. They are scaled so that,
-together with the low-pass filter, they do not increase the energy at any frequency; distances
-between images (with their reflected margins) therefore never increase.
+frequency, minus a Gaussian around zero that makes the mean vanish. The wavelets are
+scaled so that, together with the low-pass filter, they do not increase the energy at any frequency;
+distances between images (with their reflected margins) therefore never increase.
 
 References:
     Bruna, Mallat (2013), "Invariant Scattering Convolution Networks"; Tramer, Boneh (2021),

@@ -38,7 +38,7 @@ class TextLSTM(nn.Module):
 
 
 def token_counts(tokens: Tensor) -> Tensor:
-    """Return the number of tokens in each record [batch], excluding padding."""
+    """Return the number of tokens in each record, excluding padding, [batch]."""
     return (tokens != PADDING).sum(dim=1)
 
 

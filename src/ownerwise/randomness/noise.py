@@ -11,8 +11,8 @@ Privacy", CCS 2012). The sum and the noise are therefore both rounded to the sam
 added exactly. The grid spacing is a power of two, about 2^20 times smaller than the noise. For v on
 the grid, v + round(N) = round(v + N): the result is a function of the Gaussian mechanism's output
 at v, and so is everything computed from it, including the conversion to another precision. Rounding
-adds at most grid * sqrt(numbers) to the distance between two sums. `grid_of` keeps this below a
-tolerance, which the caller must allow for in the sensitivity.
+adds at most grid * sqrt(numbers) to the distance between two sums. `grid_of` keeps this
+increase below a tolerance, which the caller must allow for in the sensitivity.
 
 Normal variates are computed by the Box-Muller method (1958), in float64. The radius is computed
 from a 63-bit uniform variate that keeps its relative precision near 0 and is never 0, so the tails
@@ -80,7 +80,7 @@ class Noise:
 
     @property
     def private(self) -> bool:
-        """False if the stream has a fixed seed: anyone who knows it can subtract the noise."""
+        """False if the stream has a fixed seed: whoever knows the seed can subtract the noise."""
         return self._stream.private
 
     def gaussian(
@@ -130,7 +130,7 @@ class Noise:
 
         The numbers are the same as if the step's noise were drawn alone, because each step has its
         own part of the key stream. If more numbers are requested than were drawn in advance, the
-        rest are drawn from the same part.
+        rest are drawn from the same part of the key stream.
         """
         if step not in self._ahead:
             count = max(1, min(_AHEAD, _BLOCK // max(1, size)))
@@ -153,7 +153,10 @@ class Noise:
 
 @dataclass(frozen=True)
 class _Ahead:
-    """Normal variates for a step, drawn in advance, and the noise most likely to be needed."""
+    """Normal variates drawn in advance for one step, and the noise computed from them.
+
+    The noise is recomputed from the variates if a different spread or more numbers are requested.
+    """
 
     stream: StepStream
     normals: Tensor
@@ -178,7 +181,7 @@ def standard_normal(stream: StepStream, size: int) -> Tensor:
 def standard_laplace(stream: StepStream, size: int) -> Tensor:
     """Return independent Laplace(0, 1) numbers, float64 [size].
 
-    Each is a b - c d for independent standard normal variates a, b, c and d.
+    Each number is a b - c d for independent standard normal variates a, b, c and d.
     """
     a, b, c, d = standard_normal(stream, 4 * size).view(4, size)
     return a * b - c * d

@@ -1,4 +1,4 @@
-"""Runs: the results of training, in memory or in run folders.
+"""Runs: the results of training, kept in memory or in run folders.
 
 Imports the subpackages owners, planning, mechanisms and step. `Run.report` and `Run.card` import
 the subpackage report only when they are called.

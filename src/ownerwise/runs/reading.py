@@ -1,10 +1,10 @@
 """The files in a run folder: their names, their required contents, and whether they agree.
 
-The account records what a run has spent. The settings, the checkpoint and the history each identify
-the run and some of its steps: if one of them mentions more steps than the account records, the
-account is an old copy, and the folder is rejected. The history and environment files do not affect
-what the account records: if one is corrupted, its readable part is used and the corruption is
-reported.
+The account records what a run has spent. The settings, the checkpoint and the history identify the
+run to which they belong. If the checkpoint or the history contains a later step than the account,
+the account is an old copy, and the folder is rejected. The history and environment files do not
+affect what the account records: if one is corrupted, its readable part is used and the corruption
+is reported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HISTORY = "history.jsonl"
 ENVIRONMENT = "environment.json"
 FORMAT_KEY = "run_format"  # in config.json; version 0.1.0 did not write it, which means format 1
 RUN_KEY = "run_id"  # the run's identity, in config.json and in every line of history
-NO_RUN = "a run folder contains one; check the path"
+NO_RUN = "every run folder contains this file; check the path"
 
 _PLUG = or_null(fields({"kind": TEXT}))
 _CONFIG = fields(

@@ -1,4 +1,4 @@
-"""Runs: the results of training, in memory or in run folders.
+"""Runs: the results of training, kept in memory or in run folders.
 
 A run folder contains `config.json` (the Trainer's settings and the format version), `plan.json`
 with its arrays, `history.jsonl` (one line per evaluation on validation data), `account.db` (the

@@ -154,7 +154,7 @@ class _Event:
 
 
 class Account:
-    """The account of an active run, for the process that takes the steps."""
+    """The account of an active run, as used by the process that takes the steps."""
 
     def __init__(self, folder: Path, plan: Plan):
         self._path = folder.resolve() / ACCOUNT
@@ -250,7 +250,7 @@ class Account:
         return max(1, min(size, self.balance.planned // _BLOCKS, left))
 
     def _append(self, entries: Sequence[tuple[str, int, int, bool]], run: str = "") -> None:
-        """Append events in one transaction, unless another writer has appended any."""
+        """Append events in a transaction; raise an error if another writer has appended events."""
         if os.getpid() != self._process:
             raise OwnerwiseError(
                 f"the account of {self.folder} belongs to process {self._process}, from which this "

@@ -96,7 +96,7 @@ class Checkpoint:
         updates: number of updates applied to the stored model.
         steps_spent: steps accounted for, at least `updates`; the resumed run starts here.
         private: whether the guarantee has held so far.
-        plugs: {name: state} for the stateful plugs.
+        plugs: {name: state} for the stateful plug-ins.
         path: the file.
         balance: state of the account.
     """
@@ -131,7 +131,7 @@ def save(
         steps_spent: steps accounted for, at least `updates`.
         seed: seed of the run's stream; None if the stream is secret.
         private: whether the guarantee has held so far.
-        plugs: {name: state} for the stateful plugs, as JSON types.
+        plugs: {name: state} for the stateful plug-ins, as JSON types.
     """
     tensors, state = _flatten_optimizer(optimizer)
     for name, tensor in model.state_dict().items():

@@ -243,7 +243,7 @@ class ClippedSums:
         scales: np.ndarray | None,
         randomness: Randomness,
     ) -> tuple[Tensor, ...]:
-        """Return the noised release as an extra argument for the loss, or an empty tuple."""
+        """Return a tuple of extra arguments for the loss: the noised release, if there is one."""
         release = self.release
         if release is None:
             return ()

@@ -25,11 +25,11 @@ def slices(records: int, size: int) -> Iterator[slice]:
 
 
 def bytes_per_record(model: nn.Module, inputs: Any, records: int) -> float:
-    """Return the number of bytes per record that the backward pass stores.
+    """Return the number of bytes per record that are stored for the backward pass.
 
-    It is measured on a few dummy records. Only the shapes of these records come from real data, so
-    a layer that initialises itself from its first batch sees no private data. All changes to the
-    model are undone, but random layers advance their random generators.
+    The number is measured on a few dummy records. Only the shapes of these records come from real
+    data, so a layer that initialises itself from its first batch sees no private data. All changes
+    to the model are undone, but random layers advance their random generators.
     """
     count = min(records, _PROBE)
     probe = take(inputs, list(range(count)))  # a copy: a view would count the whole batch

@@ -89,9 +89,9 @@ def _check_gradients(
 ) -> None:
     """Reject a model in which a record's gradient depends on other records.
 
-    A hook or an autograd function can mix records in the backward pass alone. The check uses, for
-    each record, a loss that is linear in the record's outputs, with a secret factor. The norm of a
-    record's gradient must not depend on the other records.
+    A hook or an autograd function can mix records in the backward pass alone. For each
+    record, the check uses a loss that is linear in the record's outputs and multiplied by a secret
+    factor. The norm of a record's gradient must not depend on the other records.
     """
     factors = np.exp2(8 * stream.uniforms(max(rows) + 1) - 4)
     pair = _runs(model, _gradient_norms(inputs, factors), rows, check_state=False)
@@ -262,7 +262,7 @@ def _same_outputs(first: list[Tensor], second: list[Tensor], share: float) -> bo
 
 
 def _close(first: Tensor, second: Tensor, share: float) -> bool:
-    """Return True if no row differs by more than this fraction of its own norm."""
+    """Return True if no row differs by more than a fraction `share` of its own norm."""
     count = len(first) if first.dim() else 1
     first, second = first.double().reshape(count, -1), second.double().reshape(count, -1)
     sizes = torch.linalg.vector_norm(first, dim=1).nan_to_num(0.0, 0.0, 0.0)

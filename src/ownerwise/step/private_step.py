@@ -66,7 +66,8 @@ class PrivateStep:
         optimizer: any torch optimizer that needs no closure and has no step hooks.
         loss: `loss(outputs, targets)`, called with `reduction="none"` (see `losses.per_record`);
             `loss(outputs, targets, released)` if there is a release.
-        weights: weights over the whole batch, such as INO; the step binds them to the plan.
+        weights: weights computed from the whole batch, such as INO; the step binds them to the
+            plan.
         clipping: the clipping rule. A steered rule (`ImportanceSampling`) releases a noisy count at
             every step, so the plan needs `release_std`.
         release: an additional release computed from the outputs; the plan needs `release_std`.
@@ -149,12 +150,12 @@ class PrivateStep:
 
     @property
     def _score(self) -> Score | None:
-        """The score by which the records are ordered, if there is one."""
+        """The score by which the records are ordered; None if they are not ordered."""
         return self.weights.score_by if isinstance(self.weights, INO) else None
 
     @property
     def private(self) -> bool:
-        """Whether the guarantee holds: randomness is secret, and nothing is kept without noise."""
+        """True if the guarantee holds: all randomness is secret, and no unnoised data is kept."""
         secret = self._noise.private and self._private_so_far and not self.not_private
         return secret and getattr(self.weights, "private", True)
 
@@ -266,9 +267,9 @@ class PrivateStep:
         stateful = self._stateful()
         if stored.plugs.keys() != stateful.keys():
             raise OwnerwiseError(
-                f"{stored.path.name} contains the state of {', '.join(stored.plugs) or 'no plug'}, "
-                f"but this step has {', '.join(stateful) or 'none'}: build the step as in the "
-                "original run"
+                f"{stored.path.name} contains the state of "
+                f"{', '.join(stored.plugs) or 'no plug-in'}, but this step has "
+                f"{', '.join(stateful) or 'none'}: build the step as in the original run"
             )
         for name, plug in stateful.items():
             plug.load_state(stored.plugs[name])
@@ -306,7 +307,7 @@ class PrivateStep:
         )
 
     def _stateful(self) -> dict[str, Stateful]:
-        """Return the stateful plugs by name."""
+        """Return the stateful plug-ins by name."""
         plugs = {
             "weights": self.weights,
             "score": self._score,
@@ -412,7 +413,7 @@ class PrivateStep:
     def clipped_sum(
         self, batch: Batch, randomness: Randomness | None = None
     ) -> dict[nn.Parameter, Tensor]:
-        """Return the weighted sum of clipped gradients. NOT private until noise is added."""
+        """Return the weighted sum of clipped gradients; it is NOT private until noise is added."""
         return self._sums(batch, Randomness() if randomness is None else randomness)
 
     def _randomness(self, step: int) -> Randomness:

@@ -23,14 +23,12 @@ from ownerwise.mechanisms.constraints import RateConstraints
 from ownerwise.planning import Plan, largest_total
 
 GRID_TOLERANCE = 1e-4
-"""Maximum increase in the distance between two neighbouring sums due to rounding to the noise grid.
-
-It is in units of the clip norm.
-"""
+"""Maximum increase in the distance between two neighbouring sums due to rounding to the noise grid,
+in units of the clip norm."""
 NORM_ERROR = 1e-5
 """Largest relative error of a computed gradient norm."""
 RELEASE_SLACK = 1e-3
-"""Allowance for rounding to the grid and in other rows, for a release of sensitivity 1."""
+"""Allowance for rounding, both to the grid and in other rows, in a release of sensitivity 1."""
 _SUM_ROUNDOFFS = 2.0  # change in a sum's rounding when a record is removed, in relative roundoffs
 # The same bound if every rounding within the blocks may change: for each of the two sums,
 # one roundoff per record of a block, and one each for the factor, the weight and their products.
@@ -46,8 +44,8 @@ class Rounding:
 
     Attributes:
         slack: see the module's docstring.
-        classes: class of each owner's clip norm, or None. Clip norms in a class are similar. Each
-            class is summed separately, and the sums of the classes are added in float64.
+        classes: class of each owner's clip norm, or None. Similar clip norms are in the same class.
+            Each class is summed separately, and the sums of the classes are added in float64.
         in_blocks: whether records are summed in blocks, whose sums are added in float64.
         release_slack: slack for a record's contribution to a release.
     """
@@ -139,7 +137,7 @@ def rounding_problems(
 def _count_problems(plan: Plan, weights: Weights | None) -> list[str]:
     """Return an error message if owners have more records than declared.
 
-    Hardened plans and weights bound the batch size by the declared counts.
+    Hardened plans and weights bound the batch size by the declared record counts.
     """
     owners = plan.owners
     if owners is None or owners.record_owner_index is None:
@@ -190,7 +188,7 @@ def loss_roundoff(model: nn.Module) -> float:
 
 
 def _largest_ratio(plan: Plan, classes: np.ndarray) -> float:
-    """Return the largest ratio of two clip norms in one class."""
+    """Return the largest ratio of two clip norms in the same clip-norm class."""
     members = (plan.clip_norms[classes == number] for number in np.unique(classes))
     return max(float(norms.max() / norms.min()) for norms in members)
 
@@ -203,7 +201,7 @@ def _most_records(plan: Plan) -> float:
 
 
 def _clip_totals(plan: Plan, classes: np.ndarray) -> list[float]:
-    """Return the largest total clip norm of each class, in units of its smallest clip norm."""
+    """Bound the total clip norm of each class, in units of the class's smallest clip norm."""
     members = [np.flatnonzero(classes == number) for number in np.unique(classes)]
     return [
         largest_total(

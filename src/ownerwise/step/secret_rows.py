@@ -1,4 +1,4 @@
-"""Assign records to rows: one row per record, or secret rows out of a public number of rows.
+"""Assign each record to a row: row k for record k, or a secret row out of a public number of rows.
 
 The rounding of a row in a matrix product depends on its position and on the number of rows. A
 hardened plan therefore fixes the number of rows: the records are placed in distinct, secret random
@@ -57,11 +57,11 @@ class Rows:
 
 
 def place(batch: Batch, rows: int | None, stream: StepStream | None) -> Rows:
-    """Assign the batch's records to `rows` rows, or to one row each.
+    """Assign each record in the batch to its own row, out of `rows` rows in total.
 
     Args:
         batch: the batch, with at most `rows` records.
-        rows: public number of rows; None for one per record.
+        rows: public number of rows; None for exactly one row per record, in order.
         stream: secret random numbers used to choose the rows. If None, record k is placed in row k,
             which is NOT private and is meant for research.
     """

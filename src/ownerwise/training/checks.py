@@ -1,4 +1,4 @@
-"""Checks before training, which build everything a run needs and list all problems."""
+"""Before training, build everything a run needs, check it, and list all problems."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ownerwise.training.learning_rates import LearningRateSchedule, schedule_pro
 from ownerwise.training.loggers import JsonLines, Logger, make_loggers
 
 LARGEST_INPUT = 100.0
-"""The Trainer warns about rounding if the absolute value of an input exceeds this.
+"""The Trainer warns about rounding if the absolute value of an input exceeds this limit.
 
 See docs/proofs/arithmetic.md.
 """
@@ -236,7 +236,10 @@ def _warn_of_large_inputs(data: Any, plan: Plan) -> None:
 
 
 def _all_finite(array: Tensor | np.ndarray) -> bool:
-    """Return whether all values are finite. A sum usually suffices and needs no copy."""
+    """Return whether all values are finite.
+
+    It is usually enough to check their sum, which needs no copy.
+    """
     if isinstance(array, np.ndarray):
         with np.errstate(over="ignore", invalid="ignore"):
             total = float(array.sum(dtype=np.float64))

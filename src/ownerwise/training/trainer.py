@@ -61,7 +61,7 @@ class Trainer:
             trained model then use the average.
         loss: as for `PrivateStep`.
         weights, clipping, micro_batch_size, lean: as for `PrivateStep`.
-        constraints: rate constraints to train under. The targets of all data then contain the class
+        constraints: rate constraints to train under. The targets in all data then contain the class
             and the cell (see `Partition.targets`); the plan accounts for the histogram (`plan(...,
             constraints=)`).
         seed: None means secret randomness. A number makes the run repeatable and NOT PRIVATE.
@@ -160,8 +160,8 @@ class Trainer:
 
         Args:
             data: (X, y) as tensors or arrays, or a map-style Dataset yielding (x, y); one row per
-                record of the plan's owners, in their order.
-            validation: validation data, evaluated for every history line. It is NOT covered by any
+                record of the plan's owners, in the owners' order.
+            validation: validation data, evaluated for every history line; it is NOT covered by any
                 guarantee.
             validation_groups: group of each validation record; by default its class.
             test, test_groups: test data, evaluated once at the end.
@@ -268,7 +268,7 @@ class Trainer:
         return run
 
     def _note_training(self, config: dict[str, Any]) -> None:
-        """Record in the config how often this process has trained on the same owners before."""
+        """Record in the config how many times this process has already trained on these owners."""
         if self.seed is None and (earlier := note_training(self.plan)):
             config["earlier_trainings"] = earlier
 

@@ -35,7 +35,7 @@ def by_random_class(data: DataSet, budgets: Sequence[float], seed: int) -> Assig
 def random_shares(
     data: DataSet, shares: Sequence[float], budgets: Sequence[float], seed: int
 ) -> Assignment:
-    """Divide all records at random among "owner 1", "owner 2", ..., in the given shares.
+    """Divide all records at random among "owner 1", "owner 2", ..., according to the given shares.
 
     Each owner's number of records matches the owner's share to within one record. Validation and
     test records belong to no owner; they are grouped by class, and each group's budget is the mean
@@ -68,9 +68,9 @@ def overlapping(data: DataSet, budgets: Budgets, share: float, seed: int) -> Ass
 
     Every owner has as many records as the class of the same name: a fraction 1 - `share` from that
     class, and a fraction `share` drawn at random from the other classes. A few records of a class
-    with a strict owner therefore have a lax owner, and vice versa. Validation and test records are
-    grouped by class, with the budget of the owner of the same name. Setting COL of the INO-SGD
-    paper has `share` 0.1, and setting COM has 0.3.
+    with a strict owner therefore belong to a lax owner, and vice versa. Validation and test records
+    are grouped by class; each group has the budget of the owner of the same name. Setting COL of
+    the INO-SGD paper has `share` 0.1, and setting COM has 0.3.
     """
     declared = named_budgets(budgets, data.classes)
     if not 0 <= share <= 1:
@@ -152,7 +152,7 @@ def one_each(
 
 
 def flip_labels(targets: np.ndarray, share: float, classes: int, seed: int) -> np.ndarray:
-    """Return the targets, with a random fraction of them changed to other classes.
+    """Return the targets after changing a fraction of them, chosen at random, to other classes.
 
     A changed target becomes any other class with equal probability. To keep each record with the
     owner of its true label, assign the owners first, then call

@@ -76,7 +76,7 @@ CIFAR100 = _source(
 def load_cifar10(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
 ) -> DataSet:
-    """Return CIFAR-10 in its official split: 50000 + 10000 colour images (32x32) of ten classes.
+    """Return CIFAR-10 in its official split: 50000 + 10000 colour images (32x32) in ten classes.
 
     `scale` is "unit" (0 to 1), "signed" (-1 to 1) or "published" (see `pixels.PUBLISHED`).
     """
@@ -90,10 +90,10 @@ def load_cifar10(
 def load_cifar100(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
 ) -> DataSet:
-    """Return CIFAR-100 in its official split: 50000 + 10000 colour images (32x32) of 100 classes.
+    """Return CIFAR-100 in its official split: 50000 + 10000 colour images (32x32) in 100 classes.
 
     The column `category` contains the name of the group of five classes to which a record's class
-    belongs. `scale` works as for CIFAR-10.
+    belongs. `scale` works in the same way as for CIFAR-10.
     """
     (path,) = locate(CIFAR100, data_dir, download)
     files = {"train": ["train"], "test": ["test"]}

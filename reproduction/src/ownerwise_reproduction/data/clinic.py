@@ -238,7 +238,7 @@ def load_parkinsons(
     There is no official split. With `split="subjects"`, every fifth subject of each class is a test
     subject. With "records", every fifth record of each class is a test record; recordings of the
     same people are then in both sets, so test results are too optimistic. Column: `subject`.
-    `scale` works as for Cardiotocography.
+    `scale` works in the same way as for Cardiotocography.
     """
     (path,) = locate(PARKINSONS, data_dir, download)
     header, *rows = read_rows(path, len(PARKINSONS_COLUMNS))
@@ -266,7 +266,8 @@ def load_parkinsons_telemonitoring(
     The class indicates whether the score total_UPDRS is above `threshold`. The default threshold is
     the median score in this file, so it is not private and is listed in `not_private`.
     `motor_score` adds motor_UPDRS, which is part of total_UPDRS, to the features. Columns:
-    `subject`, `sex`, `score`. `split` works as for Parkinsons, `scale` as for Cardiotocography.
+    `subject`, `sex`, `score`. `split` works in the same way as for Parkinsons, and `scale` as for
+    Cardiotocography.
     """
     (path,) = locate(TELEMONITORING, data_dir, download)
     header, *rows = read_rows(path, len(TELEMONITORING_COLUMNS))

@@ -147,7 +147,8 @@ def load_credit_default(
     """Return 30000 clients of a Taiwanese bank, labelled by whether they defaulted the next month.
 
     There is no official split: every fifth record of each class is a test record. Columns: `sex`,
-    `education` and `marriage` (coded as in the source), and `age`. `scale` works as for Adult.
+    `education` and `marriage` (coded as in the source), and `age`. `scale` works in the same way
+    as for Adult.
     """
     (path,) = locate(CREDIT, data_dir, download)
     rows = _credit_rows(path)

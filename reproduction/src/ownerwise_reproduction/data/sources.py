@@ -1,10 +1,10 @@
 """Find the files of a data set, and download missing ones.
 
-These places are searched in order: the folder `data_dir`, or else the folder that the environment
-variable OWNERWISE_DATA specifies; the system's shared data sets; the cache. Files found in one of
-these places are used unchanged. Missing files are downloaded into the cache (OWNERWISE_CACHE, or
-`ownerwise` in the user's cache folder), where a file appears only once it is complete and has the
-expected SHA-256 hash.
+The following places are searched in order: the folder `data_dir`, or else the folder that the
+environment variable OWNERWISE_DATA specifies; the system's shared data sets; the cache. Files found
+in one of these places are used unchanged. Missing files are downloaded into the cache
+(OWNERWISE_CACHE, or `ownerwise` in the user's cache folder); a file is placed there only after its
+download is complete and its SHA-256 hash has been verified.
 """
 
 from __future__ import annotations

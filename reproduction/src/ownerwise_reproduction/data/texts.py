@@ -124,8 +124,8 @@ def load_imdb(
 ) -> DataSet:
     """Return IMDb in its official split: 25000 + 25000 film reviews, negative or positive.
 
-    A vocabulary built from private text is itself a release of that text. By default, no vocabulary
-    is used: words are hashed (see `ownerwise.data.vocabulary`).
+    A vocabulary built from private text is itself a release of information about it. By default, no
+    vocabulary is used: words are hashed (see `ownerwise.data.vocabulary`).
 
     Args:
         data_dir, download: as for `load`.

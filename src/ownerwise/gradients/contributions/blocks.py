@@ -46,13 +46,13 @@ def blocked_sum(
 
 
 def rows_in_blocks(count: int) -> int:
-    """Return the smallest number of rows, at least `count`, that splits into equal blocks."""
+    """Return `count`, rounded up so that the rows can be divided into blocks of equal size."""
     blocks = -(-count // BLOCK) or 1
     return blocks * -(-count // blocks)
 
 
 def sum_of_outer_products(left: Tensor, right: Tensor) -> Tensor:
-    """Return sum_i left[i] (x) right[i] for `[count, rows]` and `[count, columns]`."""
+    """Return sum_i left[i] (x) right[i] for `left [count, rows]`, `right [count, columns]`."""
     count, rows, columns = *left.shape, right.shape[1]
     blocks = -(-count // BLOCK)
     if blocks <= 1 or blocks * rows * columns * left.element_size() > _AT_ONCE:

@@ -69,8 +69,8 @@ class Contribution(ABC):
     def most(self) -> Tensor | None:
         """Return an upper bound on the sum of the norms of each record's terms, ``[count]``.
 
-        Return None if sums are computed from formed gradients, because each record then has one
-        term. Call this after :meth:`squared_norms`, which may form the gradients.
+        Return None if sums are computed from stored gradients, because each record then adds only
+        one term. Call this after :meth:`squared_norms`, which may form the gradients.
         """
         return None
 

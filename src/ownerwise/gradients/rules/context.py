@@ -36,11 +36,11 @@ class Context(Protocol):
     checked: dict[object, bool]
 
     def tracked(self, tensor: Any) -> TrackedParameter | None:
-        """Return the tracked parameter behind a tensor, if it is parametric."""
+        """Return the `TrackedParameter` of a tensor, or None if the tensor is not parametric."""
         ...
 
     def value(self, tensor: Any) -> Any:
-        """Return an argument for the call; parametric tensors are detached from their graph."""
+        """Return the argument to pass to the call; parametric tensors are detached."""
         ...
 
     def is_constant(self, tensor: Any) -> bool:
@@ -75,5 +75,5 @@ class Context(Protocol):
         ...
 
     def refuse(self, refusal: Refused) -> None:
-        """Raise the refusal or, in a trial run, add it to the list of problems."""
+        """Raise the error or, in a trial run, add it to the list of problems."""
         ...

@@ -1,4 +1,4 @@
-"""Training under rate constraints: a noised histogram of predictions determines prices in the loss.
+"""Train under rate constraints, with a penalty computed from a noised histogram of predictions.
 
 Formal guarantee (docs/proofs/raco.md): each record adds its class probabilities to one cell of the
 histogram, so it changes the histogram by at most 1 in L1 and L2 norm. With the noise that the plan
@@ -39,14 +39,15 @@ class RateConstraints(SummedRelease):
 
     Every step releases the noised sum of class probabilities per cell and class. The rates computed
     from this histogram raise or lower the multipliers (which stay in [0, cap]), and the multipliers
-    set the price of predicting class k in cell c. A record's loss becomes its own loss plus the
-    price of its prediction.
+    set the price of predicting class k in cell c. The price of a record's prediction is added to
+    its loss.
 
     Args:
         constraints: one constraint, or a list of constraints, which may contain further lists.
         ascent: step size of the multipliers.
-        damping: weight with which the last step's excess is added to each multiplier. Damping keeps
-            the model and the multipliers from oscillating; 0 is plain gradient ascent.
+        damping: weight with which a constraint's excess over its bound in the last step is added to
+            its multiplier. Damping keeps the model and the multipliers from oscillating; 0 is plain
+            gradient ascent.
         cap: largest multiplier.
         temperature: factor applied to the outputs in the softmax that represents the prediction.
         hard: count predicted classes instead of probabilities in the histogram. This requires a
@@ -134,7 +135,7 @@ class RateConstraints(SummedRelease):
         return self._state["multipliers"].copy()
 
     def bind(self, plan: Plan) -> Self:
-        """Return these constraints in their initial state for a run under the plan."""
+        """Return a copy of these constraints in its initial state, for a run under the plan."""
         bound = copy.copy(self)
         bound._state = {name: np.zeros_like(value) for name, value in self._state.items()}
         bound._plan = plan
@@ -144,7 +145,7 @@ class RateConstraints(SummedRelease):
         return bound
 
     def output_slack(self, roundoff: float) -> float:
-        """Return how much rounding may change the histogram in L1 norm, per record in the batch.
+        """Return how much rounding can change the histogram in L1 norm, per record in the batch.
 
         Probabilities change by at most the temperature times the largest change in an output, which
         is assumed to be 8 unit roundoffs of an output of magnitude 8. A rounding error in an output
@@ -221,7 +222,7 @@ class RateConstraints(SummedRelease):
         return PenalisedLoss(loss, self)
 
     def record(self) -> dict[str, Any] | None:
-        """Return the noised values, noise std and multipliers of the last step, if there is one."""
+        """Return the noised values, noise std and multipliers from the last step, if any."""
         if not self._state["steps"]:
             return None
         return {
@@ -236,7 +237,7 @@ class RateConstraints(SummedRelease):
         return {constraint.name: constraint.value(histogram) for constraint in self.constraints}
 
     def describe(self) -> dict[str, Any]:
-        """Return the constraints and options as JSON types."""
+        """Return the constraints and options as JSON-compatible values."""
         listed = [{"name": c.name, "sense": c.sense, "bound": c.bound} for c in self.constraints]
         columns = {name: list(map(str, v)) for name, v in self.partition.columns.items()}
         return {"constraints": listed, "partition": columns, **self.options}
