@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import ownerwise as ow
 from ownerwise.accounting import (
     Budgets,
+    RunCost,
     Schedule,
     multiplier_curve,
     pld,
@@ -89,14 +90,12 @@ def test_idp_sgd_table_6_sample(data, shares, noise, rates):
 def test_ino_sgd_appendix_c11_values():
     """delta 1e-5, 1000 steps, noise 4: eps .6 -> rate .0189, eps 8 -> .1935; rate .05, eps .5 ->
     clip norm .328. (Its "eps 3 -> 3.29" is not reproduced: 1.589.)"""
-    schedule = Schedule.constant(1000)
+    run = RunCost(Schedule.constant(1000), "rdp")
     budgets = Budgets(np.array([0.6, 8.0]), np.full(2, 1e-5))
-    rates = sampling_rate_curve(
-        budgets, lambda _, x: np.full(np.shape(x), np.log(4.0)), schedule, "rdp"
-    )
+    rates = sampling_rate_curve(budgets, lambda _, x: np.full(np.shape(x), np.log(4.0)), run)
     np.testing.assert_allclose(rates(budgets), [0.0189, 0.1935], rtol=5e-3)
     budgets = Budgets(np.array([0.5, 3.0]), np.full(2, 1e-5))
-    clips = 4.0 / multiplier_curve(budgets, 0.05, schedule, "rdp")(budgets)
+    clips = 4.0 / multiplier_curve(budgets, 0.05, run)(budgets)
     np.testing.assert_allclose(clips, [0.328, 1.589], rtol=3e-3)
 
 
@@ -113,7 +112,7 @@ def test_multipliers_of_both_accountants(rate, steps, by_rdp, by_pld):
     budgets = Budgets(np.array([1.0, 2.0, 3.0]), np.full(3, 1e-5))
     schedule = Schedule.constant(steps)
     for accountant, expected in (("rdp", by_rdp), ("pld", by_pld)):
-        found = multiplier_curve(budgets, rate, schedule, accountant)(budgets)
+        found = multiplier_curve(budgets, rate, RunCost(schedule, accountant))(budgets)
         np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
