@@ -314,6 +314,10 @@ def test_declared_counts_decide_and_real_ones_change_nothing():
         ({"steps": 10, "noise_multiplier": float("inf")}, "noise_multiplier inf"),
         ({"steps": 10, "batch_size": 5, "method": "smaple"}, "did you mean 'sample'"),
         ({"steps": 10, "batch_size": 5, "accountant": "prv"}, "Known names: pld, rdp"),
+        ({"steps": 10, "batch_size": 5, "release_share": "x"}, "release_share x: expected more"),
+        ({"steps": 10, "noise_multiplier": "x"}, "noise_multiplier x: expected a positive"),
+        ({"batch_size": 5, "noise_schedule": [(5.5, 1.0)]}, "noise_schedule .*whole number of"),
+        ({"steps": 10, "batch_size": 5, "noise_schedule": 3}, "noise_schedule 3: expected a name"),
         ({"steps": 10, "batch_size": 5, "mixture": 0.5}, "only method='both'"),
         ({"steps": 10, "batch_size": 5, "method": "both", "mixture": 2}, "0 .sample. to 1"),
         (
