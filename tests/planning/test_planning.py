@@ -252,6 +252,26 @@ def test_a_rate_is_capped_at_one_and_the_unspent_budget_reported(owners):
         ow.plan(owners, "sample", steps=5, batch_size=600, strict=True)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"method": "sample", "steps": 5, "batch_size": 600}, "sampling rate would exceed 1"),
+        ({"method": "uniform", "steps": 20, "batch_size": 50}, "the strictest owner needs"),
+        ({"method": "uniform", "steps": 5, "noise_multiplier": 50.0}, "rate would exceed 1"),
+        ({"method": "scale", "batch_size": 600, "noise_multiplier": 9.0}, "one more step"),
+    ],
+)
+def test_a_strict_plan_says_why_a_budget_cannot_be_used_up(owners, arguments, reason):
+    with pytest.raises(ow.PlanError, match=reason):
+        ow.plan(owners, **arguments, strict=True, accountant="rdp")
+
+
+def test_a_strict_plan_names_the_minimum_noise():
+    owners = ow.Owners(np.repeat([0, 1], 500), {0: 1.0, 1: 900.0}, 1e-5)
+    with pytest.raises(ow.PlanError, match=r"owner 1 .*noise multiplier would fall below 0\.2"):
+        ow.plan(owners, "scale", steps=5, batch_size=50, strict=True, accountant="rdp")
+
+
 def test_full_batches_are_plain_gaussian_mechanisms(owners):
     plan = ow.plan(owners, "sample", steps=20, batch_size=1000)
     assert (plan.sampling_rates == 1).all()
@@ -342,6 +362,19 @@ def test_a_target_too_small_names_the_owner_and_what_would_work(epsilon):
     owners = ow.Owners(np.repeat([7, 8], 500), {7: epsilon, 8: 1.0}, 1e-5)
     with pytest.raises(ow.PlanError, match=r"owner 7: epsilon .* too small .* larger epsilon"):
         ow.plan(owners, steps=100, batch_size=50)
+
+
+@pytest.mark.parametrize("method", ["uniform", "scale"])
+def test_a_target_that_no_noise_meets_asks_for_a_smaller_batch(method):
+    owners = ow.Owners(np.repeat([7, 8], 500), {7: 1e-7, 8: 1.0}, 1e-5)
+    with pytest.raises(ow.PlanError, match=r"any noise multiplier .* a smaller batch") as error:
+        ow.plan(owners, method, steps=100, batch_size=50)
+    assert "larger batch" not in str(error.value)
+
+
+def test_a_release_that_costs_too_much_asks_for_more_noise_on_it(owners):
+    with pytest.raises(ow.PlanError, match="more noise on the release"):
+        ow.plan(owners, "uniform", steps=200, batch_size=50, release_std=0.5, accountant="rdp")
 
 
 def test_too_little_noise_is_refused(owners):

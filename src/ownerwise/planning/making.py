@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from ownerwise.accounting import PaidRelease, Schedule
+from ownerwise.accounting import MULTIPLIER_RANGE, PaidRelease, Schedule
 from ownerwise.errors import PlanError
 from ownerwise.owners import Owners
 from ownerwise.planning.batch_bounds import rows_needed
 from ownerwise.planning.noise_schedules import NoiseSchedule
 from ownerwise.planning.plans import Plan
 from ownerwise.planning.request import PaidMechanism, PlanRequest
-from ownerwise.planning.solver import Planner, Trial
+from ownerwise.planning.solver import MAX_STEPS, Planner, Trial
 
 
 def plan(
@@ -172,9 +172,27 @@ def _solve(owners: Owners, request: PlanRequest, planner: Planner) -> tuple[Sche
 
 def _unspent_problem(owners: Owners, plan: Plan) -> str:
     unspent = np.flatnonzero(plan.unspent)
-    first = unspent[0]
+    first = int(unspent[0])
     return (
         f"{len(unspent)} of {len(owners)} budgets cannot be used up, for example for owner "
-        f"{owners.ids[first]} (epsilon {owners.epsilon[first]:g}): the sampling rate would "
-        "exceed 1. Use more steps, a smaller batch, method='scale', or strict=False"
+        f"{owners.ids[first]} (epsilon {owners.epsilon[first]:g}): {_why_unspent(plan, first)}, or "
+        "strict=False"
+    )
+
+
+def _why_unspent(plan: Plan, owner: int) -> str:
+    """Return the limit that keeps an owner from using up their budget, and what to do about it."""
+    if plan.method == "uniform" and not plan.unspent.all():
+        return "method='uniform' adds the noise that the strictest owner needs. Use another method"
+    least = MULTIPLIER_RANGE[0]  # a limit only for methods that solve for multipliers
+    if plan.method in ("uniform", "scale") and plan.noise_multipliers[owner] < 1.01 * least:
+        return f"the noise multiplier would fall below {least:g}. Use more steps, a larger batch"
+    if plan.sampling_rates[owner] > 0.999:
+        other = "" if plan.method == "scale" else ", method='scale'"
+        return (
+            f"the sampling rate would exceed 1. Use more steps, a smaller batch, less noise{other}"
+        )
+    return (
+        f"one more step would exceed a budget, or the limit of {MAX_STEPS} steps. Use another "
+        "batch size, another noise multiplier"
     )

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ownerwise.accounting import (
+    MULTIPLIER,
+    MULTIPLIER_RANGE,
     BudgetCurve,
     Budgets,
     LogQuantity,
@@ -289,16 +291,22 @@ class Planner:
         return replace(trial, noise=noise)
 
     def _refuse_unreachable(self, curve: BudgetCurve) -> None:
-        problems = []
+        if curve.quantity == MULTIPLIER:
+            limit, ways = f"any noise multiplier up to {MULTIPLIER_RANGE[1]:g}", "a smaller batch"
+        else:
+            limit, ways = "any sampling rate", "a larger batch, more noise"
+        if self.release is not None:
+            ways += ", more noise on the release"
         other = ". accountant='pld' is tighter" if self.accountant == "rdp" else ""
+        problems = []
         for epsilon, delta in curve.unreachable:
             close = np.isclose(self.budgets.epsilon, epsilon, rtol=1e-6)
             who = self.owners.ids[close][:1]
             name = f"owner {who[0]}" if len(who) else "an owner"
             problems.append(
                 f"{name}: epsilon {epsilon / (1 - SAFETY):g} at delta {delta:g} is too small for "
-                "any sampling rate; use a larger epsilon or delta, fewer steps, a larger batch or "
-                f"more noise, or leave out the owner's records{other}"
+                f"{limit}; use a larger epsilon or delta, fewer steps, {ways}, or leave out the "
+                f"owner's records{other}"
             )
         if problems:
             raise PlanError(problems)
