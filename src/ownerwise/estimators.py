@@ -20,7 +20,7 @@ from ownerwise.marks import marks_of
 from ownerwise.mechanisms import INO, Weights
 from ownerwise.models import hidden_problems, mlp
 from ownerwise.owners import Hints, Owners
-from ownerwise.planning import plan, request_problems
+from ownerwise.planning import PlanRequest, make_plan
 from ownerwise.training import TRAINED_BEFORE, Trainer
 
 try:
@@ -197,7 +197,14 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         batch_size = self.batch_size
         if batch_size is None:
             batch_size = max(1.0, min(len(X) / 4, _LARGEST_DEFAULT_BATCH))
-        problems.add(*self._parameter_problems(len(X), batch_size))
+        request = PlanRequest(
+            method=self.method,
+            steps=self.steps,
+            batch_size=batch_size,
+            clip_norm=self.clip_norm,
+            accountant=self.accountant,
+        )
+        problems.add(*request.problems(len(X)), *self._parameter_problems())
         problems.raise_()
         assert budgets is not None
         seed = self._seed()
@@ -205,14 +212,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             self._relatives.note_fit()
         reasons = [] if self.classes is not None else [_warn_of_found_classes()]
         reasons += [*fitted_before, *marked]
-        self.plan_ = plan(
-            budgets,
-            self.method,
-            steps=self.steps,
-            batch_size=batch_size,
-            clip_norm=self.clip_norm,
-            accountant=self.accountant,
-        )
+        self.plan_ = make_plan(budgets, request)
         self.classes_ = classes
         self.model_ = self._fresh_model(seed)
         trainer = Trainer(
@@ -313,17 +313,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             return X
         return np.clip(2 * (X - low) / (high - low) - 1, -1, 1)
 
-    def _parameter_problems(self, records: int, batch_size: float) -> list[str]:
-        problems = request_problems(
-            records,
-            method=self.method,
-            steps=self.steps,
-            batch_size=batch_size,
-            noise_multiplier=None,
-            clip_norm=self.clip_norm,
-            mixture=None,
-            accountant=self.accountant,
-        )
+    def _parameter_problems(self) -> list[str]:
+        problems = []
         if isinstance(self.weights, str) and self.weights != "ino":
             problems.append(f"weights {self.weights!r}: expected 'ino', an INO object or None")
         if not (isinstance(self.lr, int | float) and 0 < self.lr < math.inf):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from ownerwise.errors import IS_A_FOLDER, PlanError, Problems
 
 if TYPE_CHECKING:
     from ownerwise.owners import Owners
+    from ownerwise.planning import PlanRequest
 
 ASSUMED = "assumed one each"
 NO_RECORDS = "{} has no records column, so one record per owner is assumed; add the column"
@@ -76,29 +78,24 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from ownerwise.owners import Hints, Owners
-    from ownerwise.planning import plan
+    from ownerwise.planning import PlanRequest, make_plan
 
-    request = {
-        name: getattr(options, name)
-        for name in (
-            "method", "steps", "batch_size", "noise_multiplier", "clip_norm", "mixture",
-            "accountant",
-        )
-    }  # fmt: skip
+    arguments = {field.name for field in fields(PlanRequest)} & set(vars(options))
+    request = PlanRequest(**{name: getattr(options, name) for name in arguments})
     problems = Problems()
     owners = None
     levels = _levels(options.level, problems)
     hints = Hints(levels="pass --level NAME=EPSILON", records="add a records column")
     with problems.guard():
         owners = Owners(None, options.budgets, options.delta, levels=levels, hints=hints)
-    problems.add(*_request_problems(owners, options, request))
+    problems.add(*_request_problems(owners, options.budgets, request))
     if options.out is not None:
         problems.add(*_out_problems(options.out))
     problems.raise_()
     assert owners is not None
     if owners.records_basis == ASSUMED:
         print(f"ownerwise: warning: {NO_RECORDS.format(options.budgets)}", file=sys.stderr)
-    new_plan = plan(owners, strict=options.strict, hardened=options.hardened, **request)
+    new_plan = make_plan(owners, request)
     if options.out is not None:
         new_plan.save(options.out)
     if options.json:
@@ -111,22 +108,15 @@ def _run(options: argparse.Namespace) -> None:
         print(f"Written to {options.out}.")
 
 
-def _request_problems(
-    owners: Owners | None, options: argparse.Namespace, request: Mapping[str, Any]
-) -> list[str]:
+def _request_problems(owners: Owners | None, budgets: Path, request: PlanRequest) -> list[str]:
     """Return all problems with the request, given the record counts that the table declares."""
-    from ownerwise.planning import request_problems
-
-    if owners is None:
-        return request_problems(None, **request)
-    if owners.records_basis != ASSUMED:
-        return request_problems(owners.total_records, **request)
-    problems = request_problems(None, **request)
-    if options.batch_size is not None and options.batch_size > len(owners):
-        assumed = NO_RECORDS.format(options.budgets)
+    if owners is None or owners.records_basis != ASSUMED:
+        return request.problems(None if owners is None else owners.total_records)
+    problems = request.problems()
+    if request.batch_size is not None and request.batch_size > len(owners):
         problems.append(
-            f"batch_size {options.batch_size:g} exceeds the number of owners ({len(owners)}); "
-            f"{assumed}"
+            f"batch_size {request.batch_size:g} exceeds the number of owners ({len(owners)}); "
+            f"{NO_RECORDS.format(budgets)}"
         )
     return problems
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ownerwise.accounting import ACCOUNTANTS
+from ownerwise.accounting import ACCOUNTANTS, NOISES
 from ownerwise.config.values import (
     POSITIVE,
     ValueRule,
@@ -161,6 +161,13 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "noise standard deviation of an additional release with sensitivity 1, such as the "
             "count that controls importance sampling"
         ),
+        "release_share": between(0, 1).means(
+            "fraction of a step's privacy cost that is spent on the release; set this or "
+            "`release_std`"
+        ),
+        "release_noise": choice(NOISES).means(
+            "`gaussian` by default; `laplace` needs `pld`, and vectors of L1 norm at most 1"
+        ),
         "strict": flag().means("refuse plans in which some owner cannot use up their budget"),
         "hardened": flag().means(
             "pad every batch to a fixed number of rows and place the records in secret, random "
@@ -179,7 +186,9 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "`constant` (default), `linear`, `cosine`, `step`; options `warmup`, `floor`, `every`, "
             "`factor`"
         ),
-        "averaging": between(0, 1).means(
+        "averaging": ValueRule(
+            "a number of at least 0 and below 1", lambda value: is_number(value) and 0 <= value < 1
+        ).means(
             "decay rate of a running average of the model, which then becomes the result "
             "at no privacy cost; off by default"
         ),
