@@ -20,13 +20,9 @@ def _each_cost_is_computed_once():
     A cost is a function of numbers alone, and only the same numbers get a stored one. Whatever
     plans, verifies and refuses runs as ever; `pld.epsilon` and `rdp.epsilon` store nothing.
     """
-    from ownerwise.accounting import curves, per_owner, reference
+    from ownerwise.accounting import RunCost, reference
 
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in (
-            (curves, "owner_epsilon"),
-            (per_owner, "owner_epsilon"),
-            (reference, "_compose"),
-        ):
-            patch.setattr(module, name, cache(getattr(module, name)))
+        for place, name in ((RunCost, "epsilon"), (reference, "_compose")):
+            patch.setattr(place, name, cache(getattr(place, name)))
         yield

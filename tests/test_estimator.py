@@ -228,12 +228,12 @@ def test_all_problems_are_listed_before_anything_is_spent():
     ("epsilon", "owners", "words"),
     [
         ({"ann": 1.0}, OWNERS, "no budget for owner bob, cem"),
-        ({0: 1.0}, OWNERS, "str in record_owner"),
+        ({0: 1.0}, OWNERS, "str in owners"),
         ([1.0, 2.0], None, r"shape \[2\] for 240 records(.|\n)*mapping"),
         (np.arange(1.0, 241.0), OWNERS, "differs between records of owner ann, bob, cem"),
         (1.0, OWNERS[:5], "5 owner ids for 240 records"),
         (-1.0, None, "epsilon"),
-        (1.0, [None, *OWNERS[1:]], "record_owner"),
+        (1.0, [None, *OWNERS[1:]], "owners: no owner id in record 0"),
     ],
 )
 def test_wrong_budgets_are_explained(epsilon, owners, words):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 IS_A_FOLDER = "--out {} is a folder; expected a file name"
@@ -37,7 +38,7 @@ class OwnerwiseError(ValueError):
 
 
 class BudgetError(OwnerwiseError):
-    """The budgets, or the owners of the records, cannot be used."""
+    """The budgets or the owners of the records are invalid."""
 
 
 class PlanError(OwnerwiseError):
@@ -45,11 +46,50 @@ class PlanError(OwnerwiseError):
 
 
 class AccountingError(OwnerwiseError, ArithmeticError):
-    """An accountant cannot compute a reliable figure; it never returns an unreliable one."""
+    """An accountant raises this error rather than return an unreliable figure."""
+
+
+class Problems:
+    """Collects problems so that a single error can list all of them.
+
+    Example:
+        >>> problems = Problems()
+        >>> with problems.guard():
+        ...     raise OwnerwiseError("steps 0; expected at least 1")
+        >>> problems.add("lr -1; expected a positive number")
+        >>> list(problems)
+        ['steps 0; expected at least 1', 'lr -1; expected a positive number']
+    """
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    def add(self, *problems: str) -> None:
+        """Add problems to the list."""
+        self._found += problems
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Add the problems of an `OwnerwiseError` raised in the `with` block, and continue."""
+        try:
+            yield
+        except OwnerwiseError as error:
+            self.add(*error.problems)
+
+    def raise_(self, kind: type[OwnerwiseError] = OwnerwiseError) -> None:
+        """Raise an error of this kind that lists all problems, if there are any."""
+        if self._found:
+            raise kind(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
 
 
 class PrivacyWarning(UserWarning):
-    """The request is possible, but weakens the guarantee."""
+    """The request can be carried out, but it weakens the guarantee."""
 
     def __init__(self, message: object = ""):
         super().__init__(printable(message))
@@ -61,16 +101,21 @@ def name_some(items: Any, label: Callable[[Any], str] = str, *, shown: int = 3) 
     return f"{named} and {len(items) - shown} more" if len(items) > shown else named
 
 
-def known_names(given: object, known: Iterable[str]) -> str:
-    """Return a hint with the most similar known name, if any, and all known names."""
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """Return a question that suggests the most similar known name, or "" if none is similar."""
     spelled = {name.lower(): name for name in known}
     near = difflib.get_close_matches(str(given).lower(), spelled, 1, cutoff=0.5)
-    hint = f"did you mean {spelled[near[0]]!r}? " if near else ""
-    return f"{hint}Known names: {', '.join(spelled.values())}"
+    return f"did you mean {spelled[near[0]]!r}?" if near else ""
+
+
+def known_names(given: object, known: Iterable[str]) -> str:
+    """Return a hint with the most similar known name, if any, and all known names."""
+    names = list(known)
+    return f"{did_you_mean(given, names)} Known names: {', '.join(names)}".lstrip()
 
 
 def require(module: str, package: str, what: str) -> Any:
-    """Return an optional module, or raise an error that says what to install for it."""
+    """Return an optional module, or raise an error that says which package to install."""
     try:
         return importlib.import_module(module)
     except ImportError:

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from ownerwise.errors import BudgetError, OwnerwiseError, PrivacyWarning, name_some
+from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, name_some
 from ownerwise.marks import marks_of
 from ownerwise.mechanisms import INO, Weights
 from ownerwise.models import hidden_problems, mlp
-from ownerwise.owners import Owners
-from ownerwise.planning import plan, request_problems
+from ownerwise.owners import Hints, Owners
+from ownerwise.planning import PlanRequest, make_plan
 from ownerwise.training import TRAINED_BEFORE, Trainer
 
 try:
@@ -39,13 +39,14 @@ except ImportError as error:
 __all__ = ["PrivateClassifier"]
 
 _LARGEST_DEFAULT_BATCH = 512
+_HINTS = Hints(record_owner="owners", levels="PrivateClassifier accepts only numbers")
 
 
 class _Lineage:
     """Counts the clones and fits of an estimator; each fit spends the budgets again.
 
-    All clones and copies of an estimator in a process share one instance, even after unpickling. In
-    another process, counting continues from the pickled counts.
+    All clones and copies of an estimator in a process share the same counts, even after unpickling.
+    In another process, counting continues from the pickled counts.
     """
 
     living: ClassVar[WeakValueDictionary[str, _Lineage]] = WeakValueDictionary()
@@ -61,7 +62,7 @@ class _Lineage:
         return _lineage, (self.key, self.clones, self.fits, self.warned)
 
     def note_fit(self) -> None:
-        """Count a fit. Warn once about repeated fits, so that the Trainer does not have to."""
+        """Count a fit. Warn about repeated fits only once, here rather than in the Trainer."""
         if (self.clones > 1 or self.fits) and not self.warned:
             self.warned = True
             warnings.warn(
@@ -86,16 +87,16 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 
     Formal guarantee: one `fit` with `random_state=None` is (epsilon_o, delta_o)-differentially
     private for each single record of owner o (add or remove one record), and all fitted attributes
-    may be published. This is the guarantee of `PrivateStep` with the plan in `plan_`. Assumed to be
-    public: all parameters below, who the owners are and how many records each has, the number of
-    features, and the classes. Without `classes`, labels are taken from `y`, which reveals which
-    labels occur. Such a fit is NOT private; a `PrivacyWarning`, `private_` and the card say so.
-    Inputs are not standardised with data statistics; pass a public `input_range` instead. A scaler
-    that a pipeline fits before this step releases statistics of the records without noise; that fit
-    is NOT private either, and is reported in the same places. A scaler that you call yourself
-    cannot be detected. Each additional fit on the same records spends the budgets again. A
-    parameter search or cross-validation is NOT accounted for; it triggers a `PrivacyWarning`. No
-    guarantee covers the records on which `score` is computed.
+    may be published. This is the guarantee of `PrivateStep` with the plan in `plan_`. The following
+    are assumed to be public: all parameters below, who the owners are and how many records each
+    has, the number of features, and the classes. Without `classes`, labels are taken from `y`,
+    which reveals which labels occur. Such a fit is NOT private; a `PrivacyWarning`, `private_` and
+    the card say so. Inputs are not standardised with data statistics; pass a public `input_range`
+    instead. A scaler that a pipeline fits before this step releases statistics of the records
+    without noise; that fit is NOT private either, and is reported in the same places. A scaler that
+    you call yourself cannot be detected. Each additional fit on the same records spends the budgets
+    again. A parameter search or cross-validation is NOT accounted for; it triggers a
+    `PrivacyWarning`. No guarantee covers the records on which `score` is computed.
 
     Args:
         epsilon: one number for all owners; a mapping {owner: epsilon}, which may list more owners
@@ -104,16 +105,16 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         method: how to plan the budgets: "uniform", "sample", "scale" or "both" (see `plan`).
         weights: "ino" for `INO()`, an `INO` object, or None.
         steps: number of steps.
-        batch_size: expected number of records per step; None uses a quarter of the records, at
-            most 512.
-        clip_norm: bound on the norm of a record's gradient (the average bound, if owners differ).
+        batch_size: expected number of records per step; None uses a quarter of the records, but
+            at most 512.
+        clip_norm: bound on a record's gradient norm (the average over records if bounds differ).
         lr: learning rate of plain stochastic gradient descent.
         hidden: sizes of hidden layers (tanh); () gives logistic regression.
         model: function (n_features, n_classes) -> module, instead of `hidden`.
         classes: all class labels, known in advance; None uses the labels in `y`, which is NOT
             private.
-        input_range: public (low, high), each a number or one per feature; inputs are clipped to it
-            and scaled to [-1, 1]. With None, inputs are left unchanged.
+        input_range: a public range (low, high); each bound is one number or one per feature. Inputs
+            are clipped to this range and scaled to [-1, 1]. With None, inputs are left unchanged.
         accountant: "pld" (tight) or "rdp".
         verbose: whether to show a progress bar.
         random_state: None uses secret randomness. Any other value makes the result repeatable
@@ -122,7 +123,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     Attributes:
         classes_: class labels, sorted.
         model_: the trained module.
-        plan_: the plan, with `plan_.owners`.
+        plan_: the plan, which includes the owners (`plan_.owners`).
         run_: the run, for reports and cards.
         epsilon_: epsilon spent for each owner's records, in the order of `plan_.owners.ids`.
         private_: whether the guarantee holds: False after a fit with a fixed `random_state`,
@@ -188,29 +189,30 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         fitted_before = _warn_of_fitted_steps(self)
         X, y = validate_data(self, X, y, dtype=np.float32, ensure_all_finite=False)
         check_classification_targets(y)
-        problems = _missing_problems(X)
+        problems = Problems()
+        problems.add(*_missing_problems(X))
         classes = self._known_classes(y, problems)
         budgets = self._budgets(len(X), owners, problems)
         inputs = self._scaled(X, problems)
         batch_size = self.batch_size
         if batch_size is None:
             batch_size = max(1.0, min(len(X) / 4, _LARGEST_DEFAULT_BATCH))
-        problems += self._parameter_problems(len(X), batch_size)
-        if problems or budgets is None:
-            raise OwnerwiseError(problems)
-        seed = self._seed()
-        if seed is None:
-            self._relatives.note_fit()
-        reasons = [] if self.classes is not None else [_warn_of_found_classes()]
-        reasons += [*fitted_before, *marked]
-        self.plan_ = plan(
-            budgets,
-            self.method,
+        request = PlanRequest(
+            method=self.method,
             steps=self.steps,
             batch_size=batch_size,
             clip_norm=self.clip_norm,
             accountant=self.accountant,
         )
+        problems.add(*request.problems(len(X)), *self._parameter_problems())
+        problems.raise_()
+        assert budgets is not None
+        seed = self._seed()
+        if seed is None:
+            self._relatives.note_fit()
+        reasons = [] if self.classes is not None else [_warn_of_found_classes()]
+        reasons += [*fitted_before, *marked]
+        self.plan_ = make_plan(budgets, request)
         self.classes_ = classes
         self.model_ = self._fresh_model(seed)
         trainer = Trainer(
@@ -254,47 +256,46 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         X = np.asarray(X)
         if problems := _missing_problems(X):
             raise OwnerwiseError(problems)
-        inputs = torch.from_numpy(self._scaled(X, [])).double()
+        inputs = torch.from_numpy(self._scaled(X, Problems())).double()
         # in float64, the effect of other records on a record's outputs is negligible
         model = copy.deepcopy(self.model_).double()
         with torch.no_grad():
             return model(inputs).numpy()
 
-    def _known_classes(self, y: np.ndarray, problems: list[str]) -> np.ndarray:
-        """Return the sorted class labels; add a problem if `y` contains other labels."""
+    def _known_classes(self, y: np.ndarray, problems: Problems) -> np.ndarray:
+        """Return the sorted class labels; add an error message if `y` contains other labels."""
         if self.classes is None:
             return np.unique(y)
         classes = np.unique(np.asarray(self.classes))
         strange = np.flatnonzero(~np.isin(y, classes))
         if len(strange):
-            problems.append(
+            problems.add(
                 f"the label of {name_some(strange, 'record {}'.format)} is not in "
                 f"classes={name_some(classes)}; add it to classes, or remove these records"
             )
         return classes
 
-    def _budgets(self, records: int, owners: Any, problems: list[str]) -> Owners | None:
+    def _budgets(self, records: int, owners: Any, problems: Problems) -> Owners | None:
         """Return the owners of this fit's records, with their budgets."""
         ids = np.arange(records) if owners is None else column_or_1d(owners)
-        found = [
-            f"{name} maps owners to values, but fit was called without owners; call fit(X, y, "
-            "owners=ids) with one id per record"
-            for name in ("epsilon", "delta")
-            if owners is None and isinstance(getattr(self, name), Mapping)
-        ]
-        if len(ids) != records:
-            found.append(f"{len(ids)} owner ids for {records} records; expected one id per record")
         given = {"epsilon": self.epsilon, "delta": self.delta}
-        budgets = {} if found else {n: _by_owner(n, v, ids, found) for n, v in given.items()}
-        if not found:
-            try:
-                return Owners(ids, **budgets)
-            except BudgetError as error:
-                found = error.problems
-        problems += found
+        found = Problems()
+        for name, value in given.items():
+            if owners is None and isinstance(value, Mapping):
+                found.add(
+                    f"{name} maps owners to values, but fit was called without owners; call "
+                    "fit(X, y, owners=ids) with one id per record"
+                )
+        if len(ids) != records:
+            found.add(f"{len(ids)} owner ids for {records} records; expected one id per record")
+        with problems.guard():
+            found.raise_()
+            budgets = {name: _by_owner(name, value, ids, found) for name, value in given.items()}
+            found.raise_()
+            return Owners(ids, **budgets, hints=_HINTS)
         return None
 
-    def _scaled(self, X: np.ndarray, problems: list[str]) -> np.ndarray:
+    def _scaled(self, X: np.ndarray, problems: Problems) -> np.ndarray:
         """Return inputs clipped to the public range and scaled to [-1, 1]."""
         if self.input_range is None:
             return X
@@ -305,24 +306,15 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         except (TypeError, ValueError):
             usable, low, high = False, 0, 0
         if not usable:
-            problems.append(
+            problems.add(
                 f"input_range={self.input_range!r}: expected finite (low, high) with low < high, "
                 f"each a number or one per feature ({X.shape[1]} here)"
             )
             return X
         return np.clip(2 * (X - low) / (high - low) - 1, -1, 1)
 
-    def _parameter_problems(self, records: int, batch_size: float) -> list[str]:
-        problems = request_problems(
-            records,
-            method=self.method,
-            steps=self.steps,
-            batch_size=batch_size,
-            noise_multiplier=None,
-            clip_norm=self.clip_norm,
-            mixture=None,
-            accountant=self.accountant,
-        )
+    def _parameter_problems(self) -> list[str]:
+        problems = []
         if isinstance(self.weights, str) and self.weights != "ino":
             problems.append(f"weights {self.weights!r}: expected 'ino', an INO object or None")
         if not (isinstance(self.lr, int | float) and 0 < self.lr < math.inf):
@@ -353,7 +345,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def _relatives(self) -> _Lineage:
-        """The counts shared with all copies; they are not a parameter and are set on first use."""
+        """The counts shared with all copies; not a parameter, and created on first use."""
         if "_lineage" not in vars(self):
             vars(self)["_lineage"] = _Lineage(uuid4().hex)
         return vars(self)["_lineage"]
@@ -364,7 +356,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         return super().__getstate__()
 
     def __sklearn_clone__(self) -> Self:
-        """Return an unfitted copy that is counted together with this estimator."""
+        """Return an unfitted copy whose fits are counted together with this estimator's."""
         relatives = self._relatives
         relatives.clones += 1
         copied: Any = super().__sklearn_clone__()
@@ -375,7 +367,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 def _warn_of_fitted_steps(estimator: PrivateClassifier) -> list[str]:
     """Warn about transformers that a pipeline has just fitted to the records; return notes on them.
 
-    A step has no reference to its pipeline, so the pipeline is found among the callers.
+    A step has no reference to its pipeline, so the pipeline is looked up on the call stack.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -425,8 +417,8 @@ def _missing_problems(X: np.ndarray) -> list[str]:
     ]
 
 
-def _by_owner(name: str, given: Any, ids: np.ndarray, problems: list[str]) -> Any:
-    """Return epsilon or delta for `Owners`: a number, or a mapping for the owners present."""
+def _by_owner(name: str, given: Any, ids: np.ndarray, problems: Problems) -> Any:
+    """Return epsilon or delta for `Owners`, as a number or as a mapping for the owners present."""
     if isinstance(given, Mapping):
         present = set(ids.tolist())
         # if no owner is in common, Owners reports it
@@ -435,7 +427,7 @@ def _by_owner(name: str, given: Any, ids: np.ndarray, problems: list[str]) -> An
         return given
     values = np.asarray(given)
     if values.shape != ids.shape:
-        problems.append(
+        problems.add(
             f"{name} has shape {list(values.shape)} for {len(ids)} records; expected one value "
             f"per record. If the data is split (cross-validation), pass a mapping {{owner: value}} "
             "and owners"
@@ -448,7 +440,7 @@ def _by_owner(name: str, given: Any, ids: np.ndarray, problems: list[str]) -> An
         if chosen.setdefault(owner, value) != value
     }
     if differing:
-        problems.append(
+        problems.add(
             f"{name} differs between records of owner {name_some(sorted(differing))}; expected one "
             "value per owner, or a separate owner for every record"
         )

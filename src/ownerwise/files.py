@@ -26,7 +26,7 @@ _ABANDONED = 3600.0  # seconds after which a temporary file's writer is assumed 
 
 
 def write_whole(path: str | PathLike, write: Callable[[str], Any]) -> None:
-    """Let `write` fill a temporary file, then rename it, so that `path` is never half written.
+    """Write a temporary file with `write`, then rename it, so `path` is never partially written.
 
     Temporary files left behind by killed writers of the same file are removed.
     """
@@ -57,7 +57,7 @@ def write_json(path: str | PathLike, content: Any, *, indent: int | None = 2) ->
 
 
 def drop_temporary(folder: Path, name: str, older: float = 0.0) -> None:
-    """Delete temporary files for `name` (a pattern) last written at least `older` seconds ago."""
+    """Delete temporary files for `name` (a pattern) unmodified for at least `older` seconds."""
     for path in folder.glob(f".{name}.????????"):  # as `mkstemp` names them
         try:
             if time.time() - path.stat().st_mtime >= older:
@@ -72,7 +72,7 @@ def read_json(path: str | PathLike, kind: Kind, missing: str = "") -> dict[str, 
     Args:
         path: the file.
         kind: the required kind of content.
-        missing: the message for a file that does not exist.
+        missing: the error message if the file does not exist.
     """
     try:
         content = Path(path).read_bytes()
@@ -84,7 +84,7 @@ def read_json(path: str | PathLike, kind: Kind, missing: str = "") -> dict[str, 
 
 
 def parse_json(content: bytes | str, kind: Kind, name: str) -> dict[str, Any]:
-    """Return the JSON object in `content`, which must be of this kind; `name` names the file."""
+    """Return the JSON object in `content`, read from file `name`; it must be of this kind."""
     try:
         parsed = json.loads(content)
         nested = _deeper_than(parsed, _DEEPEST)
@@ -100,7 +100,7 @@ def parse_json(content: bytes | str, kind: Kind, name: str) -> dict[str, Any]:
 
 
 def of_kind(words: str, accepts: Callable[[Any], bool]) -> Kind:
-    """Return the kind of values that a function accepts; `words` describe them."""
+    """Return a kind that accepts the values for which `accepts` is true; `words` describes them."""
 
     def problems(value: Any, place: str) -> Iterator[str]:
         if not accepts(value):
@@ -142,12 +142,12 @@ DIGEST = of_kind(
 
 
 def one_of(*names: str) -> Kind:
-    """Return the kind of a value that is one of these names."""
+    """Return a kind that accepts only these names."""
     return of_kind(f"one of {', '.join(names)}", lambda value: value in names)
 
 
 def or_null(kind: Kind) -> Kind:
-    """Return the kind of a value that may be null."""
+    """Return a kind that accepts null as well as values of the given kind."""
 
     def problems(value: Any, place: str) -> Iterator[str]:
         if value is not None:
@@ -157,7 +157,7 @@ def or_null(kind: Kind) -> Kind:
 
 
 def list_of(kind: Kind, length: int | None = None) -> Kind:
-    """Return the kind of a list whose entries are all of one kind."""
+    """Return a kind that accepts lists whose entries are all of the given kind."""
 
     def problems(value: Any, place: str) -> Iterator[str]:
         if not isinstance(value, list) or length not in (None, len(value)):
@@ -171,7 +171,7 @@ def list_of(kind: Kind, length: int | None = None) -> Kind:
 
 
 def mapping_of(kind: Kind) -> Kind:
-    """Return the kind of an object with arbitrary names whose entries are all of one kind."""
+    """Return a kind that accepts objects whose entries, of any name, are all of the given kind."""
 
     def problems(value: Any, place: str) -> Iterator[str]:
         if not isinstance(value, dict):
@@ -184,7 +184,7 @@ def mapping_of(kind: Kind) -> Kind:
 
 
 def fields(required: Mapping[str, Kind], optional: Mapping[str, Kind] | None = None) -> Kind:
-    """Return the kind of an object with these entries; other entries may be anything."""
+    """Return a kind that accepts objects with these entries; any other entries are allowed."""
 
     def problems(value: Any, place: str) -> Iterator[str]:
         if not isinstance(value, dict):

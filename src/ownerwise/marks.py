@@ -7,7 +7,7 @@ everything they are given for marks, and a run that uses anything marked is NOT 
 Marks stay with a module, even if it is inside another module, deep-copied or pickled; with an
 object that has an attribute `not_private`, such as a `DataSet` or its `Records`; and with the
 memory of an array or tensor: its views and slices, `torch.from_numpy` and `.numpy()`, and Datasets
-that contain it. They do not carry over to copies of arrays (`X[indices]`, `.float()`,
+that contain it. Marks do not carry over to copies of arrays (`X[indices]`, `.float()`,
 `.to("cuda")`, files) or to the tensors of a `state_dict` that is loaded elsewhere: pass on the
 records themselves (`Records.take`), or state the reason in
 `Trainer(..., notes={"not_private": [...]})`.
@@ -109,7 +109,7 @@ def _records_arrays(thing: Any) -> list[Any]:
 
 
 def _own(thing: Any) -> tuple[str, ...]:
-    """Return the reasons in the object's `not_private` attribute; a bool is not a reason."""
+    """Return the reasons in the object's `not_private` attribute; a bool is ignored."""
     reasons = getattr(thing, _ATTRIBUTE, ())
     if isinstance(reasons, str):
         return (reasons,) if reasons else ()
@@ -143,7 +143,7 @@ def _reasons_of_memory(array: Tensor | np.ndarray) -> list[str]:
 
 
 def _owner(array: Tensor | np.ndarray) -> Any:
-    """Return the object whose lifetime is that of the array's memory."""
+    """Return the object that stays alive exactly as long as the array's memory."""
     root = array
     while isinstance(root, np.ndarray) and isinstance(root.base, Tensor | np.ndarray):
         root = root.base
@@ -155,7 +155,7 @@ def _device(array: Tensor | np.ndarray) -> str:
 
 
 def _window(array: Tensor | np.ndarray) -> np.ndarray | None:
-    """Return an array with the same addresses, shape and strides, whose contents are never read."""
+    """Return an array with the same addresses, shape and strides; its contents are never read."""
     if isinstance(array, np.ndarray):
         return array
     if array.layout != torch.strided or array.is_meta:
@@ -207,7 +207,7 @@ def _held(
 
 
 def _is_part(part: Any, data: Any) -> bool:
-    """Return whether a Dataset uses all rows of a part; a shorter Dataset may use only some."""
+    """Return whether `data` is assumed to use every row of `part`; a shorter Dataset may not."""
     if not isinstance(part, Dataset) or isinstance(data, ConcatDataset):
         return True
     return isinstance(part, Sized) and isinstance(data, Sized) and len(part) == len(data)

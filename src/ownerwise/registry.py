@@ -1,8 +1,9 @@
 """Tables of names that other packages can extend.
 
 A package adds a name with an entry point in the group `ownerwise.datasets` (data sets),
-`ownerwise.models` (networks), `ownerwise.assignments` (methods for assigning records to owners) or
-`ownerwise.orders` (orders of records in INO-SGD). The library's own names take precedence.
+`ownerwise.models` (networks), `ownerwise.assignments` (methods for assigning records to owners),
+`ownerwise.orders` (orders of records in INO-SGD) or `ownerwise.report_sections` (mechanisms'
+sections in the report). The library's own names take precedence.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Registry(Mapping[str, Entry]):
     An entry from another package is imported when it is looked up, not when names are listed.
 
     Args:
-        group: the group of the entry points.
+        group: the entry-point group.
         own: the library's own entries.
     """
 

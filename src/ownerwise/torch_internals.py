@@ -1,10 +1,10 @@
 """The torch internals that the package relies on, each with its purpose.
 
 Torch may change these without notice, so the package declares the one version it is tested with.
-This module is imported before any of them is used, and gives access to those that are functions. It
-raises an ImportError that names the version if an internal is missing. It warns if torch has any
-other version, whose internals may behave differently. `tests/gradients/test_torch_internals.py`
-pins the behaviour of each internal.
+This module is imported before any of these internals is used, and gives access to those that are
+functions. It raises an ImportError that names the version if an internal is missing. It warns if
+torch has any other version, whose internals may behave differently.
+`tests/gradients/test_torch_internals.py` pins the behaviour of each internal.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ INTERNALS: Mapping[str, str] = {
     "torch.ops.aten.threshold_backward.default": "derivative of ReLU",
     "torch.ops.aten.convolution_backward.default": "derivatives of convolutions",
     "torch.Tensor._version": "detect tensors that were changed in place",
-    "torch.Tensor._is_view": "refuse in-place operations on a part of a tensor",
+    "torch.Tensor._is_view": "reject in-place operations on a part of a tensor",
 }
 """Internals that are looked up by name, with their purpose."""
 
@@ -58,8 +58,8 @@ MODULE_STATE: Mapping[str, str] = {
 """Attributes that every module has in its `__dict__`, with their purpose."""
 
 OPTIMIZER_STATE: Mapping[str, str] = {
-    "_optimizer_step_pre_hooks": "refuse hooks that could write to the model",
-    "_optimizer_step_post_hooks": "refuse hooks that could write to the model",
+    "_optimizer_step_pre_hooks": "reject hooks that could write to the model",
+    "_optimizer_step_post_hooks": "reject hooks that could write to the model",
 }
 """Attributes of every optimizer, with their purpose."""
 

@@ -1,4 +1,4 @@
-"""Numbers as text for readers, suitably rounded and with units."""
+"""Format numbers as text for readers, suitably rounded and with units."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class Amount:
 
 
 def percent(share: float) -> str:
-    """Return a share as a percentage: "71.2%"."""
+    """Format a fraction as a percentage: "71.2%"."""
     return "unknown" if not math.isfinite(share) else f"{100 * share:.1f}%"
 
 
 def points(share: float) -> str:
-    """Return a share in percentage points: "4.1 points"."""
+    """Format a fraction in percentage points: "4.1 points"."""
     return f"{100 * share:.1f} points"
 
 
 def signed_points(share: float) -> str:
-    """Return a difference with its sign, or "0.0 points" if it rounds to zero: "+4.1 points"."""
+    """Format a difference with its sign: "+4.1 points", or "0.0 points" if it rounds to zero."""
     rounded = round(100 * share, 1)
     return f"{rounded:+.1f} points".replace("-", "−") if rounded else "0.0 points"
 
 
 def amount(value: Amount | None) -> str:
-    """Return a mean in percent with its standard deviation: "71.2 ± 0.4"."""
+    """Format a mean in percent with its standard deviation: "71.2 ± 0.4"."""
     if value is None:
         return "–"
     deviation = "" if value.deviation is None else f" ± {100 * value.deviation:.1f}"
@@ -49,27 +49,27 @@ def amount(value: Amount | None) -> str:
 
 
 def epsilon(value: float) -> str:
-    """Return an epsilon rounded to three significant digits."""
+    """Format an epsilon, rounded to three significant digits."""
     return f"{value:.3g}"
 
 
 def delta(value: float) -> str:
-    """Return a delta rounded up to two significant digits, with an unpadded exponent: "1e-5"."""
+    """Format a delta, rounded up to two significant digits, with an unpadded exponent: "1e-5"."""
     return up(value, 2).replace("e-0", "e-")
 
 
 def delta_span(low: float, high: float) -> str:
-    """Return a range of deltas: "1e-6 to 1e-5", or one delta if both ends round to it."""
+    """Format a range of deltas ("1e-6 to 1e-5"), or a single delta if both ends round to it."""
     return _joined(delta(low), delta(high))
 
 
 def span(low: float, high: float, digits: int = 3) -> str:
-    """Return a range: "0.5 to 8", or one number if both ends round to it."""
+    """Format a range ("0.5 to 8"), or a single number if both ends round to it."""
     return _joined(f"{low:.{digits}g}", f"{high:.{digits}g}")
 
 
 def up(value: float, digits: int = 4) -> str:
-    """Return a promised or spent amount, rounded up so that it is never understated."""
+    """Format a promised or spent amount, rounded up so that it is never understated."""
     text = f"{value:.{digits}g}"
     if float(text) >= value * (1 - 1e-12):
         return text
@@ -78,7 +78,7 @@ def up(value: float, digits: int = 4) -> str:
 
 
 def span_up(low: float, high: float, digits: int = 4) -> str:
-    """Return a range like `span`, with both ends rounded up."""
+    """Format a range like `span`, with both ends rounded up."""
     return _joined(up(low, digits), up(high, digits))
 
 
@@ -87,18 +87,18 @@ def _joined(low: str, high: str) -> str:
 
 
 def percent_up(share: float, places: int = 2) -> str:
-    """Return the spent share of a budget, rounded up so that it is never understated: "99.81%"."""
+    """Format the spent fraction of a budget, rounded up so it is never understated: "99.81%"."""
     units = math.ceil(100 * 10**places * share - 1e-6)
     return f"{units / 10**places:.{places}f}%"
 
 
 def whole(count: float) -> str:
-    """Return a count with thousands separators: "12,000"."""
+    """Format a count with thousands separators: "12,000"."""
     return f"{count:,.0f}"
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words: "4.5 s", "45 s", "12 min", "3 h 20 min"."""
+    """Format a duration: "4.5 s", "45 s", "12 min", "3 h 20 min"."""
     if seconds < 90:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     minutes = round(seconds / 60)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ownerwise import accounting
 from ownerwise.accounting import (
     Budgets,
+    RunCost,
     Schedule,
     find_root,
     gaussian_mu,
@@ -19,6 +20,7 @@ from ownerwise.accounting import (
 from ownerwise.errors import AccountingError
 
 SCHEDULE = Schedule.constant(400)
+BY_RDP = RunCost(SCHEDULE, "rdp")
 
 
 def random_budgets(count, deltas, seed=0):
@@ -30,7 +32,7 @@ def test_interpolated_rates_spend_the_budget_between_the_nodes():
     """Owners drawn at random lie between the nodes; the accountant is asked at each directly."""
     budgets = random_budgets(3000, [1e-5, 1e-6])
     curve = sampling_rate_curve(
-        budgets, lambda _, x: np.full(np.shape(x), np.log(1.3)), SCHEDULE, "pld"
+        budgets, lambda _, x: np.full(np.shape(x), np.log(1.3)), RunCost(SCHEDULE)
     )
     rates = curve(budgets)
     delta = np.empty(3000)
@@ -45,7 +47,7 @@ def test_interpolated_rates_spend_the_budget_between_the_nodes():
 
 def test_interpolated_multipliers_spend_the_budget_between_the_nodes():
     budgets = random_budgets(3000, [1e-5])
-    multipliers = multiplier_curve(budgets, 0.02, SCHEDULE, "rdp")(budgets)
+    multipliers = multiplier_curve(budgets, 0.02, BY_RDP)(budgets)
     assert (np.diff(multipliers[np.argsort(budgets.epsilon)]) < 0).all()
     for owner in range(0, 3000, 150):
         spent = rdp.epsilon(0.02, float(multipliers[owner]), SCHEDULE, 1e-5)
@@ -55,15 +57,13 @@ def test_interpolated_multipliers_spend_the_budget_between_the_nodes():
 def test_the_cap_at_rate_one_is_met_sharply():
     """Where a rate would exceed 1 it is 1; just below the kink budgets are still spent."""
     budgets = random_budgets(2000, [1e-5])
-    curve = sampling_rate_curve(
-        budgets, lambda _, x: np.full(np.shape(x), np.log(25.0)), SCHEDULE, "rdp"
-    )
+    curve = sampling_rate_curve(budgets, lambda _, x: np.full(np.shape(x), np.log(25.0)), BY_RDP)
     rates = curve(budgets)
     limit = rdp.epsilon(1.0, 25.0, SCHEDULE, 1e-5)
     assert rates.max() <= 1.0
     assert (rates[budgets.epsilon > 1.01 * limit] == 1.0).all()
     inside = budgets.epsilon < 0.999 * limit
-    spent = accounting.epsilon(rates[inside], 25.0, SCHEDULE, 1e-5, "rdp")
+    spent = accounting.epsilon(rates[inside], 25.0, BY_RDP, 1e-5)
     np.testing.assert_allclose(spent, budgets.epsilon[inside], rtol=2e-3)
     assert (spent <= budgets.epsilon[inside] * 1.0008).all()
 
@@ -99,7 +99,7 @@ def random_chain(seed):
 def test_epsilon_sees_corners_between_owners(chain):
     """Rising cost alone is no smooth curve: each owner must have what it has alone."""
     rates, multipliers = chain
-    everyone = accounting.epsilon(rates, multipliers, SCHEDULE, 1e-5, "rdp")
+    everyone = accounting.epsilon(rates, multipliers, BY_RDP, 1e-5)
     alone = [rdp.epsilon(r, m, SCHEDULE, 1e-5) for r, m in zip(rates, multipliers, strict=True)]
     assert (everyone >= np.array(alone) * (1 - 1e-9)).all()
     np.testing.assert_allclose(everyone, alone, rtol=5e-4)
@@ -108,11 +108,9 @@ def test_epsilon_sees_corners_between_owners(chain):
 def test_owners_at_one_place_with_other_shares_of_a_release():
     """Many points of one position: each by itself."""
     shares = np.linspace(0.2, 1.0, 60)
-    release = accounting.PaidRelease(3.0)
-    everyone = accounting.epsilon(0.02, 1.3, SCHEDULE, 1e-5, "rdp", release, shares)
-    alone = [
-        float(accounting.epsilon(0.02, 1.3, SCHEDULE, 1e-5, "rdp", release, s)[0]) for s in shares
-    ]
+    run = RunCost(SCHEDULE, "rdp", accounting.PaidRelease(3.0))
+    everyone = accounting.epsilon(0.02, 1.3, run, 1e-5, shares)
+    alone = [float(accounting.epsilon(0.02, 1.3, run, 1e-5, s)[0]) for s in shares]
     np.testing.assert_allclose(everyone, alone, rtol=1e-12)
 
 
@@ -137,9 +135,8 @@ def test_impossible_parameters_are_refused(accountant, given, words):
     usual = {
         "sampling_rate": 0.1,
         "multiplier": 1.0,
-        "steps": 5,
+        "steps": RunCost(Schedule.constant(5), accountant),
         "delta": 1e-5,
-        "accountant": accountant,
     }
     with pytest.raises(AccountingError, match=words):
         accounting.epsilon(**usual | given)
@@ -159,14 +156,12 @@ def test_epsilon_follows_the_owner_in_any_order():
     rates = rng.choice([0.01, 0.02, 0.05], 200)
     multipliers = rng.choice([1.0, 2.0], 200)
     deltas = rng.choice([1e-5, 1e-6], 200)
-    together = accounting.epsilon(rates, multipliers, SCHEDULE, deltas, "rdp")
+    together = accounting.epsilon(rates, multipliers, BY_RDP, deltas)
     for at in range(0, 200, 17):
         alone = rdp.epsilon(float(rates[at]), float(multipliers[at]), SCHEDULE, float(deltas[at]))
         assert together[at] == pytest.approx(alone, rel=1e-12)
     shuffle = rng.permutation(200)
-    shuffled = accounting.epsilon(
-        rates[shuffle], multipliers[shuffle], SCHEDULE, deltas[shuffle], "rdp"
-    )
+    shuffled = accounting.epsilon(rates[shuffle], multipliers[shuffle], BY_RDP, deltas[shuffle])
     np.testing.assert_array_equal(shuffled, together[shuffle])
 
 

@@ -12,15 +12,13 @@ from scipy.stats import laplace, norm
 
 from ownerwise.accounting import (
     PaidRelease,
+    RunCost,
     Schedule,
     joint_multiplier,
     pld,
     reference,
 )
 from ownerwise.accounting.dominating_pairs import GaussianPair, LaplacePair
-from ownerwise.accounting.release import (
-    owner_epsilon,
-)
 
 DELTA = 1e-5
 MEASURED = [  # rate, multiplier, Laplace scale, steps, epsilon at delta 1e-5
@@ -176,7 +174,7 @@ def test_gaussian_noise_costs_less_than_laplace_of_the_same_deviation():
     for rate, multiplier, std, steps in [(0.05, 2.0, 3.0, 200), (0.3, 10.0, 30.0, 100)]:
         schedule = Schedule.constant(steps)
         costs = [
-            owner_epsilon("pld", rate, multiplier, schedule, DELTA, PaidRelease(std, noise))
+            RunCost(schedule, "pld", PaidRelease(std, noise)).epsilon(rate, multiplier, DELTA)
             for noise in ("gaussian", "laplace")
         ]
         assert costs[0] < costs[1]
@@ -187,10 +185,9 @@ def test_gaussian_noise_costs_less_than_laplace_of_the_same_deviation():
 def test_a_share_of_the_release_is_less_noise_for_it():
     schedule = Schedule.constant(50)
     for noise in ("gaussian", "laplace"):
-        half = owner_epsilon("pld", 0.1, 2.0, schedule, DELTA, PaidRelease(3.0, noise), 0.5)
-        assert half == pytest.approx(
-            owner_epsilon("pld", 0.1, 2.0, schedule, DELTA, PaidRelease(6.0, noise)), rel=1e-12
-        )
+        run, twice = (RunCost(schedule, "pld", PaidRelease(std, noise)) for std in (3.0, 6.0))
+        half = run.epsilon(0.1, 2.0, DELTA, 0.5)
+        assert half == pytest.approx(twice.epsilon(0.1, 2.0, DELTA), rel=1e-12)
     alone = pld.epsilon(0.1, 2.0, schedule, DELTA)
     much = pld.epsilon(0.1, 2.0, schedule, DELTA, 1e4)
     assert alone < much == pytest.approx(alone, rel=1e-3)

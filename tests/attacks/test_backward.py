@@ -19,7 +19,7 @@ _one_thread = pytest.fixture(autouse=True)(tools.one_thread)
 CHANGES = {
     "norm": lambda gradient, values: gradient / gradient.norm() * 20,
     "largest": lambda gradient, values: gradient / gradient.abs().max(),
-    "activations": lambda gradient, values: gradient / values.norm(),
+    "activations": lambda gradient, values: gradient * (2 + values.sum().sin()),
     "count": lambda gradient, values: gradient / len(gradient),
 }
 
@@ -58,11 +58,11 @@ def step_of(model, hardened=False, **options):
     return ow.PrivateStep(model, plan, optimizer, functional.cross_entropy, **options)
 
 
-def batch_of(records, dtype=torch.float32):
+def batch_of(records, dtype=torch.float32, number=0):
     generator = torch.Generator().manual_seed(records)
     x = torch.randn(records, 5, generator=generator).to(dtype)
     y = torch.randint(0, 3, (records,), generator=generator)
-    return ow.Batch(0, np.arange(records), np.zeros(records, dtype=np.int64), (x, y))
+    return ow.Batch(number, np.arange(records), np.zeros(records, dtype=np.int64), (x, y))
 
 
 # with dropout, trial runs keep the number of records, so that the masks stay the same
@@ -71,13 +71,18 @@ CASES = [
 ]
 
 
+def take_steps(step, steps):
+    for number in range(steps):
+        step(batch_of(60, number=number))
+
+
 @pytest.mark.parametrize("hardened", [False, True])
 @pytest.mark.parametrize(("name", "by"), CASES)
 def test_a_backward_pass_that_mixes_records_is_refused(name, by, hardened):
     torch.manual_seed(0)
     step = step_of(Model(CHANGES[name], by), hardened)
     with pytest.raises(ow.OwnerwiseError, match="gradient of a record changes with the other"):
-        step(batch_of(60))
+        take_steps(step, 3)  # a secret choice of records shows too little in 1 of 80 steps
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -15,7 +15,7 @@ from ownerwise.config.build import prepare_run
 from ownerwise.config.reading import make_config
 from ownerwise.errors import BudgetError, OwnerwiseError, PrivacyWarning, name_some, printable
 from ownerwise.report.card import card_text
-from ownerwise.report.markup import escape
+from ownerwise.report.rendering import escape_html
 from tools import training_tools as tools
 
 FORGED = "ann\n  bob      100   0.1\x1b[2K\u202e\u2028"
@@ -147,7 +147,7 @@ class TestCard:
         assert shows_nothing_hidden(body.replace("\n", ""))
 
     def test_html(self):
-        shown = escape(f"<b>{FORGED}")
+        shown = escape_html(f"<b>{FORGED}")
         assert "<b>" not in shown
         assert not set(shown) & set(HIDDEN) - {"\n"}
 

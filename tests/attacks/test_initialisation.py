@@ -93,7 +93,7 @@ def test_a_step_refuses_and_the_model_is_as_before(way, micro):
     model = ActNorm(way)
     scale = model.scale
     step = tools.make_step(model, functional.cross_entropy, micro_batch_size=micro)
-    with pytest.raises(ow.OwnerwiseError, match="records of the batch"):
+    with pytest.raises(ow.OwnerwiseError, match="records in the batch"):
         step(tools.batch_of(7 * torch.randn(10, 4), torch.arange(10) % 3))
     assert model.scale is scale
     assert torch.equal(scale, torch.ones(4))
@@ -104,7 +104,7 @@ def test_the_trainer_refuses_it(way):
     model = ActNorm(way)
     inputs, labels = 7 * torch.randn(tools.RECORDS, 4), torch.arange(tools.RECORDS) % 3
     trainer = ow.Trainer(model, tools.make_plan(batch_size=30), lr=0.1, progress=False)
-    with pytest.raises(ow.OwnerwiseError, match="records of the batch"):
+    with pytest.raises(ow.OwnerwiseError, match="records in the batch"):
         trainer.fit((inputs, labels))
     assert torch.equal(model.scale.detach(), torch.ones(4))
 
@@ -162,5 +162,5 @@ def test_a_tensor_attribute_takes_no_data():
             return self.layer(x)
 
     step = tools.make_step(Running(), functional.cross_entropy)
-    with pytest.raises(ow.OwnerwiseError, match="records of the batch"):
+    with pytest.raises(ow.OwnerwiseError, match="records in the batch"):
         step(tools.batch_of(torch.randn(10, 4), torch.arange(10) % 3))

@@ -132,7 +132,7 @@ def test_advice_names_keys_of_the_configuration(tmp_path):
     with pytest.raises(ow.OwnerwiseError) as caught:
         prepare_run(make_config(found, tmp_path), folder=tmp_path / "run")
     message = str(caught.value)
-    assert "give owners.levels" in message
+    assert "set owners.levels" in message
     assert "without records: clinic 3" in message
     assert "levels={" not in message
     assert "records=" not in message

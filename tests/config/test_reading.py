@@ -1,6 +1,7 @@
 """Configurations: every key is known, every value fits, all problems come at once."""
 
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ownerwise.config.reading import (
     make_config,
 )
 from ownerwise.config.sections import SECTIONS
+from ownerwise.planning import PlanRequest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train.toml"
 
@@ -81,8 +83,8 @@ def test_all_problems_at_once():
         "plan.method is 'smaple'; expected one of uniform, sample",
         "plan.steps is 0; expected a whole number of at least 1",
         "plan.release_std is 0; expected a number above 0",
-        "plan needs two of steps, batch_size and noise_multiplier",
-        'plan.mixture applies only to plan.method = "both"',
+        "plan: 1 of steps, batch_size and noise_multiplier were given; expected two",
+        "plan.mixture 0.5: only method='both' uses a mixture",
         "mlp has no option model.hiden; did you mean 'hidden'?",
         "training.lr is 'much'; expected a number above 0",
         "training.momentum applies only to sgd and rmsprop, not to adam",
@@ -135,6 +137,19 @@ def test_all_problems_at_once():
             {"plan": {"steps": 5, "batch_size": 9, "noise_schedule": [[5, 1.0], [3]]}},
             "expected a name, a table with name and options, or a list of [steps, factor] pairs",
         ),
+        (
+            {"plan": {"steps": 5, "batch_size": 9, "release_share": 0.1, "release_std": 3.0}},
+            "plan.release_share and release_std were both given",
+        ),
+        (
+            {"plan": {"steps": 5, "batch_size": 9, "release_noise": "laplac"}},
+            "plan.release_noise is 'laplac'; expected one of gaussian, laplace",
+        ),
+        (
+            {"plan": {"steps": "many", "batch_size": 9, "noise_schedule": 3, "mixture": "much"}},
+            "plan.steps is 'many'; expected a whole number of at least 1",
+        ),
+        ({"training": {"lr": 1, "averaging": 1.0}}, "expected a number of at least 0 and below 1"),
         ({"training": {"lr": True}}, "training.lr is True"),
         ({"training": {"lr": float("inf")}}, "training.lr is inf"),
         ({"weights": {"kind": "ino", "shape": [0.2, 0.5]}}, "must not rise"),
@@ -145,6 +160,18 @@ def test_all_problems_at_once():
 )
 def test_what_is_wrong_is_said(change, message):
     assert message in "\n".join(problems(**change))
+
+
+def test_the_plan_section_takes_every_argument_of_plan_but_constraints():
+    arguments = {field.name for field in fields(PlanRequest)}
+    assert set(SECTIONS["plan"]) == arguments - {"constraints"}
+
+
+def test_what_the_interface_takes_the_configuration_takes():
+    """A schedule of segments gives the number of steps; averaging may be 0."""
+    plan = {"batch_size": 9, "noise_schedule": [[5, 1.0], [5, 0.5]], "release_share": 0.1}
+    config = make_config(sections(plan=plan, training={"lr": 1, "averaging": 0}))
+    assert config["plan"] == plan
 
 
 def test_files_that_are_no_configuration(tmp_path):

@@ -104,7 +104,7 @@ def test_files_that_do_not_fit(folder, spoil, message):
 def test_a_list_of_attributes_cut_short(folder):
     path = folder / "list_attr.txt"
     path.write_text(path.read_text().replace("10\n", "11\n", 1))
-    with pytest.raises(OwnerwiseError, match="number of rows differs from the one in"):
+    with pytest.raises(OwnerwiseError, match="number of rows differs from the number in"):
         load_table(path, target="Smiling", features={"file": Pictures("faces")})
 
 

@@ -78,7 +78,7 @@ class Watching(nn.Module):
 def test_data_that_goes_into_a_buffer_is_refused(way):
     """With and without a graph, whatever way it takes."""
     tape = Tape(Watching(way))
-    with pytest.raises(Refused, match="records of the batch"):
+    with pytest.raises(Refused, match="records in the batch"):
         run(tape, torch.randn(5, 4))
 
 
@@ -88,7 +88,7 @@ def test_a_frozen_parameter_takes_no_data_either(way):
     del model.mean
     model.mean = nn.Parameter(torch.zeros(4), requires_grad=False)
     tape = Tape(model)
-    with pytest.raises(Refused, match="records of the batch"):
+    with pytest.raises(Refused, match="records in the batch"):
         run(tape, torch.randn(5, 4))
 
 
@@ -96,7 +96,7 @@ def test_a_frozen_parameter_takes_no_data_either(way):
 def test_a_pass_without_gradients_is_watched_too(way):
     """The first of two passes, where a batch is cut."""
     tape = Tape(Watching(way))
-    with pytest.raises(Refused, match="records of the batch"), torch.no_grad(), tape:
+    with pytest.raises(Refused, match="records in the batch"), torch.no_grad(), tape:
         tape.model(torch.randn(5, 4))
 
 
@@ -105,7 +105,7 @@ def test_the_check_on_a_sample_finds_what_no_call_shows(way):
     model = Watching(way)
     before = model.mean
     problems = check(model, torch.randn(5, 4))
-    assert any("records of the batch" in problem.what for problem in problems)
+    assert any("records in the batch" in problem.what for problem in problems)
     assert model.mean is before
     assert not before.any()
 
@@ -113,7 +113,7 @@ def test_the_check_on_a_sample_finds_what_no_call_shows(way):
 @pytest.mark.parametrize("way", WAYS + UNSEEN)
 def test_the_step_itself_refuses_data_written_into_the_model(way):
     step = tools.make_step(Watching(way), functional.cross_entropy)
-    with pytest.raises(Refused, match="records of the batch"):
+    with pytest.raises(Refused, match="records in the batch"):
         step(tools.batch_of(torch.randn(5, 4), torch.arange(5) % 3))
 
 
@@ -130,7 +130,7 @@ def test_a_table_of_words_is_not_rescaled_by_the_words_that_occur():
             return self.linear(x + embedded)
 
     problems = check(Words(), torch.tensor([[1.0] * 4, [-1.0] * 4]))
-    assert any("records of the batch" in problem.what for problem in problems)
+    assert any("records in the batch" in problem.what for problem in problems)
 
 
 def test_a_model_that_has_moved_is_still_watched():
@@ -140,7 +140,7 @@ def test_a_model_that_has_moved_is_still_watched():
     run(tape, torch.randn(5, 4))
     model.double()
     model.way = by_view
-    with pytest.raises(Refused, match="records of the batch"):
+    with pytest.raises(Refused, match="records in the batch"):
         run(tape, torch.randn(5, 4, dtype=torch.float64))
 
 

@@ -405,3 +405,22 @@ class TestIds:
     @pytest.mark.parametrize("ids", ["abc", {"a": 1}, 5, np.zeros((2, 2), int)])
     def test_no_list_of_ids(self, ids):
         only_problem(1.0, "record_owner has shape", "a list of owner ids", record_owner=ids)
+
+
+@pytest.mark.parametrize("text", ["0_5", "1_0.5", "٣", "1٠", "１", "0x1p1", "1,5", "1 000", "1e"])
+def test_a_number_in_another_notation_is_refused_not_guessed(tmp_path, text):
+    """Python reads "0_5" as 5, an epsilon ten times too large, and digits of other scripts."""
+    with pytest.raises(BudgetError, match="neither a number nor a known level"):
+        Owners(["a"], {"a": text})
+    path = tmp_path / "budgets.csv"
+    path.write_text(f'owner,epsilon\na,"{text}"\nb,0.5\n', encoding="utf-8")
+    with pytest.raises(BudgetError, match="neither a number nor a known level"):
+        Owners(["a", "b"], path)
+
+
+@pytest.mark.parametrize("text", ["0.5", "5e-1", "+.5", " 0.5 ", "0.50", "5E-1"])
+def test_usual_notations_of_a_number_are_read(tmp_path, text):
+    assert Owners(["a"], {"a": text}).epsilon[0] == 0.5
+    path = tmp_path / "budgets.csv"
+    path.write_text(f"owner,epsilon\na,{text}\nb,low\n")
+    assert Owners(["a", "b"], path, levels={"low": 1.0}).epsilon.tolist() == [0.5, 1.0]

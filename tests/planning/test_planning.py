@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import ownerwise as ow
 from ownerwise.accounting import (
     Budgets,
+    RunCost,
     Schedule,
     multiplier_curve,
     pld,
@@ -89,14 +90,12 @@ def test_idp_sgd_table_6_sample(data, shares, noise, rates):
 def test_ino_sgd_appendix_c11_values():
     """delta 1e-5, 1000 steps, noise 4: eps .6 -> rate .0189, eps 8 -> .1935; rate .05, eps .5 ->
     clip norm .328. (Its "eps 3 -> 3.29" is not reproduced: 1.589.)"""
-    schedule = Schedule.constant(1000)
+    run = RunCost(Schedule.constant(1000), "rdp")
     budgets = Budgets(np.array([0.6, 8.0]), np.full(2, 1e-5))
-    rates = sampling_rate_curve(
-        budgets, lambda _, x: np.full(np.shape(x), np.log(4.0)), schedule, "rdp"
-    )
+    rates = sampling_rate_curve(budgets, lambda _, x: np.full(np.shape(x), np.log(4.0)), run)
     np.testing.assert_allclose(rates(budgets), [0.0189, 0.1935], rtol=5e-3)
     budgets = Budgets(np.array([0.5, 3.0]), np.full(2, 1e-5))
-    clips = 4.0 / multiplier_curve(budgets, 0.05, schedule, "rdp")(budgets)
+    clips = 4.0 / multiplier_curve(budgets, 0.05, run)(budgets)
     np.testing.assert_allclose(clips, [0.328, 1.589], rtol=3e-3)
 
 
@@ -113,7 +112,7 @@ def test_multipliers_of_both_accountants(rate, steps, by_rdp, by_pld):
     budgets = Budgets(np.array([1.0, 2.0, 3.0]), np.full(3, 1e-5))
     schedule = Schedule.constant(steps)
     for accountant, expected in (("rdp", by_rdp), ("pld", by_pld)):
-        found = multiplier_curve(budgets, rate, schedule, accountant)(budgets)
+        found = multiplier_curve(budgets, rate, RunCost(schedule, accountant))(budgets)
         np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
@@ -253,6 +252,26 @@ def test_a_rate_is_capped_at_one_and_the_unspent_budget_reported(owners):
         ow.plan(owners, "sample", steps=5, batch_size=600, strict=True)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"method": "sample", "steps": 5, "batch_size": 600}, "sampling rate would exceed 1"),
+        ({"method": "uniform", "steps": 20, "batch_size": 50}, "the strictest owner needs"),
+        ({"method": "uniform", "steps": 5, "noise_multiplier": 50.0}, "rate would exceed 1"),
+        ({"method": "scale", "batch_size": 600, "noise_multiplier": 9.0}, "one more step"),
+    ],
+)
+def test_a_strict_plan_says_why_a_budget_cannot_be_used_up(owners, arguments, reason):
+    with pytest.raises(ow.PlanError, match=reason):
+        ow.plan(owners, **arguments, strict=True, accountant="rdp")
+
+
+def test_a_strict_plan_names_the_minimum_noise():
+    owners = ow.Owners(np.repeat([0, 1], 500), {0: 1.0, 1: 900.0}, 1e-5)
+    with pytest.raises(ow.PlanError, match=r"owner 1 .*noise multiplier would fall below 0\.2"):
+        ow.plan(owners, "scale", steps=5, batch_size=50, strict=True, accountant="rdp")
+
+
 def test_full_batches_are_plain_gaussian_mechanisms(owners):
     plan = ow.plan(owners, "sample", steps=20, batch_size=1000)
     assert (plan.sampling_rates == 1).all()
@@ -315,6 +334,10 @@ def test_declared_counts_decide_and_real_ones_change_nothing():
         ({"steps": 10, "noise_multiplier": float("inf")}, "noise_multiplier inf"),
         ({"steps": 10, "batch_size": 5, "method": "smaple"}, "did you mean 'sample'"),
         ({"steps": 10, "batch_size": 5, "accountant": "prv"}, "Known names: pld, rdp"),
+        ({"steps": 10, "batch_size": 5, "release_share": "x"}, "release_share x: expected more"),
+        ({"steps": 10, "noise_multiplier": "x"}, "noise_multiplier x: expected a positive"),
+        ({"batch_size": 5, "noise_schedule": [(5.5, 1.0)]}, "noise_schedule .*whole number of"),
+        ({"steps": 10, "batch_size": 5, "noise_schedule": 3}, "noise_schedule 3: expected a name"),
         ({"steps": 10, "batch_size": 5, "mixture": 0.5}, "only method='both'"),
         ({"steps": 10, "batch_size": 5, "method": "both", "mixture": 2}, "0 .sample. to 1"),
         (
@@ -339,6 +362,19 @@ def test_a_target_too_small_names_the_owner_and_what_would_work(epsilon):
     owners = ow.Owners(np.repeat([7, 8], 500), {7: epsilon, 8: 1.0}, 1e-5)
     with pytest.raises(ow.PlanError, match=r"owner 7: epsilon .* too small .* larger epsilon"):
         ow.plan(owners, steps=100, batch_size=50)
+
+
+@pytest.mark.parametrize("method", ["uniform", "scale"])
+def test_a_target_that_no_noise_meets_asks_for_a_smaller_batch(method):
+    owners = ow.Owners(np.repeat([7, 8], 500), {7: 1e-7, 8: 1.0}, 1e-5)
+    with pytest.raises(ow.PlanError, match=r"any noise multiplier .* a smaller batch") as error:
+        ow.plan(owners, method, steps=100, batch_size=50)
+    assert "larger batch" not in str(error.value)
+
+
+def test_a_release_that_costs_too_much_asks_for_more_noise_on_it(owners):
+    with pytest.raises(ow.PlanError, match="more noise on the release"):
+        ow.plan(owners, "uniform", steps=200, batch_size=50, release_std=0.5, accountant="rdp")
 
 
 def test_too_little_noise_is_refused(owners):

@@ -118,9 +118,9 @@ def test_plans_are_told_apart_by_their_hash():
     comparison = Comparison.of(
         [made_run(), made_run("INO-SGD"), made_run("DP-SGD", plan=small_plan("scale"))]
     )
-    assert [use.labels for use in comparison.plans] == ["IDP-SGD, INO-SGD", "DP-SGD"]
+    assert [use.labels for use in comparison.facts.plans] == ["IDP-SGD, INO-SGD", "DP-SGD"]
     partly = Comparison.of([made_run(steps_spent=50), made_run(steps_spent=80, seed=1)])
-    assert [use.steps_spent for use in partly.plans] == [80]
+    assert [use.steps_spent for use in partly.facts.plans] == [80]
 
 
 def test_a_figure_that_is_missing_in_one_run_is_not_averaged():

@@ -58,7 +58,7 @@ def test_warnings_for_noise_and_for_a_multiplier_at_its_cap():
     assert "0.060, is larger than the bound 0.05" in loud
     assert len(warnings_of(noise=0.06)) == 2
     (stuck,) = warnings_of(stuck=True)
-    assert "stayed at its cap 2" in stuck
+    assert "stayed at its cap of 2 throughout" in stuck
     assert warnings_of() == []
 
 

@@ -5,8 +5,11 @@ import pytest
 from scipy import stats
 
 import ownerwise as ow
-from ownerwise.report import budget_figures, figures
+from ownerwise.report import figures
 from ownerwise.report.comparison import Comparison
+from ownerwise.report.importance_section import figure as importance_figure
+from ownerwise.report.mechanism_sections import ino
+from ownerwise.report.spending import spending
 from tools.report_tools import (
     INO_SETTINGS,
     evaluation,
@@ -27,8 +30,8 @@ def all_figures(comparison):
         figures.gain_against_budget(comparison),
         figures.worst_and_overall(comparison),
         figures.trade_off(comparison),
-        budget_figures.spending(comparison),
-        budget_figures.importance(comparison),
+        spending(comparison),
+        importance_figure(comparison, ino),
     ]
     return [figure for figure in made if figure is not None]
 
@@ -170,7 +173,7 @@ def test_worst_group_is_the_worst_at_each_step():
 
 def test_spending_ends_at_the_budget_and_pales_after_the_steps_taken():
     plan = small_plan()
-    figure = budget_figures.spending(Comparison.of([made_run(steps_spent=120)]))
+    figure = spending(Comparison.of([made_run(steps_spent=120)]))
     taken, planned, target, *rest = traces_of(figure)
     assert len(rest) == 6
     assert (taken["x"][-1], planned["x"][0], planned["x"][-1]) == (120, 120, 200)
@@ -182,12 +185,12 @@ def test_spending_ends_at_the_budget_and_pales_after_the_steps_taken():
 
 def test_every_distinct_plan_has_a_panel_of_spending():
     runs = [made_run(), made_run("INO-SGD"), made_run("DP-SGD", plan=small_plan("uniform"))]
-    panels = budget_figures.spending(Comparison.of(runs)).panels
+    panels = spending(Comparison.of(runs)).panels
     assert [p.title for p in panels] == ["Plan of IDP-SGD, INO-SGD", "Plan of DP-SGD"]
 
 
 def test_importance_weights_are_those_of_the_typical_batch():
-    figure = budget_figures.importance(Comparison.of([made_run("INO-SGD")]))
+    figure = importance_figure(Comparison.of([made_run("INO-SGD")]), ino)
     (line,) = traces_of(figure, panel=1)
     expected = ow.INO(tail_length=0.4 * 64).weights(np.arange(64, 0, -1.0), np.ones(64))
     np.testing.assert_allclose(line["y"], expected, rtol=1e-4)
@@ -199,7 +202,8 @@ def test_importance_weights_are_those_of_the_typical_batch():
     "weights", [None, {**INO_SETTINGS, "shape": "Steps([0.5, 0])"}, {"kind": "Mine"}]
 )
 def test_weights_without_a_known_tail_are_not_drawn(weights):
-    assert budget_figures.importance(Comparison.of([made_run("INO-SGD", weights=weights)])) is None
+    comparison = Comparison.of([made_run("INO-SGD", weights=weights)])
+    assert importance_figure(comparison, ino) is None
 
 
 def test_losses_that_are_not_known_leave_gaps_and_no_warning():

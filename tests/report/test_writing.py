@@ -10,6 +10,8 @@ import ownerwise as ow
 from ownerwise.report import write_report
 from ownerwise.report.comparison import Comparison
 from ownerwise.report.overview import overview
+from ownerwise.report.page import page
+from ownerwise.report.sections import SECTIONS
 from ownerwise.runs import Run
 from tools.report_tools import made_run, small_plan, two_methods, wide_plan
 from tools.step_tools import one_thread
@@ -48,7 +50,9 @@ def words_of(markup: str) -> str:
 
 
 def glance_of(*runs: Run) -> str:
-    return overview(Comparison.of(runs))
+    """The overview as HTML."""
+    content = overview(Comparison.of(runs))
+    return body_of(page("", [(SECTIONS[0], content)], []))
 
 
 def test_the_same_runs_give_the_same_bytes(tmp_path, compared):

@@ -245,7 +245,7 @@ def test_a_ledger_without_a_checkpoint_is_refused(tmp_path):
     tools.make_trainer(folder=tmp_path).fit(tools.data())
     for path in tmp_path.glob("checkpoint-*"):
         path.unlink()
-    with pytest.raises(ow.OwnerwiseError, match="account of 12 spent steps but no checkpoint"):
+    with pytest.raises(ow.OwnerwiseError, match="account with 12 spent steps but no checkpoint"):
         tools.make_trainer(folder=tmp_path).fit(tools.data(), resume=True)
 
 

@@ -22,7 +22,7 @@ _QUARTERS = (0.25, 0.5, 0.75, 1.0)
 
 
 def is_ablation(run: Result) -> bool:
-    """Return whether a run varies one part of INO-SGD (a method in `KINDS` with an argument)."""
+    """Return True if a run is an ablation: its method is in `KINDS` and has an argument."""
     name, _, argument = run["spec"].partition(":")
     return name in KINDS and argument != ""
 
@@ -34,7 +34,7 @@ def main_methods(study: Study) -> list[str]:
 
 
 def part(study: Study, kind: str) -> Study | None:
-    """Return an ablation together with IDP-SGD and INO-SGD, restricted to shared seeds.
+    """Return the runs of an ablation and of IDP-SGD and INO-SGD, for the seeds that they all share.
 
     Return None if there is nothing to compare.
     """
@@ -54,7 +54,7 @@ def part(study: Study, kind: str) -> Study | None:
 
 
 def tails(study: Study) -> Any:
-    """Plot the metrics against the tail (0 for IDP-SGD) after each quarter of the steps."""
+    """Plot the metrics against the tail length (0 for IDP-SGD) after each quarter of the steps."""
     found = part(study, "ino")
     if found is None:
         return None
@@ -75,16 +75,16 @@ def tails(study: Study) -> Any:
                     label=METRICS[metric],
                 )
         axis.set_title(f"after {share:.0%} of the steps")
-    return finish(figure, axes, "tail (share of the expected clip norm)", "recall", share=True)
+    return finish(figure, axes, "tail (fraction of the expected clip norm)", "recall", share=True)
 
 
 def _tail(run: Result) -> float:
-    """Return the tail of a run, which is 0 for IDP-SGD because it has no weights."""
+    """Return the tail length of a run, which is 0 for IDP-SGD because it uses no weights."""
     return run["config"].get("weights", {}).get("tail", 0.0)
 
 
 def _measured_at(runs: Sequence[Result], share: float) -> dict[str, Amount]:
-    """Return the metrics over seeds at the evaluation nearest to a given share of the steps."""
+    """Return the metrics over seeds at the evaluation nearest to a given fraction of the steps."""
     measured = []
     for run in runs:
         wanted = share * run["history"][-1]["step"]

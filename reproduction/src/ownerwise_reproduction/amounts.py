@@ -6,7 +6,7 @@ from ownerwise.wording import Amount
 
 
 def percent(value: Amount | None) -> str:
-    """Return a share as a percentage over seeds, or "" if there is none."""
+    """Return a fraction's mean and standard deviation in per cent, or "" if `value` is None."""
     return "" if value is None else amount(value, 100)
 
 

@@ -1,7 +1,8 @@
 """A page that compares methods by epsilon, for settings in which all owners have the same budget.
 
-A setting is run at several budgets with `--set owners.assignment.budgets=[EPSILON]`. Each of these
-is a separate study; this page shows them side by side, with published numbers.
+Each such setting is run at several budgets with `--set owners.assignment.budgets=[EPSILON]`. The
+runs at each budget form a separate study; this page shows the studies side by side, together with
+published results.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PUBLISHED: Mapping[str, Mapping[str, Mapping[float, float]]] = {
 
 
 def families(studies: Sequence[Study]) -> dict[str, dict[float, Study]]:
-    """Return {heading: {epsilon: study}} for studies that differ only in the common budget."""
+    """Return {heading: {epsilon: study}} for studies that differ only in their owners' budget."""
     found: dict[str, dict[float, Study]] = {}
     for study in studies:
         budgets = set(study.budgets.values())
@@ -70,11 +71,12 @@ def page(found: Mapping[str, Mapping[float, Study]]) -> str:
         "the standard deviation. The links lead to the seeds, commands and plan hashes. All "
         "methods in a table use the same network and number of steps; only the tempered sigmoid "
         "changes the activation. DP-SGD uses all records that are candidates for importance "
-        "sampling; the rows with a share of the batch use about as many records as importance "
-        "sampling accepts. The last column counts gradients per run in thousands: norms "
-        "evaluated and, in parentheses, gradients summed. Published results used different numbers "
-        "of steps and, in the second and third tables, probably different inputs. See [how to use "
-        "importance sampling](../../../docs/how-to/importance-sampling.md) for the conclusions.",
+        "sampling; DP-SGD with a smaller batch uses about as many records as importance sampling "
+        "accepts. The last column shows how many thousand gradient norms are evaluated per run "
+        "and, in parentheses, how many thousand gradients are summed. Published results used "
+        "different numbers of steps and, in the second and third tables, probably different "
+        "inputs. See [how to use importance "
+        "sampling](../../../docs/how-to/importance-sampling.md) for the conclusions.",
     ]
     for heading, by_budget in found.items():
         parts += [f"## {heading}", _table(by_budget)]

@@ -24,7 +24,7 @@ def page_part(findings: Sequence[Finding]) -> str:
             f"{len(run)} claims were tested: {', '.join(counts)}. Another {len(missing)} claims "
             "were not tested. The short profile uses fewer steps than the papers.",
             f"{rules[:1].upper()}{rules[1:]}. Numbers are means and standard deviations over "
-            "seeds, with our result minus theirs in parentheses; differences are shown with "
+            "seeds, with our result minus the paper's in parentheses; differences are shown with "
             "their 95% interval over the seeds that both methods share. Prefix each command "
             f"with `{provenance.PROGRAM}`.",
             table(["verdict", "claim", "theirs", "ours", "command"], list(map(_row, run)), texts=5),

@@ -1,8 +1,8 @@
 """The papers' claims compared with our results.
 
 `claims.toml` contains the claims as data. A claim names a setting, a method and a metric; with
-`minus`, the metric is the difference from another method over shared seeds. The verdict on every
-finding follows from the same rules (`_verdict`).
+`minus`, the metric is the difference from another method over shared seeds. The same rules
+(`_verdict`) determine the verdict on every finding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ownerwise_reproduction.methods import Method
 from ownerwise_reproduction.summary import FEWEST_SEEDS, METRICS, Result, Study
 
 SEEDS = 5
-"""Number of seeds in the suggested command for a claim that was not run."""
+"""Number of seeds in the suggested command for a claim that was not tested."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,19 @@ class Claim:
 
     Attributes:
         paper: name of the paper.
-        where: the table, figure or section.
+        where: the table, figure or section of the paper.
         claim: the statement, in our words.
-        theirs: the paper's number in the metric's unit, or a description if it gives none.
+        theirs: the paper's number in the metric's unit, or a description if the paper gives no
+            number.
         deviation: standard deviation over the paper's trials, if given.
         setting: name of our setting.
         method: our method, with its argument.
         metric: one of `METRICS`, `MEASURES`, `COMPARISONS`, or "group:NAME" for a group's recall.
         minus: the method to compare with.
-        expect: direction of a difference or correlation according to the paper, one of
+        expect: the direction that the paper claims for a difference or correlation, one of
             `EXPECTATIONS`.
-        changes: strings of the form "section.key=value", as in the runs.
-        note: the likely reason for a difference.
+        changes: changes that the runs make to the setting, in the form "section.key=value".
+        note: the likely reason why our result differs from the paper's.
     """
 
     paper: str
@@ -62,7 +63,7 @@ class Claim:
 
     @property
     def methods(self) -> list[Method]:
-        """The methods that must have been run; the one to subtract comes first."""
+        """The methods that must have been run; the method in `minus`, if any, comes first."""
         return methods.parse(self.method if self.minus is None else f"{self.minus},{self.method}")
 
 
@@ -73,12 +74,12 @@ class Finding:
     Attributes:
         claim: the paper's claim.
         theirs: the paper's number, formatted.
-        ours: mean and standard deviation, or the interval of a difference, as text; "not run" if
-            there are no results.
-        distance: our result minus theirs, if both are numbers.
+        ours: our mean and standard deviation, or a difference and its interval, as text; "not run"
+            if there are no results.
+        distance: our result minus the paper's, if both are numbers.
         verdict: one of `VERDICTS`, or "" if there is nothing to decide.
         seeds: number of seeds.
-        study: name of the study behind our result; None if not run.
+        study: name of the study that our result comes from; None if it was not run.
         heading: heading of that study.
         command: the command that reproduces the runs.
     """
@@ -177,9 +178,8 @@ def _finding(claim: Claim, study: Study) -> Finding | None:
     """Return what a study shows about a claim; None if its methods share no seed."""
     *other, runs = (study.methods[method.slug] for method in claim.methods)
     if other:
-        shared = {run["seed"] for run in runs} & {run["seed"] for run in other[0]}
-        runs = [run for run in runs if run["seed"] in shared]
-        other = [[run for run in other[0] if run["seed"] in shared]]
+        pairs = summary.pairs_by_seed(other[0], runs)
+        other, runs = [[old for old, _ in pairs]], [new for _, new in pairs]
     if not runs:
         return None
     distance = None
@@ -231,7 +231,7 @@ def _span(interval: tuple[float, float] | None) -> str:
 
 
 def _verdict(expect: str | None, interval: tuple[float, float] | None) -> str:
-    """Return whether a paper's expectation holds, based on the 95% confidence interval."""
+    """Return the verdict on a paper's expectation, based on the 95% confidence interval."""
     if expect is None:
         return ""
     if interval is None:
@@ -245,10 +245,11 @@ def _verdict(expect: str | None, interval: tuple[float, float] | None) -> str:
 def _measured(claim: Claim, runs: Sequence[Result], other: Sequence[Sequence[Result]]) -> Amount:
     if claim.metric in MEASURES:
         return MEASURES[claim.metric](runs)
-    values = {run["seed"]: _value(claim.metric, run) for run in runs}
-    for run in other[0] if other else ():
-        values[run["seed"]] -= _value(claim.metric, run)
-    return Amount.of(list(values.values()))
+    values = [_value(claim.metric, run) for run in runs]
+    if other:
+        before = [_value(claim.metric, run) for run in other[0]]
+        values = [value - old for value, old in zip(values, before, strict=True)]
+    return Amount.of(values)
 
 
 def _value(metric: str, run: Result) -> float:
@@ -258,7 +259,7 @@ def _value(metric: str, run: Result) -> float:
 
 
 def _drop_end(runs: Sequence[Result]) -> Amount:
-    """Return the share of steps after which the strictest group's drop ends; 0 if there is none."""
+    """Return the fraction of steps until the strictest group's drop ends; 0 if there is no drop."""
     strictest = min(runs[0]["budgets"], key=runs[0]["budgets"].__getitem__)
     drops = [summary.drops([run]).get(strictest) for run in runs]
     ends = [
@@ -287,11 +288,11 @@ def _correlation(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
 
 
 def _reach(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
-    """Return the share of steps after which strict owners reach the other method's final recall.
+    """Return the fraction of steps until strict owners reach the other method's final recall.
 
-    A curve that fluctuates may also reach its own final value before the end, so the same
-    share is computed for the other method and shown next to it. The interval is that of the
-    difference between the two shares over seeds.
+    A recall that fluctuates may reach its own final value before the end, so the same fraction is
+    computed for the other method and shown next to it. The interval is the confidence interval of
+    the difference between the two fractions over seeds.
     """
     pairs = list(zip(before, runs, strict=True))
     shares = [_share_to_reach(old, new) for old, new in pairs]
@@ -302,9 +303,9 @@ def _reach(before: Sequence[Result], runs: Sequence[Result]) -> Compared:
 
 
 def _share_to_reach(old: Result, new: Result) -> float:
-    """Return the share of steps that `new` needs to reach `old`'s final recall.
+    """Return the fraction of the steps that `new` needs to reach `old`'s final recall.
 
-    The share is 1 if `new` never reaches it.
+    The fraction is 1 if `new` never reaches it.
     """
     wanted = summary.measure(old, "validation")["strict"]
     for line in new["history"]:
@@ -317,8 +318,8 @@ MEASURES: Mapping[str, Callable[[Sequence[Result]], Amount]] = {
     "drop_end": _drop_end,
     "gap": _gap,
 }
-"""Measures of a method in addition to `METRICS`: the share of the steps after which the strictest
-group's initial drop ends, and the best minus the worst recall.
+"""Measures of a method in addition to `METRICS`: the fraction of the steps after which the
+strictest group's initial drop ends, and the difference between the best and the worst recall.
 """
 
 LOWER_IS_BETTER = ("gap",)
@@ -327,20 +328,20 @@ COMPARISONS: Mapping[str, Callable[[Sequence[Result], Sequence[Result]], Compare
     "correlation": _correlation,
     "reach": _reach,
 }
-"""Comparisons of two methods other than differences."""
+"""Ways to compare two methods other than by a difference."""
 
 EXPECTATIONS = ("above", "below", "kept")
-"""Expected direction of a comparison: above 0, below 0, or a loss of less than `KEPT` points."""
+"""Expected result of a comparison: above 0, below 0, or a loss of less than `KEPT` points."""
 
 KEPT = 1.0
-"""A loss of accuracy of less than this many points still counts as kept."""
+"""Accuracy still counts as kept if it drops by less than this many percentage points."""
 
 VERDICTS = {
-    "reached": "our mean is at least the paper's number (for gaps, at most)",
+    "reached": "our mean is at least the paper's number (or at most, for gaps)",
     "not reached": "our mean falls short of the paper's number",
     "agrees": "the 95% interval is on the side that the paper claims (above -1 point if the paper "
     "claims that accuracy is kept)",
-    "undecided": "the interval extends to both sides, or there are fewer than three seeds",
+    "undecided": "the interval covers both sides, or there are fewer than three seeds",
     "disagrees": "the interval is on the opposite side",
 }
 """The possible verdicts and their rules."""

@@ -44,8 +44,8 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "experiments",
         help="run the papers' experiments",
-        description="Run the experiments of the papers on individualized privacy. Seeds are fixed: "
-        "the runs are research on public data and NOT PRIVATE.",
+        description="Run the experiments of the papers on individualized privacy. The runs use "
+        "fixed seeds and public data; they are for research and NOT PRIVATE.",
     )
     actions = command.add_subparsers(required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="list settings and methods")
@@ -191,7 +191,7 @@ def _table(options: argparse.Namespace) -> None:
     written = tables.write_tables(
         studies, options.out, pictures, findings=claims.find(asked, studies), further=further
     )
-    print(f"{len(studies)} settings. Written to {options.out}: {written[0].name} and others.")
+    print(f"{len(studies)} settings. Written to {options.out}: {written[0].name} and other files.")
 
 
 def _plans(options: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ from ownerwise.step.plug_separation import Replay
 
 @dataclass
 class Counts:
-    """Gradient counts of a run: norms evaluated, and records summed."""
+    """Gradient counts of a run: how many norms it evaluated, and how many gradients it summed."""
 
     evaluated: int = 0
     summed: int = 0
@@ -23,7 +23,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class CountedSampling(ImportanceSampling):
-    """Importance sampling that counts gradients: NOT PRIVATE, only for runs with a fixed seed."""
+    """Importance sampling that counts gradients; NOT PRIVATE, for runs with a fixed seed only."""
 
     counts: Counts = field(default_factory=Counts, repr=False, compare=False)
 
@@ -52,7 +52,7 @@ def counted(rule: ClippingRule) -> ClippingRule:
 
 
 def gradients(rule: ClippingRule, plans: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return how many gradients were evaluated and summed (expected numbers if all are summed).
+    """Return the numbers of gradients evaluated and summed (expected values if all are summed).
 
     `plans` contains the plan options for each phase.
     """

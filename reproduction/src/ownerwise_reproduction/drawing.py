@@ -26,7 +26,7 @@ def new_figure(panels: int) -> tuple[Any, list[Any]]:
 def finish(
     figure: Any, axes: list[Any], x: str, y: str, *, legend: bool = True, share: bool = False
 ) -> Any:
-    """Label the axes and return the figure; with `share`, the y-axis runs from 0 to 1."""
+    """Label the axes and return the figure; with `share`, the y-axis ranges from 0 to 1."""
     for axis in axes:
         axis.set_xlabel(x)
         axis.set_ylabel(y)
@@ -39,7 +39,7 @@ def finish(
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure; the same figure always gives the same bytes."""
+    """Write a figure to a file; the same figure always produces the same bytes."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "ownerwise"}):

@@ -46,7 +46,7 @@ class Picture:
 
 
 def write_figures(study: Study, folder: str | PathLike) -> list[Picture]:
-    """Draw every figure for which a study has the necessary runs, and return them."""
+    """Draw and return every figure for which a study has the necessary runs."""
     written = []
     for name, (draw, caption) in _FIGURES.items():
         figure = draw(study)
@@ -73,7 +73,7 @@ def owner_curves(study: Study) -> Any:
 
 
 def overall_curves(study: Study) -> Any:
-    """Draw accuracy, the worst group and, for many groups, the worse half over training."""
+    """Draw overall, worst-group and, with many groups, worse-half accuracy over training."""
     methods = _compared(study)
     if not methods:
         return None
@@ -139,7 +139,7 @@ def class_curves(study: Study) -> Any:
 
 
 def trade_off(study: Study) -> Any:
-    """Draw the spread over groups against overall accuracy; lower and further right is better.
+    """Draw the spread over groups against overall accuracy; the lower right corner is best.
 
     Curves of methods that include IDP-SGD as a limiting case start at its point. Error bars show
     standard deviations over seeds; the star marks INO-SGD with the setting's values.
@@ -172,7 +172,7 @@ def trade_off(study: Study) -> Any:
 
 
 def _point(runs: Sequence[Result], overall: str) -> tuple[float, float, float, float]:
-    """Return accuracy and spread over seeds, each as a mean and a standard deviation."""
+    """Return the mean and standard deviation over seeds of the accuracy and of the spread."""
     measured = summary.over_seeds(runs)
     x, y = measured[overall], measured["spread"]
     return x.mean, x.deviation or 0.0, y.mean, y.deviation or 0.0
@@ -183,7 +183,7 @@ def _method(runs: Sequence[Result]) -> str:
 
 
 def _strength(runs: Sequence[Result]) -> tuple[float, ...]:
-    """Return a method's strength (its argument or its tail), which orders the points of a curve."""
+    """Return a method's argument or tail, by which the points of a curve are ordered."""
     argument = runs[0]["spec"].partition(":")[2]
     numbers = argument.split("/") if argument else [_tail(runs)]
     return tuple(map(float, numbers))
@@ -230,7 +230,7 @@ def _curve(
 
 _FIGURES: dict[str, tuple[Callable[[Study], Any], str]] = {
     "owners": (owner_curves, "Recall of each owner over training, from strict to lax owners."),
-    "overall": (overall_curves, "Overall accuracy and the worst groups over training."),
+    "overall": (overall_curves, "Accuracy over training, overall and in the worst groups."),
     "gain": (gains, "Gain in recall over IDP-SGD against the owner's budget."),
     "classes": (class_curves, "Recall of each owner's classes over training."),
     "trade-off": (
@@ -239,11 +239,11 @@ _FIGURES: dict[str, tuple[Callable[[Study], Any], str]] = {
         "bars show one standard deviation over seeds; the star marks INO-SGD with the setting's "
         "tail.",
     ),
-    "tails": (ablations.tails, "INO-SGD by tail length, after each quarter of the steps."),
-    "shapes": (ablations.shapes, "INO-SGD by the shape of its tail, alpha and beta."),
-    "orders": (ablations.orders, "INO-SGD by the order in which records lose weight."),
+    "tails": (ablations.tails, "INO-SGD results by tail length, after each quarter of the steps."),
+    "shapes": (ablations.shapes, "INO-SGD results by the tail's shape parameters, alpha and beta."),
+    "orders": (ablations.orders, "INO-SGD results by the order in which records lose weight."),
 }
-"""Figures by name; they correspond to INO-SGD's Figures 5, 7 and 12, 6, 15, 20, 16, 17, and 19."""
+"""Figures by name; they match the INO-SGD paper's Figures 5, 7 and 12, 6, 15, 20, 16, 17 and 19."""
 
 _OF_GROUPS = {
     "owners": "Recall of groups over training.",

@@ -12,10 +12,10 @@ class InitialDrop:
     """The minority initial drop of one group.
 
     Attributes:
-        first, last: first and last index in the first series of evaluations (with gaps of at most
-            one evaluation) at which the group's loss is above its initial value while the overall
-            loss is below its own.
-        depth: largest rise of the group's loss above its initial value in this series.
+        first, last: indices of the first and last evaluation in the drop, which is the first series
+            of evaluations (with gaps of at most one) in which the group's loss is above its initial
+            value while the overall loss is below its initial value.
+        depth: largest increase of the group's loss over its initial value during the drop.
     """
 
     first: int

@@ -27,7 +27,7 @@ def ino(sections: Sections, argument: str) -> Sections:
 
 
 def ino_shape(sections: Sections, argument: str) -> Sections:
-    """Use a tail of another shape: "alpha/beta", or "steps"."""
+    """Use INO-SGD with another tail shape, given as "alpha/beta" or "steps"."""
     weights = {key: value for key, value in ino(sections, "")["weights"].items() if key != "shape"}
     if argument == "steps":
         weights = {k: v for k, v in weights.items() if k not in ("alpha", "beta")}
@@ -43,7 +43,7 @@ def ino_order(sections: Sections, argument: str) -> Sections:
 
 
 def ino_budget(sections: Sections, argument: str) -> Sections:
-    """Let the order depend on budgets as well: "kappa", or "kappa/tail"."""
+    """Make the order depend on budgets as well; the argument is "kappa" or "kappa/tail"."""
     weights = {"kind": "ino", "kappa": 1.0, **sections["weights"]}
     kappa, _, tail = argument.partition("/")
     if kappa:
@@ -61,7 +61,7 @@ def uniform(sections: Sections, argument: str) -> Sections:
 
 
 def dpis(sections: Sections, argument: str) -> Sections:
-    """Accept records by gradient norm; with an argument, aim to accept that share of them."""
+    """Accept records by gradient norm; the argument, if any, is the target acceptance rate."""
     changed = uniform(sections, "")
     clipping: dict[str, Any] = {"kind": "importance"}
     if argument:
@@ -71,7 +71,7 @@ def dpis(sections: Sections, argument: str) -> Sections:
 
 
 def smaller_batch(sections: Sections, argument: str) -> Sections:
-    """Use DP-SGD with only a share of the batch."""
+    """Use DP-SGD with a fraction of the expected batch size."""
     changed = uniform(sections, "")
     changed["plan"]["batch_size"] *= float(argument)
     return changed

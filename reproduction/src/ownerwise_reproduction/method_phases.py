@@ -1,11 +1,12 @@
 """The training phases of a run, and how each method changes the population in them.
 
-The following applies to training on groups of owners one after another, each with DP-SGD at the
-lowest budget in the group. A record takes part only in the phase of its own group. Nothing before
-that phase depends on the record. Later phases use the model, which is an output, and other records,
-so for this record they are post-processing. The record therefore spends only what its own phase
-spends, and every phase is planned for the full budget of its group. This requires groups that are
-public and formed from budgets, never from contents.
+The following applies to methods that train on groups of owners one after another, using DP-SGD at
+the lowest budget in each group. A record takes part only in the phase of its own group. Nothing
+before that phase depends on the record. Later phases use only other records and the model, which
+has already been released, so for this record they are post-processing. The record therefore spends
+only what its own phase spends, and every phase is planned for the full budget of its group. This
+requires the groups to be public and to be formed from the budgets, never from the contents of
+records.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def all_at_once(
 def at_the_laxest(
     population: Population, plan: Mapping[str, Any], argument: str, seed: int
 ) -> Sequence[Phase]:
-    """Train once, at the laxest budget, which is NOT within the other budgets."""
+    """Train once with the laxest budget for all owners; this EXCEEDS the other owners' budgets."""
     laxest = np.full(len(population), population.epsilon.max())
     return [Phase(population.with_budgets(laxest), plan)]
 
@@ -48,14 +49,14 @@ def at_the_laxest(
 def lax_alone(
     population: Population, plan: Mapping[str, Any], argument: str, seed: int
 ) -> Sequence[Phase]:
-    """Train once, without the strict owners."""
+    """Train once, without the strict owners' records."""
     return [_fitting(population.keep(population.lax), plan)]
 
 
 def fewer_lax(
     population: Population, plan: Mapping[str, Any], argument: str, seed: int
 ) -> Sequence[Phase]:
-    """Drop a random share of the lax owners' records, chosen independently of their contents."""
+    """Drop a fraction of the lax owners' records at random, independently of their contents."""
     generator = np.random.default_rng(seed)
     kept = np.ones(len(population), dtype=bool)
     lax = np.flatnonzero(population.lax)
@@ -66,9 +67,9 @@ def fewer_lax(
 def lowered(
     population: Population, plan: Mapping[str, Any], argument: str, seed: int
 ) -> Sequence[Phase]:
-    """Lower every budget by a share of its distance to the strictest budget.
+    """Lower every budget by a fraction of its difference from the strictest budget.
 
-    A share of 0 gives IDP-SGD, and a share of 1 gives DP-SGD.
+    A fraction of 0 is equivalent to IDP-SGD, and a fraction of 1 to DP-SGD.
     """
     strictest = population.epsilon.min()
     lowered = population.epsilon - float(argument) * (population.epsilon - strictest)
@@ -103,5 +104,5 @@ def tiers(epsilon: np.ndarray) -> np.ndarray:
 
 
 def _fitting(population: Population, plan: Mapping[str, Any]) -> Phase:
-    """Return a phase whose batch is at most half of the remaining records."""
+    """Return a phase, with its expected batch size limited to half its number of records."""
     return Phase(population, {**plan, "batch_size": min(plan["batch_size"], len(population) / 2)})

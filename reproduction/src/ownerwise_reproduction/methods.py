@@ -1,7 +1,8 @@
 """The methods to compare, by their names on the command line.
 
-`parse("idp,undersample:0.3")` reads a list of methods. A method with several levels and no argument
-stands for all of them: `undersample` means `undersample:0.1` to `undersample:0.5`.
+`parse("idp,undersample:0.3")` reads a list of methods. If a method has several levels and its
+argument is omitted, it stands for all levels: `undersample` means `undersample:0.1` to
+`undersample:0.5`.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ ABLATED_ORDERS = ("negative-loss", "random", "owner-then-loss")
 
 @dataclass(frozen=True)
 class Method:
-    """A method with its argument, such as undersample with 0.3.
+    """A method with its argument, such as `undersample` with the argument 0.3.
 
     Attributes:
         name: name on the command line.
         argument: the text after the colon, or "".
         label: name in tables and legends.
-        notes: caveats shown with its results; empty if it stays within all budgets.
+        notes: caveats shown with the method's results; empty if it stays within all budgets.
         private: False for plain SGD.
     """
 
@@ -172,7 +173,7 @@ KINDS: Mapping[str, _MethodKind] = {
         phases.all_at_once,
         "DPIS, acceptance {}",
         check=lambda text: text == "" or _is_share(text),
-        expected="a share to accept, or no argument for the setting's clip norm",
+        expected="the fraction of records to accept, or no argument for the setting's clip norm",
     ),
     "smaller-batch": _MethodKind(
         "DP-SGD at {} of the batch",
@@ -180,7 +181,7 @@ KINDS: Mapping[str, _MethodKind] = {
         phases.all_at_once,
         levels=("0.5",),
         check=_is_share,
-        expected="a share between 0 and 1",
+        expected="a fraction between 0 and 1",
     ),
     "tempered-sigmoid": _MethodKind(
         "DP-SGD, tempered sigmoid", configs.tempered_sigmoid, phases.all_at_once
@@ -208,7 +209,7 @@ KINDS: Mapping[str, _MethodKind] = {
         phases.fewer_lax,
         levels=("0.1", "0.2", "0.3", "0.4", "0.5"),
         check=_is_share,
-        expected="a share between 0 and 1",
+        expected="a fraction between 0 and 1",
     ),
     "lowered": _MethodKind(
         "IDP-SGD, budgets {} of the way to the strictest",
@@ -216,7 +217,7 @@ KINDS: Mapping[str, _MethodKind] = {
         phases.lowered,
         levels=("0.1", "0.2", "0.3", "0.4"),
         check=_is_share,
-        expected="a share between 0 and 1",
+        expected="a fraction between 0 and 1",
     ),
     "class-budget": _MethodKind(
         "IDP-SGD, class budget {}",

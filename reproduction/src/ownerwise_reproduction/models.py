@@ -46,7 +46,7 @@ class ImdbLSTM(nn.Module):
         classes: number of outputs.
         embedding: size of the embedding.
         hidden: size of the first linear layer and of the LSTM's state in each direction.
-        activation: activation of the two inner linear layers.
+        activation: activation function of the two inner linear layers.
     """
 
     def __init__(

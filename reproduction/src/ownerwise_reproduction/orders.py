@@ -44,7 +44,7 @@ class AtRandom(Plug):
     def __call__(
         self, log_losses: np.ndarray, owner_index: np.ndarray | None, plan: Plan | None
     ) -> np.ndarray:
-        """Return uniform random numbers, spread so widely that few records share a level."""
+        """Return uniform random numbers from a range so wide that few records share a level."""
         numbers = self._stream.at_step(self._draws)
         self._draws += 1
         return 1000.0 * numbers.uniforms(len(log_losses))
@@ -55,7 +55,7 @@ class AtRandom(Plug):
         return self._stream.private
 
     def state(self) -> dict[str, Any]:
-        """Return the number of draws, or {} for a private run: it would reveal empty batches."""
+        """Return the draw count, or {} for a private stream, whose count reveals empty batches."""
         return {} if self._stream.private else {"draws": self._draws}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -70,12 +70,12 @@ class AtRandom(Plug):
 
 @dataclass(frozen=True)
 class OwnerThenLoss:
-    """The mixed order: the least influential owners first, and each owner's records by loss."""
+    """The mixed order: owners from least to most influential, and each owner's records by loss."""
 
     def __call__(
         self, log_losses: np.ndarray, owner_index: np.ndarray | None, plan: Plan | None
     ) -> np.ndarray:
-        """Return scores ordered by the owner's influence, then by loss."""
+        """Return scores that order the records by their owner's influence, then by loss."""
         _, rank = np.unique(-pull(needed_plan(plan)), return_inverse=True)
         return _OWNER_GAP * rank[owner_index] + log_losses
 

@@ -21,7 +21,7 @@ from ownerwise.data import (
 
 @dataclass(frozen=True)
 class Cells:
-    """The classes within each group, identified by their names in the history.
+    """The cells of a run, identified by their names in the history.
 
     Attributes:
         members: {cell: (group, class)}.
@@ -33,7 +33,7 @@ class Cells:
 
     @classmethod
     def of(cls, assignment: Assignment, classes: Sequence[str]) -> Cells:
-        """Return the cells of an assignment in which every class belongs to one group."""
+        """Return the cells of an assignment; every class must belong to a single group."""
         groups = assignment.class_groups
         alone = {group for group in groups if groups.count(group) == 1}
         members = {
@@ -52,7 +52,7 @@ class Cells:
         return {cell: self.budgets[group] for cell, (group, _) in self.members.items()}
 
     def line(self, evaluation: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert an evaluation by cell into one by group, with the classes within each group."""
+        """Convert results by cell into results by group and by class within each group."""
         cells = evaluation["groups"]
         by_group: dict[str, list[str]] = {}
         for cell, (group, _) in self.members.items():

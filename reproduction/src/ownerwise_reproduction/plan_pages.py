@@ -1,7 +1,7 @@
 """Plans for the settings, without training: PLD compared with RDP, and spending over the steps.
 
-Both accountants plan for the same budgets. The tighter one (PLD) needs less noise. With `sample`,
-the sampling rates differ as well; with `scale`, the clip norms do.
+Both accountants plan for the same budgets. The tighter accountant (PLD) needs less noise. With
+`sample`, the sampling rates differ as well; with `scale`, the clip norms do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETTINGS = ("IDP-MNIST-A", "IDP-MNIST-B", "MN-PC", "CL-PC", "CA-MLP", "SU-LS", "
 """Settings for which plans are made by default."""
 
 SHOWN = "IDP-MNIST-B"
-"""The setting whose spending is drawn, as in Figure 4 of the IDP-SGD paper."""
+"""The setting for which the figure shows spending, as in Figure 4 of the IDP-SGD paper."""
 
 METHODS = ("uniform", "sample", "scale")
 ACCOUNTANTS = ("pld", "rdp")
@@ -43,15 +43,15 @@ TITLE = "Plans with PLD and RDP accounting"
 
 @dataclass(frozen=True)
 class PlanSummary:
-    """The values in a plan for the strictest owner.
+    """A summary of a plan, with the values for the strictest owner.
 
     Attributes:
         setting, method, accountant: setting, method and accountant of the plan.
-        own: whether the method is the setting's own.
+        own: whether the setting itself uses this method.
         epsilon: budget of the strictest owner.
-        noise_std: standard deviation of the noise on the sum.
+        noise_std: standard deviation of the noise added to the sum.
         sampling_rate, clip_norm: sampling rate and clip norm of the strictest owner.
-        least_spent: smallest share of a budget that is spent after all steps.
+        least_spent: smallest fraction of their budget that any owner has spent after all steps.
         hash: hash of the plan.
     """
 
@@ -138,9 +138,9 @@ def page(rows: Sequence[PlanSummary], pictures: Sequence[Path], command: str) ->
         "The table shows the noise added to the sum at each step, and the strictest owner's "
         "sampling rate and clip norm, with two accountants: privacy loss distributions (PLD) and "
         "Rényi divergences (RDP). Budgets, steps and expected batch sizes are the same for both. "
-        "`uniform` is DP-SGD at the strictest budget. The last column is the smallest share of a "
-        "budget that any owner has spent after all steps; with individual rates or clip norms it "
-        "is nearly 100%. A star marks the setting's own method.",
+        "`uniform` is DP-SGD at the strictest budget. The last column is the smallest fraction "
+        "of a budget that any owner has spent after all steps; with individual rates or clip norms "
+        "it is nearly 100%. A star marks the setting's own method.",
         _table(rows),
     ]
     for picture in pictures:
@@ -198,7 +198,7 @@ def spending_figure(planned: Planned) -> Any:
 
 
 def _spending(made: Plan) -> tuple[list[int], np.ndarray]:
-    """Return selected steps, and the epsilon that each owner (a column) has spent after them."""
+    """Return selected step counts, and the epsilon that each owner (column) has spent by then."""
     steps = [round(made.steps * k / _POINTS) for k in range(1, _POINTS + 1)]
     spent = [np.zeros(len(made.targets)), *map(made.epsilon, steps)]
     return [0, *steps], np.array(spent)

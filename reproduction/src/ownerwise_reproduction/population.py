@@ -33,10 +33,10 @@ class Population:
         data: the data set; `data.train` contains the training records.
         record_owner: owner id of each training record.
         epsilon: budget of each training record's owner.
-        delta: delta of all records.
+        delta: delta for all owners.
         assignment: how validation and test records are grouped.
         validation: records evaluated during training.
-        test: records evaluated at the end, if separate from validation.
+        test: records evaluated at the end; None if the validation records are used for this too.
     """
 
     data: DataSet
@@ -56,7 +56,7 @@ class Population:
         return Owners(self.record_owner, self.epsilon[first], self.delta)
 
     def keep(self, which: np.ndarray) -> Population:
-        """Return the population with only the training records where `which` is true."""
+        """Return a copy of the population with only the training records that `which` selects."""
         return replace(
             self,
             data=replace(self.data, train=self.data.train.take(which)),
@@ -65,14 +65,14 @@ class Population:
         )
 
     def with_budgets(self, epsilon: np.ndarray) -> Population:
-        """Return the population with other budgets, one per record."""
+        """Return a copy of the population with the given budgets, one per record."""
         return replace(self, epsilon=np.asarray(epsilon, dtype=np.float64))
 
     @property
     def lax(self) -> np.ndarray:
         """Mask of the lax owners' records.
 
-        Lax owners are those whose budget is at least the mean over all owners.
+        Lax owners are those whose budget is at least the mean budget of all owners.
         """
         _, first = np.unique(self.record_owner, return_index=True)
         return self.epsilon >= self.epsilon[first].mean() - 1e-12
@@ -115,5 +115,5 @@ def _loaded(config: Config, data_dir: str | PathLike | None) -> DataSet:
 
 @lru_cache(maxsize=1)
 def _read(asked: str, place: str | None) -> DataSet:
-    """Read a data set once for several runs in a process."""
+    """Return a data set; it is read only once per process and reused by later runs."""
     return load_data(Config({"data": json.loads(asked)}, Path(), "data"), place)

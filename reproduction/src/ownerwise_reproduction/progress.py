@@ -18,13 +18,13 @@ class Progress:
     """Print progress to standard error as plain lines, for terminals and files alike.
 
     Args:
-        names: names of the pending runs, by the paths of their results.
+        names: names of the pending runs, keyed by the paths of their results.
         steps: number of steps in each run.
         total: number of runs, including finished ones.
         quiet: print nothing.
 
     Attributes:
-        failures: the problems that made runs fail.
+        failures: the problems that caused runs to fail.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Progress:
         self._print(f"{self._done} of {self._total}: {self._names[run]} FAILED; {self._left()}")
 
     def _left(self) -> str:
-        """Return an estimate of the remaining time, from the steps so far."""
+        """Return an estimate of the remaining time, based on the steps taken so far."""
         left = sum(self._steps.values()) - sum(self._taken.values())
         if not left:
             return "nothing left"

@@ -31,7 +31,7 @@ def command(
         action: "run" or "tune".
         setting: name of the setting.
         specs: methods with their arguments.
-        seeds: seeds of the runs, which are consecutive.
+        seeds: seeds of the runs, which must be consecutive.
         profile: "paper" or "short".
         changes: strings "section.key=value".
         options: additional arguments.
@@ -48,7 +48,7 @@ def command(
 
 
 def asked(text: str) -> tuple[str, list[str]]:
-    """Return the profile and the changes in a command."""
+    """Return the profile and the changes that a command specifies."""
     profile, changes = "paper", []
     words = shlex.split(text)
     for word, value in itertools.pairwise(words):
@@ -72,13 +72,13 @@ def commands(study: Study) -> list[str]:
 
 
 def is_mixed(study: Study) -> bool:
-    """Return whether records in one group have different budgets, so that groups are not owners."""
+    """Return True if records in one group may have different budgets (groups are not owners)."""
     assignment = study.first["config"].get("owners", {}).get("assignment", {})
     return assignment.get("kind") in _MIXED
 
 
 def origin(runs: Sequence[Result]) -> dict[str, Any]:
-    """Return a method's seeds, the times of each run and its plans, as JSON-compatible values.
+    """Return the seeds, times and plan hashes of a method's runs as JSON-compatible values.
 
     Training time covers all sessions of an interrupted run; wall time covers only its last session.
     `within_budgets` is None for plain SGD, which has no plans.

@@ -25,7 +25,7 @@ from ownerwise_reproduction.data.sources import locate
 from ownerwise_reproduction.trials import Trial
 
 FORMAT = 1
-"""Part of every hash; incremented when the meaning of a result changes."""
+"""This number is part of every hash; it is incremented when the meaning of a result changes."""
 
 
 def data_files(name: str, data_dir: str | PathLike | None = None) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def data_files(name: str, data_dir: str | PathLike | None = None) -> dict[str, A
 
 
 def made_from(trial: Trial) -> dict[str, Any]:
-    """Return the inputs of a trial, except its data files; the result stores them too."""
+    """Return the inputs of a trial that are stored in its result: all except the data files."""
     config = trial.config
     return {
         "format": FORMAT,
@@ -65,7 +65,7 @@ def trial_hash(trial: Trial, data_dir: str | PathLike | None = None) -> str:
 
 
 def is_current(result: Mapping[str, Any]) -> bool:
-    """Return whether the run would still use the same values if it were repeated now.
+    """Return True if the run would still use the same values if it were repeated now.
 
     Results in format 1 may lack the format, the label noise and the learning rate of plain SGD.
     """

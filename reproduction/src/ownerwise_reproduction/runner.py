@@ -1,8 +1,8 @@
 """Run trials that have no result yet, one after another or in several processes.
 
-A killed run resumes from its checkpoint when the same command is run again; because its seed is
-fixed, it reaches the same result. Each process uses one thread, which is faster for small networks
-than one process with several threads.
+A run that was killed resumes from its checkpoint when the same command is run again; because its
+seed is fixed, it reaches the same result. Each process uses one thread: for small networks, this is
+faster than one process with several threads.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def run_trials(
         trials: the trials to run.
         store: the store for the results.
         data_dir: folder of the data sets.
-        jobs: number of parallel processes; 1 runs in this process.
+        jobs: number of parallel processes; with 1, the trials run in this process.
         keep_runs: keep the run folder (plan, history, model) next to each result.
         quiet: show no progress.
 
     Raises:
-        OwnerwiseError: if settings or data have problems, before anything runs.
-        FailedRuns: if some runs failed, after all others have finished.
-        Interrupted: on Ctrl-C; the same call resumes the runs.
+        OwnerwiseError: if settings or data have problems; raised before anything runs.
+        FailedRuns: if some runs failed; raised after all others have finished.
+        Interrupted: on Ctrl-C; making the same call again resumes the runs.
     """
     places = _places(trials, store, data_dir)
     missing = {path: trial for path, trial in zip(places, trials, strict=True) if not path.exists()}
@@ -115,7 +115,7 @@ def _places(trials: Sequence[Trial], store: Store, data_dir: str | PathLike | No
 
 
 def _say_other_names(trials: Sequence[Trial], places: Sequence[Path], store: Store) -> None:
-    """Report results that exist under another heading because they come from the same values."""
+    """Report results that exist under another heading because they use the same values."""
     for trial, path in zip(trials, places, strict=True):
         if path.exists():
             found = store.read_one(path)

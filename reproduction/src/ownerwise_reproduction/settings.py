@@ -3,7 +3,7 @@
 The sections `data`, `owners`, `plan`, `model`, `training` and `weights` form the configuration;
 INO-SGD uses `weights`, and other methods leave it out. The section `[experiment]` states where the
 setting comes from, which values we chose because the paper does not state them, and how the short
-profile differs.
+profile differs from the paper.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ownerwise.errors import OwnerwiseError, known_names, name_some
 
 PROFILES = ("paper", "short")
 EVALUATIONS = 50
-"""Number of evaluations per run if the setting does not specify one; enough to draw curves."""
+"""Default number of evaluations per run, which is enough to draw curves."""
 
 _HEADING = {
     "title": str,
@@ -42,11 +42,11 @@ class Setting:
     Attributes:
         name: name of the setting, such as MN-PC.
         title: description in words.
-        source: the paper, and the place in it.
-        choices: values that the paper does not state, and our choices.
-        short: changes of the form "section.key=value" for the short profile.
+        source: the paper, and where in the paper the setting appears.
+        choices: the values that we chose because the paper does not state them.
+        short: changes that the short profile makes, in the form "section.key=value".
         evaluations: approximate number of evaluations per run.
-        label_noise: share of training labels to replace.
+        label_noise: fraction of training labels to replace.
         plain_lr: learning rate of the non-private method.
         sections: the sections of the configuration.
     """
@@ -68,8 +68,8 @@ class Setting:
         draw.
 
         Args:
-            seed: seed for noise, batches, initial weights and random owners. It makes the run
-                repeatable and NOT PRIVATE.
+            seed: seed for noise, batches, initial weights and random owners. A fixed seed makes the
+                run repeatable and NOT PRIVATE.
             profile: "paper", or "short" for fewer steps.
             changes: strings of the form "section.key=value", applied after the profile's changes.
         """
@@ -103,7 +103,7 @@ def setting(name: str) -> Setting:
 
 
 def make_setting(name: str, text: str) -> Setting:
-    """Return the setting in the text of a TOML file, or raise an error that lists all problems."""
+    """Read a setting from the text of a TOML file, or raise an error that lists all problems."""
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -30,15 +30,15 @@ METRICS = {
     "spread": "spread",
 }
 """The metrics of a run, and their names in tables. `strictest` is the recall of the group with the
-lowest budget, `strict` the mean recall over groups with less than the mean budget; both are missing
-if all groups have the same budget. `worst_half`, the mean recall over the worse half of the groups,
-is included if there are many groups."""
+lowest budget, and `strict` is the mean recall over the groups whose budget is below the mean; both
+are missing if all groups have the same budget. `worst_half`, the mean recall over the worse half of
+the groups, is included if there are many groups."""
 
 MANY_GROUPS = 20
-"""With this many groups or more, which group is worst is mostly a matter of chance."""
+"""With at least this many groups, chance mostly determines which group is the worst."""
 
 FEWEST_SEEDS = 3
-"""With fewer seeds, there is no verdict."""
+"""With fewer seeds than this, the verdict on a difference or correlation is "undecided"."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Study:
     """Comparable runs, which share the same setting, profile and changes.
 
     Attributes:
-        name: SETTING/VARIANT, the folder for its pages.
+        name: SETTING/VARIANT, which is also the folder for the study's pages.
         heading: the study's heading on pages.
         methods: {method: its runs in order of seed}.
     """
@@ -57,7 +57,7 @@ class Study:
 
     @property
     def first(self) -> Result:
-        """One of the runs, for properties that all of them share."""
+        """One of the runs, used to read properties that all runs share."""
         return next(iter(self.methods.values()))[0]
 
     @property
@@ -67,7 +67,7 @@ class Study:
         return dict(sorted(found.items(), key=lambda item: item[1]))
 
     def only(self, methods: Sequence[str]) -> Study:
-        """Return the study with only these methods."""
+        """Return a copy of the study with only the given methods."""
         return replace(self, methods={name: self.methods[name] for name in methods})
 
     def label(self, method: str) -> str:
@@ -79,7 +79,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Gain:
-    """Recall of a method minus recall of the baseline, by group, against the budget.
+    """A method's recall minus the baseline's, by group, and its correlation with the budget.
 
     Attributes:
         by_group: mean gain of each group over the seeds that both methods share.
@@ -102,9 +102,8 @@ class Drop:
     """The minority initial drop of a group, averaged over the seeds that show one.
 
     Attributes:
-        first, last: first and last step at which the group's loss is above its initial value while
-            the overall loss is below its own (`minority_initial_drop`).
-        depth: largest rise of the group's loss.
+        first, last: first and last step of the drop, as defined in `minority_initial_drop`.
+        depth: largest increase of the group's loss over its initial value.
         seeds: number of seeds with such a drop.
     """
 
@@ -115,7 +114,7 @@ class Drop:
 
 
 def studies(results: Sequence[Result]) -> list[Study]:
-    """Return the results sorted into studies, or raise an error that lists duplicate runs."""
+    """Return the results grouped into studies, or raise an error that lists duplicate runs."""
     found: dict[str, Study] = {}
     problems = []
     for result in results:
@@ -140,12 +139,12 @@ def studies(results: Sequence[Result]) -> list[Study]:
 
 
 def measure(result: Result, part: str = "final") -> dict[str, float]:
-    """Return the metrics in a run's last evaluation that are listed in `METRICS`."""
+    """Return the metrics listed in `METRICS` from a run's last evaluation."""
     return measure_line(result[part], result["budgets"])
 
 
 def measure_line(line: Result, declared: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of one evaluation, for groups with the declared budgets."""
+    """Return the metrics of one evaluation, given the groups' declared budgets."""
     recalls = {group: found["recall"] for group, found in line["groups"].items()}
     budgets = {group: declared[group] for group in recalls}
     measured = {
@@ -172,7 +171,7 @@ def worst_half(line: Result) -> float:
 
 
 def strict_groups(budgets: Mapping[str, float]) -> list[str]:
-    """Return the groups with less than the mean budget; none if all budgets are equal."""
+    """Return the groups whose budget is below the mean; none if all budgets are equal."""
     mean = np.mean(list(budgets.values()))
     return [group for group, epsilon in budgets.items() if epsilon < mean - 1e-12]
 
@@ -186,18 +185,25 @@ def over_seeds(runs: Sequence[Result], part: str = "final") -> dict[str, Amount]
 
 
 def group_recalls(runs: Sequence[Result]) -> dict[str, Amount]:
-    """Return every group's recall over the runs of a method."""
+    """Return the mean and standard deviation of every group's recall over the runs of a method."""
     groups = runs[0]["final"]["groups"]
     return {group: Amount.of([_recall(run, group) for run in runs]) for group in groups}
 
 
-def gain(baseline: Sequence[Result], runs: Sequence[Result]) -> Gain | None:
-    """Return the gain of each group over shared seeds, or None if it is undefined.
-
-    It is undefined without shared seeds, or if the groups' budgets differ from the baseline's.
-    """
+def pairs_by_seed(
+    baseline: Sequence[Result], runs: Sequence[Result]
+) -> list[tuple[Result, Result]]:
+    """Return the runs of two methods that share a seed, as (baseline, run) pairs."""
     before = {run["seed"]: run for run in baseline}
-    pairs = [(before[run["seed"]], run) for run in runs if run["seed"] in before]
+    return [(before[run["seed"]], run) for run in runs if run["seed"] in before]
+
+
+def gain(baseline: Sequence[Result], runs: Sequence[Result]) -> Gain | None:
+    """Return each group's gain over the seeds that both methods share; None if it is undefined.
+
+    The gain is undefined without shared seeds, or if the two methods' group budgets differ.
+    """
+    pairs = pairs_by_seed(baseline, runs)
     if not pairs or pairs[0][0]["budgets"] != pairs[0][1]["budgets"]:
         return None
     by_group = {
@@ -220,7 +226,7 @@ def _correlate(
 
 
 def drops(runs: Sequence[Result]) -> dict[str, Drop]:
-    """Return the minority initial drop of every group that has one in some run of a method."""
+    """Return the minority initial drop of every group that has one in at least one run."""
     groups = list(runs[0]["history"][0]["groups"])
     by_group: dict[str, list[tuple[int, int, float]]] = {group: [] for group in groups}
     for run in runs:
@@ -254,7 +260,7 @@ def epoch_seconds(runs: Sequence[Result]) -> float | None:
 def gradients(runs: Sequence[Result]) -> tuple[float, float] | None:
     """Return the mean numbers of gradients evaluated and summed per run; None if unknown.
 
-    The two differ if records are accepted by the norms of their gradients.
+    The two numbers differ if records are accepted based on their gradient norms.
     """
     found = [run["gradients"] for run in runs if "gradients" in run]
     if not found:
@@ -285,9 +291,9 @@ def _name(result: Result) -> tuple[str, str]:
 
 
 def variant(profile: str, changes: Sequence[str]) -> str:
-    """Return a profile with changes as a folder name: "paper", or "short-lr-2.0".
+    """Return the folder name for a profile with changes, such as "paper" or "short-lr-2.0".
 
-    A change "section.key=value" appears as the key and the value.
+    For each change "section.key=value", the name contains the key and the value.
     """
     words = [] if profile == "paper" and changes else [profile]
     for change in sorted(changes):

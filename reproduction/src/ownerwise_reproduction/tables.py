@@ -23,8 +23,8 @@ _MOST_GROUPS = 10
 _MOST_HASHES = 3
 _WITHIN = {True: "yes", False: "no", None: "not private"}
 CAUTION = (
-    "Seeds are fixed: these runs are research on public data and NOT PRIVATE. Accuracies are "
-    "measured on test records, which no guarantee covers."
+    "These runs use fixed seeds and public data; they are for research and NOT PRIVATE. Accuracies "
+    "are measured on test records, which no guarantee covers."
 )
 
 
@@ -180,7 +180,7 @@ def _notes(study: Study, columns: Sequence[str]) -> str:
         )
     if len({tuple(run["seed"] for run in runs) for runs in study.methods.values()}) > 1:
         said.append(
-            "Methods were run with different seeds: compare them by the differences in the "
+            "Methods were run with different seeds: compare them using the differences in the "
             "[overview](../../README.md), which use the seeds that both methods share."
         )
     return " ".join(said)
@@ -212,7 +212,7 @@ def _origin_table(content: dict[str, Any]) -> str:
 
 
 def _origin(name: str) -> str:
-    """Return the source of a setting, and the values in it that we chose."""
+    """Return the source of a setting, and the values that we chose ourselves."""
     setting = settings.setting(name)
     lines = [f"Source: {setting.source}."]
     if setting.choices:
@@ -225,7 +225,7 @@ def overview(
     findings: Sequence[Finding] = (),
     further: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the overview of all studies: claims, other pages, and all settings."""
+    """Return the overview page, which covers the claims, other pages and all studies."""
     parts = ["# Results", CAUTION]
     if findings:
         parts += ["## The papers' claims at a glance", page_part(findings)]
@@ -243,7 +243,7 @@ def overview(
 
 
 def _columns(study: Study) -> list[str]:
-    """Return the metrics to show in a study's tables, without duplicates.
+    """Return the metrics to show in a study's tables, without redundant ones.
 
     `strict` is left out if it always equals `strictest`.
     """
@@ -265,7 +265,7 @@ def overall_table(study: Study, columns: Sequence[str] = (), *, times: bool = Tr
 
     Args:
         study: the study to show.
-        columns: the metrics to show; by default all that differ.
+        columns: the metrics to show; by default all except redundant ones.
         times: whether to show the time per epoch.
     """
     measured = {name: summary.over_seeds(runs) for name, runs in study.methods.items()}
@@ -289,7 +289,7 @@ def overall_table(study: Study, columns: Sequence[str] = (), *, times: bool = Tr
 
 
 def _work(study: Study) -> dict[str, list[str]]:
-    """Return gradient counts for every method if some method sums fewer than it evaluates."""
+    """Return every method's gradient counts, or {} if all evaluated gradients are summed."""
     found = {name: summary.gradients(runs) for name, runs in study.methods.items()}
     if all(one is None or one[0] == one[1] for one in found.values()):
         return {}
@@ -309,7 +309,7 @@ def _group_table(study: Study) -> str:
 
 
 def _group_titles(study: Study, groups: Sequence[str]) -> list[str]:
-    """Return groups with their budgets, if each group has one."""
+    """Return the groups' names, with their budgets if each group has a single budget."""
     if provenance.is_mixed(study):
         return list(groups)
     return [f"{group} (ε {study.budgets[group]:g})" for group in groups]

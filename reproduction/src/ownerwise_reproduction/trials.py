@@ -1,7 +1,7 @@
 """One run of an experiment, which turns a setting, a method and a seed into a result.
 
-Every run has a fixed seed and can be repeated. It is research on public data and NOT PRIVATE, and
-its result says so.
+Every run has a fixed seed and can be repeated. Runs use public data for research and are NOT
+PRIVATE, as their results state.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MOST_OWNERS_LISTED = 100
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A run to perform: a method in a setting with a seed.
+    """A run to perform, defined by a setting, a method and a seed.
 
     Attributes:
         setting: the setting.
@@ -158,7 +158,7 @@ def _train(
     folder: Path,
     report: Report,
 ) -> list[Run]:
-    """Train one phase after another; finished phases are restored and not repeated."""
+    """Train one phase after another; phases that have already finished are loaded, not repeated."""
     runs = []
     before = 0
     for number, phase in enumerate(phases, 1):
@@ -223,7 +223,7 @@ def _train_plainly(
 def _joined(lines: Sequence[dict[str, Any]], cells: Cells) -> list[dict[str, Any]]:
     """Return a single history that covers all phases.
 
-    Steps and seconds continue from phase to phase; each model appears once.
+    Steps and seconds are cumulative over the phases; each evaluated model appears once.
     """
     history: list[dict[str, Any]] = []
     steps, seconds = 0, 0.0
@@ -243,7 +243,7 @@ def _joined(lines: Sequence[dict[str, Any]], cells: Cells) -> list[dict[str, Any
 
 
 def _described(made: Plan, declared: Owners) -> dict[str, Any]:
-    """Return a summary of a plan and its budgets; up to 100 owners are listed by name."""
+    """Return a summary of a plan and its budgets, which lists up to 100 owners by name."""
     assert made.owners is not None
     ids = made.owners.ids
     spent, budgets = made.epsilon(), declared.epsilon[np.searchsorted(declared.ids, ids)]

@@ -1,12 +1,12 @@
 """A fair comparison of tuned methods: every method gets the same number of draws.
 
-A comparison at fixed values favours the methods that these values happen to suit. Here all methods
-search the same ranges of clip norm, learning rate and steps with the same draws; INO-SGD's tail and
-kappa are drawn along with them. Values are chosen on held-out training records, and the chosen
+A comparison at fixed values favours the methods that these values happen to suit. Here, all methods
+are tried with the same random draws of clip norm, learning rate and number of steps; INO-SGD's tail
+and kappa are drawn along with them. Values are chosen on held-out training records, and the chosen
 models are evaluated on test records. The first draw is the unchanged setting.
 
-Choosing values on private records would itself be a release. This is a study on public data and NOT
-PRIVATE.
+On private records, the choice of values would itself be a release. This study uses public data and
+is NOT PRIVATE.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ownerwise_reproduction.trials import Trial
 
 VALIDATION_SHARE = 0.1
 FACTOR = 4.0
-"""The clip norm and learning rate are drawn from a quarter to four times the setting's values."""
+"""Each draw scales the clip norm and the learning rate by factors in [1 / `FACTOR`, `FACTOR`]."""
 STEP_FACTORS = (0.5, 1.0, 2.0)
 TAILS = (0.05, 0.6)
 KAPPAS = (0.0, 3.0)
@@ -44,7 +44,8 @@ class Point:
         method: name of the method.
         number: number of the draw, the same for all methods.
         values: {"section.key": value}.
-        validation, test: metrics over seeds; values are chosen by the validation metrics.
+        validation, test: metrics over seeds; the validation metrics determine which values are
+            chosen.
         wall_seconds: wall time for all seeds together.
         plans: hashes of the plans used.
     """
@@ -61,7 +62,7 @@ class Point:
 def draw(
     setting: Setting, profile: str, changes: Sequence[str], trials: int
 ) -> list[dict[str, float]]:
-    """Return the values for every draw, including INO-SGD's; the first is the setting itself."""
+    """Return the values in every draw, including INO-SGD's own; the first is the setting itself."""
     config = setting.configure(0, profile, changes)
     plan, weights = config["plan"], config["weights"]
     generator = np.random.default_rng(0)
@@ -135,7 +136,7 @@ def points(
 def frontier(found: Sequence[Point], other: str) -> list[Point]:
     """Return the points that no other point of the same method beats in both accuracy and `other`.
 
-    Both are measured on validation records. Points are in order of decreasing accuracy.
+    Both metrics are measured on validation records. The points are sorted by decreasing accuracy.
     """
     ranked = sorted(
         found,
@@ -184,7 +185,7 @@ def write(
     command: str,
     folder: str | PathLike,
 ) -> list[Path]:
-    """Write the search as NAME.json and its figure as NAME.svg, and return both.
+    """Write the search as NAME.json and its figure as NAME.svg, and return both paths.
 
     Args:
         name: name of the setting.
@@ -201,7 +202,7 @@ def write(
 
 
 def frontier_figure(found: Sequence[Point]) -> Any:
-    """Draw the test results of the frontiers, which were chosen on validation records.
+    """Draw the test results of the frontiers, which were determined on validation records.
 
     All points are also shown, faintly.
     """
@@ -230,7 +231,7 @@ def frontier_figure(found: Sequence[Point]) -> Any:
 
 
 def _relevant(run: Result, values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values that a run depends on, which are those in its configuration."""
+    """Return the drawn values that appear in a run's configuration."""
     held = {f"{name}.{key}" for name, section in run["config"].items() for key in section}
     return {key: value for key, value in values.items() if key in held}
 

@@ -1,4 +1,4 @@
-"""Pages about searches: the values chosen for each method, the results, and the remaining gain.
+"""Pages about searches: each method's chosen values and results, and the gain after tuning.
 
 Values are chosen on held-out records; all numbers on a page are measured on test records.
 """
@@ -47,7 +47,7 @@ class Search:
 
     @property
     def methods(self) -> list[str]:
-        """All methods, the baseline first."""
+        """All methods, with the baseline first."""
         return sorted(self.content["methods"], key=lambda method: method != BASELINE)
 
     @property
@@ -70,7 +70,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Kept:
-    """A method's gain over IDP-SGD on test records, in points.
+    """A method's gain over IDP-SGD on test records, in percentage points.
 
     Attributes:
         fixed: the gain with the values of the first draw.
@@ -82,12 +82,12 @@ class Kept:
 
     @property
     def share(self) -> float | None:
-        """The part of the gain that remains; None unless both gains are positive."""
+        """The fraction of the gain that remains; None unless both gains are positive."""
         return self.tuned / self.fixed if min(self.fixed, self.tuned) > 0 else None
 
 
 def read(folder: str | PathLike, names: Sequence[str] = ()) -> list[Search]:
-    """Return the searches in a folder, for all settings or only some."""
+    """Return the searches in a folder; with `names`, only those for the named settings."""
     found = []
     for path in sorted(Path(folder).glob("*.json")):
         if names and path.stem not in names:
@@ -138,8 +138,8 @@ def page(search: Search, picture: Path | None = None) -> str:
         f"# {_title(search)}",
         f"Every method gets the same {content['trials']} draws of clip norm, learning rate and "
         "steps; INO-SGD's own values are drawn along with them. The first draw is the setting, "
-        f"{as_it_is}. Values were chosen on a held-out share of {content['validation_share']:g} of "
-        "the training records; the numbers here are measured on test records, "
+        f"{as_it_is}. Values were chosen on a held-out fraction ({content['validation_share']:g}) "
+        "of the training records; the numbers here are measured on test records, "
         f"{_over(content['seeds'])}, in per cent.",
         f"{content['not_private']}. No guarantee covers held-out or test records.",
     ]
@@ -174,7 +174,7 @@ def _over(seeds: Sequence[int]) -> str:
 
 
 def kept(search: Search, method: str, criterion: str, metric: str) -> Kept:
-    """Return a method's gain over IDP-SGD before and after both were tuned for a criterion."""
+    """Return a method's gain over IDP-SGD before and after tuning both methods for a criterion."""
     fixed = _gain(search.first(BASELINE), search.first(method), metric)
     tuned = _gain(search.chosen(BASELINE, criterion), search.chosen(method, criterion), metric)
     return Kept(fixed, tuned)
@@ -185,7 +185,7 @@ def _gain(before: Point, after: Point, metric: str) -> float:
 
 
 def _sentences(search: Search) -> list[str]:
-    """Return sentences on how much gain remains if values are chosen by accuracy, as is usual."""
+    """Return sentences about the gain when values are chosen by accuracy, as is usual."""
     metric = "strict" if "strict" in search.criteria else "worst_group"
     enough = len(search.content["seeds"]) >= FEWEST_SEEDS
     values = _values(search.first(BASELINE))
@@ -236,7 +236,7 @@ def _values(point: Point) -> str:
 
 
 def _compared(search: Search) -> list[str]:
-    """Return the methods other than IDP-SGD; none if IDP-SGD was not searched."""
+    """Return the methods other than IDP-SGD; none if IDP-SGD was not part of the search."""
     return search.methods[1:] if search.methods[0] == BASELINE else []
 
 

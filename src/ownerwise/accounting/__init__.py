@@ -2,31 +2,37 @@
 
 This package may import only `errors`. `epsilon` is vectorised over owners (`per_owner`). A
 `Schedule` defines the number of steps and the noise at each step. There are two accountants: `pld`
-(tight, the default) and `rdp`. `release` adds the cost of an additional release, `curves` inverts
-an accountant for as many as a million owners, and `reference` checks the results with
-dp-accounting.
+(tight, the default) and `rdp`. A `RunCost` combines a schedule, an accountant and an additional
+release. `curves` inverts it for as many as a million owners, and `reference` checks the results
+with dp-accounting.
 """
 
+from ownerwise.accounting.budgets import Budgets
 from ownerwise.accounting.curves import (
+    MULTIPLIER,
+    MULTIPLIER_RANGE,
     BudgetCurve,
-    Budgets,
     LogQuantity,
     gaussian_mu,
     multiplier_curve,
     sampling_rate_curve,
 )
 from ownerwise.accounting.per_owner import epsilon
-from ownerwise.accounting.release import ACCOUNTANTS, NOISES, PaidRelease, joint_multiplier
+from ownerwise.accounting.release import NOISES, PaidRelease, joint_multiplier
 from ownerwise.accounting.roots import find_root
+from ownerwise.accounting.run_cost import ACCOUNTANTS, RunCost
 from ownerwise.accounting.schedule import Schedule
 
 __all__ = [
     "ACCOUNTANTS",
+    "MULTIPLIER",
+    "MULTIPLIER_RANGE",
     "NOISES",
     "BudgetCurve",
     "Budgets",
     "LogQuantity",
     "PaidRelease",
+    "RunCost",
     "Schedule",
     "epsilon",
     "find_root",

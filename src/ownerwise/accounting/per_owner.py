@@ -7,15 +7,16 @@ accountant, and rounded up. Owners who do not lie on a smooth curve are evaluate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
 from scipy.interpolate import CubicSpline
 
 from ownerwise.accounting import pld
-from ownerwise.accounting.curves import MAX_NODES, SAMPLING_RATE_RANGE, TOLERANCE, Budgets
-from ownerwise.accounting.release import PaidRelease, owner_epsilon
+from ownerwise.accounting.budgets import Budgets
+from ownerwise.accounting.curves import MAX_NODES, SAMPLING_RATE_RANGE, TOLERANCE
+from ownerwise.accounting.run_cost import RunCost
 from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
 
@@ -25,10 +26,8 @@ _MAX_ROUNDS = 8  # rounds of adding nodes where a path has corners
 def epsilon(
     sampling_rate: np.ndarray | float,
     multiplier: np.ndarray | float,
-    steps: int | Schedule,
+    steps: int | Schedule | RunCost,
     delta: np.ndarray | float,
-    accountant: str = "pld",
-    release: PaidRelease | None = None,
     release_sensitivity: np.ndarray | float = 1.0,
 ) -> np.ndarray:
     """Return every owner's epsilon after `steps` steps.
@@ -39,95 +38,60 @@ def epsilon(
 
     Args:
         sampling_rate, multiplier, delta: one value per owner, or one for all.
-        steps: number of steps, or a schedule.
-        accountant: "pld" or "rdp".
-        release: an additional release from the same batches, if any.
-        release_sensitivity: the most that one record of each owner can contribute to that release.
+        steps: number of steps, a schedule, or a `RunCost` (to choose the accountant, or to account
+            for an additional release).
+        release_sensitivity: the most that one record of each owner can contribute to the release.
     """
-    schedule = Schedule.of(steps)
+    run = RunCost.of(steps)
     given = (sampling_rate, multiplier, release_sensitivity, delta)
     *costs, delta = np.broadcast_arrays(*map(np.atleast_1d, given))
     _check(costs, delta)
     result = np.zeros(delta.shape)
-    if schedule.steps == 0:
+    if run.schedule.steps == 0:
         return result
     for group in Budgets(np.ones(len(delta)), delta).groups:
-        members = group.members
-        rates, multipliers, sensitivities = (cost[members] for cost in costs)
+        rates, multipliers, sensitivities = (cost[group.members] for cost in costs)
         order = np.lexsort((sensitivities, -multipliers, rates))
-        members = members[order]
-        points = np.stack([rates[order], multipliers[order], sensitivities[order]], axis=1)
-        if (np.diff(points[:, 1]) <= 0).all():
-            curves = [slice(0, len(members))]
-        else:
-            starts = np.flatnonzero(np.diff(points[:, 0], prepend=-1.0))
-            curves = map(slice, starts, [*starts[1:], len(members)])
-        for curve in curves:
-            result[members[curve]] = _along_curve(
-                points[curve], schedule, group.delta, accountant, release
-            )
+        members = group.members[order]
+        points = np.stack([rates, multipliers, sensitivities], axis=1)[order]
+        for curve in _curves(points):
+            result[members[curve]] = _along_curve(run, points[curve], group.delta)
     return result
 
 
-def _along_curve(
-    points: np.ndarray,
-    schedule: Schedule,
-    delta: float,
-    accountant: str,
-    release: PaidRelease | None,
-) -> np.ndarray:
-    """Return epsilon, rounded up, for points (rate, multiplier, sensitivity) in order of cost.
+def _curves(points: np.ndarray) -> Iterable[slice]:
+    """Return the parts of the sorted points along which the cost rises."""
+    if (np.diff(points[:, 1]) <= 0).all():
+        return [slice(0, len(points))]
+    starts = np.flatnonzero(np.diff(points[:, 0], prepend=-1.0))
+    return map(slice, starts, [*starts[1:], len(points)])
 
-    Points that lie off the smooth path are evaluated one by one.
-    """
+
+def _along_curve(run: RunCost, points: np.ndarray, delta: float) -> np.ndarray:
+    """Return epsilon, rounded up, for points (rate, multiplier, sensitivity) in order of cost."""
     new = np.ones(len(points), dtype=bool)
     new[1:] = (np.diff(points, axis=0) != 0).any(axis=1)
-    back = np.cumsum(new) - 1
-    points = points[new]
-    multipliers = points[:, 1]
+    points, original = points[new], np.cumsum(new) - 1
 
-    def spent_at(at: int) -> float:
+    def spent(at: int) -> float:
         rate, multiplier, sensitivity = points[at].tolist()
-        return owner_epsilon(accountant, rate, multiplier, schedule, delta, release, sensitivity)
+        return run.epsilon(rate, multiplier, delta, sensitivity)
 
-    def log_spent(at: int) -> float:
-        return float(np.log(max(spent_at(at), pld.LEAST_EPSILON)))
-
-    if len(points) <= 2 * MAX_NODES:
-        return np.array([spent_at(at) for at in range(len(points))])[back]
+    nodes, aside = np.arange(0), np.arange(len(points))
     path = np.log(np.maximum(points, SAMPLING_RATE_RANGE[0]))
     position = path[:, 0] - path[:, 1]
-    least = float(multipliers[-1]) * min(factor for _, factor in schedule.segments)
-    nodes, aside = _along_path(position, path, TOLERANCE / (8.0 + 4.0 / least**2))
-    if not len(nodes):
-        return np.array([spent_at(at) for at in range(len(points))])[back]
-    smooth = np.setdiff1d(np.arange(len(points)), aside)
-    places, first = np.unique(position[smooth], return_index=True)
-    smooth = smooth[first]
-    nodes = np.searchsorted(places, position[nodes])
-    known = {int(at): log_spent(int(smooth[at])) for at in nodes}
-    doubtful = [(int(a), int(b)) for a, b in pairwise(nodes)]
-    while True:
-        at = np.array(sorted(known))
-        curve = CubicSpline(places[at], np.array([known[i] for i in at]))
-        again = []
-        for left, right in doubtful:
-            if right - left < 2:
-                continue
-            middle = int(np.searchsorted(places, 0.5 * (places[left] + places[right])))
-            middle = min(max(middle, left + 1), right - 1)
-            known[middle] = log_spent(int(smooth[middle]))
-            if abs(float(curve(places[middle])) - known[middle]) > TOLERANCE:
-                again += [(left, middle), (middle, right)]
-        if not again:
-            break
-        doubtful = again
-    values = np.exp(curve(position) + TOLERANCE)
-    values[aside] = [spent_at(int(at)) for at in aside]
-    return values[back]
+    if len(points) > 2 * MAX_NODES:
+        least = float(points[-1, 1]) * min(factor for _, factor in run.schedule.segments)
+        nodes, aside = _path_nodes(position, path, TOLERANCE / (8.0 + 4.0 / least**2))
+    values = np.empty(len(points))
+    if len(nodes):
+        smooth = np.setdiff1d(np.arange(len(points)), aside)
+        values = _interpolated(position, smooth, nodes, spent)
+    values[aside] = [spent(int(at)) for at in aside]
+    return values[original]
 
 
-def _along_path(
+def _path_nodes(
     position: np.ndarray, path: np.ndarray, tolerance: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return nodes whose spline follows the path, and the points that the spline misses.
@@ -154,6 +118,39 @@ def _along_path(
         worst = order[np.flatnonzero(np.diff(interval[order], prepend=-1))]
         nodes = np.union1d(nodes, worst[away[worst] > tolerance])
     return nodes, np.flatnonzero(away > tolerance)
+
+
+def _interpolated(
+    position: np.ndarray, smooth: np.ndarray, nodes: np.ndarray, spent: Callable[[int], float]
+) -> np.ndarray:
+    """Return epsilon at every position, from a spline through `spent` at some smooth points.
+
+    A node is added in the middle of an interval until the spline meets the cost there.
+    """
+    places, first = np.unique(position[smooth], return_index=True)
+    smooth = smooth[first]
+
+    def log_spent(at: int) -> float:
+        return float(np.log(max(spent(int(smooth[at])), pld.LEAST_EPSILON)))
+
+    start = np.searchsorted(places, position[nodes]).tolist()
+    known = {at: log_spent(at) for at in start}
+    doubtful = list(pairwise(start))
+    while True:
+        at = sorted(known)
+        spline = CubicSpline(places[at], [known[i] for i in at])
+        again = []
+        for left, right in doubtful:
+            if right - left < 2:
+                continue
+            middle = int(np.searchsorted(places, 0.5 * (places[left] + places[right])))
+            middle = min(max(middle, left + 1), right - 1)
+            known[middle] = log_spent(middle)
+            if abs(float(spline(places[middle])) - known[middle]) > TOLERANCE:
+                again += [(left, middle), (middle, right)]
+        if not again:
+            return np.exp(spline(position) + TOLERANCE)
+        doubtful = again
 
 
 def _check(costs: Sequence[np.ndarray], delta: np.ndarray) -> None:

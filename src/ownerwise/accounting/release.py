@@ -1,21 +1,11 @@
-"""The cost of an additional release from the same batches as the gradient."""
+"""An additional release from the same batches as the gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from ownerwise.accounting import pld, rdp
-from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
-
-ACCOUNTANTS: dict[str, Callable[[float, float, Schedule, float], float]] = {
-    "pld": pld.epsilon,
-    "rdp": rdp.epsilon,
-}
 
 NOISES = ("gaussian", "laplace")
 """Noise distributions for an additional release."""
@@ -40,27 +30,6 @@ class PaidRelease:
             raise AccountingError(f"release std {self.std:g}: expected a finite number above 0")
 
 
-def owner_epsilon(
-    accountant: str,
-    sampling_rate: float,
-    multiplier: float,
-    schedule: Schedule,
-    delta: float,
-    release: PaidRelease | None = None,
-    release_sensitivity: float = 1.0,
-) -> float:
-    """Return the epsilon of one owner after all steps.
-
-    Each record of the owner contributes at most `release_sensitivity` to the release.
-    """
-    if release is not None and release.noise == "laplace":
-        scale = release.std / (np.sqrt(2.0) * release_sensitivity)
-        return pld.epsilon(sampling_rate, multiplier, schedule, delta, float(scale))
-    if release is not None:
-        multiplier = float(joint_multiplier(multiplier, release.std / release_sensitivity))
-    return ACCOUNTANTS[accountant](sampling_rate, multiplier, schedule, delta)
-
-
 def joint_multiplier(multiplier: Any, release_std: Any) -> Any:
     """Return the multiplier of a step that also releases a sum with Gaussian noise.
 
@@ -68,6 +37,4 @@ def joint_multiplier(multiplier: Any, release_std: Any) -> Any:
     mechanism with multiplier (m^-2 + release_std^-2)^-1/2, sampled once. Accounting for them as two
     separately sampled mechanisms would understate epsilon.
     """
-    if release_std is None:
-        return multiplier
     return (multiplier**-2.0 + release_std**-2.0) ** -0.5

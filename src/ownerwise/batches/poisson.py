@@ -2,9 +2,9 @@
 
 Guarantee. At each step, record i is drawn with probability q_o(i), independently of all other
 records and steps. The draws come from the secret stream, because privacy amplification by sampling
-requires that nobody else knows the batches. Batches are never redrawn, capped, dropped or padded;
-an empty batch still counts as a step. The sampling rates and the number of steps are public; the
-records in a batch and their number are private.
+requires the batches to be secret. Batches are never redrawn, capped, dropped or padded; an empty
+batch still counts as a step. The sampling rates and the number of steps are public; the records in
+a batch and their number are private.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ class Batch:
         plan_hash: hash of the plan that the batch was drawn with; None for a batch made by hand.
         private: False if the batch was drawn with a fixed seed, comes from data marked as not
             private (see `marks`), was copied, or was made by hand.
-        part: some of the batch's records, collated separately, if that changes their rows. The step
-            then checks that no record depends on the others.
+        part: some of the batch's records, collated separately; None if separate collation does
+            not change their rows. If there is a part, the step checks that no record depends on
+            the others.
     """
 
     step: int
@@ -71,21 +72,22 @@ class Batch:
 class PoissonBatches:
     """An iterable over a plan's batches, one per step.
 
-    Each pass draws the batch for step t from (key, t) alone. Worker processes, earlier steps and
-    concurrent passes do not affect the batch. With a private stream, every pass has its own key, so
-    two training runs never share batches. With a fixed seed, every pass repeats the same batches.
+    The batch for step t depends only on the key of the pass and on t. Worker processes, earlier
+    steps and concurrent passes do not affect it. With a private stream, every pass has its own key,
+    so two training runs never share batches. With a fixed seed, every pass repeats the same
+    batches.
 
     Args:
         dataset: a tuple of tensors or arrays with one row per record, such as (X, y), or a
-            map-style torch Dataset. A DataLoader is refused, because it forms its own batches.
-        plan: provides sampling rates, owners and number of steps; it is verified here unless it has
-            already been verified.
+            map-style torch Dataset. A DataLoader is rejected because it forms its own batches.
+        plan: the plan, which provides the sampling rates, the owners and the number of steps; it is
+            verified here unless it has already been verified.
         stream: the run's stream (its child "sampling" is used); by default a new private stream.
         start: index of the first step, for a resumed run.
         steps: number of steps; by default all remaining steps of the plan.
-        num_workers: number of processes that prefetch the records of a Dataset. They never draw
-            batches, and do not affect order or content (random augmentation is seeded as in a
-            DataLoader).
+        num_workers: number of processes that prefetch the records of a Dataset. These processes
+            never draw batches and do not affect the batches' order or content (random augmentation
+            is seeded as in a DataLoader).
         collate: combines a list of samples into a batch; by default torch's `default_collate`.
     """
 

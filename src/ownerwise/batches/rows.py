@@ -50,12 +50,12 @@ class Unloaded:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some records of a batch, collated separately, with rows that differ from the batch's.
+    """Some of a batch's records, whose rows change when they are collated separately.
 
     Attributes:
         positions: positions of these records in the batch, int64.
         data: the result of collating them without the rest of the batch.
-        random: whether collate draws random numbers.
+        random: whether the collate function draws random numbers.
     """
 
     positions: np.ndarray = field(repr=False)
@@ -64,7 +64,7 @@ class Part:
 
 
 class DatasetRows:
-    """Collated rows of a map-style Dataset; DataLoader workers hold a copy."""
+    """Collated rows of a map-style Dataset; each DataLoader worker has its own copy."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None) -> None:
         self._dataset = dataset
@@ -72,10 +72,11 @@ class DatasetRows:
         self.foreign = collate is not None  # torch's default only stacks
 
     def __getitem__(self, request: tuple[np.ndarray, np.ndarray]) -> tuple[Any, Part | None]:
-        """Return the rows of a batch, and a part of it if its rows differ when collated separately.
+        """Return a batch's rows, and the part if collating it separately changes its rows.
 
         Args:
-            request: record numbers of the batch, and positions of the part among them.
+            request: record numbers of the batch, and the positions of the part's records among
+                them.
         """
         indices, positions = request
         try:
@@ -113,7 +114,7 @@ class DatasetRows:
 def rows_of(
     dataset: Any, records: int, collate: Callable[[list[Any]], Any] | None
 ) -> ArrayRows | DatasetRows:
-    """Return the rows of a dataset, or raise an error if it does not have `records` records."""
+    """Return the rows of a dataset, or raise an error if it cannot supply `records` records."""
     if problems := data_problems(dataset, records):
         raise OwnerwiseError(problems)
     if type(dataset) is TensorDataset and collate is None:  # a subclass may transform its rows
@@ -133,8 +134,8 @@ def ownerless_problems(plan: Plan) -> list[str]:
         return ["the plan has no owners: load it with Plan.load(path, owners=)"]
     if plan.owners.record_owner_index is None:
         return [
-            "the plan's owners have no records: pass Owners the owner id of each record, or attach "
-            "the records with owners.with_records(ids) before planning"
+            "the plan's owners have no records: pass the owner id of each record to Owners, or "
+            "attach the records with owners.with_records(ids) before planning"
         ]
     return []
 
@@ -173,7 +174,7 @@ def data_problems(dataset: Any, records: int) -> list[str]:
 
 
 def described(array: Any) -> str:
-    """Return the dtype and shape, hiding the private number of records: "float32 [records, 5]"."""
+    """Format a dtype and shape without the number of records, such as "float32 [records, 5]"."""
     if not isinstance(array, Tensor):
         return f"a {type(array).__name__}"
     return f"{dtype_name(array.dtype)} {shape_name(array.shape)}"
@@ -208,5 +209,5 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def shape_name(shape: torch.Size) -> str:
-    """Return a shape, hiding the number of records, which is private: "[records, 5]"."""
+    """Format a shape without the (private) number of records, such as "[records, 5]"."""
     return f"[{', '.join(map(str, ('records', *shape[1:])))}]"

@@ -1,19 +1,20 @@
-"""The Poisson sampler: draws record numbers independently, each at its own sampling rate.
+"""The Poisson sampler, which draws each record independently at its owner's sampling rate.
 
 Method. Records are grouped once into octaves, in which the sampling rates differ by less than a
 factor of two. In an octave whose largest rate is p, candidates are found by skipping: the gap to
-the next one is geometric, floor(E / -log(1-p)) with E exponential (Devroye, "Non-Uniform Random
-Variate Generation", 1986, section X.2). A candidate with rate q is kept with probability q/p
-(thinning), which is 1 if the octave has a single rate. In each rate class, this draws the binomial
-count and the uniform subset together. For each record in the expected batch, a step draws about two
-numbers if each octave has a single rate, and at most about four otherwise, plus a few numbers per
-octave.
+the next one is geometric, floor(E / -log(1-p)) with E standard exponential (Devroye, "Non-Uniform
+Random Variate Generation", 1986, section X.2). A candidate with rate q is kept with probability q/p
+(thinning), which is 1 if the octave has a single rate. In each rate class, this is equivalent to
+drawing a binomial count and then a uniform subset of that size. For each record in the expected
+batch, a step draws about two numbers if each octave has a single rate, and at most about four
+otherwise, plus a few numbers per octave.
 
-Exactness. The 64-bit uniforms from which E is computed resolve both of its tails, quotients are
-floored exactly, and thinning compares 53-bit uniforms with q/p >= 1/2. The only remaining error
-comes from float64 rounding: the probability of drawing a record k places after the last candidate
-has a relative error of at most about k 2^-52, which is 1e-12 at a rate of 1% and 2e-9 for tiny
-rates among 10^7 records. Rates below 1e-17 approach the 2^-64 resolution of the uniforms.
+Exactness. The 64-bit uniforms from which E is computed resolve both tails of its distribution,
+quotients are floored exactly, and thinning compares 53-bit uniforms with q/p, which is at least
+1/2. The only remaining error comes from float64 rounding: the probability of drawing a record k
+places after the last candidate has a relative error of at most about k 2^-52, which is 1e-12 at a
+rate of 1% and 2e-9 for tiny rates among 10^7 records. Rates below 1e-17 approach the 2^-64
+resolution of the uniforms.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class PoissonSampler:
 
 
 def _octaves(rates: np.ndarray, owner: np.ndarray) -> list[tuple[np.ndarray, float]]:
-    """Return (records, largest rate) for each octave of positive rates (one binary exponent)."""
+    """Return (records, largest rate) per octave of positive rates that share a binary exponent."""
     exponents, octave = np.unique(np.frexp(rates)[1], return_inverse=True)
     octave = np.where(rates > 0, octave, len(exponents)).astype(np.int16)  # rate 0 comes last
     record_octave = octave[owner]
@@ -89,10 +90,11 @@ def _skip(stream: StepStream, size: int, rate: float) -> np.ndarray:
 
 
 def _exponentials(stream: StepStream, count: int) -> np.ndarray:
-    """Return standard exponentials by inverting 64-bit uniforms, float64 [count].
+    """Return standard exponential variates from 64-bit uniforms by inversion, float64 [count].
 
-    One bit picks a half of [0, 1] and 63 bits give the distance x in (0, 1/2] from its outer end,
-    so neither small values (tiny rates) nor large ones (the tail) fall on a coarse grid.
+    One bit chooses a half of [0, 1], and 63 bits give the distance x in (0, 1/2] from the outer end
+    of that half, so neither small values (tiny rates) nor large ones (the tail) fall on a coarse
+    grid.
     """
     words = stream.words(count)
     distance = ((words >> np.uint64(1)) + 0.5) * 2.0**-64

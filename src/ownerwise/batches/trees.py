@@ -15,7 +15,7 @@ from ownerwise.torch_internals import pytree
 
 
 def take(data: Any, part: slice | list[int]) -> Any:
-    """Return `data` with only the rows `part` of every tensor."""
+    """Return `data` with every tensor reduced to the rows given by `part`."""
     return pytree.tree_map(lambda leaf: _tensor(leaf)[part], data)
 
 
@@ -30,7 +30,7 @@ def leaves(data: Any) -> list[Any]:
 
 
 def same_tensors(first: Any, second: Any) -> bool:
-    """Return whether two collections contain the same tensors, entry by entry; NaN equals NaN."""
+    """Return True if two collections have equal tensors in every entry; NaNs count as equal."""
     ours, others = leaves(first), leaves(second)
     return len(ours) == len(others) and all(
         a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())

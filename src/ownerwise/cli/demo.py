@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace) -> None:
         "delta 1e-5.\n"
         f"Each method tries {_count(len(search.cells), 'pair')} of clip norm and learning rate, "
         f"each with {_count(len(search.search_seeds), 'seed')}, on {len(validation)} validation "
-        f"images. The best pair then runs with {_count(len(search.seeds), 'seed')} and is "
+        f"images. The best pair is then run with {_count(len(search.seeds), 'seed')} and "
         f"evaluated on {len(test)} test images."
     )
     compared = demo.compare(progress=sys.stderr.isatty())
@@ -69,7 +69,7 @@ def _run(options: argparse.Namespace) -> None:
         print(f"Chosen by validation accuracy: {chosen}.")
     print(
         "NOT private: the seeds are fixed to make the runs repeatable. The digits are public; "
-        "epsilon is what the same runs with secret randomness would spend."
+        "the epsilon values are what the same runs would spend with secret randomness."
     )
     print(f"Report: {options.out} ({duration(time.monotonic() - start)})")
 

@@ -5,8 +5,8 @@ is tuned over the same clip norms and learning rates, on validation data, with t
 runs; tail and kappa are the library's defaults and are not tuned. The results are shown even if no
 method gains anything. The setting (budgets from 1 to 10, 120 steps) was chosen after trying about
 ten others on these digits, and docs/how-to/tail-and-kappa.md compares nine choices of tail and
-kappa on the same test images, so only the seeds here are new. Fixed seeds make the runs repeatable
-and therefore NOT private; the data are public.
+kappa on the same test images, so only the seeds used here are new. The data are public; fixed seeds
+make the runs repeatable and therefore NOT private.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ownerwise.data import Assignment, DataSet, Records, assign, load_digits
 from ownerwise.mechanisms import INO, BudgetAware, Weights
 from ownerwise.owners import Owners
 from ownerwise.planning import Plan, plan
+from ownerwise.report.comparison import Difference, Metric
 from ownerwise.runs import Run
 from ownerwise.training import Trainer
 from ownerwise.wording import Amount, span_up
@@ -33,7 +34,7 @@ __all__ = ["METHODS", "Demo", "DemoMethod", "DemoSearch", "DemoSummary"]
 
 @dataclass(frozen=True)
 class DemoMethod:
-    """A method to compare: its planning method, and how it weights the records of a batch."""
+    """A method to compare: its planning method, and how it weights the records in a batch."""
 
     label: str
     plan_method: str
@@ -81,7 +82,7 @@ class DemoSummary:
     """Results of one method on the test records.
 
     Attributes:
-        figures: mean and standard deviation over seeds, by name.
+        figures: mean and standard deviation of each metric over seeds, by the metric's name.
         recalls: mean recall of each owner's digit.
         spent: smallest and largest epsilon spent.
     """
@@ -116,10 +117,10 @@ class Demo:
 
     @cached_property
     def parts(self) -> tuple[Records, Records, Records]:
-        """Training, validation and test records; a quarter of the training part is held out.
+        """Training, validation and test records; validation uses a quarter of the training part.
 
-        The split is by position, which is suitable only for a public file that never changes (see
-        `data.splits`).
+        Records are split by position, which is suitable only for a public file that never changes
+        (see `data.splits`).
         """
         train, test = self.data.train, self.data.test
         assert test is not None
@@ -261,7 +262,7 @@ def owner_table(summaries: Sequence[DemoSummary], budgets: Mapping[str, float]) 
 def findings(summaries: Sequence[DemoSummary]) -> Iterator[str]:
     """Yield one sentence per method about its gains and losses compared with a simpler method.
 
-    A difference counts only if it exceeds two standard errors of the difference between two means.
+    A difference between two means counts only if it exceeds twice its standard error.
     """
     by_label = {summary.label: summary for summary in summaries}
     for label, summary in by_label.items():
@@ -269,14 +270,14 @@ def findings(summaries: Sequence[DemoSummary]) -> Iterator[str]:
             continue
         against = PLAIN if label == BASELINE else BASELINE
         base = by_label[against].figures
-        gained, lost, even = [], [], []
+        words: dict[str, list[str]] = {"gained": [], "lost": [], "even": []}
         for name, value in summary.figures.items():
-            change = value.mean - base[name].mean
-            deviations = np.array([value.deviation or 0.0, base[name].deviation or 0.0])
-            error = np.sqrt((deviations**2).sum() / value.count)
-            words = f"{name} {100 * change:+.1f}"
-            better = -change if name == "spread" else change
-            (even if abs(change) <= 2 * error else gained if better > 0 else lost).append(words)
-        parts = [("gained", gained), ("lost", lost), ("no clear difference", even)]
-        text = "; ".join(f"{what}: {', '.join(words)}" for what, words in parts if words)
+            metric = Metric(name, name, higher_is_better=name != "spread")
+            change = Difference.between(metric, value, base[name])
+            words[change.outcome].append(f"{name} {100 * change.by:+.1f}")
+        text = "; ".join(
+            f"{'no clear difference' if outcome == 'even' else outcome}: {', '.join(each)}"
+            for outcome, each in words.items()
+            if each
+        )
         yield f"{label} vs {against}, in percentage points: {text}."

@@ -64,7 +64,7 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
     """Return the parser for the command line.
 
     A command from another package is loaded only if it is `command`, the command being called.
-    If it is None, all such commands are loaded.
+    If `command` is None, all such commands are loaded.
     """
     parser = argparse.ArgumentParser(
         prog="ownerwise",

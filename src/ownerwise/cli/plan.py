@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ownerwise.errors import IS_A_FOLDER, OwnerwiseError, PlanError
+from ownerwise.errors import IS_A_FOLDER, PlanError, Problems
 
 if TYPE_CHECKING:
     from ownerwise.owners import Owners
+    from ownerwise.planning import PlanRequest
 
 ASSUMED = "assumed one each"
 NO_RECORDS = "{} has no records column, so one record per owner is assumed; add the column"
@@ -60,8 +62,8 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--hardened",
         action="store_true",
-        help="protect against attacks that exploit rounding: compute every batch in a fixed number "
-        "of secret rows",
+        help="protect against attacks that exploit rounding: pad every batch to a fixed number of "
+        "rows and place the records in secret, random rows",
     )
     command.add_argument(
         "--owners",
@@ -75,32 +77,25 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from ownerwise.owners import Owners, reworded
-    from ownerwise.planning import plan
+    from ownerwise.owners import Hints, Owners
+    from ownerwise.planning import PlanRequest, make_plan
 
-    request = {
-        name: getattr(options, name)
-        for name in (
-            "method", "steps", "batch_size", "noise_multiplier", "clip_norm", "mixture",
-            "accountant",
-        )
-    }  # fmt: skip
-    problems: list[str] = []
+    arguments = {field.name for field in fields(PlanRequest)} & set(vars(options))
+    request = PlanRequest(**{name: getattr(options, name) for name in arguments})
+    problems = Problems()
     owners = None
-    try:
-        owners = Owners.from_table(
-            options.budgets, delta=options.delta, levels=_levels(options.level, problems)
-        )
-    except OwnerwiseError as error:
-        problems += reworded(error.problems, "--level NAME=EPSILON", "add a records column")
-    problems += _request_problems(owners, options, request)
+    levels = _levels(options.level, problems)
+    hints = Hints(levels="pass --level NAME=EPSILON", records="add a records column")
+    with problems.guard():
+        owners = Owners(None, options.budgets, options.delta, levels=levels, hints=hints)
+    problems.add(*_request_problems(owners, options.budgets, request))
     if options.out is not None:
-        problems += _out_problems(options.out)
-    if problems or owners is None:
-        raise OwnerwiseError(problems)
+        problems.add(*_out_problems(options.out))
+    problems.raise_()
+    assert owners is not None
     if owners.records_basis == ASSUMED:
         print(f"ownerwise: warning: {NO_RECORDS.format(options.budgets)}", file=sys.stderr)
-    new_plan = plan(owners, strict=options.strict, hardened=options.hardened, **request)
+    new_plan = make_plan(owners, request)
     if options.out is not None:
         new_plan.save(options.out)
     if options.json:
@@ -113,28 +108,21 @@ def _run(options: argparse.Namespace) -> None:
         print(f"Written to {options.out}.")
 
 
-def _request_problems(
-    owners: Owners | None, options: argparse.Namespace, request: Mapping[str, Any]
-) -> list[str]:
+def _request_problems(owners: Owners | None, budgets: Path, request: PlanRequest) -> list[str]:
     """Return all problems with the request, given the record counts that the table declares."""
-    from ownerwise.planning import request_problems
-
-    if owners is None:
-        return request_problems(None, **request)
-    if owners.records_basis != ASSUMED:
-        return request_problems(owners.total_records, **request)
-    problems = request_problems(None, **request)
-    if options.batch_size is not None and options.batch_size > len(owners):
-        assumed = NO_RECORDS.format(options.budgets)
+    if owners is None or owners.records_basis != ASSUMED:
+        return request.problems(None if owners is None else owners.total_records)
+    problems = request.problems()
+    if request.batch_size is not None and request.batch_size > len(owners):
         problems.append(
-            f"batch_size {options.batch_size:g} exceeds the number of owners ({len(owners)}); "
-            f"{assumed}"
+            f"batch_size {request.batch_size:g} exceeds the number of owners ({len(owners)}); "
+            f"{NO_RECORDS.format(budgets)}"
         )
     return problems
 
 
 def _out_problems(out: Path) -> list[str]:
-    """Return problems with writing a plan to `out`; only another plan may be overwritten."""
+    """Return any reasons not to write a plan to `out`; only another plan may be overwritten."""
     from ownerwise.planning import Plan
 
     if out.is_dir():
@@ -147,12 +135,12 @@ def _out_problems(out: Path) -> list[str]:
     return []
 
 
-def _levels(pairs: Sequence[str], problems: list[str]) -> dict[str, float] | None:
+def _levels(pairs: Sequence[str], problems: Problems) -> dict[str, float] | None:
     levels = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
         try:
             levels[name.strip()] = float(value)
         except ValueError:
-            problems.append(f"--level {pair}: expected NAME=EPSILON, such as high=0.5")
+            problems.add(f"--level {pair}: expected NAME=EPSILON, such as high=0.5")
     return levels or None

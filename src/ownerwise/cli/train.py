@@ -1,4 +1,4 @@
-"""`ownerwise train`: train from a configuration and write a run folder with report and card."""
+"""`ownerwise train`: train from a configuration; write a run folder with a report and a card."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _write(run: Run) -> list[str]:
 
 
 def summary(run: Run) -> list[str]:
-    """Return lines that state the last evaluation and the epsilon spent."""
+    """Return lines with the results of the last evaluation and the epsilon spent."""
     from ownerwise.owners import UNIT
     from ownerwise.wording import span, span_up
 

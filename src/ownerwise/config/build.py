@@ -19,7 +19,7 @@ from ownerwise.config.reading import Config, model_options
 from ownerwise.config.sections import OPTIMIZERS
 from ownerwise.data import ASSIGNMENTS, Assignment, DataSet, Records, assign
 from ownerwise.data.splits import content_rows, held_out
-from ownerwise.errors import BudgetError, OwnerwiseError, PlanError, name_some
+from ownerwise.errors import OwnerwiseError, PlanError, name_some
 from ownerwise.mechanisms import (
     INO,
     ORDERS,
@@ -32,12 +32,17 @@ from ownerwise.mechanisms import (
     Standard,
     Steps,
 )
-from ownerwise.owners import Owners, reworded, text_ids
+from ownerwise.owners import Hints, Owners, text_ids
 from ownerwise.planning import Plan, plan
 from ownerwise.randomness import SecretStream
 from ownerwise.runs import PLAN, Run, holds_a_run
 from ownerwise.training import Trainer
 
+_HINTS = Hints(
+    record_owner="the data",
+    levels="set owners.levels = { high = 0.5, ... }",
+    records="set owners.budgets to a file with a records column",
+)
 _SINGLE_LOGIT = functional.binary_cross_entropy_with_logits
 _CLIPPING = {
     "standard": Standard,
@@ -124,7 +129,7 @@ def prepare_run(
 
 
 def load_data(config: Config, data_dir: str | PathLike | None) -> DataSet:
-    """Return the data set or the table that the configuration names."""
+    """Return the data set or the table that the configuration specifies."""
     settings = dict(config["data"])
     only = settings.pop("only", None)
     for key in ("validation_share", "validation_seed"):
@@ -139,12 +144,12 @@ def load_data(config: Config, data_dir: str | PathLike | None) -> DataSet:
 def split_records(
     data: DataSet, settings: Mapping[str, Any]
 ) -> tuple[DataSet, Records | None, Records | None]:
-    """Return the data with its training records, the validation records and the test records.
+    """Return the data (without held-out records), the validation records and the test records.
 
-    With `validation_share`, each training record is held out with that probability, decided by a
-    public hash of the record alone (see `ownerwise.data.splits`); no guarantee covers the held-out
-    records. Otherwise the validation part of the data set is used, or its test part, which is then
-    not evaluated separately.
+    With `validation_share`, each training record is held out with that probability, as determined
+    by a public hash of the record alone (see `ownerwise.data.splits`); no guarantee covers the
+    held-out records. Otherwise, the validation part of the data set is used or, if there is none,
+    its test part, which is then not evaluated separately.
     """
     share = settings.get("validation_share")
     if share is None:
@@ -175,7 +180,8 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
             assignment = ASSIGNMENTS[kind](data, **options)
         except TypeError as error:
             raise OwnerwiseError(f"owners.assignment {kind}: {error}") from None
-        return assignment, Owners(assignment.record_owner, assignment.epsilon, delta)
+        owners = Owners(assignment.record_owner, assignment.epsilon, delta, hints=_HINTS)
+        return assignment, owners
     column = settings.get("column", "owner")
     ids = data.train.columns.get(column)
     if ids is None:
@@ -188,19 +194,14 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
         table = config.base / settings["budgets"]
     elif ids.dtype.kind == "i":  # TOML keys are text
         table = dict(zip(_whole_keys(table), table.values(), strict=True))
-    try:
-        owners = Owners(ids, table, delta, levels=settings.get("levels"))
-    except BudgetError as error:
-        records = "set owners.budgets to a file with a records column"
-        problems = reworded(error.problems, "owners.levels = { high = 0.5, ... }", records)
-        raise BudgetError(problems) from None
+    owners = Owners(ids, table, delta, levels=settings.get("levels"), hints=_HINTS)
     _warn_of_other_counts(owners)
     budgets = dict(zip(owners.ids.tolist(), owners.epsilon.tolist(), strict=True))
     return assign.by_column(data, column, budgets), owners
 
 
 def _whole_keys(table: Mapping[str, Any]) -> list[int]:
-    """Return the keys as whole numbers, like the owner ids in the data."""
+    """Convert the keys to whole numbers, to match the owner ids in the data."""
     unlike = [key for key in table if text_ids([key]).dtype.kind != "i"]
     if unlike:
         raise OwnerwiseError(
@@ -211,7 +212,7 @@ def _whole_keys(table: Mapping[str, Any]) -> list[int]:
 
 
 def _warn_of_other_counts(owners: Owners) -> None:
-    """Warn if the training record counts differ from the declared ones, which fix the rates."""
+    """Warn if owners' record counts differ from the declared ones, which determine the rates."""
     assert owners.record_owner_index is not None
     counts = np.bincount(owners.record_owner_index, minlength=len(owners))
     other = np.flatnonzero(counts != owners.records)
@@ -298,13 +299,13 @@ def make_clipping(settings: str | Mapping[str, Any]) -> ClippingRule:
 
 
 def _pair(records: Records, loss: Loss) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (X, y); for a single logit, the targets have the shape of the logits."""
+    """Return (X, y); for models with a single logit, the targets have the shape of the logits."""
     inputs, targets = records.tensors()
     return inputs, targets.float()[:, None] if loss is _SINGLE_LOGIT else targets
 
 
 def _notes(config: Config, data: DataSet, assignment: Assignment) -> dict[str, Any]:
-    """Return the notes stored in the run's config in addition to the Trainer's settings."""
+    """Return the notes to store in the run's config in addition to the Trainer's settings."""
     notes: dict[str, Any] = {
         "data": f"{data.name}, {assignment.description}",
         "model": config["model"]["name"],

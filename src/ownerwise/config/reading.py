@@ -16,7 +16,7 @@ from ownerwise.data import ASSIGNMENTS, LOADERS, loader_options
 from ownerwise.errors import OwnerwiseError, known_names
 from ownerwise.mechanisms import ORDERS, Steps
 from ownerwise.models import BUILDERS
-from ownerwise.planning import noise_schedules
+from ownerwise.planning import PlanRequest
 from ownerwise.training import schedule_problems
 
 _ANYTHING = ValueRule("a value", lambda value: True)
@@ -46,7 +46,8 @@ def read_config(path: str | PathLike, changes: Sequence[str] = ()) -> Config:
 
     Args:
         path: the file.
-        changes: strings "section.key=value", with values as in TOML (strings need no quotes).
+        changes: strings of the form "section.key=value", with values as in TOML (strings
+            need no quotes).
 
     Raises:
         OwnerwiseError: if the file has problems; the message lists all of them.
@@ -97,7 +98,7 @@ def make_config(
 
 
 def _apply(change: str, sections: dict[str, dict[str, Any]], problems: list[str]) -> None:
-    """Apply one "section.key=value"; longer keys set values inside nested tables."""
+    """Apply a change "section.key=value"; longer keys set values inside nested tables."""
     path, equals, text = change.partition("=")
     section, *keys = path.strip().split(".")
     if not equals or not keys or not all(keys):
@@ -200,18 +201,13 @@ def assignment_options(kind: str) -> dict[str, bool]:
 
 
 def _plan_problems(sections: Mapping[str, Any]) -> Iterator[str]:
-    content = sections["plan"]
-    given = [key for key in ("steps", "batch_size", "noise_multiplier") if key in content]
-    if len(given) != 2:
-        yield (
-            "plan needs two of steps, batch_size and noise_multiplier (the third follows from the "
-            f"budgets); it has {', '.join(given) or 'none of them'}"
-        )
-    if "mixture" in content and content.get("method") != "both":
-        yield 'plan.mixture applies only to plan.method = "both"'
-    schedule, steps = content.get("noise_schedule"), content.get("steps")
-    if isinstance(schedule, str | Mapping) and (steps is None or _fits("plan", "steps", steps)):
-        yield from (f"plan.{text}" for text in noise_schedules.schedule_problems(schedule, steps))
+    content = {key: value for key, value in sections["plan"].items() if key in SECTIONS["plan"]}
+    for text in PlanRequest(**content).problems():
+        key = text.split()[0]
+        if key not in content:
+            yield f"plan: {text}"
+        elif _fits("plan", key, content[key]):  # otherwise, the rule of the key reports it
+            yield f"plan.{text}"
 
 
 def _model_problems(sections: Mapping[str, Any]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ownerwise.accounting import ACCOUNTANTS
+from ownerwise.accounting import ACCOUNTANTS, NOISES
 from ownerwise.config.values import (
     POSITIVE,
     ValueRule,
@@ -61,7 +61,7 @@ ASSIGNMENT_KEYS: Mapping[str, ValueRule] = {
     "classes": table("a table {owner = [classes]}", texts().fits),
     "seed": whole(0),
 }
-"""Rules for the common keys of assignments; each assignment checks its other keys itself."""
+"""Rules for the keys that all assignments share; each assignment checks its other keys."""
 
 SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
     "run": {
@@ -108,12 +108,12 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "records, which is NOT private"
         ),
         "test_share": between(0, 1).means(
-            "probability that a record is a test record, decided by a public hash of its row; 0.2 "
-            "by default"
+            "probability that the public hash of a record's row makes it a test record; 0.2 by "
+            "default"
         ),
         "validation_share": between(0, 1).means(
-            "probability that a training record is held out for validation, decided by a public "
-            "hash of the record; by default the validation or test part of the data set is used"
+            "probability that a training record's public hash selects it for validation; by "
+            "default, the validation or test part of the data set is used"
         ),
         "validation_seed": whole(0).means(
             "public seed for the hash that chooses the validation records; 0 by default"
@@ -134,7 +134,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "assigns records of a public data set to fictitious owners, for experiments"
         ),
         "delta": between(0, 1).means(
-            "delta for owners without one of their own (no column, or a blank cell); 1e-5 if "
+            "delta for owners whose own delta is not given (no column, or a blank cell); 1e-5 if "
             "omitted"
         ),
     },
@@ -161,10 +161,17 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "noise standard deviation of an additional release with sensitivity 1, such as the "
             "count that controls importance sampling"
         ),
+        "release_share": between(0, 1).means(
+            "fraction of a step's privacy cost that is spent on the release; set this or "
+            "`release_std`"
+        ),
+        "release_noise": choice(NOISES).means(
+            "`gaussian` by default; `laplace` needs `pld`, and vectors of L1 norm at most 1"
+        ),
         "strict": flag().means("refuse plans in which some owner cannot use up their budget"),
         "hardened": flag().means(
-            "compute every batch in a fixed number of secret rows "
-            "([why](proofs/arithmetic.md#secret-rows))"
+            "pad every batch to a fixed number of rows and place the records in secret, random "
+            "rows ([why](proofs/arithmetic.md#secret-rows))"
         ),
     },
     "model": {"name": text().means("the network")},  # plus the model's options
@@ -173,15 +180,17 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "lr": POSITIVE.means("learning rate; required"),
         "momentum": within(0, 1).means("for sgd and rmsprop"),
         "options": table("a table of additional optimizer options").means(
-            "such as `{ weight_decay = 1e-4 }`"
+            "additional options, such as `{ weight_decay = 1e-4 }`"
         ),
         "schedule": either("a name, or a table with name and options", text(), table("")).means(
             "`constant` (default), `linear`, `cosine`, `step`; options `warmup`, `floor`, `every`, "
             "`factor`"
         ),
-        "averaging": between(0, 1).means(
-            "decay rate of a running average of the model, which then becomes the result; has "
-            "no privacy cost; off by default"
+        "averaging": ValueRule(
+            "a number of at least 0 and below 1", lambda value: is_number(value) and 0 <= value < 1
+        ).means(
+            "decay rate of a running average of the model, which then becomes the result "
+            "at no privacy cost; off by default"
         ),
         "loss": choice(LOSSES).means("`cross_entropy` by default"),
         "clipping": either(
@@ -201,7 +210,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
     "weights": {
         "kind": choice(("ino",)).means("ordered importance weights"),
         "tail": within(0, 1).means(
-            "length of the tail as a fraction of the expected batch size; 0.4 by default"
+            "length of the tail as a fraction of the expected total clip norm; 0.4 by default"
         ),
         "tail_length": POSITIVE.means("length of the tail in units of the clip norm"),
         "alpha": POSITIVE.means("first shape parameter of the beta tail; 1 by default"),

@@ -17,7 +17,7 @@ class ValueRule:
     meaning: str = ""
 
     def means(self, meaning: str) -> ValueRule:
-        """Return the rule for a key with this meaning."""
+        """Return a copy of the rule for a key with the given meaning."""
         return replace(self, meaning=meaning)
 
 
@@ -104,7 +104,7 @@ def table(words: str, fits: Callable[[Any], bool] = lambda value: True) -> Value
 
 
 def either(words: str, *rules: ValueRule) -> ValueRule:
-    """Return the rule for a value that fits one of several rules."""
+    """Return the rule for a value that satisfies at least one of several rules."""
     return ValueRule(words, lambda value: any(rule.fits(value) for rule in rules))
 
 

@@ -1,7 +1,7 @@
 """Load your own tables and pictures, or data sets by name, and assign records to owners.
 
 Loaders return a `DataSet`: records, their targets and any other columns. Apart from the root
-modules, this package imports only `owners`, for its table reader.
+modules, this package imports only `owners`, to use its table reader.
 """
 
 from ownerwise.data import assign

@@ -1,12 +1,13 @@
-"""Assign the records of a data set to owners: by a column, or by class to simulate owners.
+"""Assign the records of a data set to owners by a column or, to simulate owners, by class.
 
-Each function takes a `DataSet` and returns an `Assignment` `a`. It says who owns which training
-record and what each owner's epsilon is, in the form that `Owners(a.record_owner, a.epsilon, delta)`
-takes. It also says which group each validation or test record belongs to. Group budgets are
-declared, never computed from labels.
+Each function takes a `DataSet` and returns an `Assignment`. An assignment `a` states who owns which
+training record and what each owner's epsilon is; to use it, call
+`Owners(a.record_owner, a.epsilon, delta)`. The assignment also states which group each validation
+or test record belongs to. Group budgets are declared, never computed from labels.
 
-For your own data, a column gives the owners (`by_column`). Owners formed from classes are a
-simulation for public benchmarks: the owner of a record, which is public, then reveals its label.
+For your own data, take the owners from a column (`by_column`). Owners formed from classes are a
+simulation for public benchmarks: a record's owner, which is public, then reveals the record's
+label.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Assignment:
     column: str | None = None
 
     def groups(self, records: Records) -> np.ndarray:
-        """Return the name of each validation or test record's group."""
+        """Return the group name of each validation or test record."""
         if self.column is not None:
             return _column(records, self.column).astype(str)
         return np.array(self.class_groups)[records.targets]
@@ -57,7 +58,7 @@ def evenly(low: float, high: float, count: int) -> tuple[float, ...]:
 
 
 def by_class(data: DataSet, budgets: Budgets) -> Assignment:
-    """Give each class to an owner with the same name.
+    """Assign each class to an owner of the same name.
 
     `budgets` lists the budgets in the order of the classes, or maps class names to budgets.
     """
@@ -65,8 +66,9 @@ def by_class(data: DataSet, budgets: Budgets) -> Assignment:
 
 
 def by_classes(data: DataSet, classes: Mapping[str, Sequence[str]], budgets: Budgets) -> Assignment:
-    """Give each owner the classes listed in `{owner: class names}`; each class has one owner.
+    """Assign to each owner the classes listed for it in `{owner: class names}`.
 
+    Each class must have exactly one owner.
     `budgets` lists the budgets in the order of the owners, or maps their names to budgets.
     """
     declared = named_budgets(budgets, tuple(classes))
@@ -81,7 +83,7 @@ def by_classes(data: DataSet, classes: Mapping[str, Sequence[str]], budgets: Bud
 
 
 def by_column(data: DataSet, column: str, epsilon: Mapping[int | str, float]) -> Assignment:
-    """Take the owners from a column, such as a clinic, or the `owner` column from `load_table`.
+    """Take the owners from a column, such as `clinic`, or the `owner` column from `load_table`.
 
     Validation and test records are grouped by the same column.
     """
@@ -93,8 +95,8 @@ def by_column(data: DataSet, column: str, epsilon: Mapping[int | str, float]) ->
 ASSIGNMENTS: Registry[Callable[..., Assignment]] = Registry(
     "ownerwise.assignments", {"by_class": by_class, "by_classes": by_classes}
 )
-"""Simulated assignments by name, for configuration files. Each takes the data, `budgets` and
-possibly other options. Other packages can add more through the entry-point group
+"""Simulated assignments by name, for configuration files. Each function takes the data, `budgets`
+and possibly other options. Other packages can add assignments through the entry-point group
 `ownerwise.assignments`.
 """
 

@@ -20,8 +20,8 @@ def load_digits(
 ) -> DataSet:
     """Return the 1797 greyscale 8x8 images of the digits 0 to 9 that come with scikit-learn.
 
-    Nothing is read from `data_dir` or downloaded. There is no official split: every fifth record
-    of each class, in the order of the source, is a test record. The file is public and never
+    Nothing is read from `data_dir` or downloaded. There is no official split, so every fifth record
+    of each class, in the order of the source, becomes a test record. The file is public and never
     changes, so this split is part of the data set, and neighbouring data sets differ in one
     training record. `scale` is "unit" or "signed".
     """

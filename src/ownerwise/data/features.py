@@ -2,7 +2,7 @@
 
 Guarantee: with scaling by declared ranges, nothing is learned from the records. Ranges and lists of
 categories are constants that the caller (or a data set's loader) declares, and each record is
-encoded separately. Scaling by statistics of the training records is also possible, but it releases
+encoded separately. You can also scale by statistics of the training records, but this releases
 means and standard deviations without noise; a warning says so, and `not_private` lists them.
 """
 
@@ -25,10 +25,10 @@ MISSING = ("", "?", None)
 
 @dataclass(frozen=True)
 class Number:
-    """A column of numbers with its declared range.
+    """A numeric column with its declared range.
 
     Scaling by ranges maps low to -1 and high to 1; values outside the range are clipped, and
-    missing values become 0, the middle. Without a range the numbers are used unchanged.
+    missing values become 0, the midpoint. Without a range, the numbers are used unchanged.
 
     Attributes:
         name: the column's name.
@@ -44,7 +44,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """A column with a public list of categories; each becomes a 0/1 input, 0 for missing values."""
+    """A column with a public list of categories; each becomes a 0/1 input (0 if missing)."""
 
     name: str
     values: tuple[str, ...]
@@ -149,7 +149,7 @@ def make_table(
 
 
 def record(at: int) -> str:
-    """Return a record's name in messages: its position, counted from 0, never its content."""
+    """Name a record in a message by its position, counted from 0, never by its content."""
     return f"record {at}"
 
 

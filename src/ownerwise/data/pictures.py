@@ -1,4 +1,4 @@
-"""Picture files that a table names, such as a folder of images with a file of attributes."""
+"""Read the picture files listed in a table, such as a file of attributes for a folder of images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Pictures:
 
     Attributes:
         folder: the folder with the files; by default the table's folder.
-        size: (height, width) that every picture is resized to; None if all have the same size.
+        size: (height, width) to resize every picture to; None if all already have the same size.
         channels: 3 for colour, 1 for greyscale.
         scale: "unit" (0 to 1) or "signed" (-1 to 1).
     """
@@ -53,8 +53,8 @@ class Pictures:
         pixels = [self._read_one(folder / str(name), at) for at, name in enumerate(names)]
         if len({picture.shape[1:] for picture in pixels}) > 1:
             raise OwnerwiseError(
-                f"{folder}: the pictures have different sizes; expected one size: pass "
-                "size=(height, width)"
+                f"{folder}: the pictures have different sizes; expected the same size for all: "
+                "pass size=(height, width)"
             )
         return scale_images(np.stack(pixels), "pictures", self.scale)
 

@@ -1,4 +1,4 @@
-"""Read external files, completely or not at all; errors name the corrupted file."""
+"""Read external files completely or not at all; errors name the corrupted file."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _OPEN = {".gz": gzip.open, ".xz": lzma.open}
 
 
 class Unusable(ValueError):
-    """A problem found in a file by the library's own checks; its message quotes no cell."""
+    """A problem found in a file by the library's own checks; its message never quotes a cell."""
 
 
 @contextmanager
 def reading(path: Path | str, expected: str) -> Iterator[None]:
-    """Convert any error raised while a file is read into one that names the file.
+    """If reading a file raises an error, raise one that names the file instead.
 
     The message of an `Unusable` error is kept. Messages from parsers are dropped, because they may
     quote cells.
@@ -48,7 +48,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a NumPy archive (.npz); pickled arrays are refused."""
+    """Return the arrays of a NumPy archive (.npz); pickled arrays are rejected."""
     with (
         reading(path, "a NumPy archive"),
         path.open("rb") as file,
@@ -58,7 +58,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_rows(path: Path, columns: int | None = None) -> list[list[str]]:
-    """Return the rows of a CSV file with stripped cells, without blank lines or `|` comments.
+    """Return the rows of a CSV file, stripping cells and omitting blank lines and `|` comments.
 
     Every row must have `columns` cells, by default as many as the first row.
     """

@@ -19,10 +19,10 @@ class Records:
 
     Attributes:
         inputs: the model's inputs, [records, ...].
-        targets: class of each record, a position in `DataSet.classes`, int64 [records].
+        targets: the class of each record, as a position in `DataSet.classes`, int64 [records].
         columns: other attributes of each record (sex, subject, owner, ...), by name, [records].
-        not_private: anything computed from training records without noise that the inputs or
-            targets contain; the arrays are marked with it (see `marks`).
+        not_private: descriptions of anything in the inputs or targets that was computed from
+            training records without noise; the arrays are marked with them (see `marks`).
     """
 
     inputs: np.ndarray
@@ -74,9 +74,9 @@ class DataSet:
     Attributes:
         name: the name in `LOADERS`, or a name of your choice.
         train: the records to be protected.
-        test: records for evaluation, which no guarantee covers. None if there are none.
-        classes: the name of each class, a public list; `targets` are positions in it.
-        validation: validation records, if the source has any; no guarantee covers these either.
+        test: records for evaluation, which no guarantee covers; None if there are none.
+        classes: the public list of class names; `targets` are positions in it.
+        validation: validation records, which no guarantee covers; None if the source has none.
         features: for tables, the name of each column of `inputs`.
         form: a description of the inputs' shape, type and range.
         not_private: descriptions of anything computed from the training records without noise,
@@ -119,12 +119,12 @@ class DataSet:
                 vars(self)[name] = replace(records, not_private=marks)
 
     def parts(self) -> dict[str, Records]:
-        """Return the existing parts by name: train, validation, test."""
+        """Return the parts that exist (train, validation, test), keyed by name."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: records for name, records in parts.items() if records is not None}
 
     def only(self, classes: Sequence[str]) -> DataSet:
-        """Return only the records of these classes; their targets become 0, 1, ... in this order.
+        """Return only the records of these classes; the targets become 0, 1, ... in this order.
 
         For example, `data.only([*FISH, *VEHICLES])` keeps two of the categories of CIFAR-100.
         """
@@ -144,7 +144,7 @@ class DataSet:
 
 
 def class_positions(data: DataSet, classes: Sequence[str]) -> list[int]:
-    """Return the positions of classes given by name; refuse unknown or repeated names."""
+    """Return the positions of classes given by name; reject unknown or repeated names."""
     unknown = [name for name in classes if name not in data.classes]
     problems = []
     if unknown:

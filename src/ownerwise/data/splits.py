@@ -1,12 +1,14 @@
 """Choose the records to hold out; whether a record is held out depends on that record alone.
 
-Guarantee: with `held_out`, adding or removing a record moves no other record, so the training parts
-of neighbouring data sets are neighbouring too (or equal, if the record is held out). A split by
-position or by a permutation has no such guarantee: removing one record moves many others.
+Guarantee: with `held_out`, adding or removing a record does not move any other record between the
+parts, so the training parts of neighbouring data sets are neighbouring too (or equal, if the record
+is held out). A split by position or by a permutation has no such guarantee: removing one record
+moves many others.
 
-The split is public: anyone may know the seed and the share. Choose both without looking at the
-records. No guarantee covers the records that are held out. Their number is random (binomial); in
-each class and for each owner, the fraction held out is close to the share, but not equal to it.
+The split is public: anyone may know the seed and `share`, the probability of being held out. Choose
+both without looking at the records. No guarantee covers the records that are held out. The number
+of held-out records is random (binomial); in each class and for each owner, the fraction held out is
+close to `share`, but not exactly equal to it.
 """
 
 from __future__ import annotations
@@ -18,15 +20,16 @@ from typing import Any
 import numpy as np
 
 TEST_SHARE = 0.2
-"""Default share of a table's records that become test records."""
+"""Default probability that a record in a table becomes a test record."""
 
 
 def held_out(rows: Iterable[bytes], share: float, part: str, seed: int = 0) -> np.ndarray:
-    """Return a mask of the records to hold out, decided by a keyed hash of each row.
+    """Return a mask of the records to hold out, based on a keyed hash of each row.
 
     Args:
-        rows: bytes that identify each record: its content (see `content_rows`) or its id. Equal
-            rows stay together; to keep an owner's records together, pass each record's owner.
+        rows: bytes that identify each record, either its content (see `content_rows`) or its id.
+            Equal rows stay together; to keep an owner's records together, pass each record's owner
+            as its row.
         share: the probability of being held out.
         part: "test" or "validation"; the two splits are independent of each other.
         seed: a public number; a different seed gives a different split.
@@ -40,8 +43,8 @@ def held_out(rows: Iterable[bytes], share: float, part: str, seed: int = 0) -> n
 def content_rows(columns: Sequence[Any]) -> list[bytes]:
     """Return each record's content as bytes, from columns with one entry per record.
 
-    A cell's bytes depend on its value, not on how an array stores it: the width of a text array or
-    the type of an int array depends on other records.
+    A cell's bytes depend on its value, not on how an array stores it, because the width of a text
+    array and the type of an int array depend on other records.
     """
     return [b"".join(cells) for cells in zip(*map(_cells, columns), strict=True)]
 
@@ -57,12 +60,12 @@ def _cells(column: Any) -> list[bytes]:
 
 
 def _written(cell: Any) -> str:
-    """Return a cell as text; 3.0 becomes "3", since a missing value turns ints into floats."""
+    """Return a cell as text; 3.0 becomes "3", since missing values turn int columns into floats."""
     return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell)
 
 
 def _row(row: np.ndarray) -> bytes:
-    """Return the bytes of a row as float32 if that is exact, else as float64."""
+    """Return a row as bytes, converting numbers to float32 if that is exact, else to float64."""
     if row.dtype.kind not in "fiub":
         return row.tobytes()
     with np.errstate(over="ignore"):
@@ -76,12 +79,12 @@ def positional_split(
 ) -> np.ndarray:
     """Return a mask that selects every fifth record of each class, in the order of a public file.
 
-    Use this only for published files that never change, such as those used in the papers. The split
-    is then part of the data set, as for MNIST, and the records in its training part are the ones to
+    Use this only for published files that never change, such as those used in papers. The split is
+    then part of the data set, as for MNIST, and the records in its training part are the ones to
     protect. For a table that may gain or lose a record, use `held_out`.
 
     With `groups` (one id per record, such as the subject), every fifth group is selected as a
-    whole; a group has the class of its first record.
+    whole; a group is assigned the class of its first record.
     """
     if groups is None:
         groups = np.arange(len(targets))

@@ -16,7 +16,7 @@ from ownerwise.data.pictures import Pictures
 from ownerwise.data.reading import by_column, read_arrays, read_rows, reading
 from ownerwise.data.records import DataSet, Records
 from ownerwise.data.splits import TEST_SHARE, content_rows, held_out
-from ownerwise.errors import OwnerwiseError, PrivacyWarning, name_some
+from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, name_some
 from ownerwise.owners import HEADER_ALONE, PARQUET, as_array, as_ids, parquet_columns, text_ids
 
 Declared = tuple[float, float] | Sequence[str] | Number | Category | Pictures | None
@@ -42,21 +42,21 @@ def load_table(
             become float32, integers int64). A .txt file is an attribute list in CelebA's format:
             the number of rows, the names, then the rows; its first column is called `file`.
         target: the column with the class of each record.
-        owner: the column with the id of each record's owner; it becomes the column `owner`, for
-            `Owners(data.train.columns["owner"], {id: epsilon})`.
-        features: the columns that become inputs; by default all others. A mapping also declares,
-            from public knowledge, each column's range (low, high) or its list of categories: ranges
-            are scaled to [-1, 1], and categories become 0/1 inputs. None declares numbers that are
-            used unchanged. `Pictures(...)`, or a mapping of its options, declares a column that
-            names picture files, which are then the only inputs.
+        owner: the column with the id of each record's owner; it becomes the column `owner`, for use
+            in `Owners(data.train.columns["owner"], {id: epsilon})`.
+        features: the columns that become inputs; by default, all columns not used otherwise. A
+            mapping also declares, from public knowledge, each column's range (low, high) or its
+            list of categories: ranges are scaled to [-1, 1], and categories become 0/1 inputs. None
+            declares a column of numbers that are used unchanged. `Pictures(...)`, or a mapping of
+            its options, declares a column that names picture files, which are then the only inputs.
         classes: the classes, in the order of their targets. By default, the distinct values in the
             records are used; the list itself is then NOT private.
         columns: additional columns to keep alongside the inputs.
         scale: "ranges", "statistics" (of the training records: NOT private) or "none".
-        test_share: probability that a record becomes a test record, or None for no test set. This
-            is decided by a public hash of the record's row, independently of all other rows (see
+        test_share: probability that a record becomes a test record, or None for no test set. Each
+            record is assigned by a public hash of its row, independently of all other rows (see
             `splits`): rows with equal cells stay together, and the fraction of test records is
-            close to this share.
+            close to `test_share`.
 
     Example:
         >>> ranges = {"age": (0, 110), "ward": ["day", "night", "emergency"]}
@@ -71,26 +71,26 @@ def load_table(
     others = [name for name in cells if name not in named.values()]
     chosen = dict.fromkeys(others) if features is None else _declarations(features)
     named |= {f"features {name}": name for name in chosen}
-    problems = [
-        f"{path.name} has no column {name!r} ({what}); {_spelled_otherwise(name, cells)}expected "
-        f"one of {name_some(list(cells), repr, shown=20)}"
-        for what, name in named.items()
-        if name is not None and name not in cells
-    ]
+    problems = Problems()
+    for what, name in named.items():
+        if name is not None and name not in cells:
+            problems.add(
+                f"{path.name} has no column {name!r} ({what}); {_spelled_otherwise(name, cells)}"
+                f"expected one of {name_some(list(cells), repr, shown=20)}"
+            )
     if not chosen:
-        problems.append(f"{path.name}: no column is left for the inputs; list some in features")
+        problems.add(f"{path.name}: no column is left for the inputs; list some in features")
     if test_share is not None and not 0 < test_share < 1:
-        problems.append(f"test_share {test_share}; expected a number between 0 and 1, or None")
-    if problems:
-        raise OwnerwiseError(problems)
+        problems.add(f"test_share {test_share}; expected a number between 0 and 1, or None")
+    problems.raise_()
 
     labels, not_private = _labels(cells[target], classes, target)
     kept = {name: as_array(cells[name]) for name in columns}
     if owner is not None:
         read = text_ids if isinstance(cells[owner], tuple) else as_array  # tuples hold text
         ids = as_ids(read(cells[owner]), f"column {owner}", problems)
-        if problems or ids is None:
-            raise OwnerwiseError(problems)
+        problems.raise_()
+        assert ids is not None
         kept["owner"] = ids
     test = np.zeros(len(labels[0]), dtype=bool)
     if test_share is not None:
@@ -106,7 +106,7 @@ def load_table(
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """Return a file's columns by name: arrays, or tuples of strings."""
+    """Return a file's columns, keyed by name, as arrays or tuples of strings."""
     if not path.is_file():
         raise OwnerwiseError(f"no file {path}; expected a table: .csv, .parquet, .npz or .txt")
     kind = path.suffix.lower()
@@ -143,13 +143,13 @@ def _spelled_otherwise(name: str, known: Iterable[str]) -> str:
 
 
 def _attributes(path: Path) -> dict[str, tuple]:
-    """Return the columns of an attribute list: a count, the names, and a row per picture."""
+    """Return the columns of an attribute list (a count, the column names and a row per picture)."""
     with reading(path, "a list of attributes"):
         count, names, *rows = path.read_text(encoding="utf-8").splitlines()
         if int(count) != len(rows):
             raise OwnerwiseError(
-                f"{path}: the number of rows differs from the one in the first line; the file is "
-                "corrupted, truncated or the wrong one: get a fresh copy"
+                f"{path}: the number of rows differs from the number in the first line; the file "
+                "is corrupted, truncated or the wrong one: get a fresh copy"
             )
         return by_column(path, [row.split() for row in rows], ["file", *names.split()])
 
@@ -242,7 +242,7 @@ def _labels(
 
 
 def _written(cell: Any) -> str:
-    """Return a label as text: 1, 1.0 and "1" are the same class."""
+    """Return a label as text, so that 1, 1.0 and "1" are the same class."""
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
 
 

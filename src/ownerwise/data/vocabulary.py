@@ -3,8 +3,8 @@
 Every word in such a vocabulary occurs in the private text. A rare name in the list can identify a
 person, and noise added during training cannot undo that. The default vocabulary is therefore not a
 list: a public function hashes words into a fixed number of ids, whatever the texts contain. A list
-from public text is equally safe. A list of the most frequent words in the training texts, as used
-in papers, is possible, but it triggers a warning and is marked as not private.
+built from public text is equally safe. You can also use a list of the most frequent words in the
+training texts, as is common in papers, but it triggers a warning and is marked as not private.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from ownerwise.errors import OwnerwiseError, PrivacyWarning
 
 PADDING, UNKNOWN = 0, 1
-"""The two reserved ids: padding after the end of a text, and words outside the list."""
+"""The two reserved ids, for padding after the end of a text and for words not in the list."""
 _RESERVED = 2
 _WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
 
@@ -32,7 +32,7 @@ def tokenize(text: str) -> list[str]:
 
 
 class _Places(dict[str, int]):
-    """The id of each listed word; other words are hashed, or have the id `UNKNOWN`."""
+    """Maps listed words to their ids; other words are hashed or get the id `UNKNOWN`."""
 
     def __init__(self, words: Sequence[str] = (), hashed: int = 0):
         super().__init__((word, place) for place, word in enumerate(words, _RESERVED))
@@ -47,7 +47,7 @@ class _Places(dict[str, int]):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The id of each word, from 0 to size - 1. Create one with `hashed`, `listed` or `counted`.
+    """Maps each word to an id from 0 to size - 1; created by `hashed`, `listed` or `counted`.
 
     Attributes:
         size: number of ids, and therefore of rows in an embedding table.
@@ -83,7 +83,7 @@ class Vocabulary:
 
     @classmethod
     def counted(cls, texts: Iterable[Sequence[str]], size: int = 20_000) -> Vocabulary:
-        """Return a vocabulary of the most frequent words in tokenized texts, by decreasing count.
+        """Return a vocabulary of the most frequent words in tokenized texts, most frequent first.
 
         NOT private: the list is released without noise, and `not_private` says so. Words with equal
         counts are in alphabetical order.
@@ -100,7 +100,7 @@ class Vocabulary:
         return cls.listed(ranked, "the vocabulary: the most frequent words in the training texts")
 
     def encode(self, text: Sequence[str], length: int) -> np.ndarray:
-        """Return the ids of the first `length` words, int64, padded with `PADDING`."""
+        """Return the ids of the first `length` words as int64, padded with `PADDING`."""
         places = np.full(length, PADDING, dtype=np.int64)
         kept = text[:length]
         places[: len(kept)] = list(map(self._places.__getitem__, kept))

@@ -1,4 +1,4 @@
-"""Evaluation: metrics on validation and test records, per class and group, without a guarantee.
+"""Metrics per class and group on validation and test records, which no guarantee covers.
 
 This package imports batches and mechanisms (losses and constraints), but not the private step.
 """

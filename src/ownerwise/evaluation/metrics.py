@@ -24,8 +24,9 @@ from ownerwise.owners import as_array, is_missing
 
 _RECORDS_AT_ONCE = 512
 FEW_GROUPS = 4
-"""With fewer groups, no correlation is reported: it would often be large by chance, and has no
-confidence interval.
+"""The smallest number of groups for which a correlation is reported.
+
+With fewer groups, a correlation would often be large by chance and have no confidence interval.
 """
 
 Collate = Callable[[list[Any]], Any]
@@ -36,7 +37,7 @@ Predict = Callable[[Any], Tensor]
 
 
 def predicted_classes(outputs: Tensor) -> Tensor:
-    """Return the class of the largest output; for a single output, 1 where it is above 0."""
+    """Return the class with the largest output; with one output, return 1 where it is above 0."""
     if outputs.dim() == 1 or outputs.shape[1:] == (1,):
         return (outputs.flatten() > 0).long()
     return outputs.argmax(dim=1)
@@ -50,7 +51,7 @@ class Evaluation:
         groups: each record's group; by default its class.
         collate: combines a Dataset's samples into a batch; by default torch's function.
         predict: function from outputs to classes.
-        constraints: constraints to measure as well; targets then contain the class and the cell.
+        constraints: constraints to measure as well; each target then contains a class and a cell.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ def trial_problems(
     name: str,
     then: Callable[[Any, Any], Any] = lambda outputs, targets: None,
 ) -> list[str]:
-    """Return the problems that occur when model, loss and `then` run on the first two records.
+    """Run the model, the loss and `then` on the first two records, and return any problems.
 
     Target values are checked for all records if they are in memory.
     """
@@ -186,7 +187,7 @@ def trial_problems(
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Run a model in evaluation mode without gradients, and restore every module's mode."""
+    """Run a model in evaluation mode without gradients, then restore every module's mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -217,7 +218,7 @@ def _data_problems(data: Any, name: str) -> list[str]:
 
 
 def _group_problems(groups: np.ndarray) -> list[str]:
-    """Return why groups of object dtype cannot be used: missing values or mixed types."""
+    """Return an error message if groups of object dtype have missing values or mixed types."""
     if groups.dtype.kind != "O":
         return []
     cells = groups.tolist()
@@ -257,7 +258,7 @@ def _summary(
 
 
 def group_name(group: Any) -> str:
-    """Return a group's name in history and reports; classes 0.0 and 1.0 become "0" and "1"."""
+    """Return a group's name for the history and reports; classes 0.0 and 1.0 become "0" and "1"."""
     whole = isinstance(group, float) and group.is_integer()
     return str(int(group) if whole else group)
 

@@ -1,4 +1,4 @@
-"""Checks on inputs and targets: dtype and shape of the first records, values of all targets.
+"""Check the dtype and shape of the first inputs and targets, and the values of all targets.
 
 No message shows a record's value or the number of records in a batch: both are private.
 """
@@ -38,7 +38,7 @@ _OF_NUMBERS = (
 _IGNORED_BY_TORCH = -100  # by default
 _IGNORED = (
     f"some records have the class {_IGNORED_BY_TORCH}, which torch silently ignores; remove them, "
-    "or, if they should count as zero, pass loss=functools.partial(cross_entropy, "
+    "or, if their loss should count as zero, pass loss=functools.partial(cross_entropy, "
     f"ignore_index={_IGNORED_BY_TORCH})"
 )
 _DTYPE_ERRORS = ("dtype", "datatype", "scalar type", "should be the same")  # in torch's messages
@@ -61,7 +61,7 @@ def run_on_first(model: nn.Module, inputs: Any) -> Any:
 
 
 def _dtype_fix(model: nn.Module, inputs: Any, error: str) -> str:
-    """Return how to convert the inputs to the model's dtype, if the error is about dtypes."""
+    """If the error is about dtypes, explain how to convert the inputs to the model's dtype."""
     if not isinstance(inputs, Tensor):
         return ""
     if inputs.is_floating_point() and "'indices'" in error:
@@ -75,7 +75,7 @@ def _dtype_fix(model: nn.Module, inputs: Any, error: str) -> str:
 
 
 def target_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
-    """Return a problem if the dtype or shape of the first targets does not fit a torch loss."""
+    """Return an error message if a torch loss does not accept the targets' dtype or shape."""
     loss, targets = _plain(loss, targets)
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.dim()):
         return []
@@ -89,7 +89,7 @@ def target_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
 
 
 def value_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
-    """Return a problem if any target is outside the range that a torch loss accepts."""
+    """Return an error message if any target is outside the range that a torch loss accepts."""
     cells: int = getattr(loss, "cells", 0)  # of a `PenalisedLoss`
     if cells and getattr(targets, "ndim", 0) == 2 and not _lie_within(targets[:, 1], cells - 1):
         return [

@@ -12,23 +12,25 @@ This package imports only `errors` and `torch_internals` from the rest of the li
     sums = gradients.weighted_sum(factors)   # {parameter: sum_i factors[i] * g_i}
 
 How it works. The tape *taps* every torch function that combines a trainable parameter (or something
-computed from parameters only) with data. The function runs on the parameter detached from its
-graph, its input is kept, and the backward pass delivers the gradient of its output as it was before
-any in-place change. From the input and the output gradient, a *rule* (:mod:`rules`) builds a
-:class:`Contribution` (:mod:`contributions`). The contribution computes squared norms, from Gram
-matrices or by forming the gradients in cache-sized chunks, whichever is cheaper for the shapes, and
-later the weighted sum, without a second backward pass. If a parameter is used several times, the
-gradients of its uses are added before the norm is taken, so all cross terms are included.
+computed from parameters only) with data. The function is called with the detached parameter, its
+other input is kept, and the backward pass delivers the gradient with respect to the output as it
+was before any in-place change. From the input and the output gradient, a *rule* (:mod:`rules`)
+builds a :class:`Contribution` (:mod:`contributions`). The contribution computes squared norms from
+Gram matrices or by forming the gradients in cache-sized chunks, whichever is cheaper for the given
+shapes. It later computes the weighted sum without a second backward pass. If a parameter is used
+several times, the gradients of its uses are added before the norm is taken, so all cross terms are
+included.
 
-Rules exist for linear layers at any rank and ``x @ w``; convolutions; embedding; layer, group,
-instance and RMS norm; RNN, GRU, LSTM and their cells; multi-head attention; pointwise calls and
-broadcasts of plain parameters; and, through vmap, any other call that treats records separately.
+Rules exist for linear layers on inputs of any rank and ``x @ w``; convolutions; embedding; layer,
+group, instance and RMS norm; RNN, GRU, LSTM and their cells; multi-head attention; pointwise calls
+and broadcasts of plain parameters; and, through vmap, any other call that treats records
+separately.
 
 Refusals. The tape observes which dimension the records lie along instead of guessing it
 (:mod:`layout`). A call that cannot be shown to treat records separately, a parameter used where the
 tape does not see it, an input changed in place, and batch statistics all raise :class:`Refused`
-with a remedy. Some problems are not visible in any gradient, such as mixing records before the
-first layer or through a detached statistic; ``check(model, inputs)`` finds those.
+with a remedy. Some problems, such as mixing records before the first layer or through a detached
+statistic, are not visible in any gradient; ``check(model, inputs)`` finds those.
 
 Formal guarantees. With factors |f_i| <= C_i / norms[i], removing record i changes ``weighted_sum``
 by at most C_i in L2 norm, up to rounding. (On five benchmark models at their initial weights, with

@@ -1,10 +1,10 @@
-"""Chains of vector layers, for networks in which call overhead exceeds the arithmetic.
+"""Chains of vector layers, for networks in which call overhead exceeds the cost of arithmetic.
 
 A tabular network is a chain of ``Linear`` layers and activations on one vector per record. The tape
-could handle it, but in such a small network, tracing the calls takes longer than the calls
-themselves. This module runs the chain forward and backward layer by layer, with as few calls as
-possible; only the loss is left to autograd. If record i has input a_i and output gradient d_i at a
-layer, its gradients are d_i a_i' (weight) and d_i (bias), so their squared norm is
+could handle such a network, but in a network this small, tracing the calls takes longer than the
+calls themselves. This module runs the chain forward and backward layer by layer, with as few calls
+as possible; only the loss is left to autograd. If record i has input a_i and output gradient d_i at
+a layer, its gradients are d_i a_i' (weight) and d_i (bias), so their squared norm is
 |d_i|^2 (|a_i|^2 + 1).
 
 A model qualifies only if the type of each module is exactly one of the known types, without hooks,
@@ -86,8 +86,8 @@ class Chain:
 
         Args:
             inputs: one row per record.
-            in_blocks: whether sums will run over blocks of records. Rows of zeros are then
-                appended, so that all blocks have the same size.
+            in_blocks: whether sums will be computed in blocks of records. If so, zero rows are
+                appended so that all blocks have the same size.
         """
         values, kept, count = inputs.flatten(1), [], len(inputs)
         self._empty_rows = rows_in_blocks(count) - count if in_blocks else 0
@@ -117,7 +117,7 @@ class Chain:
         """
         outputs = self._outputs
         if outputs is None:
-            raise RuntimeError("run the chain forward first, with gradients enabled")
+            raise RuntimeError("run the chain's forward pass first, with gradients enabled")
         if losses.shape != outputs.shape[:1]:
             raise ValueError(f"losses must have shape [{len(outputs)}]; got {list(losses.shape)}")
         ones = torch.ones_like(losses)

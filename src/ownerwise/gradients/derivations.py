@@ -1,9 +1,9 @@
 """Repeat in float32 what a model computes from its parameters in half precision.
 
 The sum of the clipped gradients is propagated from a derived tensor (a cast or transposed weight, a
-product of two parameters) back to the parameters through the operation that produced the tensor. In
-half precision, this would round the sum over all records before the noise is added: a single record
-out of 4,000 changed such a sum by 16 clip norms. This operation (the derivation) is therefore
+product of two parameters) back to the parameters through the operation that produced the tensor
+(its derivation). In half precision, this would round the sum over all records before the noise is
+added: a single record out of 4,000 changed such a sum by 16 clip norms. The derivation is therefore
 repeated in float32, where casts to half precision have no effect, and gradients are propagated back
 through the repeated derivation. A derivation depends on parameters and constants alone, so its
 derivative is the same linear map for every record, both for norms and for sums.
@@ -55,7 +55,7 @@ def repeated_wide(
     Args:
         func, args, kwargs: the call.
         output: what the call returned.
-        wide: the tensors that replace parametric arguments, by the id of the argument.
+        wide: the tensors that replace parametric arguments, keyed by the id of the argument.
 
     Raises:
         Refused: if the repeated call does not return the same tensors up to rounding.
@@ -84,7 +84,7 @@ def repeated_wide(
     except (RuntimeError, TypeError) as error:
         raise Refused(where, f"it cannot be repeated in float32 ({error})", remedy) from error
     if len(repeated) != len(expected) or not all(map(_agree, repeated, expected)):
-        raise Refused(where, "repeated in float32, it gives a different result", remedy)
+        raise Refused(where, "it gives a different result when repeated in float32", remedy)
     return repeated
 
 

@@ -2,10 +2,11 @@
 
 A tensor inside a model may have its records along dimension 0, along another dimension (``[time,
 record, feature]``), or folded with another dimension (``[record * time, feature]``, in either
-order). The shape alone is ambiguous: if there are as many time steps as records, two layouts fit.
-The tape therefore *observes* the layout. It runs a backward pass from the losses of a random subset
-of the records, and keeps a candidate only if the gradient is zero for every record outside the
-subset. If a model mixes records, no candidate passes, and the model is refused.
+order). The shape alone is ambiguous: if there are as many time steps as records, two layouts are
+possible. The tape therefore *observes* the layout. It runs a backward pass from the losses of a
+random subset of the records, and keeps a candidate layout only if the gradient is zero for every
+record outside the subset. If a model mixes records, no candidate layout remains, and the model is
+rejected.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Fold = Literal["none", "major", "minor", "whole"]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The records lie along ``dim``, alone or folded, unless the batch has only one record.
+    """Where a tensor's records lie: along ``dim``, which may be folded with another dimension.
 
     ``none``: index = record; ``major``: index = record * inner + other;
     ``minor``: index = other * records + record;
@@ -49,7 +50,7 @@ class Layout:
         return tensor.unflatten(dim, (tensor.shape[dim] // count, count)).movedim(dim + 1, 0)
 
     def inner_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of one record's part, given a shape with 1 at the record dimension."""
+        """Return the shape of one record's part, given a shape for a batch of one record."""
         if self.fold == "none":
             return shape[: self.dim] + shape[self.dim + 1 :]
         return shape
@@ -80,7 +81,7 @@ def fits(layout: Layout, shape: tuple[int, ...], count: int) -> bool:
 
 
 def keeps_apart(layout: Layout, gradient: Tensor, kept: Tensor) -> tuple[bool, bool]:
-    """Return whether no record outside ``kept`` has a gradient, and whether some inside do.
+    """Return whether only records in ``kept`` have nonzero gradients, and whether any of them do.
 
     Non-finite entries are ignored, because 0 * inf carries no information.
     """

@@ -1,4 +1,4 @@
-"""A budget for memory that is used to save time."""
+"""A limit on the additional memory that may be used to save time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MemoryBudget:
         lean: if true, never store per-record gradients larger than the tensors they replace.
         spare_bytes: number of additional bytes that may be reserved in total, unless `lean` is
             true.
-        chunk_bytes: the working set of one chunk of records, sized to stay in cache.
+        chunk_bytes: size of the working set of one chunk of records, chosen to fit in cache.
         workspace: memory that is reused from step to step.
         held: number of additional bytes reserved so far.
     """

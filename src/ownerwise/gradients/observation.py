@@ -1,4 +1,4 @@
-"""Find the dimension of the records by backpropagating the losses of only some of them."""
+"""Backpropagate the losses of some records to find the dimension that indexes the records."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def _observe_layouts(
     losses: Tensor,
     observe: Callable[[Tensor, Callable[[Tap, Tensor], None]], None],
 ) -> tuple[bool, list[Problem]]:
-    """Find every tap's layout; return whether all of them are certain, and the problems.
+    """Find every tap's layout; return whether all layouts are certain, and the problems.
 
-    If several layouts remain after all divisions, each of them assigns every nonzero gradient of
-    this batch to the same record, so any will do, but only for this batch.
+    If a tap has several layouts left after every split of the batch, they all assign each nonzero
+    gradient in this batch to the same record, so any of them will do, but only for this batch.
     """
     count = len(losses)
     generator = torch.Generator().manual_seed(count)  # the user's generator must not advance
@@ -100,11 +100,12 @@ def _observe_layouts(
 
 
 def _halves(count: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield a random half of the records, then the other half, as some records have no gradient.
+    """Yield masks that select about half of the records, each followed by its complement.
 
-    A half is neither empty nor the whole batch. It is random because a folded layout could match a
-    periodic pattern. The last divisions follow the bits of a record's index, so that every pair of
-    records is separated by at least one of them.
+    Both halves are needed because some records may have no gradient. Neither half is ever empty.
+    The first splits are random because a folded layout could match a periodic pattern. The last
+    splits follow the bits of a record's index, so that every pair of records is separated by at
+    least one of them.
     """
     for _ in range(_RANDOM_DIVISIONS):
         half = torch.zeros(count, dtype=torch.bool)

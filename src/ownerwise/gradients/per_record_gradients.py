@@ -116,9 +116,10 @@ class PerRecordGradients:
     ) -> None:
         """Add the sums for parameters from which the model derives other tensors.
 
-        A derivation (w - w.mean()) may cancel almost all of a gradient. A sum over the batch would
-        be rounded before that happens, by far more than a clip norm. Each record's gradient is
-        therefore propagated to the parameters before summation, as it was for the norm.
+        A derivation such as w - w.mean() may cancel almost all of a gradient. If the gradients were
+        summed over the batch first, the rounding error of the sum could be far larger than a clip
+        norm. Each record's gradient is therefore propagated to the parameters before summation, as
+        it was for the norm.
         """
         group = [(t, c) for t, c in self._contributions if _through(t, roots)]
         if not group:
@@ -215,7 +216,7 @@ def _records_at_once(roots: Mapping[int, nn.Parameter], chunk_bytes: int) -> int
 def shared_norms(
     contributions: list[tuple[TrackedParameter, Contribution]], count: int, budget: MemoryBudget
 ) -> Iterable[Tensor]:
-    """Yield squared norms for parameters with several uses: norms of the SUM over the uses."""
+    """For parameters with several uses, yield the squared norms of the SUM over the uses."""
     rest = []
     by_root: dict[int, list[tuple[TrackedParameter, Contribution]]] = {}
     for tracked, contribution in contributions:
@@ -257,7 +258,7 @@ def form(
 def add_to_roots(
     sums: dict[int, Tensor], parts: Iterable[tuple[TrackedParameter, Tensor]], *, per_record: bool
 ) -> None:
-    """Add parts to their roots; sum a derived parameter's parts before backpropagating them."""
+    """Add gradients to their roots; sum those of a derived parameter before backpropagating."""
     derived: dict[int, tuple[TrackedParameter, Tensor]] = {}
     for tracked, part in parts:
         if tracked.is_root:
@@ -272,6 +273,6 @@ def add_to_roots(
 
 
 def add_to(sums: dict[int, Tensor], key: int, part: Tensor) -> None:
-    """Add ``part`` to the entry, but not in place: other code may use these tensors."""
+    """Add ``part`` to the entry, but not in place, because other code may use these tensors."""
     earlier = sums.get(key)
     sums[key] = part if earlier is None else earlier + part

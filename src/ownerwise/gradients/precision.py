@@ -50,7 +50,7 @@ def lengths(tensor: Tensor, count: int) -> Tensor:
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """Return the L2 norm of each row, `[count]`, for `[count, numbers]`.
+    """Return the L2 norm of each row of a `[count, numbers]` tensor, as `[count]`.
 
     Squares that are added one after the other may all be rounded in the same direction: a float32
     norm of 4,000,000 equal numbers can be too small by 0.3%. Wide rows are therefore divided into
@@ -71,7 +71,7 @@ def row_norms(rows: Tensor) -> Tensor:
 def full_precision(device: torch.device) -> AbstractContextManager:
     """Return a context manager that disables autocast and TF32 for norms and sums.
 
-    TF32, which GPUs may use for products of float32 matrices, keeps only 11 bits.
+    TF32, which GPUs may use for products of float32 matrices, keeps only 11 bits of precision.
     """
     tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
     if device.type == "cuda" and tf32:

@@ -1,4 +1,4 @@
-"""The check before the first step, which lists all problems with a model and their remedies."""
+"""Check a model before the first step, and list all problems and their remedies."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = ["check"]
 
 
 def check(model: nn.Module, *inputs: Any) -> list[Problem]:
-    """Return all problems that prevent per-record gradients of ``model``.
+    """Return all problems that prevent the computation of per-record gradients for ``model``.
 
     Args:
         model: the model exactly as it will be trained (its mode and frozen parameters matter).
         inputs: optionally, a small sample batch (public or synthetic data) of at least two records.
-            Running the model on it also finds problems in its code: calls without a rule,
-            mixing of records, and parameters used where the tape does not see them. The model's
-            state is restored afterwards.
+            Running the model on this batch also finds problems in the model's code: calls without a
+            rule, mixing of records, and parameters used where the tape does not see them. The
+            model's state is restored afterwards.
 
     Returns:
         The problems; an empty list if the model has none.
@@ -163,7 +163,7 @@ def _new(problems: list[Problem], known: set[str]) -> list[Problem]:
 def _mixing(
     model: nn.Module, inputs: tuple[Any, ...], outputs: Any, count: int, state: State
 ) -> Iterator[Problem]:
-    """Yield problems if changing the last record changes other outputs or the model's state."""
+    """Yield problems if changing the last record changes other records' outputs or the state."""
 
     def swap(tensor: Tensor) -> Tensor:
         if not _has(tensor, count):

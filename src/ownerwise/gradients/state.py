@@ -1,4 +1,4 @@
-"""The parameters, buffers and attributes of a model before and after it runs."""
+"""Detect and undo the changes that running a model makes to its state."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class State:
 def run_made_up(model: nn.Module, inputs: Any, state: State) -> Any:
     """Return the model's outputs for all-zero inputs of the same shapes, and restore the state.
 
-    The zeros also have the dtypes of the inputs, and nearly every model accepts them as numbers,
+    The zeros have the same dtypes as the inputs, and nearly every model accepts them as numbers,
     tokens or flags. If a model fails on zeros, it is run on the actual inputs instead. The state is
     restored, so no trace of the inputs remains.
     """
@@ -145,7 +145,7 @@ def run_made_up(model: nn.Module, inputs: Any, state: State) -> Any:
 
 
 def differing(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of the tensors that differ or appear in only one of the two mappings."""
+    """Return the names of tensors that differ between two mappings or are missing from one."""
     both = first.keys() & second.keys()
     return sorted(
         (first.keys() ^ second.keys()) | {n for n in both if not _same(first[n], second[n])}

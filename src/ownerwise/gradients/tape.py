@@ -154,7 +154,7 @@ class Tape(TorchFunctionMode):
     def _note_write(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Refuse calls that write data into the model; treat other tensors written to as data."""
+        """Reject calls that write data into the model; any other tensor written to becomes data."""
         assert self._tracker is not None
         written = args[0] if args and writes_in_place(func) else kwargs.get("out")
         for tensor in tensors_in(written):
@@ -203,7 +203,7 @@ class Tape(TorchFunctionMode):
 
     @contextmanager
     def watch(self, batch_hint: int) -> Iterator[None]:
-        """Also trace the calls inside a rule, with a different guess for the number of records."""
+        """Also trace the calls inside a rule, with a different guess at the number of records."""
         before, self.batch_hint = self.batch_hint, batch_hint
         super().__enter__()
         try:

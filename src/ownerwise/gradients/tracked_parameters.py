@@ -5,7 +5,7 @@ tensor computed only from parameters and constants, such as a transposed, normal
 weight), *constant* (a buffer, or a tensor created without data), or *data*. A call with both
 parametric and data arguments counts as a use of a parameter and is tapped. A derived parametric
 tensor keeps its autograd graph, so one vector-Jacobian product propagates sums back to the
-parameters. Nothing in that graph is computed in half precision (:mod:`derivations`).
+parameters. No operation in that graph is computed in half precision (:mod:`derivations`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _walk(model: nn.Module) -> tuple[list[int], list[Any]]:
 
 
 class TrackedParameter:
-    """A parametric tensor: its value without its graph, and the parameters it is computed from."""
+    """A parametric tensor, with its detached value and the parameters from which it is computed."""
 
     __slots__ = ("_value", "is_root", "isometric", "key", "name", "roots", "tensor", "wide")
 
@@ -85,7 +85,7 @@ class TrackedParameter:
 
     @property
     def value(self) -> Tensor:
-        """The tensor without its graph, so that autograd computes no batch gradient for it."""
+        """The detached tensor, for which autograd computes no batch gradient."""
         if self._value is None:
             self._value = self.tensor.detach()
         return self._value
@@ -186,7 +186,7 @@ class ParameterTracker:
         return self._wide_roots[key]
 
     def refuse_write(self, func: Callable[..., Any], written: Tensor) -> None:
-        """Refuse a call that writes data into the model: the data would be released without noise.
+        """Reject a call that writes data into the model: the data would be released without noise.
 
         A view or the ``.data`` of a buffer shares the buffer's memory, so addresses are compared.
         The addresses are looked up on every call, because ``model.to`` changes them.
@@ -200,7 +200,7 @@ class ParameterTracker:
                 raise changed_by_data(name, name_of(func))
 
     def refuse_replaced(self) -> None:
-        """Raise an error if the forward pass replaced a parameter, or set a buffer to data."""
+        """Raise an error if the forward pass replaced a parameter or assigned data to a buffer."""
         for module in self._modules:
             for name, parameter in module._parameters.items():
                 key = id(parameter)
@@ -216,8 +216,8 @@ def changed_by_data(name: str, how: str = "a call") -> Refused:
     """Return the error for a parameter or buffer to which a forward pass writes data."""
     return Refused(
         name,
-        f"it is changed by {how} based on the records in the batch, which would be released "
-        "without noise",
+        f"it is changed by {how} based on the records in the batch, and the change would "
+        "be released without noise",
         "do not keep batch statistics in the model (use GroupNorm instead of BatchNorm), and "
         "initialise parameters from public values",
     )

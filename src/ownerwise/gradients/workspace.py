@@ -1,8 +1,8 @@
 """Memory blocks that are reused from step to step.
 
 The operating system provides fresh memory page by page on first write, which on the CPU takes
-longer than many of the computations that use it. *Scratch* blocks are valid only within one call.
-*Lent* blocks belong to a contribution and are returned when it is deleted.
+longer than many of the computations that use this memory. *Scratch* blocks are valid only within
+one call. *Lent* blocks belong to a contribution and are returned when it is deleted.
 """
 
 from __future__ import annotations

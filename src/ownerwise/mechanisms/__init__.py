@@ -1,8 +1,8 @@
 """Mechanisms: components that can be plugged into the private step, each with a stated sensitivity.
 
-Contains clipping rules, INO weights and their scores, importance sampling, releases and per-record
-losses; `constraints/` contains rate constraints. Imports accounting, planning, randomness, batches
-and gradients; the step imports `plugs`, never the reverse.
+This package contains clipping rules, INO weights and their scores, importance sampling, releases
+and per-record losses; `constraints/` contains rate constraints. It imports accounting, planning,
+randomness, batches and gradients; the step imports `plugs`, never the reverse.
 """
 
 from ownerwise.mechanisms.clipping import (

@@ -4,8 +4,8 @@ A rule returns one factor per record, by which the record's gradient g is multip
 must guarantee factor * |g| <= C_o, so that adding or removing a record of owner o changes the sum
 by at most C_o (the sensitivity the plan accounts for). A rule may depend only on the record's own
 norm, its owner's clip norm and fresh random numbers. The bound holds up to rounding in the dtype of
-the norms (1e-6 relative in float32). The step compensates for this by dividing the clip norms it
-passes by 1 plus its slack, which is at least 1e-4 (`PrivateStep.slack`).
+the norms (1e-6 relative in float32). The step compensates for this by dividing the clip norms that
+it passes to the rule by 1 plus its slack, which is at least 1e-4 (`PrivateStep.slack`).
 """
 
 from __future__ import annotations

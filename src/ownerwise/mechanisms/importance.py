@@ -1,13 +1,13 @@
 """Importance sampling: records with larger gradients are more likely to be accepted.
 
 Formal guarantee (docs/proofs/dpis.md): given the model before the step, a record of owner o adds a
-vector of length C_o or 0 to the sum, depending on its own coin flip. It therefore changes the sum
-by at most C_o, even with INO weights. The step has exactly the same privacy cost as one with
-ordinary clipping under the same plan. The options are public; which records were accepted, and how
-many, is private.
+vector of length C_o or 0 to the sum, depending on its own coin flip. The record therefore changes
+the sum by at most C_o, even with INO weights. The step has exactly the same privacy cost as one
+with ordinary clipping under the same plan. The options are public; which records were accepted, and
+how many, is private.
 
-Published methods of importance sampling divide by the sum of all gradient norms. That sum depends
-on every record and would leak information through the scale of the noise, so it is not used here.
+Published importance-sampling methods divide by the sum of all gradient norms. That sum depends on
+every record and would leak information through the scale of the noise, so it is not used here.
 
 Reference: Wei, Bao, Xiao, Yang (2022), "DPIS: An Enhanced Mechanism for Differentially Private SGD
 with Importance Sampling"; the mechanism here is a variant.
@@ -42,7 +42,8 @@ class ImportanceSampling(ClippingRule):
 
     With `accepted_batch` or `acceptance`, the rule adapts based on a noisy count of accepted
     records, which is released at every step. The plan must account for this release
-    (`ow.plan(..., release_std=)`; a tenth of the expected batch size is accurate enough).
+    (`ow.plan(..., release_std=)`; a standard deviation of a tenth of the expected batch size is
+    accurate enough).
 
     Args:
         accepted_batch: approximate number of records to accept per step. The rule uses only as many

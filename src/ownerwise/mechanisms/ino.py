@@ -1,11 +1,11 @@
 """INO: ordered importance weights within each batch, at no cost to any owner's budget.
 
-Formal guarantee (INO-SGD, Theorems 3.3 and 3.4; docs/proofs/ino.md): order the records in a batch
-by a score that depends only on the record itself, and let record i contribute a vector of length at
-most C_i. With the weights below, adding or removing record i changes the weighted sum by at most
-C_i. The step therefore has exactly the same privacy cost as a step without weights. The tail's
-shape and length are public; the scores, the order, the weights and the batch's total clip norm are
-private.
+Formal guarantee (INO-SGD, Theorems 3.3 and 3.4; docs/proofs/ino.md): suppose that the records in a
+batch are ordered by a score that depends only on the record itself, and that record i contributes a
+vector of length at most C_i. With the weights below, adding or removing record i changes the
+weighted sum by at most C_i. The step therefore has exactly the same privacy cost as a step without
+weights. The tail's shape and length are public; the scores, the order, the weights and the batch's
+total clip norm are private.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class INO(Weights):
         alpha, beta: shape of the default tail, Beta(alpha, beta).
         tail_length: tail length in units of clip norm, instead of `tail`.
         shape: a different tail function, such as `Steps` or your own.
-        score_by: the score that orders the records; the highest is the most important.
+        score_by: the score that orders the records; the record with the highest score is the most
+            important.
         width: smoothness of the order. Two losses that differ by a factor of e^width are fully
             separated. A width of 0 gives the paper's hard order, which requires a hardened plan.
 
@@ -82,11 +83,12 @@ class INO(Weights):
 
     @property
     def private(self) -> bool:
-        """Whether the guarantee holds, i.e. each score depends only on its record or is secret."""
+        """True if the guarantee holds: each score depends only on its own record or on secret
+        randomness."""
         return getattr(self.score_by, "private", True)
 
     def bind(self, plan: Plan) -> INO:
-        """Return these weights with the tail length computed from the public plan."""
+        """Return a copy of these weights, with the tail length computed from the public plan."""
         length = self.tail_length
         if self.tail is not None:
             total = float(plan.sampling_rates @ (plan.records * plan.clip_norms))
@@ -137,8 +139,8 @@ class INO(Weights):
     def score_slack(self, roundoff: float) -> float:
         """Return how much rounding may change the sum, per unit of the batch's total clip norm.
 
-        If every loss changes by up to 8 * roundoff (in absolute terms below 1, in relative terms
-        above), no score changes by more than 8 * roundoff / floor.
+        If every loss changes by up to 8 * roundoff (absolute for losses below 1, relative for
+        larger ones), no score changes by more than 8 * roundoff / floor.
         """
         if self.tail_length == 0:
             return 0.0
@@ -165,8 +167,8 @@ class INO(Weights):
         """Return one weight in [0, 1] per finite score. Equal scores get equal weights."""
         if self.tail_length is None:
             raise ValueError(
-                f"INO(tail={self.tail}) is a fraction of a plan's expected clip norm: bind it to "
-                "a plan first (the private step does this), or pass tail_length. Using the "
+                f"INO(tail={self.tail}) is a fraction of a plan's expected total clip norm: bind "
+                "it to a plan first (the private step does this), or pass tail_length. Using the "
                 "batch's own total would make the tail depend on the data"
             )
         scores = np.asarray(scores, dtype=np.float64)

@@ -20,7 +20,7 @@ class InoSum:
 
     Attributes:
         value: the noisy ordered sum.
-        noise_std: std of the noise.
+        noise_std: standard deviation of the noise.
         private: False if the noise came from a fixed seed.
     """
 
@@ -31,7 +31,7 @@ class InoSum:
     def epsilon(
         self, sensitivity: np.ndarray | float, delta: np.ndarray | float, sampling_rate: float = 1.0
     ) -> np.ndarray:
-        """Return epsilon for records with this sensitivity, sampled at `sampling_rate`."""
+        """Return the epsilon of records that have this sensitivity and this sampling rate."""
         multiplier = self.noise_std / np.asarray(sensitivity, dtype=np.float64)
         return accounting.epsilon(sampling_rate, multiplier, 1, delta)
 
@@ -57,23 +57,24 @@ def ino_sum(
     `sensitivities[i]`, so the record's privacy cost is that of one Gaussian mechanism with noise
     multiplier `noise_std / sensitivities[i]`, or of the Poisson-subsampled mechanism if records are
     sampled (see `InoSum.epsilon`). The tail, `noise_std` and each record's sensitivity are public.
-    A record's value and score may depend on that record only. The number of records is not
+    A record's value and score may depend only on that record. The number of records is not
     released.
 
     Args:
-        values: one vector (or number) per record, [records, ...]; clipped to its sensitivity.
+        values: one vector (or number) per record, [records, ...]; the norm of each vector is
+            clipped to its record's sensitivity.
         scores: one score per record; NaN ranks last.
-        sensitivities: bound on the length of each record's vector.
-        tail: tail length in units of sensitivity, or an INO with `tail_length`.
-        noise_std: std of the noise on each entry of the sum.
+        sensitivities: bound on the norm of each record's vector.
+        tail: tail length in units of sensitivity, or an `INO` object that has a tail length.
+        noise_std: standard deviation of the noise on each entry of the sum.
         stream: secret randomness; by default a new private stream.
     """
     values = np.asarray(values, dtype=np.float64)
     bounds = np.asarray(sensitivities, dtype=np.float64)
     if values.ndim == 0 or bounds.shape != values.shape[:1]:
         raise ValueError(
-            f"values have shape {values.shape} and sensitivities {bounds.shape}; expected one row "
-            "and one sensitivity per record"
+            f"values have shape {values.shape}, and sensitivities have shape {bounds.shape}; "
+            "expected one row and one sensitivity per record"
         )
     ino = tail if isinstance(tail, INO) else INO(tail_length=float(tail))
     order = np.nan_to_num(np.asarray(scores, dtype=np.float64), nan=-np.inf)

@@ -1,4 +1,4 @@
-"""Per-record losses from any torch loss, without its reduction."""
+"""Turn any torch loss into per-record losses by switching off its reduction."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def never_mixes(loss: Loss, outputs: Any, targets: Any) -> bool:
-    """Return whether this is a torch loss that by definition treats every record separately.
+    """Return True if this is a torch loss that by definition treats every record separately.
 
-    The step checks any other loss in every batch. Elementwise losses qualify only if the outputs
-    and targets have the same shape, because torch would broadcast other shapes.
+    The step checks every other loss on every batch. Elementwise losses are exempt from this check
+    only if the outputs and targets have the same shape, because torch would broadcast other shapes.
     """
     named: set[str] = set()
     if isinstance(loss, functools.partial) and not loss.args:
@@ -75,11 +75,11 @@ def per_record(loss: Loss) -> Loss:
 
     A loss with a `reduction` argument or attribute (all of torch's) is called with "none"; any
     other loss must itself return one entry per record. If a record has several values (tokens,
-    pixels, output columns), they are averaged within the record, so a record's gradient depends on
-    that record only. Ignored targets (`ignore_index`) are left out of the average: otherwise a
+    pixels, output columns), they are averaged within the record, so a record's gradient depends
+    only on that record. Ignored targets (`ignore_index`) are left out of the average: otherwise a
     record's loss would depend on its padding, and thus on the longest record in the batch. Class
     weights multiply the loss and are not normalised, because their sum over the batch depends on
-    the other records. Extra arguments, such as a noised release, are passed on.
+    the other records. Extra arguments, such as a noised release, are passed to the loss.
     """
     unreduced = _without_reduction(loss)
     ignored = ignored_target(loss)
@@ -106,7 +106,10 @@ def per_record(loss: Loss) -> Loss:
 
 
 def _refuse_broadcast(values: Tensor, outputs: Any, targets: Any) -> None:
-    """Refuse outputs [B, 1] with targets [B], or vice versa, which a loss broadcasts to [B, B]."""
+    """Reject outputs of shape [B, 1] with targets of shape [B], or vice versa.
+
+    The loss would broadcast both tensors to [B, B].
+    """
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)) or len(values) < 2:
         return
     short, long = sorted((outputs.shape, targets.shape), key=len)
@@ -114,9 +117,9 @@ def _refuse_broadcast(values: Tensor, outputs: Any, targets: Any) -> None:
         return
     fix = "y[:, None]" if targets.dim() == 1 else "y.squeeze(1)"
     raise OwnerwiseError(
-        f"the outputs are {shape_name(outputs.shape)} and the targets {shape_name(targets.shape)}, "
-        "so the loss compares each record with the targets of all others: give both the same "
-        f"shape, for example with {fix}"
+        f"the outputs have shape {shape_name(outputs.shape)} and the targets have shape "
+        f"{shape_name(targets.shape)}, so the loss compares each record with the targets of all "
+        f"other records: make the shapes equal, for example with {fix}"
     )
 
 

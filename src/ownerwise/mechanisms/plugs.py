@@ -84,10 +84,11 @@ class Weights(Plug, ABC):
 
     @abstractmethod
     def score_slack(self, roundoff: float) -> float:
-        """Return how much the weighted sum may change if rounding changes all losses.
+        """Return the maximum change in the weighted sum due to rounding errors in the losses.
 
-        The result is in units of the batch's total clip norm, for rounding errors of a few times
-        `roundoff`. The step scales contributions down accordingly, unless the plan is hardened.
+        The result is in units of the batch's total clip norm and assumes rounding errors of a few
+        times `roundoff`. The step scales contributions down accordingly, unless the plan is
+        hardened.
         """
 
 
@@ -153,10 +154,10 @@ class Steering(Plug, ABC):
     """Adapts sampling rates and clip norms during a run, based on a noisy count of records.
 
     The plan accounts for the count (`release_std`), to which each record adds 0 or 1, depending on
-    its own clipping factor. Required guarantee: `keep_probability` and `clip_scale` depend only on
-    public constants and earlier noisy counts, and `keep_probability` is at most 1. Every step then
-    costs at most what the plan accounts for: no record is sampled at more than its planned rate,
-    and clip norms and noise are scaled together (docs/proofs/dpis.md).
+    the record's own clipping factor. Required guarantee: `keep_probability` and `clip_scale` depend
+    only on public constants and earlier noisy counts, and `keep_probability` is at most 1. Every
+    step then costs at most what the plan accounts for: no record is sampled at more than its
+    planned rate, and clip norms and noise are scaled together (docs/proofs/dpis.md).
     """
 
     @property
@@ -203,11 +204,11 @@ def _fixed_parts() -> StepStream:
 
 @dataclass(frozen=True)
 class Randomness:
-    """Random numbers for one step, except the gradient noise.
+    """The random numbers for one step, except those for the gradient noise.
 
-    `parts` selects the records on which the step checks that records do not influence each other.
-    The default is NOT private and meant for research: it uses fixed seeds and adds no noise to a
-    release.
+    `parts` is used to choose the records on which the step checks that records do not influence
+    each other. The default is NOT private and is meant for research: it uses fixed seeds and adds
+    no noise to a release.
     """
 
     layers: LayerRandomness = field(default_factory=LayerRandomness)
@@ -227,8 +228,8 @@ def sum_of_unit_rows(
 ) -> Tensor:
     """Return the float64 sum of all records' contributions, each clipped to norm 1.
 
-    The sensitivity is 1, or the record's scale if given. A row that is too long is scaled down; a
-    row that is not finite counts as zero.
+    A record's sensitivity is 1, or its scale if `scales` is given. A row whose norm exceeds 1 is
+    scaled down; a row that is not finite counts as zero.
 
     Args:
         contributions: one row per record, micro-batch by micro-batch; none for an empty batch.

@@ -1,8 +1,8 @@
-"""Scores that order the records in a batch; those with the highest scores matter most.
+"""Scores that order the records in a batch; a higher score makes a record more important.
 
-A score may depend on the record itself, on the model (past private outputs) and on the plan's
-public constants, never on other records. Adding a record therefore does not reorder the others;
-INO's sensitivity relies on this (docs/proofs/ino.md).
+A score may depend on the record itself, on the model (an output of earlier private steps) and on
+the plan's public constants, but never on other records. Adding a record therefore does not reorder
+the others; INO's sensitivity relies on this (docs/proofs/ino.md).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def pull(plan: Plan) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ByLoss:
-    """The paper's order, in which the records with the highest losses come first."""
+    """The order used in the INO-SGD paper: the records with the highest losses come first."""
 
     def __call__(
         self, log_losses: np.ndarray, owner_index: np.ndarray | None, plan: Plan | None
@@ -45,12 +45,13 @@ class ByLoss:
 
 @dataclass(frozen=True)
 class BudgetAware:
-    """loss * (r_max / r_o)^kappa, where r_o is the owner's public sampling rate * clip norm.
+    """loss * (r_max / r_o)^kappa, where r_o is owner o's public influence and r_max = max r_o.
 
-    kappa = 0 orders by loss; a very large kappa orders by owner and gives the laxest owners no
-    weight. Values in between preserve the weight of the strict owners' records and of the lax
-    owners' hard records. The score depends only on the record's own loss and public constants, so
-    INO's guarantee applies.
+    An owner's influence is its sampling rate times its clip norm. kappa = 0 orders the records by
+    loss; a very large kappa orders them by owner and gives the laxest owners no weight.
+    Intermediate values of kappa preserve the weight of strict owners' records and of lax owners'
+    records with high losses. The score depends only on the record's own loss and public constants,
+    so INO's guarantee applies.
     """
 
     kappa: float = 1.0
@@ -79,6 +80,6 @@ def needed_plan(plan: Plan | None) -> Plan:
 ORDERS: Registry[Callable[[SecretStream | None], Score]] = Registry(
     "ownerwise.orders", {"loss": lambda stream: ByLoss()}
 )
-"""Named orders for configuration files. Each is a function that returns a score. The function
-receives the run's own stream if the seed is fixed, and None otherwise. Other packages add orders
-through entry points in the group `ownerwise.orders`."""
+"""The orders that configuration files can select by name. Each order is a function that returns
+a score. The function receives the run's own stream if the seed is fixed, and None otherwise. Other
+packages add orders through entry points in the group `ownerwise.orders`."""

@@ -5,7 +5,7 @@ position in the batch, so removing one record changes the last bits of all other
 hundreds of records with nearly equal losses and opposite gradients can swap places. The order here
 is smooth instead:
 
-- Levels are the multiples of a public width h. Records at the same level share one weight.
+- Levels are the multiples of a public width h. Records at the same level have the same weight.
 - A record between two levels counts proportionally at both: if its score is a fraction t of the way
   from level k to level k + 1, it counts as a record with clip norm (1 - t) C at k and as one with
   clip norm t C at k + 1.
@@ -13,8 +13,8 @@ is smooth instead:
 Adding record i therefore adds two parts with clip norms (1 - t) C_i and t C_i, so it changes the
 sum by at most C_i. The weights are continuous: if no score changes by more than e, the sum changes
 by at most 2 e G / h, where G is the batch's total clip norm. Both statements are proved in
-docs/proofs/ino.md. A width of 0 gives the hard order, in which records with equal scores share one
-weight.
+docs/proofs/ino.md. A width of 0 gives the hard order, in which records with equal scores have the
+same weight.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ MOST_LEVELS = 100_000
 def ordered_weights(
     scores: np.ndarray, clip_norms: np.ndarray, tail: Tail, tail_length: float, width: float
 ) -> np.ndarray:
-    """Return one weight in [0, 1] per record, in O(n + levels), or O(n log n) for width 0.
+    """Return one weight in [0, 1] per record.
+
+    This takes time O(n + levels), or O(n log n) if the width is 0.
 
     Args:
         scores: one finite number per record; the highest is the most important.
@@ -50,8 +52,8 @@ def ordered_weights(
     lowest = below.min()
     if below.max() - lowest > MOST_LEVELS:
         raise ValueError(
-            f"the scores span more than {MOST_LEVELS} levels of width {width:g}; expected "
-            "clamped scores, or a larger width"
+            f"the scores span more than {MOST_LEVELS} levels of width {width:g}; clamp "
+            "the scores, or use a larger width"
         )
     level = (below - lowest).astype(np.intp)
     raised = upper_part * clip_norms
@@ -66,10 +68,10 @@ def ordered_weights(
 def _shared_weights(totals: np.ndarray, tail: Tail, tail_length: float) -> np.ndarray:
     """Return the weight shared by the records at each level; the levels are in ascending order.
 
-    Let R be the total clip norm of a level and all levels below it, and H the integral of the
-    importance, measured from the batch's end. A level with total clip norm C has weight
-    (H(R) - H(R - C)) / C: the average importance over its part of the batch, which is between the
-    importance at its two ends.
+    Let R be the total clip norm of a level and all levels below it, and let H be the integral of
+    the importance, measured from the end of the batch. A level with total clip norm C has weight
+    (H(R) - H(R - C)) / C: the average importance over its part of the batch, which lies between the
+    importance values at the two ends of that part.
     """
     end = np.cumsum(totals) / tail_length
     within = np.minimum(end, 1.0)

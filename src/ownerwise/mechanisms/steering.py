@@ -2,11 +2,12 @@
 
 A record is accepted with probability min(|g|, C) / C, so the accepted fraction estimates K / (C N),
 where K is the sum of clipped norms over all N records. The fraction is computed only from noisy
-counts that the plan accounts for, so everything below is post-processing and may be published.
+counts that the plan accounts for, so everything computed from it is post-processing and may be
+published.
 
 Formal guarantee (docs/proofs/dpis.md): `keep_probability` lowers the planned sampling rates by a
-public factor, and `clip_scale` scales clip norms and noise together. Neither increases the privacy
-cost of a step beyond what is planned.
+public factor, and `clip_scale` scales clip norms and noise together. Neither change
+raises the privacy cost of a step above the planned cost.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class AcceptanceSteering(Steering):
 
     Args:
         expected_batch: expected batch size of the plan, which is the expected number of candidates
-            per step if all are kept.
+            per step if all drawn records are kept.
         accepted_batch: target number of accepted records per step, or None to keep all candidates.
         acceptance: target fraction of accepted candidates, or None to leave the clip norms
             unchanged.
@@ -86,7 +87,7 @@ class AcceptanceSteering(Steering):
         )
 
     def observe(self, factors: Tensor) -> None:
-        """Count the accepted records, which have a nonzero factor."""
+        """Count the accepted records, which are those with a nonzero factor."""
         self._count += int(factors.count_nonzero())
 
     @property

@@ -1,10 +1,10 @@
 """Functions that describe how importance falls from 1 to 0 over the tail of a batch.
 
 A tail function f on [0, gamma] is non-increasing with values in [0, 1] (INO-SGD, Definition 3.2).
-Here it is rescaled to the unit interval and measured from its END, which is numerically more
-accurate: `rising(x)` = f(gamma - gamma x) for x in [0, 1], and `area(x)` is its integral from 0 to
-x. Both are exact: the integral determines the weights, and a rounded lookup table could push a
-weight above 1.
+Here, a tail function is rescaled to the unit interval and measured from its END, which is
+numerically more accurate: `rising(x)` = f(gamma - gamma x) for x in [0, 1], and `area(x)` is its
+integral from 0 to x. Both functions are exact: the integral determines the weights, and a rounded
+lookup table could push a weight above 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Tail(Protocol):
     """A non-decreasing function on [0, 1] with values in [0, 1], and its exact integral."""
 
     def rising(self, x: np.ndarray) -> np.ndarray:
-        """Return the importance at distance x from the end of the tail (in tail lengths)."""
+        """Return the importance at a distance of x tail lengths from the end of the tail."""
         ...
 
     def area(self, x: np.ndarray) -> np.ndarray:
@@ -61,7 +61,7 @@ class Beta:
 
 
 class Steps:
-    """A step function with steps of equal width, listed from the start of the tail to its end.
+    """A step function with steps of equal width, given by its values from the start of the tail.
 
     `Steps()` has the paper's values 1/2, 1/4, 1/8, 0. `Steps.of(function)` turns any function into
     a piecewise constant one, so that the checks and the integral apply to exactly the function
@@ -87,7 +87,7 @@ class Steps:
 
     @classmethod
     def of(cls, function: Callable[[float], float], pieces: int = 1000) -> Steps:
-        """Return a step function that samples `function` on [0, 1], where 0 is the tail's start."""
+        """Return a step function that approximates `function` on [0, 1]; the tail starts at 0."""
         middles = (np.arange(pieces) + 0.5) / pieces
         return cls([float(function(float(x))) for x in middles])
 

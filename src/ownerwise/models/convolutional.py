@@ -13,7 +13,7 @@ from ownerwise.models.activations import Activation, activation_maker
 
 
 def mnist_cnn(classes: int = 10, activation: Activation = "tanh") -> nn.Sequential:
-    """Return a network for greyscale images [batch, 1, 28, 28].
+    """Return a network for greyscale images of shape [batch, 1, 28, 28].
 
     With 10 classes, it has 26,010 parameters.
     """

@@ -21,7 +21,8 @@ def mlp(
 ) -> nn.Sequential:
     """Return a multi-layer perceptron; the defaults suit the cardiotocography data set.
 
-    The network accepts [batch, inputs], or any shape with `inputs` numbers per record.
+    The network accepts tensors of shape [batch, inputs], or of any other shape with `inputs`
+    numbers per record.
     """
     if problems := hidden_problems(hidden):
         raise OwnerwiseError(problems)
@@ -40,7 +41,7 @@ def hidden_problems(hidden: Any) -> list[str]:
 
 
 def linear_head(inputs: int, classes: int) -> nn.Sequential:
-    """Return a linear classifier on features (such as the 4096 of SimCLRv2)."""
+    """Return a linear classifier on features (such as SimCLRv2's 4096 features)."""
     return mlp(inputs, classes, hidden=())
 
 
@@ -50,14 +51,14 @@ def mlp_head(
     hidden: Sequence[int] = (512,),
     activation: Activation = "relu",
 ) -> nn.Sequential:
-    """Return a multi-layer perceptron on features (such as the 1280 of EfficientNet-B1)."""
+    """Return a multi-layer perceptron on features (such as EfficientNet-B1's 1280 features)."""
     return mlp(inputs, classes, hidden, activation)
 
 
 def scattering_head(
     channels: int = 81, size: int = 7, classes: int = 10, groups: int = 27
 ) -> nn.Sequential:
-    """Return a linear classifier on scattering coefficients [batch, channels, size, size].
+    """Return a linear classifier on scattering coefficients of shape [batch, channels, size, size].
 
     Each record is first normalised separately, within groups of channels, so no statistics of the
     data are needed. The defaults are for 28x28 greyscale images; 32x32 colour images need

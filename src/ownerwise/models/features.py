@@ -24,8 +24,8 @@ def extract(extractor: nn.Module, inputs: Tensor, batch_size: int = 32) -> Tenso
 class Frozen(nn.Module):
     """A module that does not change: it has no gradients and is always in evaluation mode.
 
-    If it is the first part of a model, only the other parts are trained. It keeps the batch
-    statistics of its public training data.
+    If a frozen module is the first part of a model, only the other parts are trained. A frozen
+    module keeps the batch statistics of its public training data.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -39,5 +39,5 @@ class Frozen(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        """Return the module's outputs as constants."""
+        """Return the module's outputs, detached from the autograd graph."""
         return self.module(x)

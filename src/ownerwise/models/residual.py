@@ -1,4 +1,4 @@
-"""ResNet-18 with group normalisation for training, or with batch normalisation for frozen use."""
+"""ResNet-18, with group normalisation if it is trained, or batch normalisation if it is frozen."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Block(nn.Module):
             self.shortcut = nn.Sequential(convolution, norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [batch, outputs, height / stride, width / stride]."""
+        """Return a tensor of shape [batch, outputs, height / stride, width / stride]."""
         h = self.relu(self.norm1(self.conv1(x)))
         return self.relu(self.norm2(self.conv2(h)) + self.shortcut(x))
 
@@ -35,7 +35,7 @@ class ResNet18(nn.Module):
     """ResNet-18 (He, Zhang, Ren, Sun 2016).
 
     Args:
-        classes: number of outputs; 0 for the features before the last layer.
+        classes: number of outputs; 0 to return the features before the last layer.
         channels: number of image channels.
         width: number of channels in the first stage; 64 in the original.
         groups: maximum number of groups in group normalisation; each stage uses the largest divisor
@@ -43,8 +43,8 @@ class ResNet18(nn.Module):
         large_images: whether to use the original stem for 224x224 images (7x7 convolution with
             stride 2, max pooling) instead of a 3x3 convolution for 32x32 images.
         batch_statistics: whether to use batch normalisation, as networks with public weights do.
-            For frozen use only: batch normalisation mixes records, so the private step refuses to
-            train the network.
+            Suitable only for frozen networks: batch normalisation mixes records, so the private
+            step refuses to train the network.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ResNet18(nn.Module):
         self.fc = nn.Linear(8 * width, classes) if classes else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [batch, classes], or [batch, 8 * width] features."""
+        """Return outputs of shape [batch, classes], or features of shape [batch, 8 * width]."""
         h = self.pool(self.relu(self.norm1(self.conv1(x))))
         h = self.layer4(self.layer3(self.layer2(self.layer1(h))))
         return self.fc(self.average(h).flatten(1))

@@ -1,14 +1,14 @@
 """The scattering transform: image features without training, and therefore without privacy cost.
 
-An image is convolved with wavelets at several scales and angles, and the modulus is taken. This is
-repeated once with the coarser wavelets. Each result is smoothed by a Gaussian and sampled at every
-2^J-th pixel. The filters are fixed, so the features of a record depend only on that record. Small
-shifts and deformations of an image change its features only slightly.
+An image is convolved with wavelets at several scales and angles, and the modulus is taken. Both
+operations are repeated once with the coarser wavelets. Each result is smoothed by a Gaussian and
+sampled at every 2^J-th pixel. The filters are fixed, so the features of a record depend only on
+that record. Small shifts and deformations of an image change its features only slightly.
 
 The wavelets are Morlet wavelets, defined in the Fourier domain: a Gaussian around the centre
-frequency, minus a Gaussian around zero that makes the mean vanish. They are scaled so that,
-together with the low-pass filter, they do not increase the energy at any frequency, so distances
-between images (with their reflected margins) never increase.
+frequency, minus a Gaussian around zero that makes the mean vanish. The wavelets are
+scaled so that, together with the low-pass filter, they do not increase the energy at any frequency;
+distances between images (with their reflected margins) therefore never increase.
 
 References:
     Bruna, Mallat (2013), "Invariant Scattering Convolution Networks"; Tramer, Boneh (2021),
@@ -87,14 +87,14 @@ class Scattering(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """Return [batch, image channels * channels, height / 2^J, width / 2^J].
+        """Return features of shape [batch, image channels * channels, height / 2^J, width / 2^J].
 
         Channels are ordered by image channel, then by scattering order, scales and angles.
         """
         if images.dim() != 4 or images.shape[2:] != (self.height, self.width):
             raise OwnerwiseError(
-                f"images of shape {list(images.shape)}; expected [batch, channels, {self.height}, "
-                f"{self.width}]"
+                f"the images have shape {list(images.shape)}; expected [batch, channels, "
+                f"{self.height}, {self.width}]"
             )
         images = functional.pad(images, [self._stride] * 4, mode="reflect")
         spectrum = torch.fft.fft2(images)[:, :, None]  # [batch, channels, paths, height, width]
@@ -148,7 +148,7 @@ def _bell(along: Tensor, across: Tensor, std: float, slant: float) -> Tensor:
 
 
 def _averages(size: int, stride: int) -> Tensor:
-    """Return Gaussian averages around every `stride`-th of `size` points on a circle."""
+    """Return weights of Gaussian averages around every `stride`-th of `size` points on a circle."""
     std = 0.4 * stride
     places = torch.arange(size, dtype=torch.float64)
     distance = places[None, :] - places[::stride, None]
@@ -158,7 +158,7 @@ def _averages(size: int, stride: int) -> Tensor:
 
 
 def _contraction(wavelets: Tensor, row_average: Tensor, column_average: Tensor) -> float:
-    """Return the largest factor up to 1 at which the filters together amplify no frequency."""
+    """Return the largest factor <= 1 such that the filters, scaled by it, amplify no frequency."""
     low = torch.outer(torch.fft.fft(row_average).real, torch.fft.fft(column_average).real)
     energy = wavelets.square().sum(dim=(0, 1))
     mirrored = energy.flip(0, 1).roll((1, 1), (0, 1))  # real images: frequencies come in pairs

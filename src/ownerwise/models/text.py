@@ -1,4 +1,4 @@
-"""A recurrent classifier on token ids, int64 [batch, length], padded with 0 at the end.
+"""A recurrent classifier for token ids, int64 [batch, length], padded with 0 at the end.
 
 Padding has no effect: the output for a record does not depend on the longest record in its batch.
 Otherwise a record's gradient would depend on other records, and clipping would no longer bound the
@@ -13,7 +13,7 @@ PADDING = 0
 
 
 class TextLSTM(nn.Module):
-    """Embedding, LSTM, and a linear layer on the state after the last token.
+    """An embedding, an LSTM, and a linear layer that is applied to the state after the last token.
 
     Args:
         symbols: number of token ids, including padding.
@@ -38,7 +38,7 @@ class TextLSTM(nn.Module):
 
 
 def token_counts(tokens: Tensor) -> Tensor:
-    """Return the number of tokens in each record [batch], excluding padding."""
+    """Return the number of tokens in each record, excluding padding, [batch]."""
     return (tokens != PADDING).sum(dim=1)
 
 

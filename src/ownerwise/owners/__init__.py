@@ -4,24 +4,24 @@ This package may import only `errors`. It also reads tables for the `data` packa
 ids are read the same way from tables of budgets and tables of records.
 """
 
-from ownerwise.owners.budget_tables import reworded
 from ownerwise.owners.frozen import frozen
+from ownerwise.owners.hints import Hints
+from ownerwise.owners.ids import as_ids, text_ids
 from ownerwise.owners.owners import UNIT, Owners
 from ownerwise.owners.tables import (
     HEADER_ALONE,
     PARQUET,
     as_array,
-    as_ids,
     csv_rows,
     is_missing,
     parquet_columns,
-    text_ids,
 )
 
 __all__ = [
     "HEADER_ALONE",
     "PARQUET",
     "UNIT",
+    "Hints",
     "Owners",
     "as_array",
     "as_ids",
@@ -29,6 +29,5 @@ __all__ = [
     "frozen",
     "is_missing",
     "parquet_columns",
-    "reworded",
     "text_ids",
 ]

@@ -11,16 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.errors import BudgetError, PrivacyWarning, name_some
-from ownerwise.owners.budget_tables import (
-    GIVE_RECORDS,
-    OWN_DELTA,
-    BudgetColumn,
-    read_budgets,
-    read_levels,
-)
+from ownerwise.errors import BudgetError, PrivacyWarning, Problems, name_some
+from ownerwise.owners.budget_tables import read_budgets
 from ownerwise.owners.frozen import frozen
-from ownerwise.owners.tables import as_array, as_ids, report_lookalikes
+from ownerwise.owners.hints import API, Hints
+from ownerwise.owners.matching import match_records, report_misfits, report_without_records
+from ownerwise.owners.values import read_levels, read_numbers
 
 UNIT = "ONE RECORD, not one owner"
 """The unit of privacy, as stated in every table."""
@@ -53,6 +49,7 @@ class Owners:
             counts in `record_owner`, else one per owner. Declared counts are used unchanged, even
             if the actual counts differ.
         levels: the epsilon of each named level, e.g. `{"high": 0.5, "medium": 2, "low": 5}`.
+        hints: the names that error messages use; for front ends other than the Python API.
 
     Attributes:
         ids: owner ids, sorted, int64 or str; every per-owner array follows this order.
@@ -85,33 +82,46 @@ class Owners:
         *,
         records: Any = None,
         levels: Mapping[str, float] | None = None,
+        hints: Hints = API,
     ):
-        problems: list[str] = []
+        problems = Problems()
         meaning = read_levels(levels, problems)
-        columns = read_budgets(epsilon, delta, records, meaning, problems)
-        listing = next((columns[what] for what in columns if columns[what].names is not None), None)
-        if record_owner is None and listing is None and "epsilon" in columns:
-            record_owner = _record_each(columns["epsilon"], problems)
+        tables = read_budgets(epsilon, delta, records, meaning, hints, problems)
+        listing = next((table for table in tables if table.names is not None), None)
         ids, index, counts = None if listing is None else listing.ids, None, None
+        given = tables[0].columns.get("epsilon")
+        if record_owner is None and listing is None and given is not None:
+            if given.ndim:
+                record_owner = np.arange(len(given))
+            else:
+                problems.add(
+                    f"{hints.record_owner} is None and epsilon is a single number, so the owners "
+                    "are unknown; expected one owner id per record, one epsilon per record, or a "
+                    "table of budgets"
+                )
         if record_owner is not None:
-            ids, index, counts = _match(record_owner, ids, listing is None, problems)
-        numbers = {what: columns[what].numbers(ids, meaning, problems) for what in columns}
+            ids, index, counts = match_records(
+                record_owner, ids, listing is None, hints.record_owner, problems
+            )
+        numbers = [read_numbers(table, ids, meaning, hints, problems) for table in tables]
+        declared = any("records" in table.columns for table in tables)
         if ids is not None:
-            for what in columns:
-                _report_misfit(columns[what], numbers[what], ids, index, problems)
-            if counts is not None and "records" not in columns:
-                _report_without_records(ids, counts, problems)
-        if problems or ids is None:
-            raise BudgetError(problems)
+            for table, values in zip(tables, numbers, strict=True):
+                report_misfits(table, values, ids, index, problems)
+            if counts is not None and not declared:
+                report_without_records(ids, counts, hints.records, problems)
+        problems.raise_(BudgetError)
+        assert ids is not None
 
-        if OWN_DELTA in numbers:
-            own = numbers.pop(OWN_DELTA)
-            numbers["delta"] = np.where(np.isnan(own), numbers["delta"], own)
         basis = "declared"
-        if "records" not in columns:
+        if not declared:
             basis = "assumed one each" if counts is None else "counted"
-            numbers["records"] = np.ones(()) if counts is None else counts
-        per_owner = {what: np.array(np.broadcast_to(numbers[what], len(ids))) for what in numbers}
+            numbers.append({"records": np.ones(()) if counts is None else counts})
+        per_owner: dict[str, np.ndarray] = {}
+        for values in numbers:
+            for what, new in values.items():  # a blank delta in a table is NaN; later ones fill it
+                known = per_owner.get(what, np.full(len(ids), np.nan))
+                per_owner[what] = np.where(np.isnan(known), new, known)
         per_owner["records"] = per_owner["records"].astype(np.int64)
         self._set(ids=ids, record_owner_index=index, records_basis=basis, **per_owner)
         self._warn_of_large_delta()
@@ -136,15 +146,14 @@ class Owners:
 
         The records are counted only if `records_basis` is "assumed one each".
         """
-        problems: list[str] = []
-        _, index, counts = _match(record_owner, self.ids, False, problems)
+        problems = Problems()
+        _, index, counts = match_records(record_owner, self.ids, False, API.record_owner, problems)
         other = copy.copy(self)
         other._set(record_owner_index=index)
         if self.records_basis == "assumed one each" and counts is not None:
-            _report_without_records(self.ids, counts, problems)
+            report_without_records(self.ids, counts, API.records, problems)
             other._set(records=counts, records_basis="counted")
-        if problems:
-            raise BudgetError(problems)
+        problems.raise_(BudgetError)
         other._warn_of_large_delta()
         return other
 
@@ -208,130 +217,3 @@ class Owners:
 def _range(values: np.ndarray) -> str:
     low, high = float(values.min()), float(values.max())
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
-
-
-def _kind(ids: np.ndarray) -> str:
-    return "str" if ids.dtype.kind == "U" else "int"
-
-
-def _record_each(epsilon: BudgetColumn, problems: list[str]) -> np.ndarray | None:
-    """Return a different owner id for every record, if no ids were given."""
-    if epsilon.cells.ndim:
-        return np.arange(len(epsilon.cells))
-    problems.append(
-        "record_owner is None and epsilon is a single number, so the owners are unknown; "
-        "expected one owner id per record, one epsilon per record, or a table of budgets"
-    )
-    return None
-
-
-def _match(
-    record_owner: Any, ids: np.ndarray | None, find_ids: bool, problems: list[str]
-) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
-    """Return the ids, the position of each record's owner in them, and each owner's record count.
-
-    With `find_ids`, the ids are taken from the records. A result is None if problems make it
-    impossible to determine.
-    """
-    given = as_array(record_owner)
-    present = as_ids(given, "record_owner", problems)
-    if present is None or not len(present):
-        return ids, None, None
-    seen, inverse, counts = np.unique(present, return_inverse=True, return_counts=True)
-    complete = len(present) == len(given)
-    if find_ids:
-        return (seen, inverse, counts) if complete else (None, None, None)
-    if ids is None or _report_other_kind(present, "record_owner", ids, problems):
-        return ids, None, None
-    position = np.minimum(np.searchsorted(ids, seen), len(ids) - 1)
-    stray = ids[position] != seen
-    if stray.any():
-        problems.append(
-            f"no budget for owner {name_some(seen[stray])}; add a budget, or leave out their "
-            "records"
-        )
-        if _kind(ids) == "str":
-            report_lookalikes([*ids.tolist(), *seen[stray].tolist()], "record_owner", problems)
-    records = np.zeros(len(ids), dtype=np.int64)
-    records[position[~stray]] = counts[~stray]
-    return ids, position[inverse], records if complete else None
-
-
-def _report_other_kind(other: np.ndarray, where: str, ids: np.ndarray, problems: list[str]) -> bool:
-    if _kind(other) == _kind(ids):
-        return False
-    problems.append(
-        f"owner ids are {_kind(other)} in {where} (such as {other.tolist()[0]!r}) and {_kind(ids)} "
-        f"in the budgets (such as {ids.tolist()[0]!r}); expected the same type in both: convert "
-        f"those in {where} to {_kind(ids)}"
-    )
-    return True
-
-
-def _report_without_records(ids: np.ndarray, counts: np.ndarray, problems: list[str]) -> None:
-    if not counts.all():
-        problems.append(
-            f"owner without records: {name_some(ids[counts == 0])} has a budget but no "
-            f"records; remove the owner, or {GIVE_RECORDS}"
-        )
-
-
-def _report_misfit(
-    column: BudgetColumn,
-    values: np.ndarray,
-    ids: np.ndarray,
-    index: np.ndarray | None,
-    problems: list[str],
-) -> None:
-    """Report a column that does not have exactly one value per owner."""
-    if column.ids is not None and column.ids is not ids:
-        _report_other_owners(column.ids, column.where, ids, problems)
-    if column.names is not None or not values.ndim:
-        return
-    mapping = f"a mapping {{id: {column.what}}}"
-    if len(values) == len(ids):
-        if index is not None and _two_orders(values, index):
-            problems.append(
-                f"{column.what}: {len(ids)} values for {len(ids)} owners with one record each, but "
-                f"the ids of the records ({name_some(ids[index])}) are not in ascending order; "
-                "it is unclear whether the values follow the records or the sorted ids: pass "
-                f"{mapping}"
-            )
-    elif index is not None and len(values) == len(index):
-        counts = np.bincount(index)
-        problems.append(
-            f"{column.what}: one value for each record, but owner {ids[counts.argmax()]} has "
-            f"several records; expected one value per owner ({mapping}), or a separate owner for "
-            "every record"
-        )
-    else:
-        problems.append(
-            f"{column.what}: {len(values)} values for {len(ids)} owners; expected one number for "
-            f"all owners, {mapping}, or one value per owner in the order of the sorted ids"
-        )
-
-
-def _report_other_owners(
-    named: np.ndarray, where: str, ids: np.ndarray, problems: list[str]
-) -> None:
-    if _report_other_kind(named, where, ids, problems):
-        return
-    missing, unknown = np.setdiff1d(ids, named), np.setdiff1d(named, ids)
-    if len(missing):
-        problems.append(
-            f"{where} has no value for owner {name_some(missing)}; expected one value per owner: "
-            "add it, or pass one number for all owners"
-        )
-    if len(unknown):
-        problems.append(
-            f"{where} names owner {name_some(unknown)}, who has no budget; add a budget, or remove "
-            f"the owner from {where}"
-        )
-
-
-def _two_orders(values: np.ndarray, index: np.ndarray) -> bool:
-    """Return whether reading the values by record and by sorted id gives different budgets."""
-    if len(index) != len(values) or np.bincount(index).max() > 1:
-        return False
-    ascending = np.array_equal(index, np.arange(len(index)))
-    return not ascending and not np.array_equal(values, values[index])

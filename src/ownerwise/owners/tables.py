@@ -1,22 +1,19 @@
-"""Read tables: rows of CSV files, columns of Parquet files, and owner ids in both.
+"""Read tables: rows of CSV files, columns of Parquet files, and cells of either or of arrays.
 
-Cells are kept as written: the id "007" remains text, and an int column with missing cells does not
-become floats.
+Cells are kept as written: an int column with missing cells does not become floats.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-import re
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-from ownerwise.errors import OwnerwiseError, name_some
+from ownerwise.errors import OwnerwiseError
 
 PARQUET = (".parquet", ".pq")
 """File name suffixes of Parquet files."""
@@ -69,15 +66,6 @@ def _parquet_cells(cells: Any) -> np.ndarray:
     return as_array(cells.to_pylist())
 
 
-def text_ids(cells: Sequence[str]) -> np.ndarray:
-    """Return ids read from text, as ints if every cell is a canonical int (not "007")."""
-    try:
-        ids = np.array(list(map(int, cells)), dtype=np.int64)
-    except (ValueError, OverflowError):
-        return as_array(cells)
-    return ids if list(map(str, ids.tolist())) == list(cells) else as_array(cells)
-
-
 def as_array(given: Any) -> np.ndarray:
     """Return the cells as an array, keeping their types: [1, "a"] does not become two strings."""
     if hasattr(given, "detach"):  # a torch tensor
@@ -93,89 +81,6 @@ def as_array(given: Any) -> np.ndarray:
     return np.fromiter(cells, dtype=object, count=len(cells))
 
 
-def as_ids(
-    given: np.ndarray,
-    where: str,
-    problems: list[str],
-    place: Callable[[int], str] = "record {}".format,
-) -> np.ndarray | None:
-    """Return owner ids as int64 or str, without the missing ones; None if they cannot be used.
-
-    `place` returns a description of a position, for use in messages.
-    """
-    if given.ndim != 1:
-        problems.append(f"{where} has shape {given.shape}; expected a list of owner ids")
-        return None
-    if not len(given):
-        problems.append(f"{where} is empty; expected at least one owner")
-        return None
-    cells = [] if given.dtype.kind in "iu" else given.tolist()
-    missing = [at for at, cell in enumerate(cells) if is_missing(cell)]
-    if missing:
-        problems.append(
-            f"{where}: no owner id in {name_some(missing, place)}; expected an int or a str in "
-            "each: add the id, or leave out the entry"
-        )
-        given = np.delete(given, missing)
-    types = set(map(type, given.tolist())) if given.dtype.kind == "O" else {given.dtype.type}
-    kinds = sorted(set(map(_kind, types))) if len(given) else []
-    if kinds == ["str"]:
-        names = given.tolist()
-        if wrong := [at for at, name in enumerate(names) if "\0" in name]:
-            problems.append(
-                f"{where}: the owner id in {name_some(wrong, place)} contains a NUL character, "
-                "which numpy may drop; remove the character"
-            )
-            return None
-        ids = given.astype(str)
-        report_lookalikes(names, where, problems)
-        return ids
-    if kinds == ["int"] and max(int(given.max()), -1 - int(given.min())) < 2**63:
-        return given.astype(np.int64)
-    if kinds == ["int"]:
-        problems.append(f"{where}: an owner id does not fit in 64 bits; use str ids instead")
-    elif kinds:
-        problems.append(
-            f"{where}: owner ids are of type {' and '.join(kinds)}, such as "
-            f"{given[:1].tolist()[0]!r}; expected all int or all str: convert them (missing "
-            "values may have turned ints into floats)"
-        )
-    return None
-
-
-def report_lookalikes(names: Iterable[str], where: str, problems: list[str]) -> None:
-    """Report ids that differ only in invisible characters or in how letters are composed."""
-    groups: dict[str, list[str]] = {}
-    for name in sorted(set(names)):
-        groups.setdefault(_appearance(name), []).append(name)
-    alike = [group for group in groups.values() if len(group) > 1]
-    if alike:
-        problems.append(
-            f"{where}: owner ids {name_some(alike, lambda group: ' and '.join(map(ascii, group)))} "
-            "look the same but differ in invisible characters, spaces or Unicode form; "
-            "expected one spelling per owner: correct the ids"
-        )
-
-
-_UNSEEN = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u2800\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
-    "\U000e0000-\U000e0fff]"
-)
-"""Invisible characters: Unicode's Default_Ignorable code points and the Braille blank.
-
-The categories Cc and Cf are not listed, because `_appearance` handles them."""
-
-
-def _appearance(name: str) -> str:
-    """Return the text as a reader sees it: NFKC form, no invisible characters, single spaces."""
-    if not (name.isascii() and name.isprintable()):
-        # removed first, because an invisible character between two letters prevents composition
-        name = unicodedata.normalize("NFKC", _UNSEEN.sub("", name))
-        hidden = [letter for letter in set(name) if unicodedata.category(letter) in ("Cc", "Cf")]
-        name = name.translate({ord(letter): " " if letter.isspace() else "" for letter in hidden})
-    return " ".join(name.split())
-
-
 def is_missing(cell: Any) -> bool:
     """Return whether a cell is blank: "", NaN, None, or a pandas missing value."""
     if isinstance(cell, str):
@@ -185,11 +90,11 @@ def is_missing(cell: Any) -> bool:
     return cell is None or type(cell).__name__ in ("NAType", "NaTType")
 
 
-def _kind(cell_type: type) -> str:
-    if issubclass(cell_type, bool | np.bool_):
-        return "bool"
-    if issubclass(cell_type, int | np.integer):
-        return "int"
-    if issubclass(cell_type, float | np.floating):
-        return "float"
-    return "str" if issubclass(cell_type, str) else cell_type.__name__
+def plain_number(cell: Any) -> float:
+    """Return a cell as a number; raise ValueError or TypeError if it is not one.
+
+    Text must use ASCII digits without underscores: Python would read "0_5" as 5.
+    """
+    if isinstance(cell, str) and ("_" in cell or not cell.isascii()):
+        raise ValueError(cell)
+    return float(cell)

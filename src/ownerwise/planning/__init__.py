@@ -6,8 +6,9 @@ from another package, the mechanism states its cost through a protocol defined h
 
 from ownerwise.planning.batch_bounds import largest_total
 from ownerwise.planning.budget_classes import BudgetClass
+from ownerwise.planning.making import make_plan, plan
 from ownerwise.planning.plans import Plan
-from ownerwise.planning.request import NO_CONSTRAINTS, plan, request_problems
+from ownerwise.planning.request import NO_CONSTRAINTS, PlanRequest
 from ownerwise.planning.solver import METHODS
 from ownerwise.planning.verification import Verification
 
@@ -16,8 +17,9 @@ __all__ = [
     "NO_CONSTRAINTS",
     "BudgetClass",
     "Plan",
+    "PlanRequest",
     "Verification",
     "largest_total",
+    "make_plan",
     "plan",
-    "request_problems",
 ]

@@ -16,6 +16,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ownerwise.accounting import Schedule
+
 Segments = tuple[tuple[int, float], ...]
 """Consecutive segments, each a pair (number of steps, noise factor)."""
 
@@ -86,7 +88,7 @@ def segments(schedule: NoiseSchedule, steps: int | None) -> Segments:
 def schedule_problems(schedule: NoiseSchedule, steps: int | None) -> list[str]:
     """Return all problems with a schedule; `steps` is None if unknown."""
     if not isinstance(schedule, str | Mapping):
-        return []
+        return _segment_problems(schedule, steps)
     name, options = _split(schedule)
     if name not in SCHEDULES:
         return [f"noise_schedule {name!r}: expected one of {', '.join(SCHEDULES)}, or segments"]
@@ -116,6 +118,16 @@ def schedule_problems(schedule: NoiseSchedule, steps: int | None) -> list[str]:
             "0.001"
         ]
     return []
+
+
+def _segment_problems(pieces: Iterable[tuple[int, float]], steps: int | None) -> list[str]:
+    try:
+        total = Schedule(tuple(pieces)).steps
+    except (TypeError, ValueError) as error:
+        return [f"noise_schedule {pieces!r}: expected a name, or segments ({error})"]
+    if steps in (None, total):
+        return []
+    return [f"noise_schedule has {total} steps; expected steps={steps}"]
 
 
 def _split(schedule: str | Mapping[Any, Any]) -> tuple[Any, dict[str, Any]]:

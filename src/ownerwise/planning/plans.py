@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ownerwise import accounting
-from ownerwise.accounting import PaidRelease, Schedule
+from ownerwise.accounting import PaidRelease, RunCost, Schedule
 from ownerwise.errors import PlanError
 from ownerwise.owners import UNIT, Owners, frozen
 from ownerwise.planning import storage, verification
@@ -158,10 +158,8 @@ class Plan:
         return accounting.epsilon(
             self.sampling_rates[at],
             self.noise_multipliers[at],
-            schedule,
+            RunCost(schedule, self.accountant, self.release),
             self.accounted_deltas[at],
-            self.accountant,
-            self.release,
             self.release_sensitivities[at],
         )
 

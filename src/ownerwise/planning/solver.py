@@ -11,15 +11,19 @@ norms and this module use the harmonic mean.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ownerwise.accounting import (
+    MULTIPLIER,
+    MULTIPLIER_RANGE,
     BudgetCurve,
     Budgets,
     LogQuantity,
     PaidRelease,
+    RunCost,
     Schedule,
     find_root,
     multiplier_curve,
@@ -40,18 +44,20 @@ MIN_CLIP_NORM = 1e-6  # its square must fit in float32, even after scaling and s
 
 
 @dataclass(frozen=True)
-class Solution:
-    """The result of the solver.
+class Trial:
+    """Noise, sampling rates and clip norms that the solver has tried.
 
     Attributes:
         noise: noise std divided by the plan's clip norm.
         sampling_rates: one per owner.
         relative_clips: each owner's clip norm divided by the plan's clip norm.
+        curve: the sampling rates or noise multipliers of all budgets.
     """
 
     noise: float
     sampling_rates: np.ndarray
     relative_clips: np.ndarray
+    curve: BudgetCurve
 
 
 class Planner:
@@ -90,61 +96,129 @@ class Planner:
         groups = self.budgets.groups  # each has the smallest delta of its owners
         least = [self.budgets.epsilon[group.members].min() for group in groups]
         self.strictest = Budgets(np.array(least), np.array([group.delta for group in groups]))
-        self.rate_curves: list[tuple[float, BudgetCurve]] = []  # each with its log noise
+        self.last_rates: list[tuple[float, BudgetCurve]] = []  # up to two, each with its log noise
         self.last_multipliers: BudgetCurve | None = None
-        self.last_noise: float | None = None
-        self.reached: Solution
 
-    # -- noise is unknown ----------------------------------------------------------------------
-
-    def find_noise(self, schedule: Schedule, batch_size: float) -> Solution:
+    def find_noise(self, schedule: Schedule, batch_size: float) -> Trial:
         """Return the solution for a given expected batch size."""
+        run = self._run(schedule)
         rate = min(1.0, batch_size / self.total)
         ones = np.ones(len(self.owners))
         if self.method == "uniform":
-            curve = multiplier_curve(
-                self.strictest, rate, schedule, self.accountant, None, self.release
-            )
+            curve = multiplier_curve(self.strictest, rate, run)
             self._refuse_unreachable(curve)
-            return Solution(float(curve(self.strictest).max()), rate * ones, ones)
+            return Trial(float(curve(self.strictest).max()), rate * ones, ones, curve)
         if self.method == "scale":
-            multipliers = self._multipliers(rate, schedule)
+            curve = self._multipliers(run, rate)
+            multipliers = curve(self.budgets)
             noise = self.total / float(self.records @ (1.0 / multipliers))  # harmonic mean
-            return Solution(noise, rate * ones, noise / multipliers)
-        return self._find_noise_for_rates(schedule, batch_size, rate)
+            return Trial(noise, rate * ones, noise / multipliers, curve)
+        return self._find_noise_for_rates(run, batch_size, rate)
 
-    def _find_noise_for_rates(self, schedule: Schedule, batch_size: float, rate: float) -> Solution:
-        """Solve `sample` and `both`: find the noise at which the rates add up to the batch size."""
-        relative_clips, log_relative = self._relative_clips(rate, schedule)
-        rates = np.zeros(0)
-
-        def excess(log_noise: float) -> float:
-            nonlocal rates
-            rates = self._rates(log_noise, log_relative, schedule)
-            return float(np.log(self.records @ rates) - np.log(batch_size)) - _BATCH_TOLERANCE
-
-        if rate > 1 - 4 * _BATCH_TOLERANCE:  # every record takes part in every step
-            multipliers = self._multipliers(1.0, schedule)
-            noise = float((multipliers * relative_clips).max())
-            return Solution(noise, np.full(len(self.owners), rate), relative_clips)
-        if self.last_noise is None:
-            curve = multiplier_curve(
-                self._middle(), rate, schedule, self.accountant, None, self.release, 0.05
+    def find_batch(self, schedule: Schedule, noise: float) -> Trial:
+        """Return the solution for a given noise, which determines the rates and the batch size."""
+        run = self._run(schedule)
+        log_noise = float(np.log(noise))
+        if self.method in ("uniform", "sample"):
+            ones = np.ones(len(self.owners))
+            budgets = self.budgets if self.method == "sample" else self.strictest
+            curve = self._rates(budgets, lambda _, x: np.full(np.shape(x), log_noise), run)
+            self._refuse_unreachable(curve)
+            rates = curve(budgets)
+            return Trial(
+                noise, rates if self.method == "sample" else rates.min() * ones, ones, curve
             )
-            self.last_noise = float(curve(self._middle())[0])
-        bounds = (np.log(0.05), np.log(1e6))
-        guess = float(np.log(self.last_noise))
-        log_noise = find_root(excess, guess, 2.0, *bounds, _BATCH_TOLERANCE, longest_step=0.3)
-        self.last_noise = float(np.exp(log_noise))
-        self._refuse_unreachable(self.rate_curves[-1][1])
-        reached = float(self.records @ rates)
+        bounds = (float(np.log(self.total * 1e-7)), float(np.log(self.total)))
+        guess = bounds[1] - 4.0
+        if self.method == "both":
+            return _search(
+                lambda log_batch: self._at_noise(run, noise, float(np.exp(log_batch))),
+                lambda log_batch, trial: log_batch - float(np.log(self._batch_size(trial))),
+                guess, 1.0, *bounds, _BATCH_TOLERANCE,
+            )  # fmt: skip
+
+        def excess(log_batch: float) -> float:
+            needed = self.find_noise(schedule, float(np.exp(log_batch))).noise
+            return float(np.log(needed)) - log_noise + 3e-4
+
+        batch_size = float(np.exp(find_root(excess, guess, 1.0, *bounds, 3e-4)))
+        trial = self.find_noise(schedule, batch_size)
+        return self._with_noise(trial, noise, "a batch of", batch_size)
+
+    def find_steps(self, batch_size: float, noise: float) -> tuple[int, Trial]:
+        """Return the number of steps that the budgets allow, and the solution."""
+        individual_rates = self.method in ("sample", "both")
+
+        def attempt(steps: int) -> Trial:
+            schedule = Schedule.constant(steps)
+            if individual_rates:
+                return self._at_noise(self._run(schedule), noise, batch_size)
+            return self.find_noise(schedule, batch_size)
+
+        def excess(log_steps: float) -> float:
+            trial = attempt(max(1, round(float(np.exp(log_steps)))))
+            if individual_rates:
+                return float(np.log(batch_size / self._batch_size(trial))) + 2e-4
+            return float(np.log(trial.noise / noise)) + 2e-4
+
+        log_steps = find_root(excess, np.log(1000.0), 0.5, 0.0, np.log(MAX_STEPS), 2e-4)
+        steps = max(1, int(np.floor(np.exp(log_steps) + 1e-9)))
+        trial = attempt(steps)
+        if not individual_rates:
+            return steps, self._with_noise(trial, noise, "a step count of", steps)
+        reached = self._batch_size(trial)
+        if reached < batch_size:
+            raise PlanError(
+                f"noise_multiplier {noise:g} is too small: in {steps} steps the budgets allow a "
+                f"batch of {reached:.4g}, not {batch_size:g}; use more noise, or a smaller batch"
+            )
+        rates = trial.sampling_rates * (batch_size / reached)
+        return steps, replace(trial, sampling_rates=rates)
+
+    def _find_noise_for_rates(self, run: RunCost, batch_size: float, rate: float) -> Trial:
+        """Solve `sample` and `both`: find the noise at which the rates add up to the batch size."""
+        relative_clips, log_relative = self._relative_clips(run, rate)
+        if rate > 1 - 4 * _BATCH_TOLERANCE:  # every record takes part in every step
+            curve = self._multipliers(run, 1.0)
+            noise = float((curve(self.budgets) * relative_clips).max())
+            return Trial(noise, np.full(len(self.owners), rate), relative_clips, curve)
+
+        def attempt(log_noise: float) -> Trial:
+            curve = self._rates_at(log_noise, log_relative, run)
+            return Trial(float(np.exp(log_noise)), curve(self.budgets), relative_clips, curve)
+
+        def excess(log_noise: float, trial: Trial) -> float:
+            reached = self._batch_size(trial)
+            return float(np.log(reached) - np.log(batch_size)) - _BATCH_TOLERANCE
+
+        middle = self._middle()
+        rough = float(multiplier_curve(middle, rate, run, tolerance=0.05)(middle)[0])
+        trial = _search(
+            attempt, excess, float(np.log(rough)), 2.0, np.log(0.05), np.log(1e6),
+            _BATCH_TOLERANCE, longest_step=0.3,
+        )  # fmt: skip
+        self._refuse_unreachable(trial.curve)
+        reached = self._batch_size(trial)
         if not 0 <= np.log(reached / batch_size) <= 2.1 * _BATCH_TOLERANCE:
             raise PlanError(
                 "no noise multiplier makes the sampling rates add up to a batch of "
-                f"{batch_size:g} (nearest: {reached:g} at noise multiplier {self.last_noise:g}); "
+                f"{batch_size:g} (nearest: {reached:g} at noise multiplier {trial.noise:g}); "
                 "change batch_size or steps, or use method='scale'"
             )
-        return Solution(self.last_noise, rates * (batch_size / reached), relative_clips)
+        return replace(trial, sampling_rates=trial.sampling_rates * (batch_size / reached))
+
+    def _at_noise(self, run: RunCost, noise: float, batch_size: float) -> Trial:
+        """Return individual rates at a given noise; `batch_size` sets the clip norms of `both`."""
+        relative_clips, log_relative = self._relative_clips(run, min(1.0, batch_size / self.total))
+        curve = self._rates_at(float(np.log(noise)), log_relative, run)
+        self._refuse_unreachable(curve)
+        return Trial(noise, curve(self.budgets), relative_clips, curve)
+
+    def _run(self, schedule: Schedule) -> RunCost:
+        return RunCost(schedule, self.accountant, self.release)
+
+    def _batch_size(self, trial: Trial) -> float:
+        return float(self.records @ trial.sampling_rates)
 
     def _middle(self) -> Budgets:
         """Return the median budget, weighted by records, for an initial guess."""
@@ -153,164 +227,104 @@ class Planner:
         at = order[int(np.searchsorted(weight, 0.5 * weight[-1]))]
         return Budgets(self.budgets.epsilon[[at]], self.deltas[[at]])
 
-    def _multipliers(self, rate: float, schedule: Schedule) -> np.ndarray:
+    def _multipliers(self, run: RunCost, rate: float) -> BudgetCurve:
         guess = None if self.last_multipliers is None else self.last_multipliers.log_at
-        self.last_multipliers = multiplier_curve(
-            self.budgets, rate, schedule, self.accountant, guess, self.release
-        )
-        self._refuse_unreachable(self.last_multipliers)
-        return self.last_multipliers(self.budgets)
+        self.last_multipliers = curve = multiplier_curve(self.budgets, rate, run, guess)
+        self._refuse_unreachable(curve)
+        return curve
 
-    def _relative_clips(self, rate: float, schedule: Schedule):
+    def _relative_clips(self, run: RunCost, rate: float) -> tuple[np.ndarray, LogQuantity]:
         """Return clip norms divided by their average, and the log of this ratio for any budget."""
         if self.mixture is None:
             return np.ones(len(self.owners)), lambda number, x: np.zeros(np.shape(x))
-        clips = self._multipliers(rate, schedule) ** -self.mixture
+        mixture, curve = self.mixture, self._multipliers(run, rate)
+        clips = curve(self.budgets) ** -mixture
         average = float(self.records @ clips) / self.total
-        curve, mixture = self.last_multipliers, self.mixture
-        assert curve is not None
 
         def log_relative(number: int, log_epsilon: np.ndarray) -> np.ndarray:
             return -mixture * curve.log_at(number, log_epsilon) - np.log(average)
 
         return clips / average, log_relative
 
-    def _rates(self, log_noise: float, log_relative, schedule: Schedule) -> np.ndarray:
+    def _rates_at(self, log_noise: float, log_relative: LogQuantity, run: RunCost) -> BudgetCurve:
         def log_multiplier(number: int, log_epsilon: np.ndarray) -> np.ndarray:
             return log_noise - log_relative(number, log_epsilon)
 
-        guess = self._rate_guess(log_noise)
-        curve = self._rate_curve(self.budgets, log_multiplier, schedule, guess)
-        self.rate_curves.append((log_noise, curve))
-        return curve(self.budgets)
-
-    def _rate_curve(
-        self,
-        budgets: Budgets,
-        log_multiplier: LogQuantity,
-        schedule: Schedule,
-        guess: LogQuantity | None = None,
-    ) -> BudgetCurve:
-        """Return the curve of sampling rates; a reweighted release depends on the lowest one."""
-        least_sampling_rate = None
-        if self.reweighted:  # owners with the lowest rate pay for the release in full
-            strict = self.strictest if self.mixture is None else self.budgets
-            full = (log_multiplier, schedule, self.accountant, None, self.release)
-            least_sampling_rate = float(sampling_rate_curve(strict, *full)(strict).min())
-        return sampling_rate_curve(
-            budgets,
-            log_multiplier,
-            schedule,
-            self.accountant,
-            guess,
-            self.release,
-            least_sampling_rate,
-        )
+        curve = self._rates(self.budgets, log_multiplier, run, self._rate_guess(log_noise))
+        self.last_rates = [*self.last_rates[-1:], (log_noise, curve)]
+        return curve
 
     def _rate_guess(self, log_noise: float) -> LogQuantity | None:
         """Return sampling rates extrapolated from the last two noise levels tried."""
-        if not self.rate_curves:
+        if not self.last_rates:
             return None
-        x1, last = self.rate_curves[-1]
-        if len(self.rate_curves) == 1 or self.rate_curves[-2][0] == x1:
+        x0, before = self.last_rates[0]
+        x1, last = self.last_rates[-1]
+        if x0 == x1:
             return lambda number, at: last.log_at(number, at) + (log_noise - x1)
-        x0, before = self.rate_curves[-2]
         weight = (log_noise - x1) / (x1 - x0)
         return lambda number, at: (
             (1 + weight) * last.log_at(number, at) - weight * before.log_at(number, at)
         )
 
-    # -- batch or steps are unknown ------------------------------------------------------------
+    def _rates(
+        self,
+        budgets: Budgets,
+        log_multiplier: LogQuantity,
+        run: RunCost,
+        guess: LogQuantity | None = None,
+    ) -> BudgetCurve:
+        """Return the curve of sampling rates; a reweighted release depends on the lowest one."""
+        least = None
+        if self.reweighted:  # owners with the lowest rate pay for the release in full
+            strict = self.strictest if self.mixture is None else self.budgets
+            least = float(sampling_rate_curve(strict, log_multiplier, run)(strict).min())
+        return sampling_rate_curve(budgets, log_multiplier, run, guess, least)
 
-    def find_batch(self, schedule: Schedule, noise: float) -> Solution:
-        """Return the solution for a given noise, which determines the rates and the batch size."""
-        ones = np.ones(len(self.owners))
-        log_noise = float(np.log(noise))
-        if self.method in ("uniform", "sample"):
-            budgets = self.budgets if self.method == "sample" else self.strictest
-            curve = self._rate_curve(
-                budgets, lambda _, x: np.full(np.shape(x), log_noise), schedule
-            )
-            self._refuse_unreachable(curve)
-            rates = curve(budgets)
-            return Solution(noise, rates if self.method == "sample" else rates.min() * ones, ones)
-
-        bounds = (float(np.log(self.total * 1e-7)), float(np.log(self.total)))
-        guess = bounds[1] - 4.0
-        if self.method == "both":
-
-            def excess(log_batch: float) -> float:
-                return log_batch - float(np.log(self._reach(schedule, noise, np.exp(log_batch))))
-
-            find_root(excess, guess, 1.0, *bounds, _BATCH_TOLERANCE)
-            return self.reached
-
-        def excess(log_batch: float) -> float:
-            needed = self.find_noise(schedule, float(np.exp(log_batch))).noise
-            return float(np.log(needed)) - log_noise + 3e-4
-
-        batch_size = float(np.exp(find_root(excess, guess, 1.0, *bounds, 3e-4)))
-        solution = self.find_noise(schedule, batch_size)
-        return self._with_noise(solution, noise, "a batch of", batch_size)
-
-    def find_steps(self, batch_size: float, noise: float) -> tuple[int, Solution]:
-        """Return the number of steps that the budgets allow, and the solution."""
-        individual_rates = self.method in ("sample", "both")
-
-        def excess(log_steps: float) -> float:
-            schedule = Schedule.constant(max(1, round(float(np.exp(log_steps)))))
-            if individual_rates:
-                return float(np.log(batch_size / self._reach(schedule, noise, batch_size))) + 2e-4
-            return float(np.log(self.find_noise(schedule, batch_size).noise / noise)) + 2e-4
-
-        log_steps = find_root(excess, np.log(1000.0), 0.5, 0.0, np.log(MAX_STEPS), 2e-4)
-        steps = max(1, int(np.floor(np.exp(log_steps) + 1e-9)))
-        schedule = Schedule.constant(steps)
-        if not individual_rates:
-            solution = self.find_noise(schedule, batch_size)
-            return steps, self._with_noise(solution, noise, "a step count of", steps)
-        reach = self._reach(schedule, noise, batch_size)
-        if reach < batch_size:
-            raise PlanError(
-                f"noise_multiplier {noise:g} is too small: in {steps} steps the budgets allow a "
-                f"batch of {reach:.4g}, not {batch_size:g}; use more noise, or a smaller batch"
-            )
-        rates = self.reached.sampling_rates * (batch_size / reach)
-        return steps, Solution(noise, rates, self.reached.relative_clips)
-
-    def _reach(self, schedule: Schedule, noise: float, batch_size: float) -> float:
-        """Return the batch size that individual rates add up to; store the solution in `reached`.
-
-        `batch_size` only affects the clip norms of `both`.
-        """
-        rate = min(1.0, batch_size / self.total)
-        relative_clips, log_relative = self._relative_clips(rate, schedule)
-        rates = self._rates(float(np.log(noise)), log_relative, schedule)
-        self._refuse_unreachable(self.rate_curves[-1][1])
-        self.reached = Solution(noise, rates, relative_clips)
-        return float(self.records @ rates)
-
-    def _with_noise(self, solution: Solution, noise: float, what: str, value: float) -> Solution:
+    def _with_noise(self, trial: Trial, noise: float, what: str, value: float) -> Trial:
         """Return the solution with its noise raised to `noise`, which must not be smaller."""
-        if solution.noise > noise:
+        if trial.noise > noise:
             raise PlanError(
                 f"noise_multiplier {noise:g} is too small: even {what} {value:.4g} requires at "
-                f"least {solution.noise:.4g}; use more noise, or larger budgets"
+                f"least {trial.noise:.4g}; use more noise, or larger budgets"
             )
-        return Solution(noise, solution.sampling_rates, solution.relative_clips)
+        return replace(trial, noise=noise)
 
-    def _refuse_unreachable(self, curve: BudgetCurve | None) -> None:
-        if curve is None or not curve.unreachable:
-            return
-        problems = []
+    def _refuse_unreachable(self, curve: BudgetCurve) -> None:
+        if curve.quantity == MULTIPLIER:
+            limit, ways = f"any noise multiplier up to {MULTIPLIER_RANGE[1]:g}", "a smaller batch"
+        else:
+            limit, ways = "any sampling rate", "a larger batch, more noise"
+        if self.release is not None:
+            ways += ", more noise on the release"
         other = ". accountant='pld' is tighter" if self.accountant == "rdp" else ""
+        problems = []
         for epsilon, delta in curve.unreachable:
             close = np.isclose(self.budgets.epsilon, epsilon, rtol=1e-6)
             who = self.owners.ids[close][:1]
             name = f"owner {who[0]}" if len(who) else "an owner"
             problems.append(
                 f"{name}: epsilon {epsilon / (1 - SAFETY):g} at delta {delta:g} is too small for "
-                "any sampling rate; use a larger epsilon or delta, fewer steps, a larger batch or "
-                f"more noise, or leave out the owner's records{other}"
+                f"{limit}; use a larger epsilon or delta, fewer steps, {ways}, or leave out the "
+                f"owner's records{other}"
             )
-        raise PlanError(problems)
+        if problems:
+            raise PlanError(problems)
+
+
+def _search(
+    attempt: Callable[[float], Trial],
+    excess: Callable[[float, Trial], float],
+    *where: float,
+    longest_step: float = 2.0,
+) -> Trial:
+    """Return the trial at the root of `excess`; `where` are the other arguments of `find_root`."""
+    trials: dict[float, Trial] = {}
+
+    def function(x: float) -> float:
+        trials[x] = attempt(x)
+        return excess(x, trials[x])
+
+    guess, slope, low, high, tolerance = where
+    root = find_root(function, guess, slope, low, high, tolerance, longest_step)
+    return trials[root] if root in trials else attempt(root)

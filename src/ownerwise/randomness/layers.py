@@ -3,11 +3,11 @@
 A dropout mask is tied to a position in the batch. Removing a record shifts the masks of all later
 records, so for FIXED masks the sum could change by more than one clip norm. The guarantee holds
 because the masks are independent random numbers that nobody knows: the mechanism is a mixture over
-masks, which is the same for every record at every position, and divergences are jointly convex. The
-masks must therefore be secret, freshly drawn at every step, and impossible to guess. For every
-micro-batch the full state of torch's generator (624 words) is filled from the secret stream; a seed
-would have only 32 bits. Known limitation: the masks then come from torch's own generator (Mersenne
-Twister), which is not cryptographically secure.
+masks, whose distribution is the same for every record at every position, and divergences are
+jointly convex. The masks must therefore be secret, freshly drawn at every step, and impossible to
+guess. For every micro-batch the full state of torch's generator (624 words) is filled from the
+secret stream; a seed would have only 32 bits. Known limitation: the masks then come from torch's
+own generator (Mersenne Twister), which is not cryptographically secure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Noised sums: Gaussian and Laplace noise from the secret stream, one draw per logical step.
+"""Noised sums, with Gaussian or Laplace noise drawn from the secret stream once per logical step.
 
 Guarantee. `Noise.gaussian` adds independent N(0, std^2) noise to sums, and `Noise.laplace` adds
 Laplace noise. The standard deviation, the scale and the grid are public constants, from which the
@@ -11,8 +11,8 @@ Privacy", CCS 2012). The sum and the noise are therefore both rounded to the sam
 added exactly. The grid spacing is a power of two, about 2^20 times smaller than the noise. For v on
 the grid, v + round(N) = round(v + N): the result is a function of the Gaussian mechanism's output
 at v, and so is everything computed from it, including the conversion to another precision. Rounding
-adds at most grid * sqrt(numbers) to the distance between two sums. `grid_of` keeps this below a
-tolerance, which the caller must allow for in the sensitivity.
+adds at most grid * sqrt(numbers) to the distance between two sums. `grid_of` keeps this
+increase below a tolerance, which the caller must allow for in the sensitivity.
 
 Normal variates are computed by the Box-Muller method (1958), in float64. The radius is computed
 from a 63-bit uniform variate that keeps its relative precision near 0 and is never 0, so the tails
@@ -53,8 +53,8 @@ def grid_of(std: float, numbers: int = 1, tolerance: float = math.inf) -> float:
     wanted = min(std * _COARSEST, tolerance / math.sqrt(max(1, numbers)))
     if not wanted >= std * _FINEST:
         raise ValueError(
-            f"{numbers} numbers with noise {std:g} cannot be rounded within {tolerance:g}: the "
-            "grid would be too fine for float64. Use a larger clip norm, or less noise"
+            f"{numbers} numbers with noise {std:g} cannot be rounded to within {tolerance:g}: "
+            "the grid would be too fine for float64. Use a larger clip norm, or less noise"
         )
     return 2.0 ** math.floor(math.log2(wanted))
 
@@ -80,7 +80,7 @@ class Noise:
 
     @property
     def private(self) -> bool:
-        """False if the stream has a fixed seed: anyone who knows it can subtract the noise."""
+        """False if the stream has a fixed seed: whoever knows the seed can subtract the noise."""
         return self._stream.private
 
     def gaussian(
@@ -109,7 +109,7 @@ class Noise:
     def laplace(
         self, step: int, sums: Sequence[Tensor], scale: float, grid: float, factor: float = 1.0
     ) -> list[Tensor]:
-        """Return `sums` plus Laplace(0, scale) noise, of std sqrt(2) scale; see `gaussian`."""
+        """Return `sums` plus Laplace(0, scale) noise (with std sqrt(2) * scale); see `gaussian`."""
         _check_scale("scale", scale)
         stream = self._open(step)
         spread = scale / grid
@@ -128,9 +128,9 @@ class Noise:
     def _made_ahead(self, step: int, size: int, spread: float) -> Tensor:
         """Return a step's noise in units of the grid, drawn together with the noise of later steps.
 
-        The numbers are the same as if the step were drawn alone, because each step has its own part
-        of the key stream. If more numbers are requested than were drawn in advance, the rest are
-        drawn from the same part.
+        The numbers are the same as if the step's noise were drawn alone, because each step has its
+        own part of the key stream. If more numbers are requested than were drawn in advance, the
+        rest are drawn from the same part of the key stream.
         """
         if step not in self._ahead:
             count = max(1, min(_AHEAD, _BLOCK // max(1, size)))
@@ -153,7 +153,10 @@ class Noise:
 
 @dataclass(frozen=True)
 class _Ahead:
-    """Numbers drawn in advance for a step: normal variates, and the noise most likely needed."""
+    """Normal variates drawn in advance for one step, and the noise computed from them.
+
+    The noise is recomputed from the variates if a different spread or more numbers are requested.
+    """
 
     stream: StepStream
     normals: Tensor
@@ -176,7 +179,10 @@ def standard_normal(stream: StepStream, size: int) -> Tensor:
 
 
 def standard_laplace(stream: StepStream, size: int) -> Tensor:
-    """Return independent Laplace(0, 1) numbers, a b - c d for normals a to d, float64 [size]."""
+    """Return independent Laplace(0, 1) numbers, float64 [size].
+
+    Each number is a b - c d for independent standard normal variates a, b, c and d.
+    """
     a, b, c, d = standard_normal(stream, 4 * size).view(4, size)
     return a * b - c * d
 

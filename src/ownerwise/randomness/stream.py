@@ -42,7 +42,7 @@ _WORDS_PER_STEP = 2**65  # 2^64 AES blocks of two 64-bit words
 
 
 class SecretStream:
-    """A node in the key tree, which creates children for other purposes and opens its own steps.
+    """A node in the key tree that creates children for other purposes and opens its own steps.
 
     `SecretStream()` takes its key from the operating system and is private: the key is never shown
     or stored. `SecretStream.from_seed(7)` is repeatable and not private: `private` is False, and
@@ -115,7 +115,7 @@ class SecretStream:
         _check_process(self._process)
 
     def at_step(self, step: int) -> StepStream:
-        """Open one step's random numbers; open each step at most once, in ascending order."""
+        """Open one step's random numbers; each step can be opened once, in ascending order."""
         self.check_process()
         with self._lock:
             if not self._next_step <= step < _STEPS:

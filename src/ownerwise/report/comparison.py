@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.planning import BudgetClass, Plan
+from ownerwise.report.facts import Facts
 from ownerwise.report.groups import ValidationGroup, groups_of, nouns_of
-from ownerwise.report.guarantees import classes_of
 from ownerwise.runs import Run
 from ownerwise.wording import Amount
 
@@ -48,29 +47,6 @@ class MethodRuns:
     def weights(self) -> dict[str, Any] | None:
         """Settings for the importance weights; None if the method does not use any."""
         return self.runs[0].config.get("weights")
-
-
-@dataclass(frozen=True)
-class PlanUse:
-    """A plan and the runs that were trained under it."""
-
-    plan: Plan
-    runs: tuple[Run, ...]
-
-    @cached_property
-    def classes(self) -> list[BudgetClass]:
-        """The plan's budget classes, strictest first."""
-        return classes_of(self.plan)
-
-    @property
-    def labels(self) -> str:
-        """The methods' labels, separated by commas."""
-        return ", ".join(dict.fromkeys(run.label for run in self.runs))
-
-    @property
-    def steps_spent(self) -> int:
-        """The largest number of steps spent by any of the runs."""
-        return max(run.steps_spent for run in self.runs)
 
 
 @dataclass(frozen=True)
@@ -142,12 +118,9 @@ class Comparison:
         return self.source or "validation"
 
     @cached_property
-    def plans(self) -> list[PlanUse]:
-        """The distinct plans, each with the runs that used it."""
-        by_hash: dict[str, list[Run]] = {}
-        for run in self.runs:
-            by_hash.setdefault(run.plan.hash, []).append(run)
-        return [PlanUse(runs[0].plan, tuple(runs)) for runs in by_hash.values()]
+    def facts(self) -> Facts:
+        """What the report and the card state about the runs."""
+        return Facts.of(self.runs)
 
     def amounts(self, method: MethodRuns, metric: Metric) -> Amount | None:
         """Return a method's final metric over its seeds; None unless every run has it."""
@@ -238,22 +211,33 @@ class Difference:
     by: float
     clear: bool | None
 
+    @classmethod
+    def between(cls, metric: Metric, mine: Amount, theirs: Amount) -> Difference:
+        """Return the difference between two means over seeds, `mine` minus `theirs`."""
+        by, clear = mine.mean - theirs.mean, None
+        if mine.deviation is not None and theirs.deviation is not None:
+            error = math.sqrt(mine.deviation**2 / mine.count + theirs.deviation**2 / theirs.count)
+            clear = abs(by) > 2 * error
+        return cls(metric, by, clear)
+
     @property
     def better(self) -> bool:
         """Whether the difference is an improvement."""
         return (self.by > 0) == self.metric.higher_is_better and self.by != 0
 
+    @property
+    def outcome(self) -> str:
+        """Either "gained", "lost" or, without a difference beyond chance, "even"."""
+        if self.clear is False or not self.by:
+            return "even"
+        return "gained" if self.better else "lost"
+
 
 def differences(comparison: Comparison, method: MethodRuns, other: MethodRuns) -> list[Difference]:
     """Return the difference, `method` minus `other`, for every metric that both have."""
-    differing = []
-    for metric in METRICS:
-        mine, theirs = comparison.amounts(method, metric), comparison.amounts(other, metric)
-        if mine is None or theirs is None:
-            continue
-        by, clear = mine.mean - theirs.mean, None
-        if mine.deviation is not None and theirs.deviation is not None:
-            error = math.sqrt(mine.deviation**2 / mine.count + theirs.deviation**2 / theirs.count)
-            clear = abs(by) > 2 * error
-        differing.append(Difference(metric, by, clear))
-    return differing
+    amounts = [(m, comparison.amounts(method, m), comparison.amounts(other, m)) for m in METRICS]
+    return [
+        Difference.between(metric, mine, theirs)
+        for metric, mine, theirs in amounts
+        if mine is not None and theirs is not None
+    ]

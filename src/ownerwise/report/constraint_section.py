@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.report import markup, plots
+from ownerwise.report import plots
+from ownerwise.report.blocks import Block, Section, Table, Text
 from ownerwise.report.comparison import Comparison, MethodRuns, last
 from ownerwise.report.curves import MOST_POINTS, Curve
 from ownerwise.report.plots import Figure, LegendEntry, Panel, View
@@ -90,7 +91,7 @@ def _curve(runs: Sequence[Run], kind: str, name: str) -> Curve | None:
     return Curve(np.array(steps, dtype=np.float64), values.mean(axis=0), deviation)
 
 
-def table(comparison: Comparison) -> str:
+def table(comparison: Comparison) -> Table:
     """Return each constraint's final values and whether it is satisfied."""
     rows = []
     for method in constrained(comparison):
@@ -121,7 +122,7 @@ def table(comparison: Comparison) -> str:
         f"Constraints at the end of training. Values on {data} data are computed from predicted "
         "classes and are not private; ± shows the noise in the histogram of one step"
     )
-    return markup.table(caption, headings, rows, words=2)
+    return Table(caption, headings, rows, words=2)
 
 
 def _measured(comparison: Comparison, method: MethodRuns, name: str) -> list[float]:
@@ -172,3 +173,14 @@ def _at_cap(run: Run, name: str, cap: float) -> bool:
     second_half = lines[len(lines) // 2 :]
     lowest = min(line["constraints"]["multipliers"][name] for line in second_half)
     return lowest >= cap * (1 - _ROUNDING)
+
+
+def _build(comparison: Comparison) -> Sequence[Block] | None:
+    drawn = figure(comparison)
+    if drawn is None:
+        return None
+    notes = [Text(words, "note") for words in warnings(comparison)]
+    return [Text(INTRODUCTION), *notes, table(comparison), drawn]
+
+
+SECTION = Section("constraints", "Constraints", "Constraints", _build, follows="trade-off")

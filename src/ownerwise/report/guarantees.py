@@ -55,11 +55,6 @@ def attacker_bound(epsilon: float, delta: float) -> float:
     return 100.0 * (1.0 - (1.0 - delta) / (1.0 + math.exp(min(epsilon, 700.0))))
 
 
-def class_attacker_bound(budget_class: BudgetClass) -> float:
-    """Return the bound for the laxest budget in a class."""
-    return attacker_bound(budget_class.epsilon[1], budget_class.delta[1])
-
-
 def attacker_words(bound: float) -> str:
     """Return a bound in words, rounded up: "57.5 in 100", "99.97 in 100"."""
     for digits in (1, 2, 3, 4):

@@ -1,4 +1,4 @@
-"""Markdown: tables, lists and escaped text."""
+"""Markdown: tables and escaped text."""
 
 from __future__ import annotations
 
@@ -13,11 +13,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int = 
     rule = ["---"] * texts + ["---:"] * (len(header) - texts)
     lines = [header, rule, *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def bullets(items: Iterable[str]) -> str:
-    """Return a list."""
-    return "\n".join(f"- {item}" for item in items)
 
 
 def escape(value: object) -> str:

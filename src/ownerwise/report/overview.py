@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
-
-from ownerwise.report import markup
+from ownerwise.report.blocks import Banner, Block, Cell, Findings, Table, Text, Tile, Tiles
 from ownerwise.report.comparison import (
     METRICS,
     Comparison,
@@ -15,16 +11,8 @@ from ownerwise.report.comparison import (
     Metric,
     differences,
 )
+from ownerwise.report.facts import HYPOTHETICAL_EPSILON, NO_VALIDATION, NOT_PRIVATE
 from ownerwise.report.groups import nouns_of
-from ownerwise.report.markup import Cell, escape
-from ownerwise.report.statements import (
-    HYPOTHETICAL_EPSILON,
-    NO_VALIDATION,
-    NOT_PRIVATE,
-    large_delta,
-    no_guarantee,
-    protected,
-)
 from ownerwise.runs import Run
 from ownerwise.wording import amount, epsilon, percent, percent_up, signed_points, span_up, whole
 
@@ -39,17 +27,15 @@ def default_title(comparison: Comparison) -> str:
     return " vs ".join(labels) if len(labels) == 2 else f"{len(labels)} methods compared"
 
 
-def overview(comparison: Comparison) -> str:
-    """Return the overview section."""
+def overview(comparison: Comparison) -> list[Block]:
+    """Return the content of the overview."""
     content = [_trained(comparison), _status(comparison), _tiles(comparison)]
     if comparison.source is None:
-        content.append(markup.paragraph(NO_VALIDATION))
-    else:
-        content += [_methods_table(comparison), _findings(comparison), _measured_on(comparison)]
-    return markup.section("overview", "At a glance", *content)
+        return [*content, Text(NO_VALIDATION)]
+    return [*content, _methods_table(comparison), *_findings(comparison), _measured_on(comparison)]
 
 
-def _trained(comparison: Comparison) -> str:
+def _trained(comparison: Comparison) -> Text:
     run = comparison.runs[0]
     plan = run.plan
     count = len(comparison.runs)
@@ -58,7 +44,7 @@ def _trained(comparison: Comparison) -> str:
     runs = "One run" if count == 1 else f"{count} runs of {methods}"
     words = f"{runs}; {_count(len(plan.targets), 'owner')} with "
     words += f"{_count(int(plan.records.sum()), 'declared record')}."
-    return markup.paragraph(" ".join([*what, words]), "lead")
+    return Text(" ".join([*what, words]), "lead")
 
 
 def _is_text(run: Run, key: str) -> bool:
@@ -69,76 +55,49 @@ def _count(number: int, noun: str) -> str:
     return f"{whole(number)} {noun}{'' if number == 1 else 's'}"
 
 
-def _status(comparison: Comparison) -> str:
+def _status(comparison: Comparison) -> Banner:
     """Return the banner that states whether the guarantee holds."""
-    runs = comparison.runs
-    unprotected = [run for run in runs if not run.private]
-    if unprotected:
+    facts = comparison.facts
+    if not facts.private:
         words = (
-            f"{no_guarantee(unprotected, len(runs))} Use the results for tests and comparisons "
-            f"only. {HYPOTHETICAL_EPSILON}"
+            f"{facts.status} Use the results for tests and comparisons only. {HYPOTHETICAL_EPSILON}"
         )
-        return (
-            f'<div class="banner bad" role="note"><strong>{NOT_PRIVATE}</strong>'
-            f"{markup.paragraph(words)}</div>"
-        )
+        return Banner(NOT_PRIVATE, [words], good=False)
     words = (
-        f"{protected(runs)} No record has spent more than {percent_up(_largest_share(comparison))} "
-        "of its ε."
+        f"{facts.status} No record has spent more than {percent_up(facts.largest_share)} of its ε."
     )
-    if len(runs) > 1:
+    count = len(comparison.runs)
+    if count > 1:
         words += (
-            f" Each ε holds for a single run: if these {len(runs)} runs are all released, records "
+            f" Each ε holds for a single run: if these {count} runs are all released, records "
             "used in several of them spend more than the ε shown."
         )
-    cautions = sorted({caution for run in runs if (caution := large_delta(run))})
-    paragraphs = "".join(map(markup.paragraph, [words, *cautions]))
-    return f'<div class="banner good" role="note"><strong>Private</strong>{paragraphs}</div>'
+    return Banner("Private", [words, *facts.cautions], good=True)
 
 
-def _largest_share(comparison: Comparison) -> float:
-    """Return the largest share of a budget that any record has spent."""
-    return max(
-        float((use.plan.epsilon(steps=use.steps_spent) / use.plan.targets).max())
-        for use in comparison.plans
-    )
-
-
-class _Tile(NamedTuple):
-    value: str
-    name: str
-    note: str
-
-
-def _tiles(comparison: Comparison) -> str:
-    plan = comparison.runs[0].plan
+def _tiles(comparison: Comparison) -> Tiles:
+    plan, facts = comparison.runs[0].plan, comparison.facts
     steps = max(run.steps_spent for run in comparison.runs)
-    spent = np.concatenate([use.plan.epsilon(steps=use.steps_spent) for use in comparison.plans])
     lead = comparison.methods[-1] if len(comparison.methods) == 2 else _best(comparison)
     tiles = [
-        _Tile(
+        Tile(
             span_up(float(plan.targets.min()), float(plan.targets.max()), 3),
             "ε set by owners",
             f"strictest to laxest, {_count(len(plan.targets), 'owner')}",
         ),
-        _Tile(
-            span_up(float(spent.min()), float(spent.max())),
+        Tile(
+            span_up(*facts.spent),
             "ε spent per record",
-            f"at most {percent_up(_largest_share(comparison))} of a budget",
+            f"at most {percent_up(facts.largest_share)} of a budget",
         ),
-        _Tile(f"{whole(steps)} of {whole(plan.steps)}", "steps spent", f"plan “{plan.method}”"),
+        Tile(f"{whole(steps)} of {whole(plan.steps)}", "steps spent", f"plan “{plan.method}”"),
     ]
     for metric in (_ACCURACY, _WORST, _STRICTEST):
         value = comparison.amounts(lead, metric)
         if value is not None:
             note = _against(comparison, lead, metric)
-            tiles.append(_Tile(percent(value.mean), metric.title.lower(), note))
-    items = "".join(
-        f'<div class="tile"><dt>{escape(tile.name)}</dt><dd>{escape(tile.value)}'
-        f"<small>{escape(tile.note)}</small></dd></div>"
-        for tile in tiles
-    )
-    return f'<dl class="tiles">{items}</dl>'
+            tiles.append(Tile(percent(value.mean), metric.title.lower(), note))
+    return Tiles(tiles)
 
 
 def _best(comparison: Comparison) -> MethodRuns:
@@ -157,7 +116,7 @@ def _against(comparison: Comparison, lead: MethodRuns, metric: Metric) -> str:
     return f"{lead.label}; {signed_points(mine.mean - theirs.mean)} vs {other.label}"
 
 
-def _methods_table(comparison: Comparison) -> str:
+def _methods_table(comparison: Comparison) -> Table:
     metrics = [
         m for m in METRICS if any(comparison.amounts(method, m) for method in comparison.methods)
     ]
@@ -176,7 +135,7 @@ def _methods_table(comparison: Comparison) -> str:
     titles = [
         f"{m.title} ({'%' if m.higher_is_better else 'points, lower is better'})" for m in metrics
     ]
-    return markup.table(caption, ["Method", "Runs", *titles], rows)
+    return Table(caption, ["Method", "Runs", *titles], rows)
 
 
 def _is_best(comparison: Comparison, method: MethodRuns, metric: Metric) -> bool:
@@ -194,35 +153,33 @@ def _is_best(comparison: Comparison, method: MethodRuns, metric: Metric) -> bool
     return means[method.label] == choose(means.values())
 
 
-def _findings(comparison: Comparison) -> str:
+def _findings(comparison: Comparison) -> list[Block]:
     """Return the gains and losses of each method compared with a simpler one."""
     if not comparison.others:
-        return ""
-    items = []
+        return []
     plainer = _plainer(comparison)
     pairs = [(comparison.baseline, other) for other in plainer]
     pairs += [
         (method, comparison.baseline) for method in comparison.others if method not in plainer
     ]
+    items = []
     for method, other in pairs:
         changes = differences(comparison, method, other)
-        gained = [d for d in changes if d.better and d.clear is not False]
-        lost = [d for d in changes if not d.better and d.clear is not False and d.by]
-        unclear = [d for d in changes if d.clear is False or not d.by]
-        parts = [f"<strong>{escape(f'{method.label} vs {other.label}')}.</strong>"]
         tested = all(d.clear is not None for d in changes)
         better, worse = ("Gained", "Lost") if tested else ("Better here", "Worse here")
-        parts.append(_list_of(better, gained) or "Nothing gained beyond chance.")
-        parts.append(_list_of(worse, lost))
-        parts.append(_list_of("Unchanged or within chance", unclear))
-        parts.append(escape(_group_words(comparison, method, other)))
-        items.append("<li>" + " ".join(part for part in parts if part) + "</li>")
+        parts = [
+            _list_of(better, changes, "gained") or "Nothing gained beyond chance.",
+            _list_of(worse, changes, "lost"),
+            _list_of("Unchanged or within chance", changes, "even"),
+            _group_words(comparison, method, other),
+        ]
+        items.append((f"{method.label} vs {other.label}", " ".join(filter(None, parts))))
     rule = (
         "“Beyond chance” means more than two standard errors, which is a rule of thumb, not a test."
         if all(len(m.runs) > 1 for m in comparison.methods)
         else "A single run of a method cannot show how much of a difference is due to chance."
     )
-    return f'<ul class="findings">{"".join(items)}</ul>{markup.paragraph(rule, "note")}'
+    return [Findings(items), Text(rule, "note")]
 
 
 def _plainer(comparison: Comparison) -> list[MethodRuns]:
@@ -232,11 +189,11 @@ def _plainer(comparison: Comparison) -> list[MethodRuns]:
     return [m for m in comparison.others if m.runs[0].plan.method == "uniform" and not m.weights]
 
 
-def _list_of(word: str, changes: list[Difference]) -> str:
-    if not changes:
-        return ""
-    parts = [f"{d.metric.title.lower()} {signed_points(d.by)}" for d in changes]
-    return escape(f"{word}: {', '.join(parts)}.")
+def _list_of(word: str, changes: list[Difference], outcome: str) -> str:
+    parts = [
+        f"{d.metric.title.lower()} {signed_points(d.by)}" for d in changes if d.outcome == outcome
+    ]
+    return f"{word}: {', '.join(parts)}." if parts else ""
 
 
 def _group_words(comparison: Comparison, method: MethodRuns, other: MethodRuns) -> str:
@@ -262,7 +219,7 @@ def _group_words(comparison: Comparison, method: MethodRuns, other: MethodRuns) 
     return words + "."
 
 
-def _measured_on(comparison: Comparison) -> str:
+def _measured_on(comparison: Comparison) -> Text:
     words = (
         f"Not private: these results were measured on {comparison.data_split} records, which are "
         "not covered by any guarantee. Balanced accuracy is the mean recall over classes; spread "
@@ -271,4 +228,4 @@ def _measured_on(comparison: Comparison) -> str:
     ends = {run.steps_spent for run in comparison.runs}
     if len(ends) > 1:
         words += f" The runs stopped at different steps: {whole(min(ends))} to {whole(max(ends))}."
-    return markup.paragraph(words, "note")
+    return Text(words, "note")

@@ -8,41 +8,38 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 
+from markupsafe import Markup
+
 from ownerwise.errors import require
-from ownerwise.report.markup import escape
+from ownerwise.report.blocks import Block, Section
 from ownerwise.report.plots import TEMPLATE, Figure
+from ownerwise.report.rendering import render_html
 
 
 def page(
-    title: str, navigation: Sequence[tuple[str, str]], content: str, figures: Sequence[Figure]
+    title: str, sections: Sequence[tuple[Section, Sequence[Block]]], omitted: Sequence[str]
 ) -> str:
     """Return the whole document.
 
     The content security policy forbids all connections, and all scripts except the two embedded
     here: a user-chosen name could not run as code even if it were not escaped.
+
+    Args:
+        title: the heading of the page.
+        sections: the sections, each with its content.
+        omitted: the sections that are missing, with the reasons.
     """
     scripts = [plotly_script(), _asset("report.js")]
-    policy = (
-        "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; "
-        f"script-src {' '.join(_hash(script) for script in scripts)}; base-uri 'none'; "
-        "form-action 'none'"
-    )
-    links = "".join(f'<a href="#{identity}">{escape(name)}</a>' for identity, name in navigation)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="referrer" content="no-referrer">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_asset('report.css')}</style>\n</head>\n<body>\n"
-        '<a class="skip" href="#overview">Skip to the report</a>\n'
-        '<header class="bar"><span class="brand">ownerwise</span>'
-        f'<nav aria-label="Sections">{links}</nav>'
-        '<button type="button" id="theme" aria-pressed="false">Dark</button></header>\n'
-        f"<main>\n<h1>{escape(title)}</h1>\n{content}\n</main>\n"
-        '<noscript><p class="banner bad">The charts need JavaScript.</p></noscript>\n'
-        f'<script type="application/json" id="charts">{_data(figures)}</script>\n'
-        + "".join(f"<script>{script}</script>\n" for script in scripts)
-        + "</body>\n</html>\n"
+    figures = [block for _, blocks in sections for block in blocks if isinstance(block, Figure)]
+    return render_html(
+        "page.html.jinja",
+        title=title,
+        sections=sections,
+        omitted=omitted,
+        style=Markup(_asset("report.css")),
+        charts=Markup(_data(figures)),
+        scripts=[Markup(script) for script in scripts],
+        script_hashes=Markup(" ".join(_hash(script) for script in scripts)),
     )
 
 

@@ -1,48 +1,76 @@
-"""The sections after the overview, in reading order."""
+"""The sections of the report, in reading order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from ownerwise.errors import name_some
-from ownerwise.planning import BudgetClass
-from ownerwise.report import markup
-from ownerwise.report.comparison import Comparison, PlanUse
+from ownerwise.errors import OwnerwiseError
+from ownerwise.report import figures
+from ownerwise.report.blocks import (
+    Block,
+    Bullets,
+    Cell,
+    Columns,
+    Details,
+    Heading,
+    Section,
+    Table,
+    Text,
+)
+from ownerwise.report.comparison import Comparison
+from ownerwise.report.facts import ADJACENCY, ATTACKER, BudgetFacts, PlanFacts
 from ownerwise.report.groups import MOST_NAMED
-from ownerwise.report.guarantees import Spent, attacker_words, class_attacker_bound, spent
-from ownerwise.report.markup import Cell, escape
-from ownerwise.report.statements import (
-    ADJACENCY,
-    ATTACKER,
-    accounting,
-    assumed_public,
-    mechanism,
-    not_covered,
-    random_source,
-    released,
-    unit,
-)
-from ownerwise.runs import Run
-from ownerwise.wording import (
-    amount,
-    delta_span,
-    duration,
-    epsilon,
-    percent,
-    percent_up,
-    span,
-    span_up,
-    whole,
-)
+from ownerwise.report.guarantees import attacker_words
+from ownerwise.report.mechanism_sections import MECHANISM_SECTIONS
+from ownerwise.report.overview import overview
+from ownerwise.report.plan_section import plan_section
+from ownerwise.report.plots import Figure
+from ownerwise.report.provenance import provenance
+from ownerwise.report.spending import spending
+from ownerwise.wording import amount, delta_span, epsilon, percent_up, span_up, whole
 
 _WEAK_PROMISE = 95.0
+_SAME_LABEL = "needs at least two methods, but all these runs have the same label."
 
 
-def group_table(comparison: Comparison) -> str:
+def all_sections() -> list[Section]:
+    """Return the sections in reading order, including those of mechanisms."""
+    sections = list(SECTIONS)
+    for name in MECHANISM_SECTIONS:
+        section = MECHANISM_SECTIONS[name]
+        ids = [other.id for other in sections]
+        if section.follows not in ids:
+            raise OwnerwiseError(
+                f"the report section of {name} follows {section.follows!r}; expected follows= to "
+                f"be one of {', '.join(ids)}"
+            )
+        sections.insert(ids.index(section.follows) + 1, section)
+    return sections
+
+
+def _drawn(
+    draw: Callable[[Comparison], Figure | None], introduction: str
+) -> Callable[[Comparison], Sequence[Block] | None]:
+    """Return a function that builds a section with one figure."""
+
+    def build(comparison: Comparison) -> Sequence[Block] | None:
+        figure = draw(comparison)
+        return None if figure is None else [Text(introduction), figure]
+
+    return build
+
+
+def _learning(comparison: Comparison) -> Sequence[Block] | None:
+    curves = _drawn(
+        figures.learning_curves,
+        "Records with strict budgets are sampled rarely or clipped heavily, so the model may learn "
+        "them late or even get worse on them at first. Each panel shows one group.",
+    )(comparison)
+    return None if curves is None else [*curves, _group_table(comparison)]
+
+
+def _group_table(comparison: Comparison) -> Details:
     """Return a collapsed table with each group's final recall under each method."""
-    if not comparison.groups or comparison.source is None:
-        return ""
     rows = []
     for group in comparison.groups[:MOST_NAMED]:
         recalls = [comparison.group_recall(method, group) for method in comparison.methods]
@@ -56,30 +84,36 @@ def group_table(comparison: Comparison) -> str:
         rows.append([group.name, budget, *cells])
     caption = f"Final recall by group on {comparison.data_split} data (not private)"
     headings = ["Group", "ε", *(method.label for method in comparison.methods)]
-    return markup.details("All groups as a table", markup.table(caption, headings, rows))
+    return Details("All groups as a table", Table(caption, headings, rows))
 
 
-def budget_tables(comparison: Comparison) -> list[str]:
-    """Return tables of promised and spent epsilon; plans with the same budget classes share one."""
-    together: dict[tuple, list[PlanUse]] = {}
-    for use in comparison.plans:
-        key = tuple((row.epsilon, row.delta, row.owners) for row in use.classes)
+def _budgets(comparison: Comparison) -> list[Block]:
+    """Return promised and spent epsilon; plans with the same budget classes share a table."""
+    plans = comparison.facts.plans
+    together: dict[tuple, list[PlanFacts]] = {}
+    for use in plans:
+        key = tuple(
+            (row.budget.epsilon, row.budget.delta, row.budget.owners) for row in use.budgets
+        )
         together.setdefault(key, []).append(use)
-    titled = len(comparison.plans) > 1
-    return [_budget_table(uses, titled=titled) for uses in together.values()]
+    introduction = (
+        "Each owner set their own ε. The plan spends each ε step by step, and training stops "
+        "before any step that would exceed it."
+    )
+    tables = [_budget_table(uses, titled=len(plans) > 1) for uses in together.values()]
+    return [Text(introduction), spending(comparison), *tables]
 
 
-def _budget_table(uses: list[PlanUse], *, titled: bool) -> str:
-    columns = [spent(use.plan, use.classes, use.steps_spent) for use in uses]
+def _budget_table(uses: list[PlanFacts], *, titled: bool) -> Table:
     rows = [
         [
-            budget_class.name,
-            *(_spent(column[at]) for column in columns),
-            whole(budget_class.owners),
-            whole(budget_class.records),
-            delta_span(*budget_class.delta),
+            row.budget.name,
+            *(_spent(use.budgets[at]) for use in uses),
+            whole(row.budget.owners),
+            whole(row.budget.records),
+            delta_span(*row.budget.delta),
         ]
-        for at, budget_class in enumerate(uses[0].classes)
+        for at, row in enumerate(uses[0].budgets)
     ]
     titles = [f"ε spent: {use.labels}" if titled else "ε spent" for use in uses]
     steps = dict.fromkeys(
@@ -89,180 +123,114 @@ def _budget_table(uses: list[PlanUse], *, titled: bool) -> str:
         f"The budget and the ε spent per record after {' and '.join(steps)}; the largest spent "
         "share of any budget is in parentheses"
     )
-    return markup.table(caption, ["Budget", *titles, "Owners", "Records", "δ"], rows)
+    return Table(caption, ["Budget", *titles, "Owners", "Records", "δ"], rows)
 
 
-def _spent(spending: Spent) -> str:
-    return f"{span_up(spending.low, spending.high)} ({percent_up(spending.share)})"
+def _spent(row: BudgetFacts) -> str:
+    return f"{span_up(row.spent.low, row.spent.high)} ({percent_up(row.spent.share)})"
 
 
-def meaning(comparison: Comparison) -> str:
-    """Return the section that explains in plain language what each epsilon means."""
-    distinct: dict[tuple, list[BudgetClass]] = {}
-    for use in comparison.plans:
-        key = tuple((row.epsilon, row.delta) for row in use.classes)
-        distinct.setdefault(key, use.classes)
-    parts = [markup.paragraph(ATTACKER)]
-    parts += [_attacker_table(classes) for classes in distinct.values()]
-    bounds = [class_attacker_bound(row) for classes in distinct.values() for row in classes]
-    if max(bounds) > _WEAK_PROMISE:
+def _meaning(comparison: Comparison) -> list[Block]:
+    """Return what each epsilon means in plain language."""
+    distinct: dict[tuple, list[BudgetFacts]] = {}
+    for use in comparison.facts.plans:
+        key = tuple((row.budget.epsilon, row.budget.delta) for row in use.budgets)
+        distinct.setdefault(key, use.budgets)
+    parts: list[Block] = [Text(ATTACKER)]
+    parts += [_attacker_table(budgets) for budgets in distinct.values()]
+    if max(row.attacker_bound for rows in distinct.values() for row in rows) > _WEAK_PROMISE:
         parts.append(
-            markup.paragraph(
+            Text(
                 "A bound close to 100 rules out little on its own. It still limits every attack, "
                 "and known attacks usually do much worse than the bound; but only a stricter "
                 "budget makes the guarantee itself stronger.",
                 "note",
             )
         )
-    parts.append(
-        markup.paragraph(
-            f"{unit(comparison.runs[0])} {ADJACENCY} The bound is 100 (exp ε + δ) / (1 + exp ε)."
-        )
-    )
-    return markup.section("meaning", "What ε means for a person", *parts)
+    bound = "The bound is 100 (exp ε + δ) / (1 + exp ε)."
+    return [*parts, Text(f"{comparison.facts.unit} {ADJACENCY} {bound}")]
 
 
-def _attacker_table(classes: list[BudgetClass]) -> str:
-    rows = []
-    for budget_class in classes:
-        bound = class_attacker_bound(budget_class)
-        bar = (
-            f'<span class="odds" aria-hidden="true"><span style="width:{2 * (bound - 50):.1f}%">'
-            "</span></span>"
-        )
-        words = f'<span class="unbroken">{escape(attacker_words(bound))}</span>'
-        owners = whole(budget_class.owners)
-        rows.append([budget_class.name, Cell(markup=words), Cell(markup=bar), owners])
-    headings = ["Budget", "Right at most", "From 50 (coin toss) to 100 (certainty)", "Owners"]
-    return markup.table("The best any attacker can do", headings, rows, words=3)
-
-
-def plan_section(comparison: Comparison) -> str:
-    """Return the section on the plans: settings fixed before training, and their verification."""
-    intro = (
-        "Everything in a plan is fixed before training and assumed to be public. Each private step "
-        "samples each record at its owner's rate, clips its gradient to the clip norm and adds "
-        "noise to the sum."
-    )
-    parts = [markup.paragraph(intro)]
-    parts += [_plan(use, titled=len(comparison.plans) > 1) for use in comparison.plans]
-    return markup.section("plan", "The plan", *parts)
-
-
-def _plan(use: PlanUse, *, titled: bool) -> str:
-    plan = use.plan
-    facts = {**mechanism(plan), **accounting(plan), "Plan hash": plan.hash[:16]}
-    title = f"<h3>{escape(f'Plan of {use.labels}')}</h3>" if titled else ""
-    parts = [title, _definitions(facts), _plan_table(use, owners=False)]
-    if plan.owners is not None and len(plan.targets) <= MOST_NAMED:
-        parts.append(markup.details("By owner", _plan_table(use, owners=True)))
-    unspent = int(plan.unspent.sum())
-    if unspent:
-        reason = "sampling rates cannot exceed 1, and the noise cannot fall below a minimum."
-        if plan.method == "uniform":
-            reason = "everyone is trained at the strictest budget."
-        owners = "1 owner" if unspent == 1 else f"{whole(unspent)} owners"
-        words = f"{owners} cannot use up their budget under this plan: {reason}"
-        parts.append(markup.paragraph(words, "note"))
-    return "".join(parts)
-
-
-def _plan_table(use: PlanUse, *, owners: bool) -> str:
-    headings = ["Budget", "Owner" if owners else "Owners", "Records", "δ", "Sampling rate",
-                "Clip norm", "Noise multiplier", "Batch share", "ε after all steps"]  # fmt: skip
+def _attacker_table(budgets: list[BudgetFacts]) -> Table:
     rows = [
         [
-            f"ε {span(*row.epsilon, 4)}",
-            whole(row.owners) if row.owner is None else row.owner,
-            whole(row.records),
-            delta_span(*row.delta),
-            span(*row.sampling_rate, 4),
-            span(*row.clip_norm, 4),
-            span(*row.noise_multiplier, 4),
-            percent(row.batch_share),
-            span_up(*row.epsilon_spent),
+            row.budget.name,
+            Cell(attacker_words(row.attacker_bound), whole=True),
+            Cell(bar=2 * (row.attacker_bound - 50)),
+            whole(row.budget.owners),
         ]
-        for row in use.plan.rows(owners=owners)
+        for row in budgets
     ]
-    return markup.table("By owner" if owners else "By budget class", headings, rows)
+    headings = ["Budget", "Right at most", "From 50 (coin toss) to 100 (certainty)", "Owners"]
+    return Table("The best any attacker can do", headings, rows, words=3)
 
 
-def fine_print(comparison: Comparison) -> str:
-    """Return the section on assumptions, releases and anything not covered by a guarantee."""
-    runs = comparison.runs
-    public = dict.fromkeys(item for run in runs for item in assumed_public(run))
-    left_process = dict.fromkeys(item for run in runs for item in released(run))
-    return markup.section(
-        "limits",
-        "Assumptions and limits",
-        "<div class='two'><div><h3>Assumed public</h3>",
-        markup.bullets(public),
-        "</div><div><h3>Released</h3>",
-        markup.bullets(left_process),
-        "<h3>Source of randomness</h3>",
-        markup.bullets(sorted({random_source(run) for run in runs})),
-        "</div></div><h3>Not covered, not private</h3>",
-        markup.bullets(not_covered(runs)),
-    )
+def _limits(comparison: Comparison) -> list[Block]:
+    """Return the assumptions, the releases and anything not covered by a guarantee."""
+    facts = comparison.facts
+    return [
+        Columns(
+            [
+                {"Assumed public": facts.assumed_public},
+                {"Released": facts.released, "Source of randomness": facts.randomness},
+            ]
+        ),
+        Heading("Not covered, not private"),
+        Bullets(facts.not_covered),
+    ]
 
 
-def provenance(comparison: Comparison) -> str:
-    """Return the section on the runs' settings, environment and hashes, and their differences."""
-    facts = [_merged([_facts(run) for run in method.runs]) for method in comparison.methods]
-    names = list(dict.fromkeys(name for of_method in facts for name in of_method))
-    shared = {
-        name: facts[0][name]
-        for name in names
-        if all(of_method.get(name) == facts[0].get(name) for of_method in facts)
-    }
-    parts = [_definitions(shared)]
-    differing = [name for name in names if name not in shared]
-    if differing:
-        rows = [[name, *(of_method.get(name, "–") for of_method in facts)] for name in differing]
-        headings = ["Setting", *(method.label for method in comparison.methods)]
-        parts.append(markup.table("What differs", headings, rows, words=len(headings)))
-    environment = _merged([_flat(run.environment) for run in comparison.runs])
-    parts.append(markup.details("Environment", _definitions(environment)))
-    return markup.section("provenance", "Settings and provenance", *parts)
-
-
-_SHOWN_ELSEWHERE = ("label", "group_budgets")
-
-
-def _facts(run: Run) -> dict[str, str]:
-    facts = _flat({k: v for k, v in run.config.items() if k not in _SHOWN_ELSEWHERE})
-    facts["steps spent"] = whole(run.steps_spent)
-    facts["updates"] = whole(run.updates)
-    facts["plan hash"] = run.plan.hash[:16]
-    facts["hash of owners and declared counts"] = run.plan.owners_fingerprint[:16]
-    seconds = run.history[-1].get("seconds") if run.history else None
-    if seconds is not None:
-        facts["training time (not private)"] = duration(seconds)
-    return facts
-
-
-def _merged(facts: list[dict[str, str]]) -> dict[str, str]:
-    """Merge the facts about several runs into one mapping, listing all values where they differ."""
-    names = dict.fromkeys(name for of_run in facts for name in of_run)
-    values = {name: [of_run[name] for of_run in facts if name in of_run] for name in names}
-    return {name: name_some(list(dict.fromkeys(each)), shown=8) for name, each in values.items()}
-
-
-def _definitions(facts: Mapping[str, str]) -> str:
-    items = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
-        for name, value in facts.items()
-    )
-    return f'<dl class="facts">{items}</dl>'
-
-
-def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """Flatten nested settings into a mapping of readable names to values."""
-    flat: dict[str, str] = {}
-    for name, value in settings.items():
-        key = f"{before}{str(name).replace('_', ' ')}"
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{key}: "))
-        elif value is not None:
-            flat[key] = f"{value:g}" if isinstance(value, float) else str(value)
-    return flat
+SECTIONS = (
+    Section("overview", "At a glance", "At a glance", overview),
+    Section(
+        "learning",
+        "Groups",
+        "Learning curves by group",
+        _learning,
+        lambda comparison: "needs validation groups and at least two evaluations.",
+    ),
+    Section(
+        "gain",
+        "Gain",
+        "Gain by budget",
+        _drawn(
+            figures.gain_against_budget,
+            "If a method helps the owners held back by strict budgets, the points on the left are "
+            "above zero.",
+        ),
+        lambda comparison: (
+            "needs at least two groups with known budgets." if comparison.others else _SAME_LABEL
+        ),
+    ),
+    Section(
+        "worst",
+        "Worst group",
+        "Worst group and overall accuracy",
+        _drawn(
+            figures.worst_and_overall,
+            "A high average can hide a group on which the model performs poorly.",
+        ),
+        lambda comparison: "needs validation data and at least two evaluations.",
+    ),
+    Section(
+        "trade-off",
+        "Trade-off",
+        "Overall accuracy against balance",
+        _drawn(
+            figures.trade_off,
+            "Equal recall is of little use if it is low for every group, as is high accuracy if "
+            "some groups are left behind.",
+        ),
+        lambda comparison: (
+            "needs the accuracy and spread of several methods."
+            if comparison.others
+            else _SAME_LABEL
+        ),
+    ),
+    Section("budgets", "Budgets", "Privacy budgets and spending", _budgets),
+    Section("meaning", "What ε means", "What ε means for a person", _meaning),
+    Section("plan", "Plan", "The plan", plan_section),
+    Section("limits", "Limits", "Assumptions and limits", _limits),
+    Section("provenance", "Provenance", "Settings and provenance", provenance),
+)
+"""The library's own sections; `MECHANISM_SECTIONS` adds those of mechanisms."""

@@ -1,7 +1,7 @@
-"""Runs: the results of training, in memory or in run folders.
+"""Runs: the results of training, kept in memory or in run folders.
 
-Imports owners, planning, mechanisms and step. `Run.report` and `Run.card` import the report when
-called.
+Imports the subpackages owners, planning, mechanisms and step. `Run.report` and `Run.card` import
+the subpackage report only when they are called.
 """
 
 from ownerwise.runs.environment import environment

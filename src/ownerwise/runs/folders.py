@@ -1,14 +1,14 @@
-"""Run folders during training: one process per folder, one run per folder, no partial files.
+"""Run folders during training, each with a single process, a single run and no partial files.
 
 A process holds the lock on its folder while it trains. The operating system releases the lock when
 the process ends, even if it crashes. Forked processes, such as the workers of a DataLoader, do not
-hold it: they may outlive the run (filelock closes their copy of the file).
+hold the lock, because they may outlive the run (filelock closes their copy of the file).
 
 A killed run resumes from its newest checkpoint. History lines written after that checkpoint
 describe lost updates and are dropped, so the history always matches the current model. With a fixed
 seed the same lines are written again, bit for bit (except for times). In a private run, the new
-lines come from fresh noise; the account still counts the steps that the lost lines describe as
-spent, because someone may have read the lines.
+lines come from fresh noise; the steps described by the lost lines still count as spent, because
+someone may have read those lines.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def begin(run: Run, identity: str) -> None:
 
 
 def with_earlier(folder: Path, environment: dict[str, Any]) -> dict[str, Any]:
-    """Return the environment, with the earlier environments in which the run was trained."""
+    """Return the environment, together with earlier ones in which the run was trained."""
     previous = reading.read_environment(folder, problems := [])
     _warn(problems)
     earlier = previous.pop("earlier", [])
@@ -133,7 +133,7 @@ def drop_half_written(folder: Path) -> None:
 
 
 def _remains(folder: Path) -> list[str]:
-    """Return why a folder without a checkpoint cannot be used for a new run."""
+    """Return the reasons why a folder without a checkpoint cannot be used for a new run."""
     balance = read_account(folder)
     if balance is not None and balance.spent:
         return [

@@ -1,9 +1,10 @@
 """The files in a run folder: their names, their required contents, and whether they agree.
 
-The account records what a run has spent. The settings, the checkpoint and the history each identify
-the run and some of its steps: if one of them mentions more steps than the account, the account is
-an old copy, and the folder is refused. The history and environment files do not affect what the
-account records: if one is corrupted, its readable part is used and the corruption is reported.
+The account records what a run has spent. The settings, the checkpoint and the history identify the
+run to which they belong. If the checkpoint or the history contains a later step than the account,
+the account is an old copy, and the folder is rejected. The history and environment files do not
+affect what the account records: if one is corrupted, its readable part is used and the corruption
+is reported.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ HISTORY = "history.jsonl"
 ENVIRONMENT = "environment.json"
 FORMAT_KEY = "run_format"  # in config.json; version 0.1.0 did not write it, which means format 1
 RUN_KEY = "run_id"  # the run's identity, in config.json and in every line of history
-NO_RUN = "a run folder contains one; check the path"
+NO_RUN = "every run folder contains this file; check the path"
 
 _PLUG = or_null(fields({"kind": TEXT}))
 _CONFIG = fields(
@@ -100,7 +101,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def read_environment(folder: Path, problems: list[str]) -> dict[str, Any]:
-    """Return the versions a run used; if they are unreadable, add a problem and return {}."""
+    """Return the versions a run used; if they are unreadable, return {} and extend `problems`."""
     try:
         return read_json(
             folder / ENVIRONMENT, _ENVIRONMENT, f"no {ENVIRONMENT} in {folder}: {NO_RUN}"
@@ -150,7 +151,7 @@ def disagreements(
     identity: str,
     history: Sequence[dict[str, Any]],
 ) -> list[str]:
-    """Return every way in which the files in a run folder contradict each other.
+    """Return a message for each contradiction between the files in a run folder.
 
     Args:
         folder: the run folder.

@@ -1,4 +1,4 @@
-"""Runs: the results of training, in memory or in run folders.
+"""Runs: the results of training, kept in memory or in run folders.
 
 A run folder contains `config.json` (the Trainer's settings and the format version), `plan.json`
 with its arrays, `history.jsonl` (one line per evaluation on validation data), `account.db` (the
@@ -73,7 +73,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """Method name in tables and legends; runs with the same label are seeds of one method."""
+        """Method name in tables and legends; runs that differ only in their seed share it."""
         return self.config["label"]
 
     @property

@@ -1,4 +1,4 @@
-"""A run's settings as JSON types, as in `config.json`, and how those of two runs differ."""
+"""A run's settings as JSON types, as in `config.json`, and how two runs' settings differ."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The private step, its account and its checkpoints.
 
-The step is the only place where private data changes the model. Imports planning, randomness,
-batches, gradients and mechanisms; nothing here depends on runs, training loops, or folders other
-than the one passed to it.
+The step is the only place where private data changes the model. Imports the subpackages planning,
+randomness, batches, gradients and mechanisms; nothing here depends on runs, training loops, or
+folders other than the one passed to it.
 """
 
 from ownerwise.step.account import OWN_FOLDER, Account, Balance, read_account

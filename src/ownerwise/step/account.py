@@ -2,13 +2,14 @@
 
 Guarantee. The account never counts fewer steps than were taken: a step is committed to disk before
 any of its noise is drawn. Commits are slow (milliseconds), so steps are reserved in blocks of at
-most 0.4 seconds of work and at most a twentieth of the plan. A run that stops cleanly returns the
-steps that it reserved but did not begin; if the run is killed, they remain spent.
+most 0.4 seconds of work and at most a twentieth of the plan. A run that stops cleanly gives back
+the steps that it reserved but did not begin; if the run is killed, they remain spent.
 
 The account is an SQLite file, `account.db`, with one table of events. Events are appended and never
 changed, and each contains the hash of the previous one. A process can append only if the last event
-is the one it last saw (compare-and-set), so two processes cannot both take a step: the second one
-is refused. If the account's file was deleted or replaced, the next commit is refused.
+is the one it last saw (compare-and-set), so two processes cannot both take the same step: the
+second one gets an error. If the account's file was deleted or replaced, the next commit is
+rejected.
 
 The account cannot detect that a copy of the whole folder was restored later or used elsewhere, or
 that someone changed events and recomputed the hashes. Keep run folders where nobody else can write
@@ -83,7 +84,7 @@ class Balance:
         private: whether the guarantee holds, judging by the steps taken; None in format 1.
         head: number and hash of the last event, by which checkpoints refer to the account; None in
             format 1.
-        returnable: first step that may still be returned.
+        returnable: first step that may still be given back.
         hashes: hash of every event; empty unless the account was read from its file.
     """
 
@@ -125,7 +126,7 @@ class _Event:
         return hashlib.sha256(json.dumps(self.values).encode()).hexdigest()
 
     def follow(self, balance: Balance | None) -> Balance:
-        """Return the balance after this event, or raise an error if it is out of sequence."""
+        """Return the balance after this event, or raise an error if the event is out of order."""
         number, previous = (-1, _FIRST_PREVIOUS) if balance is None else _head_of(balance)
         fits = (self.number, self.previous) == (number + 1, previous)
         if self.kind == "open":
@@ -153,7 +154,7 @@ class _Event:
 
 
 class Account:
-    """The account of an active run, for the process that takes the steps."""
+    """The account of an active run, as used by the process that takes the steps."""
 
     def __init__(self, folder: Path, plan: Plan):
         self._path = folder.resolve() / ACCOUNT
@@ -218,9 +219,9 @@ class Account:
             self._block, self._since = balance.spent, time.perf_counter()
 
     def settle(self, steps: int) -> None:
-        """Count exactly the first `steps` steps and return any that were reserved beyond them.
+        """Count exactly the first `steps` steps, and give back any that were reserved beyond them.
 
-        Only steps that this process reserved in its last block and did not begin are returned.
+        Only steps that this process reserved in its last block and did not begin are given back.
         """
         if not self._usable:  # reserved steps stay spent
             return
@@ -249,7 +250,7 @@ class Account:
         return max(1, min(size, self.balance.planned // _BLOCKS, left))
 
     def _append(self, entries: Sequence[tuple[str, int, int, bool]], run: str = "") -> None:
-        """Append events in one transaction, unless another writer has appended any."""
+        """Append events in a transaction; raise an error if another writer has appended events."""
         if os.getpid() != self._process:
             raise OwnerwiseError(
                 f"the account of {self.folder} belongs to process {self._process}, from which this "
@@ -428,7 +429,7 @@ def _balance(connection: sqlite3.Connection) -> Balance | None:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turn errors from SQLite or a corrupted event into a clear message."""
+    """Turn an error caused by SQLite or by a corrupted event into a clear error message."""
     try:
         yield
     except OwnerwiseError:

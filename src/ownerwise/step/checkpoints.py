@@ -1,4 +1,4 @@
-"""Checkpoints: a private run can stop at any time and resume within its budgets.
+"""Checkpoints, which let a private run stop at any time and resume within its budgets.
 
 A checkpoint is one safetensors file with the model, the optimizer and a JSON header (format
 version, run, plan hash, step counts). One SHA-256 hash covers the header, and the header contains
@@ -7,11 +7,11 @@ newest is corrupted, a run resumes from the previous one. The key of a private r
 because anyone who knows the key and the position in the stream can subtract the noise; a resumed
 run draws a fresh key.
 
-The account (see `account`) counts steps before they are taken. A checkpoint names the account's
-last event, so an older copy of the account is detected. After a crash, a private run continues from
-its last checkpoint; the steps whose updates were lost remain spent, so the run ends that many
-updates early. A run with a fixed seed (not private) repeats the lost steps bit for bit instead.
-Each folder contains only one run.
+The account (see `account`) counts steps before they are taken. A checkpoint identifies the
+account's last event, so an older copy of the account is detected. After a crash, a private run
+continues from its last checkpoint; the steps whose updates were lost remain spent, so the run ends
+with that many fewer updates. A run with a fixed seed (not private) repeats the lost steps bit for
+bit instead. Each folder contains only one run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from ownerwise.planning import Plan
 from ownerwise.step.account import Balance, read_account
 
 FORMAT = 2
-"""Increase this when the layout changes, and upgrade or refuse older files in `check_format`.
+"""Increase this number when the layout changes; upgrade or reject older files in `check_format`.
 
 Format 1 (version 0.1.0) counted steps in `steps.json`, without an identity for the run."""
 
@@ -96,7 +96,7 @@ class Checkpoint:
         updates: number of updates applied to the stored model.
         steps_spent: steps accounted for, at least `updates`; the resumed run starts here.
         private: whether the guarantee has held so far.
-        plugs: {name: state} for the stateful plugs.
+        plugs: {name: state} for the stateful plug-ins.
         path: the file.
         balance: state of the account.
     """
@@ -131,7 +131,7 @@ def save(
         steps_spent: steps accounted for, at least `updates`.
         seed: seed of the run's stream; None if the stream is secret.
         private: whether the guarantee has held so far.
-        plugs: {name: state} for the stateful plugs, as JSON types.
+        plugs: {name: state} for the stateful plug-ins, as JSON types.
     """
     tensors, state = _flatten_optimizer(optimizer)
     for name, tensor in model.state_dict().items():
@@ -173,7 +173,8 @@ def latest(folder: str | os.PathLike) -> Path | None:
 def newest_header(folder: str | os.PathLike, problems: list[str]) -> dict[str, Any] | None:
     """Return the header of the newest checkpoint that is not corrupted; None if there is none.
 
-    Newer checkpoints that are corrupted are added to `problems`. If all are, an error is raised.
+    Error messages about newer, corrupted checkpoints are added to `problems`. If all checkpoints
+    are corrupted, an error is raised.
     """
     found = stored(folder)
     for path in found:
@@ -297,7 +298,7 @@ def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _optimizer_layout(model: nn.Module, optimizer: Optimizer) -> list[Any]:
-    """Return the optimizer's class name, then the parameter names of each group."""
+    """Return the optimizer's class name, followed by the parameter names of each group."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = [[names.get(id(p), "?") for p in group["params"]] for group in optimizer.param_groups]
     return [type(optimizer).__name__, *groups]
@@ -384,7 +385,7 @@ def _compare(path: Path, digest: str, stored_hash: str) -> None:
 
 
 def check_format(path: Path, version: Any) -> None:
-    """Refuse a checkpoint or settings file whose format this version does not support."""
+    """Reject a checkpoint or settings file whose format this version does not support."""
     if version not in _FORMATS:
         raise OwnerwiseError(
             f"{path} has format {version}, but this version of ownerwise reads format {FORMAT} and "

@@ -1,4 +1,4 @@
-"""Checks for the private step: optimizers, releases and batches that do not match the plan."""
+"""Checks on the optimizer, the release and the batches of a private step."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def refuse_unloaded(batch: Batch) -> None:
         raise OwnerwiseError(
             f"the records of step {batch.step} could not be loaded ({batch.data.error}), and the "
             "step counts as spent. Which records a batch contains is private, so this message "
-            "names none: try dataset[i] for every record, and collate, outside a private run. The "
-            "fact that loading failed is itself not private"
+            "names none of them: try dataset[i] for every record, and collate, outside a private "
+            "run. The fact that loading failed is itself not private: no guarantee covers it"
         )
 
 

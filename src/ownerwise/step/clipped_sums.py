@@ -1,4 +1,4 @@
-"""The weighted sum of a batch's clipped gradients: everything in a step before the noise."""
+"""Compute the weighted sum of a batch's clipped gradients, to which the step adds noise."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class ClippedSums:
     """Sums the clipped gradients of a batch, in micro-batches if memory requires it.
 
     There is one forward pass. If the batch is split and weights or a release need the whole batch,
-    a forward-only pass comes first.
+    an additional forward-only pass comes first.
 
-    A hardened plan fixes the number of rows: records take secret random rows, and the other rows
-    are empty. Removing a record then does not change a single bit of any other record's output,
-    loss or norm.
+    A hardened plan fixes the number of rows: records are placed in secret random rows, and the
+    other rows are empty. Removing a record then does not change a single bit of any other record's
+    output, loss or norm.
 
     Sensitivity: a record of owner o changes the sum by at most `plan.clip_norms[o]` times the
     steering's clip scale, regardless of the other records. The sum is NOT private until noise is
@@ -64,7 +64,7 @@ class ClippedSums:
         model, plan, loss, clipping, micro_batch_size, memory_target, lean: as for `PrivateStep`.
         weights, release: as for `PrivateStep`, already bound to the plan.
         steering: the clipping rule's steering, if any.
-        not_private: keep the losses, norms and factors of the last batch in `peek`.
+        not_private: whether to keep the losses, norms and factors of the last batch in `peek`.
     """
 
     def __init__(
@@ -184,7 +184,10 @@ class ClippedSums:
     def _sum(
         self, records: PerRecordGradients | ChainGradients, factors: Tensor, rows: Rows, part: slice
     ) -> dict[nn.Parameter, Tensor]:
-        """Return the sum of gradients times factors, added up per clip-norm class if required."""
+        """Return the sum of gradients times factors.
+
+        If there are clip-norm classes, each class is summed separately.
+        """
         if self.rounding.classes is None:
             return records.weighted_sum(factors, in_blocks=self.rounding.in_blocks)
         classes = rows.spread(self.rounding.classes[rows.owner_index], empty=-1)[part]
@@ -235,7 +238,7 @@ class ClippedSums:
         scales: np.ndarray | None,
         randomness: Randomness,
     ) -> tuple[Tensor, ...]:
-        """Return the noised release as an extra argument for the loss, or an empty tuple."""
+        """Return a tuple of extra arguments for the loss: the noised release, if there is one."""
         release = self.release
         if release is None:
             return ()
@@ -265,7 +268,7 @@ class ClippedSums:
         return rows.spread(scales[rows.owner_index], empty=0.0)
 
     def _check_model(self, batch: Batch, inputs: Any, randomness: Randomness) -> None:
-        """Refuse a model that mixes records, before this batch can change its state."""
+        """Reject a model that mixes records, before this batch can change its state."""
         self._due = len(batch) > 1 and is_due(self._batches)
         self._batches += len(batch) > 1
         if self._due and Chain.of(self.model, inputs) is None:  # the layers of a chain never mix

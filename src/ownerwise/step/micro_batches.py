@@ -1,4 +1,4 @@
-"""Micro-batches: parts of a logical batch that fit in memory. They never change the result."""
+"""Split a logical batch into micro-batches that fit in memory, without changing the result."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _PROBE = 4  # records used to measure the memory per record
 
 
 def slices(records: int, size: int) -> Iterator[slice]:
-    """Yield slices of nearly equal length, at most `size` records each."""
+    """Yield slices of nearly equal length, with at most `size` records each."""
     count = -(-records // size)
     for number in range(count):
         yield slice(number * records // count, (number + 1) * records // count)
 
 
 def bytes_per_record(model: nn.Module, inputs: Any, records: int) -> float:
-    """Return the bytes per record that the backward pass stores, measured on a few dummy records.
+    """Return the number of bytes per record that are stored for the backward pass.
 
-    Only their shapes come from real data, so a layer that initialises itself from its first batch
-    sees no private data. All changes to the model are undone, but random layers advance their
-    random generators.
+    The number is measured on a few dummy records. Only the shapes of these records come from real
+    data, so a layer that initialises itself from its first batch sees no private data. All changes
+    to the model are undone, but random layers advance their random generators.
     """
     count = min(records, _PROBE)
     probe = take(inputs, list(range(count)))  # a copy: a view would count the whole batch

@@ -14,12 +14,12 @@ from ownerwise.torch_internals import OPTIMIZER_STATE, global_step_hooks
 class ParameterWatch:
     """Remembers the state of a model's parameters to detect whether anything changes them.
 
-    It compares torch's version counters of all parameters, and the values of the smallest trainable
-    parameter: fused optimizers and writes through `.data` do not advance the counters, but an
-    optimizer changes every parameter. A write through `.data` to other parameters alone goes
-    undetected; detecting it would require a copy of the model. Buffers such as counters may change
-    without using any data, so they are not watched here; `ownerwise.gradients` refuses a forward
-    pass that writes data to them.
+    It compares the torch version counters of all parameters, and the values of the smallest
+    trainable parameter: fused optimizers and writes through `.data` do not advance the counters,
+    but an optimizer changes every parameter. A write through `.data` that changes only other
+    parameters goes undetected; detecting it would require a copy of the model. Buffers such as
+    counters may change without using any data, so they are not watched here; `ownerwise.gradients`
+    refuses a forward pass that writes data to them.
     """
 
     def __init__(self, model: nn.Module):

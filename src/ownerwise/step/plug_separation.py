@@ -1,7 +1,7 @@
 """Check that user-defined clipping rules and releases treat every record independently.
 
 See `separation` for the method and the tolerance. The rules and releases in this package have been
-proven to do so and are not called a second time.
+proven to treat records independently, so they are not called a second time.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def checked_factors(
     stream: StepStream | None,
     parts: StepStream,
 ) -> Tensor:
-    """Return the factors of a user-defined rule, or refuse a rule that mixes records.
+    """Return the factors of a user-defined rule, or raise an error if it mixes records.
 
     Args:
         rule: the rule.
         norms, clips: finite gradient norms and clip norms of the micro-batch.
         records: number of records in the whole batch.
         stream: random numbers for a randomised rule; the check itself draws none.
-        parts: secret random numbers that choose the part to check.
+        parts: secret random numbers used to choose the part to check.
     """
     drawn = None if stream is None else Replay(stream, len(norms))
 
@@ -109,7 +109,7 @@ class Replay:
         return numbers.copy()
 
     def of(self, index: Tensor) -> _Replayed:
-        """Return the same numbers for these rows."""
+        """Return a replay of the numbers that were drawn for these rows."""
         return _Replayed(self._drawn, self._rows, index.numpy())
 
 
@@ -145,14 +145,14 @@ def check_contributions(
     *,
     absolute: bool,
 ) -> None:
-    """Refuse a release in which a record's contribution depends on the other records.
+    """Reject a release in which a record's contribution depends on the other records.
 
     Args:
         release: the user's release.
         outputs, targets: outputs and targets of the micro-batch.
         contributions: the release's contributions for the micro-batch.
         share: largest allowed change in a contribution, whose norm is at most 1.
-        stream: secret random numbers that choose the part to check.
+        stream: secret random numbers used to choose the part to check.
         absolute: whether contributions are clipped in the L1 norm instead of the L2 norm.
     """
     values = contributions.rows if isinstance(contributions, Cells) else contributions

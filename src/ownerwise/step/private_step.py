@@ -52,7 +52,7 @@ class PrivateStep:
     The phases of a step are, in order: forward pass over the logical batch, noised release
     (optional), per-record loss, score, clipping rule, weights, sum, noise, division by the expected
     batch size, and optimizer. There is one forward pass; if the batch is split into micro-batches
-    and a phase needs the whole batch, a forward-only pass comes first.
+    and a phase needs the whole batch, an additional forward-only pass comes first.
 
     Formal guarantee: with batches from `PoissonBatches` for the same plan, each record of owner o
     changes the sum by at most `plan.clip_norms[o]`, Gaussian noise of std `plan.noise_std_at(step)`
@@ -63,12 +63,13 @@ class PrivateStep:
 
     Args:
         model: an ordinary module; it is not wrapped. A pre-flight check lists all problems.
-        plan: the plan, with owners. The step verifies it, unless this process already has, and
-            keeps its own copy.
+        plan: the plan, with owners. The step verifies the plan, unless this process has already
+            done so, and keeps its own copy.
         optimizer: any torch optimizer that needs no closure and has no step hooks.
         loss: `loss(outputs, targets)`, called with `reduction="none"` (see `losses.per_record`);
             `loss(outputs, targets, released)` if there is a release.
-        weights: weights over the whole batch, such as INO; bound to the plan here.
+        weights: weights computed from the whole batch, such as INO; the step binds them to the
+            plan.
         clipping: the clipping rule. A steered rule (`ImportanceSampling`) releases a noisy count at
             every step, so the plan needs `release_std`.
         release: an additional release computed from the outputs; the plan needs `release_std`.
@@ -77,8 +78,8 @@ class PrivateStep:
         micro_batch_size: number of records computed together; derived from `memory_target` by
             default.
         memory_target: bytes available for the activations of one micro-batch.
-        lean: use less memory at the cost of speed.
-        not_private: keep the losses, norms and factors of the last batch in `peek`.
+        lean: whether to save memory at the cost of speed.
+        not_private: whether to keep the losses, norms and factors of the last batch in `peek`.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class PrivateStep:
 
     @property
     def private(self) -> bool:
-        """Whether the guarantee holds: randomness is secret, and nothing is kept without noise."""
+        """True if the guarantee holds: all randomness is secret, and no unnoised data is kept."""
         secret = self._noise.private and self._private_so_far and not self.not_private
         return secret and (self.weights is None or self.weights.private)
 
@@ -191,7 +192,7 @@ class PrivateStep:
         """Open the account of this run in `folder`: from now on, steps are counted there.
 
         `save` does this if there is no account yet. Each later step is recorded on disk before its
-        noise is drawn. A folder that contains another run is refused.
+        noise is drawn. A folder that contains another run is rejected.
 
         Args:
             folder: the run's own folder.
@@ -210,20 +211,21 @@ class PrivateStep:
     def save(self, folder: str | PathLike, *, stays_open: bool = False) -> Path:
         """Write a checkpoint with the model, optimizer, plan hash and step counts, without the key.
 
-        Steps that were reserved in the account but not begun are returned to it.
+        Steps that were reserved in the account but not begun are given back to it.
 
         Args:
             folder: the run's own folder, which must be the same in every call.
-            stays_open: keep the reserved steps and leave the account's file open, for callers such
-                as the Trainer that call `settle` when they stop.
+            stays_open: whether to keep the reserved steps and leave the account's file open, for
+                callers such as the Trainer that call `settle` when they stop.
         """
         with self._lock:
             self._refuse_undeclared_changes()
             account = self._account or self.open_account(folder)
             if account.folder != Path(folder).resolve():
                 raise OwnerwiseError(
-                    f"this run belongs to {account.folder}, but got {folder}: the steps of a run "
-                    "are counted in a single folder. Copy the checkpoint if you need it elsewhere"
+                    f"this run belongs to {account.folder}, but {folder} was passed: the steps of "
+                    "a run are counted in a single folder. Copy the checkpoint if you need it "
+                    "elsewhere"
                 )
             if not stays_open:
                 account.settle(self._spent)
@@ -241,7 +243,7 @@ class PrivateStep:
             )
 
     def settle(self, steps: int) -> None:
-        """Count the first `steps` steps in the account and return any reserved beyond them."""
+        """Count the first `steps` steps in the account, and give back any reserved beyond them."""
         with self._lock:
             if self._account is not None:
                 self._account.settle(steps)
@@ -282,8 +284,8 @@ class PrivateStep:
 
         From the first step on, a private run refuses to continue if anything but the step has
         changed the parameters, such as an optimizer step on un-noised gradients. Changes that use
-        only public or released values have no privacy cost. Make them in this context: clamping or
-        averaging weights, loading public weights, replacing a layer. For example: `with
+        only public or released values have no privacy cost. Make such changes in this context, for
+        instance to clamp or average weights, load public weights or replace a layer. Example: `with
         step.data_free_changes(), torch.no_grad(): weight.clamp_(-1, 1)`.
         """
         self._refuse_undeclared_changes()
@@ -322,8 +324,8 @@ class PrivateStep:
     def __call__(self, batch: Batch) -> None:
         """Take one step. The optimizer updates the model; nothing else is released.
 
-        Threads may share a step: they enter one at a time, and a batch for a step that was already
-        taken is refused.
+        Threads may share a PrivateStep: they enter it one at a time, and a batch for a step that
+        was already taken is rejected.
         """
         with self._lock:
             self._take(batch)
@@ -415,7 +417,7 @@ class PrivateStep:
     def clipped_sum(
         self, batch: Batch, randomness: Randomness | None = None
     ) -> dict[nn.Parameter, Tensor]:
-        """Return the weighted sum of clipped gradients. NOT private until noise is added."""
+        """Return the weighted sum of clipped gradients; it is NOT private until noise is added."""
         return self._sums(batch, Randomness() if randomness is None else randomness)
 
     def _randomness(self, step: int) -> Randomness:

@@ -22,17 +22,18 @@ from ownerwise.mechanisms import SMALLEST_NORM, Release, Weights
 from ownerwise.planning import Plan, largest_total
 
 GRID_TOLERANCE = 1e-4
-"""How far the noise grid may move two neighbouring sums apart, in units of the clip norm."""
+"""Maximum increase in the distance between two neighbouring sums due to rounding to the noise grid,
+in units of the clip norm."""
 NORM_ERROR = 1e-5
 """Largest relative error of a computed gradient norm."""
 RELEASE_SLACK = 1e-3
-"""Allowance for rounding in a release of sensitivity 1, both to the grid and in other rows."""
+"""Allowance for rounding, both to the grid and in other rows, in a release of sensitivity 1."""
 _SUM_ROUNDOFFS = 2.0  # change in a sum's rounding when a record is removed, in relative roundoffs
 # The same bound if every rounding within the blocks may change: for each of the two sums,
 # one roundoff per record of a block, and one each for the factor, the weight and their products.
 _BLOCK_ROUNDOFFS = 2.0 * (BLOCK + 4)
 LARGEST_SLACK = 0.2
-"""The largest permitted slack; a step that would need more refuses its plan."""
+"""The largest permitted slack; a step rejects a plan that would need more."""
 _CLASS_RATIO = 4.0  # ratio of the largest to the smallest clip norm in a class
 
 
@@ -42,8 +43,8 @@ class Rounding:
 
     Attributes:
         slack: see the module's docstring.
-        classes: class of each owner's clip norm, or None. Clip norms in a class are similar. Each
-            class is summed separately, and the sums of the classes are added in float64.
+        classes: class of each owner's clip norm, or None. Similar clip norms are in the same class.
+            Each class is summed separately, and the sums of the classes are added in float64.
         in_blocks: whether records are summed in blocks, whose sums are added in float64.
         release_slack: slack for a record's contribution to a release.
     """
@@ -61,7 +62,7 @@ class Rounding:
         weights: Weights | None,
         release: Release | None = None,
     ) -> Rounding:
-        """Return the rounding for a step under this plan."""
+        """Return the summation method and the slacks for a step under this plan."""
         rounding = cls._of_gradients(plan, model, weights)
         if plan.hardened_rows is not None or release is None:
             return rounding
@@ -105,8 +106,8 @@ def rounding_problems(
         )
     elif rounding.release_slack > LARGEST_SLACK:
         problems.append(
-            f"rounding could add {rounding.release_slack:.0%} to a record's share of the "
-            "histogram: plan with hardened=True, or use a lower temperature or smaller batches"
+            f"rounding could add {rounding.release_slack:.0%} to a record's contribution to "
+            "the histogram: plan with hardened=True, or use a lower temperature or smaller batches"
         )
     if plan.clip_norms.min() < SMALLEST_NORM:
         problems.append(
@@ -126,14 +127,17 @@ def rounding_problems(
         ]
     return [
         *problems,
-        f"rounding could add {slack:.0%} to a contribution with the smallest clip norm, because "
-        "batches are large or clip norms differ a lot. Plan with hardened=True, with a smaller "
-        "batch, or with method='sample'; or train a float64 model (model.double())",
+        f"rounding could add {slack:.0%} to the contribution of a record with the smallest "
+        "clip norm, because batches are large or clip norms differ a lot. Plan with hardened=True, "
+        "with a smaller batch, or with method='sample'; or train a float64 model (model.double())",
     ]
 
 
 def _count_problems(plan: Plan, weights: Weights | None) -> list[str]:
-    """Return a problem if owners have more records than the declared counts that bound a batch."""
+    """Return an error message if owners have more records than declared.
+
+    Hardened plans and weights bound the batch size by the declared record counts.
+    """
     owners = plan.owners
     if owners is None or owners.record_owner_index is None:
         return []
@@ -143,20 +147,20 @@ def _count_problems(plan: Plan, weights: Weights | None) -> list[str]:
     if (counts <= plan.records).all():
         return []
     return [
-        "some owners have more records than declared, but hardened plans and weights bound a batch "
-        "by the declared numbers: declare at least as many (Owners(..., records=))"
+        "some owners have more records than declared, but hardened plans and weights bound the "
+        "batch size by the declared numbers: declare at least as many (Owners(..., records=))"
     ]
 
 
 def unit_roundoff(model: nn.Module) -> float:
-    """Return the unit roundoff of the least precise trainable parameter's sum."""
+    """Return the unit roundoff of the gradient sum for the least precise trainable parameter."""
     dtypes = {p.dtype for p in model.parameters() if p.requires_grad}
     sums = {torch.promote_types(dtype, torch.float32) for dtype in dtypes} or {torch.float32}
     return max(torch.finfo(dtype).eps for dtype in sums) / 2
 
 
 def refuse_imprecise(outputs: Iterable[Tensor], roundoff: float) -> None:
-    """Refuse outputs that are less precise than `roundoff`.
+    """Reject outputs that are less precise than `roundoff`.
 
     The slack for ordering records assumes the roundoff that the parameters had when the step was
     built. Autocast is the usual cause of less precise outputs; under autocast, even float32 outputs
@@ -183,20 +187,20 @@ def loss_roundoff(model: nn.Module) -> float:
 
 
 def _largest_ratio(plan: Plan, classes: np.ndarray) -> float:
-    """Return the largest ratio of two clip norms in one class."""
+    """Return the largest ratio of two clip norms in the same clip-norm class."""
     members = (plan.clip_norms[classes == number] for number in np.unique(classes))
     return max(float(norms.max() / norms.min()) for norms in members)
 
 
 def _most_records(plan: Plan) -> float:
-    """Return the largest number of records in a batch."""
+    """Return an upper bound on the number of records in a batch."""
     ones = np.ones(len(plan.records))
     records = plan.records.astype(np.float64)
     return largest_total(plan.sampling_rates, records, ones, plan.overflow_probability)
 
 
 def _clip_totals(plan: Plan, classes: np.ndarray) -> list[float]:
-    """Return the largest total clip norm in each class, in units of its smallest clip norm."""
+    """Bound the total clip norm of each class, in units of the class's smallest clip norm."""
     members = [np.flatnonzero(classes == number) for number in np.unique(classes)]
     return [
         largest_total(

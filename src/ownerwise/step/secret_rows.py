@@ -1,12 +1,11 @@
-"""Assign records to rows: one row per record, or secret rows out of a public number of rows.
+"""Assign each record to a row: row k for record k, or a secret row out of a public number of rows.
 
 The rounding of a row in a matrix product depends on its position and on the number of rows. A
-hardened plan therefore fixes the number of rows: the records take distinct random rows, which are
-secret, and the other rows stay empty. Formal guarantee (docs/proofs/arithmetic.md): two
-neighbouring batches can be coupled so that all common records are in the same rows. Then every
-kernel sees the same numbers in the same places except in one row, and if the result of a row does
-not depend on the contents of other rows, no other record's output, loss or norm changes by even one
-bit.
+hardened plan therefore fixes the number of rows: the records are placed in distinct, secret random
+rows, and the other rows stay empty. Formal guarantee (docs/proofs/arithmetic.md): two neighbouring
+batches can be coupled so that all common records are in the same rows. Then every kernel sees the
+same numbers in the same places except in one row, and if the result of a row does not depend on the
+contents of other rows, no other record's output, loss or norm changes by even one bit.
 """
 
 from __future__ import annotations
@@ -58,13 +57,13 @@ class Rows:
 
 
 def place(batch: Batch, rows: int | None, stream: StepStream | None) -> Rows:
-    """Assign the batch's records to `rows` rows, or to one row each.
+    """Assign each record in the batch to its own row, out of `rows` rows in total.
 
     Args:
         batch: the batch, with at most `rows` records.
-        rows: public number of rows; None for one per record.
-        stream: secret random numbers that choose the rows. If None, record k takes row k, which is
-            NOT private and is meant for research.
+        rows: public number of rows; None for exactly one row per record, in order.
+        stream: secret random numbers used to choose the rows. If None, record k is placed in row k,
+            which is NOT private and is meant for research.
     """
     inputs, targets = inputs_and_targets(batch)
     if rows is None:

@@ -1,8 +1,8 @@
 """Check at every step that the loss treats every record independently of the others.
 
-Clipping bounds a record's own gradient. It bounds the record's influence only if no other record's
-contribution depends on it. A loss divided by the largest loss in its batch, for instance, lets one
-record move the sum by hundreds of times the clip norm.
+Clipping bounds a record's own gradient. It bounds the record's influence only if the contributions
+of other records do not depend on that record. A loss divided by the largest loss in its batch, for
+instance, lets one record change the sum by hundreds of times the clip norm.
 
 At every step, each user-defined function is therefore called a second time, on a secret random part
 of the micro-batch. The loss (values and gradients with respect to the outputs), the clipping rule
@@ -11,18 +11,20 @@ micro-batch. Only the functions run again, not the model, so this costs little. 
 that by definition treat records separately are exempt (`losses.never_mixes`).
 
 Formal guarantee: let B be the number of records in the batch and C the smallest clip norm. A
-function passes if no record in the part changes its contribution by more than 0.01 C / B, measured
-in the gradient with respect to the outputs. If records are mixed below this threshold, the sum
-moves by at most about 0.01 C. Mixing above it is detected with probability at least 1/4 per step if
-one record depends on another (the part must contain the first and not the second), and almost
-certainly if all records depend on one. If outputs are large, fewer records are compared.
+function passes if no record in the part has a contribution that changes by more than 0.01 C / B,
+measured in the gradient with respect to the outputs. Mixing below this threshold changes the sum by
+at most about 0.01 C. Mixing above this threshold is detected with probability at least 1/4 per step
+if one record depends on another (the part must contain the first but not the second), and almost
+certainly if all records depend on a single one. If a record has many outputs, fewer records are
+compared.
 
 Rounding: 0.01 / B is below the precision of float32 for large batches, and always below that of
 bfloat16. If the results differ, both are therefore recomputed and compared in float64, so
-legitimate functions pass at any batch size. In their own precision, the results may still differ by
-at most 256 times the machine epsilon. This excludes functions such as (x + k) - k, where k is the
-largest number in the batch, which equals x only in float64. The results of a function that cannot
-run in float64 may differ by 16 times the machine epsilon of their own dtype.
+legitimate functions pass at any batch size. The results in the original precision must also
+agree, to within 256 times the machine epsilon. This rules out functions such as (x + k) - k, where
+k is the largest number in the batch: the result equals x in float64, but not in lower precision. If
+a function cannot run in float64, its results may differ by up to 16 times the machine epsilon of
+their own dtype.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from ownerwise.mechanisms import Loss, per_record
 from ownerwise.randomness import StepStream
 
 ROOM = 0.01
-"""How far the mixing of records may move the sum, in units of the smallest clip norm."""
+"""Maximum permitted change in the sum from mixing records, in units of the smallest clip norm."""
 
 _MOST_NUMBERS = 1 << 14  # approximate number of outputs compared in one micro-batch
 _FEWEST_RECORDS = 2
@@ -57,11 +59,11 @@ TREAT_APART = (
 
 
 def choose(rows: int, numbers: int, stream: StepStream) -> Tensor:
-    """Return the sorted rows of a secret part of a micro-batch: at most about half of them.
+    """Choose at most about half of the rows, secretly and at random; return their sorted indices.
 
     Args:
-        rows: number of records in the micro-batch; if there is only one, it is the part.
-        numbers: how many numbers the function takes or returns for all these records.
+        rows: number of records in the micro-batch; if there is only one, it is always chosen.
+        numbers: how many numbers the function takes or returns for the whole micro-batch.
         stream: this step's secret random numbers for this purpose.
     """
     if rows == 1:
@@ -81,18 +83,18 @@ def choose(rows: int, numbers: int, stream: StepStream) -> Tensor:
 class LossCheck:
     """Compares losses computed on a part of a micro-batch with losses computed on all of it.
 
-    Create the check before the loss is called, and call `compare` after the backward pass. The part
-    comes first: otherwise, a loss that remembers the largest loss so far would treat the part in
-    the same way as the whole micro-batch.
+    Create the check before the loss is called, and call `compare` after the backward pass. The loss
+    is called on the part first: otherwise, a loss that remembers the largest loss so far would
+    treat the part in the same way as the whole micro-batch.
 
     Args:
         loss: the user's loss, with its reduction.
-        losses: the same loss, returning one number per record.
+        losses: the same loss as a function that returns one number per record.
         outputs, targets: outputs and targets of the micro-batch.
         rows: number of records in the micro-batch.
         released: extra arguments for the loss.
-        stream: secret random numbers that choose the part.
-        thorough: also compare the other records as a second part.
+        stream: secret random numbers used to choose the part.
+        thorough: whether to also compare the other records, as a second part.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class LossCheck:
                 tensor.register_hook(functools.partial(self._gradients.__setitem__, number))
 
     def _taken(self, values: Any, index: Tensor) -> Any:
-        """Return the rows of every tensor that has one row per record."""
+        """Return the rows at `index` of every tensor that has one row per record."""
 
         def take(tensor: Tensor) -> Tensor:
             if not tensor.dim() or len(tensor) != self._rows:
@@ -141,7 +143,7 @@ class LossCheck:
     def compare(
         self, losses: Tensor, lengths: Callable[[], Tensor], clip_norm: float, records: int
     ) -> None:
-        """Refuse the loss if it treats a record differently in the part and in the micro-batch.
+        """Reject the loss if it treats a record differently in the part and in the micro-batch.
 
         Args:
             losses: losses of the micro-batch.
@@ -196,7 +198,7 @@ class LossCheck:
     def _in_float64(
         self, index: Tensor, taken: tuple[Any, Any, Any]
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Return losses and gradients of the part, computed with and without the other records."""
+        """Return the part's losses and gradients, computed with and without the other records."""
         losses = per_record(_in_double(self._loss))
         everyone = torch.arange(self._rows)
         whole = [map_tensors(to_double, self._taken(each, everyone)) for each in self._whole]
@@ -228,7 +230,7 @@ class LossCheck:
         return gradient.index_select(0, index)
 
     def _per_length(self, gradients: Tensor, lengths: Tensor, clip_norm: float) -> Tensor:
-        """Return the ratio of each record's norm in the sum to the norm of its output gradient.
+        """Divide the norm of each record's clipped gradient by the norm of its output gradient.
 
         Records without a gradient are assigned the largest value among the other records.
         """
@@ -250,7 +252,7 @@ def _all_equal(first: list[Tensor | None], second: list[Tensor | None]) -> bool:
 
 
 def _joined(gradients: list[Tensor | None]) -> Tensor:
-    """Return the gradients of each record in one row, float64 [rows, numbers]."""
+    """Return one row per record with all of its gradients, float64 [rows, numbers]."""
     columns = [g.double().flatten(1) for g in gradients if g is not None]
     return torch.cat(columns, dim=1) if columns else torch.zeros(1, 1, dtype=torch.float64)
 
@@ -262,7 +264,7 @@ def _agree(
     room: float,
     share: float,
 ) -> bool:
-    """Return whether the part has the same losses and gradients as in the whole micro-batch."""
+    """Return True if the part has the same losses and gradients as in the whole micro-batch."""
     (values, gradients), (others, other_gradients) = whole, part
     if gradients.shape != other_gradients.shape:
         return False
@@ -276,7 +278,7 @@ def _agree(
 
 
 def rows_agree(first: Tensor, second: Tensor, room: float | Tensor) -> bool:
-    """Return whether no row differs by more than `room`. Two non-finite rows count as equal."""
+    """Return True if no row differs by more than `room`. Two non-finite rows count as equal."""
     if first.shape != second.shape:
         return False
     first, second = first.double().flatten(1), second.double().flatten(1)

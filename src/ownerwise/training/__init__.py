@@ -1,6 +1,6 @@
-"""Training: the Trainer, a loop around the private step, with its checks and records.
+"""Training: the Trainer, which is a loop around the private step, with checks and loggers.
 
-May import any subpackage up to runs; never report, config or cli.
+This subpackage may import any subpackage up to runs, but never report, config or cli.
 """
 
 from ownerwise.training.learning_rates import schedule_problems

@@ -1,4 +1,4 @@
-"""Average the parameters over steps, which is post-processing and has no privacy cost."""
+"""Average the parameters over steps; this is post-processing and has no privacy cost."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _AVERAGE = "average"
 class Averaging:
     """Keeps an exponential moving average of the parameters, which averages out noise.
 
-    The average is the plain mean until step 1 / (1 - decay) and decays exponentially after that. It
-    is kept in the optimizer's state, so checkpoints include it.
+    The average is the plain mean until step 1 / (1 - decay); after that, the weights of older
+    updates decay exponentially. The average is kept in the optimizer's state, so checkpoints
+    include it.
 
     Args:
         decay: weight of the old average at each step; 0.99 averages over about the last 100 steps.
@@ -26,7 +27,7 @@ class Averaging:
         self.decay = decay
 
     def update(self, optimizer: Optimizer, updates: int) -> None:
-        """Add the parameters after update number `updates` to their average."""
+        """Include the parameters after update number `updates` in their average."""
         weight = max(1 - self.decay, 1 / updates)
         with torch.no_grad():
             for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""Checks before training, which build everything a run needs and list all problems."""
+"""Before training, build everything a run needs, check it, and list all problems."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ from ownerwise.training.learning_rates import LearningRateSchedule, schedule_pro
 from ownerwise.training.loggers import JsonLines, Logger, make_loggers
 
 LARGEST_INPUT = 100.0
-"""The Trainer warns about rounding if an input exceeds this (docs/proofs/arithmetic.md)."""
+"""The Trainer warns about rounding if the absolute value of an input exceeds this limit.
+
+See docs/proofs/arithmetic.md.
+"""
 
 
 class TrainerSettings(Protocol):
@@ -104,7 +107,7 @@ def prepare(
 def _make_step(
     trainer: TrainerSettings, stream: SecretStream, problems: list[str]
 ) -> PrivateStep | None:
-    """Return the private step, or None after adding problems to the list."""
+    """Return the private step, or add problems to the list and return None."""
     model, loss = trainer.model, trainer.loss
     if wrong := list(_plug_problems(trainer)):
         problems += [*wrong, *map(str, check(model)), *loss_problems(loss, model)]
@@ -224,15 +227,19 @@ def _warn_of_large_inputs(data: Any, plan: Plan) -> None:
     if largest > LARGEST_INPUT:
         warnings.warn(
             f"some inputs are larger than {LARGEST_INPUT:g} in absolute value (this message is "
-            "not private). With such inputs, crafted records can change the rounding of other "
-            "records. Scale the inputs by public constants, or plan with hardened=True",
+            "itself not private: no guarantee covers it). With such inputs, crafted records can "
+            "change the rounding of other records. Scale the inputs by public constants, or plan "
+            "with hardened=True",
             PrivacyWarning,
             stacklevel=4,
         )
 
 
 def _all_finite(array: Tensor | np.ndarray) -> bool:
-    """Return whether all values are finite. The sum usually shows this without extra memory."""
+    """Return whether all values are finite.
+
+    It is usually enough to check their sum, which needs no copy.
+    """
     if isinstance(array, np.ndarray):
         with np.errstate(over="ignore", invalid="ignore"):
             total = float(array.sum(dtype=np.float64))

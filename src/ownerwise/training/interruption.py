@@ -11,7 +11,7 @@ _DEFAULTS = (signal.default_int_handler, signal.SIG_DFL)
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped a run; it can be resumed from its folder."""
+    """Raised when the user stops a run, which can be resumed from its folder."""
 
 
 class Interruption:

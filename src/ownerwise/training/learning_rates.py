@@ -49,7 +49,7 @@ LearningRateSchedule = str | Mapping[str, Any] | Factor
 
 
 def factors(schedule: LearningRateSchedule, steps: int) -> Factor:
-    """Return the factor for each step. It first rises to 1 over the `warmup` steps, if any."""
+    """Return the factor for each step; it rises to 1 during the first `warmup` steps, if any."""
     if callable(schedule):
         return schedule
     options: dict[str, Any] = {"name": schedule} if isinstance(schedule, str) else dict(schedule)

@@ -1,8 +1,8 @@
 """Loggers, which write the lines of a run's history.
 
 A line contains metrics on validation and test data (which are not covered by any guarantee), the
-step, the learning rate and the time. It contains nothing about the training records: no training
-loss, no norms, no batch sizes.
+step, the learning rate and the time. A line contains nothing about the training records: no
+training loss, no norms, no batch sizes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class JsonLines:
         self._run_id = ""
 
     def start(self, run: Run) -> None:
-        """Write the history so far; any other lines in the file describe lost updates."""
+        """Write the history so far, and drop any other lines, which describe lost updates."""
         self._run_id = run.identity
         write_text(self._path, "".join(map(self._text, run.history)))
 
@@ -105,7 +105,7 @@ class WeightsAndBiases:
             self.log(line)
 
     def log(self, line: Line) -> None:
-        """Send every number in the line."""
+        """Send every number in the line to Weights & Biases."""
         self._run.log(dict(numbers(line)), step=line["step"])
 
     def finish(self, run: Run) -> None:

@@ -37,8 +37,8 @@ def not_private_reasons(
     """Return the reasons, other than a fixed seed, why a run is NOT PRIVATE.
 
     The reasons come from the Trainer's notes, from marks on the model or the data, and from
-    training records in the validation or test data, which also cause a warning. `evaluated` maps
-    names to the validation and test data, or None.
+    training records in the validation or test data. Such records also trigger a warning.
+    `evaluated` maps names to the validation and test data, or None.
     """
     noted = trainer.notes.get("not_private", ())
     reasons = [noted] if isinstance(noted, str) else list(noted)
@@ -62,8 +62,8 @@ def not_private_reasons(
 def note_training(plan: Plan) -> int:
     """Count a training run with secret randomness; return the number of earlier runs.
 
-    Warns if there were any. Owners are recognised by their ids and declared counts, and only within
-    this process.
+    A warning is issued if there were earlier runs. Owners are recognised by their ids and declared
+    counts, and only within this process.
     """
     earlier = _trainings[plan.owners_fingerprint]
     _trainings[plan.owners_fingerprint] += 1

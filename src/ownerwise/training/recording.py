@@ -18,18 +18,18 @@ from ownerwise.training.loggers import Logger
 
 
 class Recorder:
-    """Writes checkpoints and history lines when they are due, before the first or after any step.
+    """Writes the checkpoints and history lines due before the first step or after any step.
 
     If both are due, the checkpoint is written first, so a crash in between cannot leave a line
-    without its model. The steps that led to them were counted in the account before they were
-    taken.
+    without its model. Every step was counted in the account before it was taken.
 
     Args:
         run: the run to which history lines are added.
         step: the private step, with the model and the number of steps spent.
         loss: the loss, for evaluations.
         learning_rate: the learning rate as a function of the step.
-        validation, test: data to evaluate for every line and at the end, respectively.
+        validation, test: validation data, evaluated for every line, and test data, evaluated at the
+            end.
         loggers: the loggers that receive the lines.
         average: average of the parameters, which is evaluated in their place and is the run's
             final result.
@@ -109,7 +109,7 @@ class Recorder:
             self._step.save(self._run.folder, stays_open=True)
 
     def _update_average(self) -> None:
-        """Add a new update to the average; after the last step, the average becomes the model."""
+        """Include new updates in the average, which replaces the parameters after the last step."""
         if self._average is None:
             return
         if self._step.updates > self._averaged:

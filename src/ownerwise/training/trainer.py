@@ -56,11 +56,11 @@ class Trainer:
             "cosine" or "step"; with options, {"name": "cosine", "warmup": 100, "floor": 0.1}; or a
             function from the step to the factor.
         averaging: decay of an exponential average of the parameters over steps, such as 0.99. This
-            is post-processing and costs no privacy. The history, the final checkpoint and the
+            is post-processing and has no privacy cost. The history, the final checkpoint and the
             trained model then use the average.
         loss: as for `PrivateStep`.
         weights, clipping, micro_batch_size, lean: as for `PrivateStep`.
-        constraints: rate constraints to train under. The targets of all data then contain the class
+        constraints: rate constraints to train under. The targets in all data then contain the class
             and the cell (see `Partition.targets`); the plan accounts for the histogram (`plan(...,
             constraints=)`).
         seed: None means secret randomness. A number makes the run repeatable and NOT PRIVATE.
@@ -159,8 +159,8 @@ class Trainer:
 
         Args:
             data: (X, y) as tensors or arrays, or a map-style Dataset yielding (x, y); one row per
-                record of the plan's owners, in their order.
-            validation: validation data, evaluated for every history line. It is NOT covered by any
+                record of the plan's owners, in the owners' order.
+            validation: validation data, evaluated for every history line; it is NOT covered by any
                 guarantee.
             validation_groups: group of each validation record; by default its class.
             test, test_groups: test data, evaluated once at the end.
@@ -171,7 +171,7 @@ class Trainer:
                 uninterrupted run, unless the data itself is random (augmentation).
 
         Raises:
-            OwnerwiseError: if there are any problems; it is raised before any work and lists them
+            OwnerwiseError: if there are any problems; it is raised before training and lists them
                 all.
             Interrupted: on Ctrl-C or SIGTERM if the run has a folder, after a checkpoint is
                 written.
@@ -210,7 +210,7 @@ class Trainer:
         return run
 
     def _train(self, batches: PoissonBatches, step: PrivateStep, recorder: Recorder) -> None:
-        """Take the remaining steps, then return those that were reserved but not begun.
+        """Take the remaining steps, then give back those that were reserved but not begun.
 
         After any failure, the step whose batch was being drawn or used counts as spent: if the
         batch were drawn again, the contents of batches would influence which batches are used.
@@ -267,7 +267,7 @@ class Trainer:
         return run
 
     def _note_training(self, config: dict[str, Any]) -> None:
-        """Record in the config how often this process has trained on the same owners before."""
+        """Record in the config how many times this process has already trained on these owners."""
         if self.seed is None and (earlier := note_training(self.plan)):
             config["earlier_trainings"] = earlier
 

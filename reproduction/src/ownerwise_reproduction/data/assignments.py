@@ -2,7 +2,7 @@
 
 Each function takes a `DataSet` and returns an `Assignment`. Seeds determine who owns which records;
 they do not affect the noise in training. If owners are formed from classes, the (public) owner of a
-record reveals its label. This is fine for public benchmarks, but wrong for private data.
+record reveals its label. This is acceptable for public benchmarks, but not for private data.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ def by_random_class(data: DataSet, budgets: Sequence[float], seed: int) -> Assig
 def random_shares(
     data: DataSet, shares: Sequence[float], budgets: Sequence[float], seed: int
 ) -> Assignment:
-    """Assign random shares of all records to "owner 1", "owner 2", ...
+    """Divide all records at random among "owner 1", "owner 2", ..., according to the given shares.
 
-    Shares are exact to within one record. Validation and test records belong to no owner; they are
-    grouped by class, and each group's budget is the mean budget, weighted by the shares.
+    Each owner's number of records matches the owner's share to within one record. Validation and
+    test records belong to no owner; they are grouped by class, and each group's budget is the mean
+    of the owners' budgets, weighted by their shares.
     """
     owners = _numbered(len(shares))
     declared = named_budgets(budgets, owners)
@@ -63,13 +64,13 @@ def random_shares(
 
 
 def overlapping(data: DataSet, budgets: Budgets, share: float, seed: int) -> Assignment:
-    """Assign each class to an owner of the same name, then swap a share of the owners' records.
+    """Assign each class to an owner of the same name, then swap a fraction of the owners' records.
 
-    Every owner has as many records as the class: a fraction 1 - `share` from that class, and a
-    fraction `share` drawn at random from the other classes. A few records of a sensitive class
-    therefore have a lax owner, and vice versa. Validation and test records are grouped by class,
-    with the budget of the owner of the same name. A share of 0.1 gives setting COL of the INO-SGD
-    paper, and 0.3 gives COM.
+    Every owner has as many records as the class of the same name: a fraction 1 - `share` from that
+    class, and a fraction `share` drawn at random from the other classes. A few records of a class
+    with a strict owner therefore belong to a lax owner, and vice versa. Validation and test records
+    are grouped by class; each group has the budget of the owner of the same name. Setting COL of
+    the INO-SGD paper has `share` 0.1, and setting COM has 0.3.
     """
     declared = named_budgets(budgets, data.classes)
     if not 0 <= share <= 1:
@@ -107,7 +108,7 @@ def one_each(
     Args:
         data: the data set, whose training records become the owners 0, 1, ...
         budgets: mean budget of each group, in the order of the groups or by name.
-        spread: half the width of the interval ("uniform") or the standard deviation ("gaussian").
+        spread: half the interval's width for "uniform", or the standard deviation for "gaussian".
         seed: seed for the draws.
         classes: the groups, as for `by_classes`; by default, each class is a group.
         distribution: "uniform" or "gaussian".
@@ -151,11 +152,12 @@ def one_each(
 
 
 def flip_labels(targets: np.ndarray, share: float, classes: int, seed: int) -> np.ndarray:
-    """Return the targets, with a random share of them changed to other classes.
+    """Return the targets after changing a fraction of them, chosen at random, to other classes.
 
-    All other classes are equally likely. Records stay with the owners of their true labels: assign
-    the owners first, then `replace(data.train, targets=flip_labels(...))`. A share of 0.1 gives
-    setting CFN of the INO-SGD paper.
+    A changed target becomes any other class with equal probability. To keep each record with the
+    owner of its true label, assign the owners first, then call
+    `replace(data.train, targets=flip_labels(...))`. Setting CFN of the INO-SGD paper has `share`
+    0.1.
     """
     if not 0 <= share <= 1 or classes < 2:
         raise OwnerwiseError(
@@ -170,7 +172,7 @@ def flip_labels(targets: np.ndarray, share: float, classes: int, seed: int) -> n
 
 
 def _numbered(count: int) -> tuple[str, ...]:
-    """Return owner names whose alphabetical order is the order of the owners."""
+    """Return numbered owner names whose alphabetical order is their numerical order."""
     width = len(str(count))
     return tuple(f"owner {number:0{width}d}" for number in range(1, count + 1))
 

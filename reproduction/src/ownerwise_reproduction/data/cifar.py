@@ -2,7 +2,8 @@
 
 The batches are pickles, and a pickle can run arbitrary code when it is loaded. This module reads
 them with an unpickler that accepts only the three names needed for a pixel array and replaces them
-with inert stand-ins. Anything else that a file refers to is refused, and no numpy code is called.
+with inert classes. The unpickler rejects every other name that a file refers to, and calls no numpy
+code.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ CIFAR100 = _source(
 def load_cifar10(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
 ) -> DataSet:
-    """Return CIFAR-10 in its official split: 50000 + 10000 colour images (32x32) of ten classes.
+    """Return CIFAR-10 in its official split: 50000 + 10000 colour images (32x32) in ten classes.
 
     `scale` is "unit" (0 to 1), "signed" (-1 to 1) or "published" (see `pixels.PUBLISHED`).
     """
@@ -89,10 +90,10 @@ def load_cifar10(
 def load_cifar100(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
 ) -> DataSet:
-    """Return CIFAR-100 in its official split: 50000 + 10000 colour images (32x32) of 100 classes.
+    """Return CIFAR-100 in its official split: 50000 + 10000 colour images (32x32) in 100 classes.
 
-    The column `category` names the group of five classes that a record's class belongs to.
-    `scale` works as for CIFAR-10.
+    The column `category` contains the name of the group of five classes to which a record's class
+    belongs. `scale` works in the same way as for CIFAR-10.
     """
     (path,) = locate(CIFAR100, data_dir, download)
     files = {"train": ["train"], "test": ["test"]}

@@ -1,4 +1,4 @@
-"""Tables of patient data: cardiotocograms, heart disease, and voices of people with Parkinson's.
+"""Tables of patient data: cardiotocograms, heart disease, and voice recordings (Parkinson's).
 
 The ranges are fixed round numbers, not computed from the loaded records; values outside them are
 clipped.
@@ -46,7 +46,7 @@ _CTG_NAMES = """
     Nzeros Mode Mean Median Variance Tendency A B C D E AD DE LD FS SUSP CLASS NSP"""
 CTG_COLUMNS = tuple(_CTG_NAMES.split())
 CTG_COUNTS = ("AC", "FM", "UC", "DL", "DS", "DP")
-"""Counts per recording, divided by the recording's length in seconds before they become inputs."""
+"""Counts per recording, which are divided by its length in seconds before they become inputs."""
 CTG_SCHEMA = (
     Number("LB", 50, 200),  # beats per minute
     Number("AC", 0, 0.02),
@@ -173,10 +173,10 @@ def load_ctg(
 ) -> DataSet:
     """Return Cardiotocography: 2126 fetal heart recordings that are normal, suspect or pathologic.
 
-    There are 21 features; counts are per second. There is no official split: every fifth record of
-    each class is a test record. Columns: `file` (which several records may share) and `pattern` (1
-    to 10). `scale` is "ranges" (declared and public), "statistics" (computed from the training
-    records, so NOT private) or "none".
+    There are 21 features; counts, such as accelerations, are given per second. There is no official
+    split: every fifth record of each class is a test record. Columns: `file` (which several records
+    may share) and `pattern` (1 to 10). `scale` is "ranges" (declared and public), "statistics"
+    (computed from the training records, so NOT private) or "none".
     """
     (path,) = locate(CTG, data_dir, download)
     if path.suffix == ".xls":
@@ -202,11 +202,12 @@ def load_ctg(
 def load_heart(
     data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "ranges"
 ) -> DataSet:
-    """Return Heart Disease (Cleveland): 303 patients with or without a narrowed vessel.
+    """Return Heart Disease (Cleveland): 303 patients with or without a narrowed blood vessel.
 
     There is no official split: every fifth record of each class is a test record. Columns: `sex`,
-    `age` and `severity` (0 to 4; 1 or more means disease). Six values are missing: numbers become
-    the middle of their range, and categories stay empty. `scale` works as for Cardiotocography.
+    `age` and `severity` (0 to 4; 1 or more means disease). Six values are missing: a missing number
+    is replaced by the middle of its range, and a missing category is encoded as zeros. `scale`
+    works as for Cardiotocography.
     """
     (path,) = locate(HEART, data_dir, download)
     rows = read_rows(path, len(HEART_COLUMNS))
@@ -237,7 +238,7 @@ def load_parkinsons(
     There is no official split. With `split="subjects"`, every fifth subject of each class is a test
     subject. With "records", every fifth record of each class is a test record; recordings of the
     same people are then in both sets, so test results are too optimistic. Column: `subject`.
-    `scale` works as for Cardiotocography.
+    `scale` works in the same way as for Cardiotocography.
     """
     (path,) = locate(PARKINSONS, data_dir, download)
     header, *rows = read_rows(path, len(PARKINSONS_COLUMNS))
@@ -262,10 +263,11 @@ def load_parkinsons_telemonitoring(
 ) -> DataSet:
     """Return Parkinsons Telemonitoring: 5875 voice recordings of 42 people with Parkinson's.
 
-    The class says whether the score total_UPDRS is above `threshold`. The default is the median
-    score in this file, so it is not private and is listed in `not_private`. `motor_score` adds
-    motor_UPDRS, a part of that score, to the features. Columns: `subject`, `sex`, `score`. `split`
-    works as for Parkinsons, `scale` as for Cardiotocography.
+    The class indicates whether the score total_UPDRS is above `threshold`. The default threshold is
+    the median score in this file, so it is not private and is listed in `not_private`.
+    `motor_score` adds motor_UPDRS, which is part of total_UPDRS, to the features. Columns:
+    `subject`, `sex`, `score`. `split` works in the same way as for Parkinsons, and `scale` as for
+    Cardiotocography.
     """
     (path,) = locate(TELEMONITORING, data_dir, download)
     header, *rows = read_rows(path, len(TELEMONITORING_COLUMNS))

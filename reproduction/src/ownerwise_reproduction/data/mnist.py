@@ -98,8 +98,8 @@ def load_fashion_mnist(
 ) -> DataSet:
     """Return Fashion-MNIST: 60000 + 10000 greyscale images (28x28) of ten kinds of clothing.
 
-    `scale` works as for MNIST. The files in Debian's package dataset-fashion-mnist are found
-    automatically.
+    `scale` works in the same way as for MNIST. The files in Debian's package
+    dataset-fashion-mnist are found automatically.
     """
     return _load(FASHION_MNIST, FASHION_CLASSES, data_dir, download, scale)
 

@@ -1,7 +1,7 @@
 """Tables of financial data about people: Adult (census income) and credit card defaults.
 
 The ranges are fixed round numbers, and the lists of categories come from the data sets' own
-descriptions. Neither is computed from the loaded records.
+descriptions. Neither the ranges nor the lists are computed from the loaded records.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ def load_credit_default(
     """Return 30000 clients of a Taiwanese bank, labelled by whether they defaulted the next month.
 
     There is no official split: every fifth record of each class is a test record. Columns: `sex`,
-    `education` and `marriage` (coded as in the source), and `age`. `scale` works as for Adult.
+    `education` and `marriage` (coded as in the source), and `age`. `scale` works in the same way
+    as for Adult.
     """
     (path,) = locate(CREDIT, data_dir, download)
     rows = _credit_rows(path)
@@ -167,7 +168,7 @@ def load_credit_default(
 
 
 def _credit_rows(path: Path) -> list[list[str]]:
-    """Return the rows below the header, with whole numbers written without decimals."""
+    """Return the rows below the header, with whole numbers written without a decimal point."""
     if path.suffix == ".xls":
         sheet = read_sheet(path, "Data")
         header, rows = list(map(str, sheet[1] if len(sheet) > 1 else [])), sheet[2:]

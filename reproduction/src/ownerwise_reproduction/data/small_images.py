@@ -1,4 +1,4 @@
-"""Smaller image data sets: SVHN and PneumoniaMNIST."""
+"""Other data sets of small images: SVHN and PneumoniaMNIST."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def load_pneumoniamnist(
 ) -> DataSet:
     """Return PneumoniaMNIST: 4708 + 524 + 624 greyscale chest X-rays (28x28), normal or pneumonia.
 
-    The parts are the official training, validation and test sets. `scale` is "unit" (0 to 1) or
-    "signed" (-1 to 1, the usual choice for this set).
+    The images are split into the official training, validation and test sets. `scale` is "unit"
+    (0 to 1) or "signed" (-1 to 1, the usual choice for this set).
     """
     (path,) = locate(PNEUMONIA, data_dir, download)
     arrays = read_arrays(path)

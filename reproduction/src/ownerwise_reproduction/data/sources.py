@@ -1,10 +1,10 @@
 """Find the files of a data set, and download missing ones.
 
-These places are searched in order: the folder `data_dir`, or else the folder that the environment
-variable OWNERWISE_DATA specifies; the system's shared data sets; the cache. Files found there are
-used unchanged. Missing files are downloaded into the cache (OWNERWISE_CACHE, or `ownerwise` in the
-user's cache folder), where a file appears only once it is complete and has the expected SHA-256
-hash.
+The following places are searched in order: the folder `data_dir`, or else the folder that the
+environment variable OWNERWISE_DATA specifies; the system's shared data sets; the cache. Files found
+in one of these places are used unchanged. Missing files are downloaded into the cache
+(OWNERWISE_CACHE, or `ownerwise` in the user's cache folder); a file is placed there only after its
+download is complete and its SHA-256 hash has been verified.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Download:
     """A file to download.
 
     Attributes:
-        file: its path within the data set's cache folder.
+        file: path of the file within the data set's cache folder.
         urls: addresses to try in order.
-        sha256: expected hash of its content.
+        sha256: expected hash of the file's content.
     """
 
     file: str
@@ -48,7 +48,7 @@ class Part:
 
     Attributes:
         names: accepted names, with the usual one first.
-        downloads: the files to download if it is missing.
+        downloads: the files to download if the part is missing.
     """
 
     names: tuple[str, ...]
@@ -61,11 +61,11 @@ class Source:
 
     Attributes:
         name: name of the data set and of its folder.
-        page: web page that describes it and offers it for download.
-        parts: the files and folders it needs.
-        folders: other names for its folder, as used by other programs.
-        system: its folder among the system's shared data sets, if a system provides it.
-        own_names: whether its file names are distinctive; if so, the files may also be in the data
+        page: web page that describes the data set and offers it for download.
+        parts: the files and folders that the data set needs.
+        folders: names that other programs use for the data set's folder.
+        system: the data set's folder among the system's shared data sets, if it has one there.
+        own_names: whether the file names are distinctive enough for the files to be in the data
             folder itself, next to those of other data sets.
     """
 

@@ -1,4 +1,4 @@
-"""Texts as rows of token ids: one per letter for surnames, one per word for film reviews."""
+"""Texts as rows of token ids: one id per letter for surnames, one per word for film reviews."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def load_surnames(
 
     Accents are removed, and only the first `length` letters are used; `ALPHABET` is fixed. There is
     no official split: every fifth name of each language, in the order of the files, is a test
-    record. Names repeat within and across languages, so some occur in both parts. Column: `length`,
-    the length of each name.
+    record. Some names occur several times, within a language or across languages, so some are in
+    both the training and the test part. Column: `length`, the length of each name.
     """
     (path,) = locate(SURNAMES, data_dir, download)
     names = list(_read_names(path).items())
@@ -124,13 +124,13 @@ def load_imdb(
 ) -> DataSet:
     """Return IMDb in its official split: 25000 + 25000 film reviews, negative or positive.
 
-    A vocabulary built from private text is itself a release of that text. By default, there is no
-    vocabulary, and words are hashed (see `ownerwise.data.vocabulary`).
+    A vocabulary built from private text is itself a release of information about it. By default, no
+    vocabulary is used: words are hashed (see `ownerwise.data.vocabulary`).
 
     Args:
         data_dir, download: as for `load`.
         length: number of words to keep from the start of each review.
-        size: number of token ids, which the embedding layer needs.
+        size: number of token ids, and thus of rows in the embedding layer.
         vocabulary: "hashed"; a public list of words; or "counted", the most frequent words in the
             training reviews, which is NOT private.
 

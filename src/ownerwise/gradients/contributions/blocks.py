@@ -1,13 +1,13 @@
-"""Sums over many records in blocks, so that rounding errors do not grow with the batch.
+"""Sum over many records in blocks, so that rounding errors do not grow with the batch size.
 
-In any order of summation, the error of a float32 sum over k vectors is at most k unit roundoffs
+For any order of summation, the error of a float32 sum over k vectors is at most k unit roundoffs
 times the sum of their norms. Here k is at most `BLOCK`, because the sums over blocks are added in
 float64. The step's slack relies on this (docs/proofs/arithmetic.md).
 
 A convolution or a layer on sequences adds many terms per record in one kernel call, and calls on
-few records are slow. The blocks of such layers have `LONG_BLOCK` records. It is tested
-(tests/attacks/test_sums.py), but not proved, that such a kernel rounds no worse than `BLOCK` plain
-additions.
+few records are slow. For such layers, each block therefore has `LONG_BLOCK` records. It is tested
+(tests/attacks/test_sums.py), but not proved, that the rounding error of such a kernel is no larger
+than that of `BLOCK` plain additions.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch import Tensor
 __all__ = ["BLOCK", "LONG_BLOCK", "blocked_sum", "rows_in_blocks", "sum_of_outer_products"]
 
 BLOCK = 64
-"""The largest number of vectors that are summed in float32."""
+"""The largest number of vectors that may be summed in float32."""
 LONG_BLOCK = 256
-"""The largest number of records that are summed in float32 if each adds several terms."""
+"""The largest number of records that may be summed in float32 if each adds several terms."""
 # Above this many bytes, sums of blocks are added one by one instead of all at once.
 _AT_ONCE = 8 << 20
 
@@ -46,13 +46,13 @@ def blocked_sum(
 
 
 def rows_in_blocks(count: int) -> int:
-    """Return the smallest number of rows, at least `count`, that splits into equal blocks."""
+    """Return `count`, rounded up so that the rows can be divided into blocks of equal size."""
     blocks = -(-count // BLOCK) or 1
     return blocks * -(-count // blocks)
 
 
 def sum_of_outer_products(left: Tensor, right: Tensor) -> Tensor:
-    """Return sum_i left[i] (x) right[i] for `[count, rows]` and `[count, columns]`."""
+    """Return sum_i left[i] (x) right[i] for `left [count, rows]`, `right [count, columns]`."""
     count, rows, columns = *left.shape, right.shape[1]
     blocks = -(-count // BLOCK)
     if blocks <= 1 or blocks * rows * columns * left.element_size() > _AT_ONCE:

@@ -21,8 +21,8 @@ __all__ = ["Contribution", "Dense", "few_rows"]
 def few_rows(factors: Tensor) -> Tensor | None:
     """Return the rows with a nonzero factor if leaving out the others saves work, else None.
 
-    Importance sampling gives most records the factor 0. Copying the rows with a nonzero factor pays
-    off if they are fewer than half of all rows.
+    Importance sampling gives most records a factor of 0. Copying the rows with a nonzero factor
+    pays off if they are fewer than half of all rows.
     """
     if 2 * int(factors.count_nonzero()) >= len(factors):
         return None
@@ -69,8 +69,8 @@ class Contribution(ABC):
     def most(self) -> Tensor | None:
         """Return an upper bound on the sum of the norms of each record's terms, ``[count]``.
 
-        Return None if sums are computed from formed gradients, because each record then has one
-        term. Call this after :meth:`squared_norms`, which may form the gradients.
+        Return None if sums are computed from stored gradients, because each record then adds only
+        one term. Call this after :meth:`squared_norms`, which may form the gradients.
         """
         return None
 

@@ -3,8 +3,8 @@
 A record's weight gradient is ``sum_t gradient[:, t] (x) patch[t]`` over output positions t. Patches
 are cut in channels-last format, so that their innermost dimension is contiguous, and for only a few
 records at a time, so that they stay in cache. For the six layers of the CIFAR CNN at batch size
-256, this took 1.25 times as long as torch's batch weight gradient (97 against 78 ms, two threads,
-best of repeated runs).
+256, this method took 1.25 times as long as torch's batch weight gradient (97 versus 78 ms, two
+threads, best of repeated runs).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Geometry:
             self.before = self.after = _each(0 if padding == "valid" else padding, rank)
 
     def padded(self, last: Tensor, workspace: Workspace) -> Tensor:
-        """Return ``[n, *space, channels]`` padded with zeros and contiguous, in scratch memory."""
+        """Return ``[n, *space, channels]`` as a zero-padded, contiguous scratch tensor."""
         if not any(self.before) and not any(self.after):
             return last.contiguous()
         sides = list(zip(self.before, last.shape[1:-1], self.after, strict=True))
@@ -130,7 +130,7 @@ class Convolved(Contribution):
         self.dtype = accumulation_dtype(gradient.dtype)
 
     def _factors(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return gradients and patches, ``[n * groups, terms, out or columns]``."""
+        """Return the gradients and the patches, each as ``[n * groups, terms, entries]``."""
         assert self.inputs is not None
         assert self.gradient is not None
         count, groups = stop - start, self.geometry.groups
@@ -156,7 +156,7 @@ class Convolved(Contribution):
         return terms, self.shape[0], math.prod(self.shape[1:])
 
     def squared_norms(self) -> Tensor:
-        """See :class:`Contribution`; may replace the factors with the formed gradients."""
+        """See :class:`Contribution`; may replace the factors with the gradients themselves."""
         assert self.gradient is not None
         assert self.inputs is not None
         terms, rows, columns = self._sizes()
@@ -249,8 +249,9 @@ class Convolved(Contribution):
     def most(self) -> Tensor | None:
         """See :class:`Contribution`.
 
-        A pixel p is in the patches with position * stride + tap * dilation = p along each axis.
-        Such taps are stride / gcd(stride, dilation) apart.
+        A kernel tap reads pixel p if position * stride + tap * dilation = p along each axis, for
+        some position. Along an axis, the taps that read a given pixel are stride / gcd(stride,
+        dilation) apart.
         """
         if self.inputs is None or self.gradient is None:
             return None

@@ -1,4 +1,4 @@
-"""Gradient norms for parameters with several uses, from Gram matrices with the cross terms.
+"""Gradient norms of parameters with several uses, from Gram matrices that include cross terms.
 
 If use k of a matrix adds ``sum_t left_kt (x) right_kt``, all uses together form one longer sum over
 (k, t), whose squared norm is ``sum <left_s, left_t> <right_s, right_t>`` over all pairs. A look-up

@@ -4,8 +4,8 @@ If a record's gradient is ``sum_t left_t (x) right_t``, its squared norm is the 
 ``<left_s, left_t> <right_s, right_t>``. If the terms nearly cancel, as with gradients that add up
 to zero over equal tokens, that sum is much smaller than its terms. Rounding may then make it zero
 or negative, and the record would not be clipped at all. Such records are detected by comparing the
-sum with the upper bound ``sum_t |left_t| |right_t|``; their gradients are formed, and their norms
-rounded up.
+sum with the square of the upper bound ``sum_t |left_t| |right_t|`` on the norm; their gradients are
+formed explicitly, and their norms are rounded up.
 """
 
 from __future__ import annotations

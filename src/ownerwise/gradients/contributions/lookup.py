@@ -32,7 +32,7 @@ class Lookup(Contribution):
         return self.gradient[start:stop].to(self.dtype)
 
     def squared_norms(self) -> Tensor:
-        """See :class:`Contribution`; repeated look-ups of a row within a record are added first."""
+        """See :class:`Contribution`; first adds up repeated look-ups of a row within a record."""
         gradient = self.gradients(0, self.count)
         if self.ids.shape[1] <= PAIRWISE_LIMIT:
             same = (self.ids[:, :, None] == self.ids[:, None, :]).to(self.dtype)

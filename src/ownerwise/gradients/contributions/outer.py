@@ -3,9 +3,9 @@
 Every use of a matrix has this form: linear layers (left = gradient of the output, right = input),
 recurrent weights, attention projections. With T terms, O rows and I columns, a record's norm
 costs ``T^2 (O + I)`` through Gram matrices ("ghost norm": |g_i|^2 = sum_st <left_s, left_t>
-<right_s, right_t>) and ``T O I`` by forming the gradient. If the formed gradients can be kept in
-memory, the weighted sum is a matrix-vector product; otherwise it costs another ``T O I`` over the
-batch.
+<right_s, right_t>) and ``T O I`` by forming the gradient. If these gradients can be kept in
+memory, the weighted sum is a matrix-vector product; otherwise it costs another ``T O I`` per
+record.
 
 References: Goodfellow 2015 (T = 1); Li et al. 2022, "Large language models can be strong
 differentially private learners" (ghost norm); Bu et al. 2023, "Differentially private optimization
@@ -45,7 +45,7 @@ Way = str  # "ghost", "form" (and discard) or "hold"
 def choose(
     budget: MemoryBudget, count: int, terms: int, rows: int, columns: int, saved: int
 ) -> Way:
-    """Return the cheapest method within the budget; storing gradients frees ``saved`` bytes."""
+    """Return the cheapest method that fits in memory; storing gradients frees ``saved`` bytes."""
     form = terms * rows * columns
     ghost = GRAM * terms * terms * (rows + columns)
     size = 4 * count * rows * columns
@@ -56,7 +56,7 @@ def choose(
 
 
 class SharedLeft:
-    """The Gram matrices of a left factor shared by several weight matrices."""
+    """The Gram matrices of a left factor that several weight matrices share."""
 
     def __init__(self, left: Tensor, loan: Loan | None = None) -> None:
         self.left = left
@@ -96,7 +96,7 @@ class Outer(Contribution):
         return left.to(self.dtype), right.to(self.dtype)
 
     def squared_norms(self) -> Tensor:
-        """See :class:`Contribution`; may replace the factors with the formed gradients."""
+        """See :class:`Contribution`; may replace the factors with the gradients themselves."""
         assert self.left is not None
         assert self.right is not None
         terms, (rows, columns) = self.left.shape[1], self.shape

@@ -1,7 +1,7 @@
-"""Any per-record call: vmap differentiates the call itself, record by record.
+"""Contributions of any per-record call, which vmap differentiates record by record.
 
-The call is ``output = func(..., parameter, data, ...)``. For each record, it is repeated on the
-record's slices of the data arguments that share the batch dimension of the output. The
+The call is ``output = func(..., parameter, data, ...)``. For each record, the call is repeated on
+the record's slices of the data arguments that share the batch dimension of the output. The
 vector-Jacobian product with the record's output gradient is the record's parameter gradient.
 """
 
@@ -47,7 +47,7 @@ class Call:
 
 
 class Repeated(Contribution):
-    """A call's use of the argument at ``place``; arguments at ``fixed`` places are not sliced."""
+    """A call's use of argument number ``place``; the ``fixed`` arguments are not sliced."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Repeated(Contribution):
         return gradient_of
 
     def works(self) -> bool:
-        """Return whether calls on single records match the batch call, including gradients."""
+        """Return whether calls on single records give the batch call's outputs and gradients."""
         values = self.call.values(self.dtype)
         whole = self.layout.records(self.call(values), self.count)
         try:
@@ -138,7 +138,7 @@ class Repeated(Contribution):
         return _close(alone.to(self.dtype), self._whole_sum(values, weights), 1e-3, 1e-3)
 
     def _whole_sum(self, values: list[Any], factors: Tensor) -> Tensor:
-        """Return the weighted sum from one backward pass of the whole call on scaled gradients."""
+        """Return the weighted sum by backpropagating the scaled gradients through the call once."""
         moved = self.layout.records(self.gradient.to(self.dtype).clone(), self.count)
         scaled = torch.empty_like(self.gradient, dtype=self.dtype)
         target = self.layout.records(scaled, self.count)

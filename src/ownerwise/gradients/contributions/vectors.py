@@ -1,4 +1,4 @@
-"""Layers applied to one vector per record: a single outer product, without a sum.
+"""Layers applied to one vector per record: each weight gradient is a single outer product.
 
 The norm is a product of two norms: |g_i| = |left_i| |right_i|. Together with the bias, whose
 gradient is ``left_i``, |g_i|^2 = |left_i|^2 (|right_i|^2 + 1).

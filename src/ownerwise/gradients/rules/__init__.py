@@ -1,6 +1,6 @@
 """Rules that compute per-record gradients for torch functions: one file per family of layers.
 
-A rule runs the call, taps its output, and defines how the gradient of the output becomes
+A rule runs the call, taps its output, and defines how the gradient of the output is turned into
 contributions. Rules use the tape only through :class:`Context`. This package may import
 `contributions` and the modules that it needs, but never the tape.
 """

@@ -28,7 +28,7 @@ class Context(Protocol):
     Attributes:
         budget: how much memory contributions may use.
         batch_hint: the length of the first data tensor, as a guess at the number of records.
-        checked: for each call that the fallback has tried, whether it is per-record.
+        checked: for each call that the fallback has tried, whether it treats records separately.
     """
 
     budget: MemoryBudget
@@ -36,15 +36,15 @@ class Context(Protocol):
     checked: dict[object, bool]
 
     def tracked(self, tensor: Any) -> TrackedParameter | None:
-        """Return the tracked parameter behind a tensor, if it is parametric."""
+        """Return the `TrackedParameter` of a tensor, or None if the tensor is not parametric."""
         ...
 
     def value(self, tensor: Any) -> Any:
-        """Return an argument for the call; parametric tensors are detached from their graph."""
+        """Return the argument to pass to the call; parametric tensors are detached."""
         ...
 
     def is_constant(self, tensor: Any) -> bool:
-        """Return whether a tensor is a buffer, a frozen parameter, or was created without data."""
+        """Return whether a tensor is a buffer or frozen parameter, or was created without data."""
         ...
 
     def tap(
@@ -55,7 +55,7 @@ class Context(Protocol):
         dims: Iterable[int],
         build: Build,
     ) -> Tensor:
-        """Arrange for `build` to receive the gradient of `output` as the call returned it.
+        """Arrange for `build` to receive the gradient with respect to the unmodified `output`.
 
         Args:
             func: the torch function.
@@ -75,5 +75,5 @@ class Context(Protocol):
         ...
 
     def refuse(self, refusal: Refused) -> None:
-        """Raise the refusal or, in a trial run, add it to the list of problems."""
+        """Raise the error or, in a trial run, add it to the list of problems."""
         ...

@@ -1,7 +1,7 @@
 """The rule for calls that no other rule handles: the call is repeated for every record.
 
 The outputs and gradients of the repeated calls are first compared with those of the whole call; a
-call that is not per-record is refused.
+call that does not treat records separately is rejected.
 
 In some batches, an argument may happen to have as many entries as the batch has records. Constants
 are therefore sliced only if the comparison fails without slicing, and every choice of slices is

@@ -1,4 +1,4 @@
-"""Guards for calls on data alone that involve memory formats or batch statistics."""
+"""Guards for data-only calls that involve memory formats or batch statistics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def view_guard(
 def strided_guard(
     context: Context, func: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
-    """Refuse ``as_strided`` where the convolution rule may have changed the memory format."""
+    """Reject ``as_strided`` where the convolution rule may have changed the memory format."""
     if not tensor.is_contiguous():
         raise Refused(
             "as_strided",
@@ -44,7 +44,7 @@ def strided_guard(
 def batch_norm_guard(
     context: Context, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
-    """Refuse batch statistics even in a batch norm without parameters."""
+    """Reject batch statistics even in a batch norm without parameters."""
     if kwargs.get("training", args[4] if len(args) > 4 else False):
         context.refuse(
             Refused("batch_norm", BATCH_STATISTICS, "use layer_norm, or group_norm on images")

@@ -29,7 +29,7 @@ _tanh_back = aten.tanh_backward.grad_input
 
 
 class LSTM(torch.autograd.Function):
-    """One layer and direction, with gates i, f, g, o; ``bias`` is the sum of both biases."""
+    """One direction of a layer, with gates i, f, g, o; ``bias`` is the sum of both biases."""
 
     @staticmethod
     def forward(
@@ -47,7 +47,7 @@ class LSTM(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Return the hidden states ``[T, B, H]`` and the last cell state ``[B, H]``.
 
-        The gates are stored in the block of ``loan``. In the last backward pass, they are
+        The gates are stored in the block of ``loan``. In the last backward pass, the gates are
         overwritten by their gradients.
         """
         size = weight.shape[1]

@@ -73,7 +73,7 @@ def normalisation(context: Context, func: Callable[..., Any], *args: Any, **kwar
 
 
 def _refuse_statistics(func: Callable[..., Any], given: dict[str, Any], where: str) -> None:
-    """Refuse batch statistics, which mix records or would be stored in the model without noise."""
+    """Reject batch statistics, which mix records or would be stored in the model without noise."""
     if func is functional.batch_norm and given.get("training"):
         raise Refused(
             where,

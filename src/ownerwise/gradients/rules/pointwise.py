@@ -1,4 +1,4 @@
-"""The rules for parameters used outside layers: added, multiplied or broadcast to the batch.
+"""The rules for parameters that are added to data, multiplied by data or repeated for each record.
 
 Examples are a scale, a positional embedding and a class token. For a pointwise call with
 broadcasting, the gradient of the *broadcast* parameter has the shape of the output; each record's
@@ -118,7 +118,7 @@ def repeating(context: Context, func: Callable[..., Any], *args: Any, **kwargs: 
     """Handle a parameter that is repeated for every record (class token, initial state).
 
     This applies only if a new dimension has the size of the batch; if the parameter is repeated
-    within a record, the result remains a derived parameter. The backward pass observes whether the
+    within a record, the result remains a derived parameter. The backward pass checks whether the
     records really lie along the new dimension.
     """
     tracked = context.tracked(args[0])
@@ -135,7 +135,7 @@ def repeating(context: Context, func: Callable[..., Any], *args: Any, **kwargs: 
 
 
 def as_single_record(context: Context, func: Callable[..., Any], tensor: Tensor) -> Tensor:
-    """Tap a parameter that a rule receives in place of data, in a batch of one record.
+    """In a batch of one record, tap a parameter that a rule receives in place of data.
 
     Expanding a learned state or query to a batch of one record does not change it, so the call
     receives the parameter itself.

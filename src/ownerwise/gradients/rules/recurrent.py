@@ -1,9 +1,10 @@
 """The rules for RNN, LSTM and GRU: cells, and layers of any depth in one or both directions.
 
-Each layer and direction is a projection of the whole input (an ordinary tapped ``linear``) followed
-by a time loop. The recurrent weights are used at every time step, so their gradient is a sum of
-outer products over time, ``sum_t gates_gradient[t] (x) state[t - 1]``. To obtain the gradient of
-the gates, zeros ``[T, B, gates]`` are added to the recurrent part of the gates and tapped.
+Each direction of a layer consists of a projection of the whole input (an ordinary tapped
+``linear``) followed by a time loop. The recurrent weights are used at every time step, so their
+gradient is a sum of outer products over time, ``sum_t gates_gradient[t] (x) state[t - 1]``. To
+obtain the gradient of the gates, zeros ``[T, B, gates]`` are added to the recurrent part of the
+gates and tapped.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _direction(
     weights: Sequence[Tensor],
     backwards: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return outputs ``[T, B, H]``, last state and last cell state for a layer and direction."""
+    """Return the outputs ``[T, B, H]``, last state and last cell state in one direction."""
     order = range(len(input))[::-1] if backwards else range(len(input))
     if name_of(func) == "lstm":
         return _lstm_direction(context, func, input, firsts, weights, order)

@@ -2,7 +2,8 @@
 
 `Partition` sorts records into cells, `rate` builds rates that can be added, subtracted and
 compared, `common` provides the usual constraints, and `RateConstraints` enforces them during
-training. Imports what `mechanisms` may import, plus its `losses` and `plugs`.
+training. This package may import anything that `mechanisms` may import, as well as
+`mechanisms.losses` and `mechanisms.plugs`.
 """
 
 from ownerwise.mechanisms.constraints.common import (

@@ -111,7 +111,7 @@ def _gaps(
     counted: Iterable[Any],
     labels: Iterable[Any],
 ) -> list[Constraint]:
-    """Return bounds on the gap between each group and the rest, per counted class and label."""
+    """Return bounds on each group's gap to the rest, for each predicted class and label."""
     groups = part[column]
     _check_fraction("max_gap", max_gap)
     if len(groups.values) < 2:

@@ -1,4 +1,4 @@
-"""Partitions: public rules that assign every record to one cell by its group, label and so on."""
+"""Partitions: public rules that assign each record to a cell based on its group, label, etc."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LABEL = "label"
 
 
 class Partition:
-    """Cells defined by column values. The rule is public; a record's cell is private.
+    """Cells defined by column values. The definition is public; a record's cell is private.
 
-    A column named "label" contains the record's class. Leave it out if no constraint refers to the
-    true class: with fewer cells, each contains more records and the noise matters less.
+    A column named "label" contains the record's class. Omit this column if no constraint refers to
+    the true class: with fewer cells, each contains more records and the noise matters less.
 
     Args:
         columns: each column's name and the public list of its values.
@@ -51,7 +51,7 @@ class Partition:
         if len(set(self.classes)) < max(2, len(self.classes)):
             problems.append(
                 f"classes {self.classes}: expected at least two distinct classes; pass classes= "
-                f"or add a {LABEL!r} column with its values"
+                f"or add a {LABEL!r} column that lists the class labels"
             )
         elif LABEL in self.columns and self.columns[LABEL] != self.classes:
             problems.append(
@@ -165,7 +165,7 @@ class Condition:
         return Condition(self.partition, f"not ({self.name})", ~self.mask)
 
     def __bool__(self) -> NoReturn:
-        """Refuse `and`, `or` and `not`, which would silently drop a condition."""
+        """Reject `and`, `or` and `not`, which would silently drop a condition."""
         raise OwnerwiseError(
             f"the condition {self.name!r} is neither true nor false on its own; combine "
             "conditions with & (and), | (or) and ~ (not), each in parentheses: "

@@ -1,4 +1,4 @@
-"""Training under rate constraints: a noised histogram of predictions determines prices in the loss.
+"""Train under rate constraints, with a penalty computed from a noised histogram of predictions.
 
 Formal guarantee (docs/proofs/raco.md): each record adds its class probabilities to one cell of the
 histogram, so it changes the histogram by at most 1 in L1 and L2 norm. With the noise that the plan
@@ -37,20 +37,21 @@ _OUTPUT_ROUNDOFFS = 64.0  # change in an output by rounding: 8 relative roundoff
 class RateConstraints(Release):
     """Rate constraints and their multipliers, as an adaptive release in the private step.
 
-    Every step releases the noised sum of class probabilities per cell and class. The rates are
-    computed from this histogram, the rates raise or lower the multipliers (which stay in [0, cap]),
-    and the multipliers set the price of predicting class k in cell c. A record's loss becomes its
-    own loss plus the price of its prediction.
+    Every step releases the noised sum of class probabilities per cell and class. The rates computed
+    from this histogram raise or lower the multipliers (which stay in [0, cap]), and the multipliers
+    set the price of predicting class k in cell c. The price of a record's prediction is added to
+    its loss.
 
     Args:
         constraints: one constraint, or a list of constraints, which may contain further lists.
         ascent: step size of the multipliers.
-        damping: weight of the last step's excess, which is added to each multiplier. Damping keeps
-            the model and the multipliers from oscillating; 0 is plain gradient ascent.
+        damping: weight with which a constraint's excess over its bound in the last step is added to
+            its multiplier. Damping keeps the model and the multipliers from oscillating; 0 is plain
+            gradient ascent.
         cap: largest multiplier.
         temperature: factor applied to the outputs in the softmax that represents the prediction.
         hard: count predicted classes instead of probabilities in the histogram. This requires a
-            hardened plan, because rounding an output differently can change the predicted class.
+            hardened plan, because a different rounding of an output can change the predicted class.
         smoothing: weight of past steps in the denominators that do not depend on the model; with 0,
             only the current step is used.
         floor: smallest denominator, as a fraction of the value it would have if all cells had equal
@@ -63,7 +64,7 @@ class RateConstraints(Release):
         >>> owners = ow.Owners(range(4000), 2.0)
         >>> plan = ow.plan(owners, "uniform", steps=20, batch_size=1000, constraints=fair)
 
-        Then train with it: `ow.Trainer(model, plan, lr=1.0, constraints=fair)`.
+        To train with these constraints, call `ow.Trainer(model, plan, lr=1.0, constraints=fair)`.
     """
 
     planned_with = "the same constraints, ow.plan(..., constraints=)"
@@ -94,7 +95,7 @@ class RateConstraints(Release):
         if not 0 <= damping < math.inf:
             problems.append(f"damping={damping}: expected a finite number of at least 0")
         if not 0 <= smoothing < 1:
-            problems.append(f"smoothing={smoothing}: expected at least 0 and below 1")
+            problems.append(f"smoothing={smoothing}: expected a number of at least 0 and below 1")
         if problems:
             raise OwnerwiseError(problems)
         terms = [term for constraint in self.constraints for term in constraint.expression.terms]
@@ -134,7 +135,7 @@ class RateConstraints(Release):
         return self._state["multipliers"].copy()
 
     def bind(self, plan: Plan) -> Self:
-        """Return these constraints in their initial state for a run under the plan."""
+        """Return a copy of these constraints in its initial state, for a run under the plan."""
         bound = copy.copy(self)
         bound._state = {name: np.zeros_like(value) for name, value in self._state.items()}
         bound._plan = plan
@@ -144,7 +145,7 @@ class RateConstraints(Release):
         return bound
 
     def output_slack(self, roundoff: float) -> float:
-        """Return how much rounding may change the histogram in L1 norm, per record in the batch.
+        """Return how much rounding can change the histogram in L1 norm, per record in the batch.
 
         Probabilities change by at most the temperature times the largest change in an output, which
         is assumed to be 8 unit roundoffs of an output of magnitude 8. A rounding error in an output
@@ -167,8 +168,8 @@ class RateConstraints(Release):
         """Update the multipliers from a noised histogram and return the resulting prices.
 
         Prices [cells, classes] are the derivative of sum_j multiplier_j * rate_j with respect to a
-        record's class probabilities, times the histogram's expected total, which roughly offsets
-        the division by the expected batch size.
+        record's class probabilities, multiplied by the histogram's expected total. This factor
+        roughly offsets the division by the expected batch size.
         """
         assert self._plan is not None
         assert self._plan.release_std is not None
@@ -203,7 +204,7 @@ class RateConstraints(Release):
         return PenalisedLoss(loss, self)
 
     def record(self) -> dict[str, Any] | None:
-        """Return the last step's noised values, noise std and multipliers, or None at the start."""
+        """Return the noised values, noise std and multipliers from the last step, if any."""
         if not self._state["steps"]:
             return None
         return {

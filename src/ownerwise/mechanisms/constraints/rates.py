@@ -76,7 +76,7 @@ class Rate:
 
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """A constant plus a weighted sum of rates. Comparing it with a number gives a `Constraint`."""
+    """A constant plus a weighted sum of rates; comparing it with a number gives a `Constraint`."""
 
     terms: tuple[tuple[float, Rate], ...] = ()
     constant: float = 0.0
@@ -108,7 +108,7 @@ class Expression:
         return _constraint(self, "≥", bound)
 
     def __bool__(self) -> NoReturn:
-        """Refuse `and` and `or`, which would silently drop a rate."""
+        """Reject `and` and `or`, which would silently drop a rate."""
         raise OwnerwiseError(
             f"{self} is neither true nor false: compare it with a bound, such as {self} <= 0.1"
         )
@@ -121,7 +121,7 @@ class Expression:
 
 
 def _constraint(left: Expression, sense: str, right: Expression | float) -> Constraint:
-    """Return left ≤ right or left ≥ right, with all rates moved to the left."""
+    """Return the constraint left ≤ right or left ≥ right, with all rates moved to the left."""
     moved = left - right if isinstance(right, Expression) else left
     bound = 0.0 if isinstance(right, Expression) else float(right)
     if not moved.terms:
@@ -164,7 +164,7 @@ class Constraint:
         return float(total)
 
     def __bool__(self) -> NoReturn:
-        """Refuse `low <= rate <= high` and `and`, which would silently drop a constraint."""
+        """Reject `low <= rate <= high` and `and`, which would silently drop a constraint."""
         raise OwnerwiseError(
             f"{self.name} is neither true nor false on its own, and low <= rate <= high would keep "
             "only one bound; write two constraints, [rate >= low, rate <= high]"

@@ -1,0 +1,23 @@
+"""What messages about budgets advise, in the terms of the front end that the user works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Hints:
+    """The parts of messages that depend on the front end; the defaults are for the Python API.
+
+    Attributes:
+        record_owner: the name of the list of owner ids.
+        levels: how to define budget levels.
+        records: how to declare the numbers of records.
+    """
+
+    record_owner: str = "record_owner"
+    levels: str = "pass levels={'high': 0.5, ...}"
+    records: str = "declare the numbers of records with records="
+
+
+API = Hints()

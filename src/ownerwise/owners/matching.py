@@ -1,0 +1,126 @@
+"""Match budgets with records: every record's owner has one budget, every budget has records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ownerwise.errors import Problems, name_some
+from ownerwise.owners.budget_tables import BudgetTable
+from ownerwise.owners.ids import as_ids, kind_name, report_lookalikes
+from ownerwise.owners.tables import as_array
+
+
+def match_records(
+    record_owner: Any, ids: np.ndarray | None, find_ids: bool, where: str, problems: Problems
+) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+    """Return the ids, the position of each record's owner in them, and each owner's record count.
+
+    With `find_ids`, the ids are taken from the records. `where` names the records' ids in messages.
+    A result is None if problems make it impossible to determine.
+    """
+    given = as_array(record_owner)
+    present = as_ids(given, where, problems)
+    if present is None or not len(present):
+        return ids, None, None
+    seen, inverse, counts = np.unique(present, return_inverse=True, return_counts=True)
+    complete = len(present) == len(given)
+    if find_ids:
+        return (seen, inverse, counts) if complete else (None, None, None)
+    if ids is None or _report_other_kind(present, where, ids, problems):
+        return ids, None, None
+    position = np.minimum(np.searchsorted(ids, seen), len(ids) - 1)
+    stray = ids[position] != seen
+    if stray.any():
+        problems.add(
+            f"no budget for owner {name_some(seen[stray])}; add a budget, or leave out their "
+            "records"
+        )
+        if ids.dtype.kind == "U":
+            report_lookalikes([*ids.tolist(), *seen[stray].tolist()], where, problems)
+    records = np.zeros(len(ids), dtype=np.int64)
+    records[position[~stray]] = counts[~stray]
+    index = None if stray.any() else position[inverse]
+    return ids, index, records if complete else None
+
+
+def _report_other_kind(other: np.ndarray, where: str, ids: np.ndarray, problems: Problems) -> bool:
+    found, expected = (kind_name(array.dtype.type) for array in (other, ids))
+    if found != expected:
+        problems.add(
+            f"owner ids are {found} in {where} (such as {other.tolist()[0]!r}) and {expected} in "
+            f"the budgets (such as {ids.tolist()[0]!r}); expected the same type in both: convert "
+            f"those in {where} to {expected}"
+        )
+    return found != expected
+
+
+def report_without_records(
+    ids: np.ndarray, counts: np.ndarray, advice: str, problems: Problems
+) -> None:
+    """Report owners who have a budget but no records."""
+    if not counts.all():
+        problems.add(
+            f"owner without records: {name_some(ids[counts == 0])} has a budget but no "
+            f"records; remove the owner, or {advice}"
+        )
+
+
+def report_misfits(
+    table: BudgetTable,
+    numbers: Mapping[str, np.ndarray],
+    ids: np.ndarray,
+    index: np.ndarray | None,
+    problems: Problems,
+) -> None:
+    """Report a table that does not have exactly one value per owner."""
+    if table.ids is not None and table.ids is not ids:
+        _report_other_owners(table.ids, table.where, ids, problems)
+    for what, values in numbers.items():
+        if table.names is not None or not values.ndim:
+            continue
+        mapping = f"a mapping {{id: {what}}}"
+        if index is not None and len(values) == len(ids) and _two_orders(values, index):
+            problems.add(
+                f"{what}: {len(ids)} values for {len(ids)} owners with one record each, but the "
+                f"ids of the records ({name_some(ids[index])}) are not in ascending order; it is "
+                f"unclear whether the values follow the records or the sorted ids: pass {mapping}"
+            )
+        elif index is not None and len(values) == len(index) > len(ids):
+            several = ids[np.bincount(index).argmax()]
+            problems.add(
+                f"{what}: one value for each record, but owner {several} has several records; "
+                f"expected one value per owner ({mapping}), or a separate owner for every record"
+            )
+        elif len(values) != len(ids):
+            problems.add(
+                f"{what}: {len(values)} values for {len(ids)} owners; expected one number for all "
+                f"owners, {mapping}, or one value per owner in the order of the sorted ids"
+            )
+
+
+def _report_other_owners(
+    named: np.ndarray, where: str, ids: np.ndarray, problems: Problems
+) -> None:
+    if _report_other_kind(named, where, ids, problems):
+        return
+    if len(missing := np.setdiff1d(ids, named)):
+        problems.add(
+            f"{where} has no value for owner {name_some(missing)}; expected one value per owner: "
+            "add it, or pass one number for all owners"
+        )
+    if len(unknown := np.setdiff1d(named, ids)):
+        problems.add(
+            f"{where} names owner {name_some(unknown)}, who has no budget; add a budget, or remove "
+            f"the owner from {where}"
+        )
+
+
+def _two_orders(values: np.ndarray, index: np.ndarray) -> bool:
+    """Return whether reading the values by record and by sorted id gives different budgets."""
+    if len(index) != len(values) or np.bincount(index).max() > 1:
+        return False
+    ascending = np.array_equal(index, np.arange(len(index)))
+    return not ascending and not np.array_equal(values, values[index])

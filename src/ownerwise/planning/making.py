@@ -1,0 +1,198 @@
+"""`plan`, which turns a request and the owners' budgets into a verified Plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ownerwise.accounting import MULTIPLIER_RANGE, PaidRelease, Schedule
+from ownerwise.errors import PlanError
+from ownerwise.owners import Owners
+from ownerwise.planning.batch_bounds import rows_needed
+from ownerwise.planning.noise_schedules import NoiseSchedule
+from ownerwise.planning.plans import Plan
+from ownerwise.planning.request import PaidMechanism, PlanRequest
+from ownerwise.planning.solver import MAX_STEPS, Planner, Trial
+
+
+def plan(
+    owners: Owners,
+    method: str = "sample",
+    *,
+    steps: int | None = None,
+    batch_size: float | None = None,
+    noise_multiplier: float | None = None,
+    clip_norm: float = 1.0,
+    mixture: float | None = None,
+    noise_schedule: NoiseSchedule | None = None,
+    release_std: float | None = None,
+    release_share: float | None = None,
+    release_noise: str = "gaussian",
+    constraints: PaidMechanism | None = None,
+    accountant: str = "pld",
+    strict: bool = False,
+    hardened: bool = False,
+) -> Plan:
+    """Return a verified Plan in which every owner spends their own budget.
+
+    Specify two of `steps`, `batch_size` (expected number of records per step) and
+    `noise_multiplier` (noise std divided by `clip_norm`); the third follows from the budgets.
+
+    Args:
+        owners: the owners, with their budgets and numbers of records.
+        method: `uniform`: one sampling rate and one clip norm, with noise for the strictest owner
+            (DP-SGD). `sample`: individual sampling rates, one clip norm. `scale`: one sampling
+            rate, individual clip norms whose average over records is `clip_norm`. `both`: the
+            clip norms of `scale` raised to the power `mixture`, and individual sampling rates that
+            use up the rest of each budget.
+        steps: number of steps.
+        batch_size: expected batch size; the noised sum is divided by it.
+        noise_multiplier: std of the noise on the sum, divided by `clip_norm`.
+        clip_norm: bound on a record's gradient norm (the average over records if bounds differ).
+        mixture: for `both`, from 0 (sample) to 1 (scale); by default 0.5.
+        noise_schedule: how the noise changes over the steps: a name ("constant", "exponential",
+            "time", "step" or "polynomial"), a name with options ({"name": "exponential", "rate":
+            0.02, "every": 117}), or segments (number of steps, noise factor) that add up to
+            `steps`. The noise multiplier, whether given or found, applies where the noise factor is
+            1, as it is at the start of named schedules.
+        release_std: noise std of an additional sum that is released at every step, such as a
+            histogram or counts. Each record contributes a vector of length at most 1; the sum is
+            accounted for jointly with the gradient.
+        release_share: fraction of a step's privacy cost that is spent on the release; pass either
+            this or `release_std`. The cost is the squared inverse noise multiplier of the strictest
+            owner.
+        release_noise: "gaussian", or "laplace" (for vectors of L1 norm at most 1; needs `pld`).
+        constraints: rate constraints whose histogram the plan accounts for. Unless `release_share`
+            or `release_std` is given, the release share is 0.1. Records that are drawn more often
+            contribute less to the histogram, so all records count equally.
+        accountant: `pld` (tight) or `rdp`.
+        strict: refuse plans in which some owner cannot use up their budget.
+        hardened: compute every batch with the same public number of rows, and place the records in
+            secret random rows. Then no record changes a single bit of what is computed for another
+            record, at the cost of computing empty rows (docs/proofs/arithmetic.md).
+    """
+    request = PlanRequest(
+        method=method,
+        steps=steps,
+        batch_size=batch_size,
+        noise_multiplier=noise_multiplier,
+        clip_norm=clip_norm,
+        mixture=mixture,
+        noise_schedule=noise_schedule,
+        release_std=release_std,
+        release_share=release_share,
+        release_noise=release_noise,
+        constraints=constraints,
+        accountant=accountant,
+        strict=strict,
+        hardened=hardened,
+    )
+    return make_plan(owners, request)
+
+
+def make_plan(owners: Owners, request: PlanRequest) -> Plan:
+    """Return the verified Plan that a request describes, or raise a PlanError."""
+    if problems := request.problems(owners.total_records):
+        raise PlanError(problems)
+    release = _release(owners, request)
+    reweighted = request.constraints is not None and request.method in ("sample", "both")
+    planner = _planner(owners, request, release, reweighted)
+    schedule, batch_size, trial = _solve(owners, request, planner)
+    rates = trial.sampling_rates
+    result = Plan(
+        method=request.method,
+        accountant=request.accountant,
+        clip_norm=float(request.clip_norm),
+        noise_std=float(trial.noise * request.clip_norm),
+        schedule=schedule,
+        expected_batch_size=float(batch_size),
+        sampling_rates=rates,
+        clip_norms=trial.relative_clips * request.clip_norm,
+        targets=owners.epsilon,
+        deltas=owners.delta,
+        records=owners.records,
+        owners_fingerprint=owners.fingerprint,
+        mixture=planner.mixture,
+        release_std=None if release is None else release.std,
+        release_noise=request.release_noise,
+        release_shares=rates.min() / rates if reweighted else None,
+        owners=owners,
+    )
+    if request.hardened:
+        probability = replace(result, hardened_rows=1).overflow_probability
+        rows = rows_needed(result.sampling_rates, result.records, probability)
+        result = replace(result, hardened_rows=rows)
+    result.verify()
+    if request.strict and result.unspent.any():
+        raise PlanError(_unspent_problem(owners, result))
+    return result
+
+
+def _release(owners: Owners, request: PlanRequest) -> PaidRelease | None:
+    """Return the additional release, with the noise that spends its share of a step's cost."""
+    share, std = request.release_share, request.release_std
+    if share is None and std is None and request.constraints is not None:
+        share = request.constraints.release_share
+    if share is not None and request.noise_multiplier is not None:
+        std = request.noise_multiplier * ((1 - share) / share) ** 0.5
+    elif share is not None:
+        _, _, alone = _solve(owners, request, _planner(owners, request))
+        strictest = alone.noise / float(alone.relative_clips.min())  # multiplier of a whole step
+        std = strictest / share**0.5
+    return None if std is None else PaidRelease(float(std), request.release_noise)
+
+
+def _planner(
+    owners: Owners,
+    request: PlanRequest,
+    release: PaidRelease | None = None,
+    reweighted: bool = False,
+) -> Planner:
+    mixture = 0.5 if request.mixture is None and request.method == "both" else request.mixture
+    return Planner(
+        owners, request.method, mixture, request.accountant, release, reweighted, request.hardened
+    )
+
+
+def _solve(owners: Owners, request: PlanRequest, planner: Planner) -> tuple[Schedule, float, Trial]:
+    """Return the schedule, the expected batch size and the solution; one of them was not given."""
+    schedule, batch_size, noise = request.schedule, request.batch_size, request.noise_multiplier
+    if noise is None:
+        assert schedule is not None
+        assert batch_size is not None
+        return schedule, batch_size, planner.find_noise(schedule, batch_size)
+    if schedule is None:
+        assert batch_size is not None
+        steps, trial = planner.find_steps(batch_size, noise)
+        return Schedule.constant(steps), batch_size, trial
+    trial = planner.find_batch(schedule, noise)
+    return schedule, float(trial.sampling_rates @ owners.records), trial
+
+
+def _unspent_problem(owners: Owners, plan: Plan) -> str:
+    unspent = np.flatnonzero(plan.unspent)
+    first = int(unspent[0])
+    return (
+        f"{len(unspent)} of {len(owners)} budgets cannot be used up, for example for owner "
+        f"{owners.ids[first]} (epsilon {owners.epsilon[first]:g}): {_why_unspent(plan, first)}, or "
+        "strict=False"
+    )
+
+
+def _why_unspent(plan: Plan, owner: int) -> str:
+    """Return the limit that keeps an owner from using up their budget, and what to do about it."""
+    if plan.method == "uniform" and not plan.unspent.all():
+        return "method='uniform' adds the noise that the strictest owner needs. Use another method"
+    least = MULTIPLIER_RANGE[0]  # a limit only for methods that solve for multipliers
+    if plan.method in ("uniform", "scale") and plan.noise_multipliers[owner] < 1.01 * least:
+        return f"the noise multiplier would fall below {least:g}. Use more steps, a larger batch"
+    if plan.sampling_rates[owner] > 0.999:
+        other = "" if plan.method == "scale" else ", method='scale'"
+        return (
+            f"the sampling rate would exceed 1. Use more steps, a smaller batch, less noise{other}"
+        )
+    return (
+        f"one more step would exceed a budget, or the limit of {MAX_STEPS} steps. Use another "
+        "batch size, another noise multiplier"
+    )

@@ -1,0 +1,140 @@
+"""The content of a report as plain data; `templates/blocks.html.jinja` turns it into HTML.
+
+Blocks hold plain text only. The template escapes all of it, so a name cannot become markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ownerwise.report.comparison import Comparison
+from ownerwise.report.plots import Figure
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; `kind` is "lead", "note" or "" for normal text."""
+
+    words: str
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading within a section."""
+
+    words: str
+
+
+@dataclass(frozen=True)
+class Bullets:
+    """A list."""
+
+    items: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Definitions:
+    """Names and their values."""
+
+    values: Mapping[str, str]
+
+
+class Cell(NamedTuple):
+    """A table cell.
+
+    Attributes:
+        best: mark the cell with a star.
+        whole: keep the text on one line.
+        bar: length in percent of a bar that is drawn instead of the text.
+    """
+
+    text: str = ""
+    best: bool = False
+    whole: bool = False
+    bar: float | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its own scroll bar; the first `words` columns are text, the others numbers."""
+
+    caption: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    words: int = 1
+
+
+@dataclass(frozen=True)
+class Details:
+    """Content that is collapsed until the reader opens it."""
+
+    summary: str
+    content: Table | Definitions
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Lists next to each other: in each column, items by heading."""
+
+    columns: Sequence[Mapping[str, Sequence[str]]]
+
+
+@dataclass(frozen=True)
+class Banner:
+    """A statement about privacy that the reader cannot miss."""
+
+    title: str
+    paragraphs: Sequence[str]
+    good: bool
+
+
+class Tile(NamedTuple):
+    """A number with its name and a remark."""
+
+    value: str
+    name: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The most important numbers."""
+
+    tiles: Sequence[Tile]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """A list of (subject, statement) pairs."""
+
+    items: Sequence[tuple[str, str]]
+
+
+Block = (
+    Text | Heading | Bullets | Definitions | Table | Details | Columns | Banner | Tiles | Findings
+    | Figure
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the report.
+
+    Attributes:
+        id: the section's HTML id.
+        link: its name in the navigation bar.
+        title: its heading.
+        build: returns its content, or None if these runs have none.
+        why_missing: returns why there is no content; "" if that is not worth mentioning.
+        follows: for a mechanism's section, the id of the section before it.
+    """
+
+    id: str
+    link: str
+    title: str
+    build: Callable[[Comparison], Sequence[Block] | None]
+    why_missing: Callable[[Comparison], str] = lambda comparison: ""
+    follows: str = "meaning"

@@ -1,0 +1,317 @@
+"""The facts about runs, computed once; the report and the privacy card are rendered from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from ownerwise.errors import name_some
+from ownerwise.owners import UNIT
+from ownerwise.planning import BudgetClass, Plan
+from ownerwise.report.guarantees import Spent, attacker_bound, classes_of, spent
+from ownerwise.runs import Run
+from ownerwise.wording import delta, delta_span, span, span_up, whole
+
+NOT_PRIVATE = "NOT PRIVATE"
+
+ADJACENCY = (
+    "Two data sets are neighbours if adding one record to one of them yields the other. What is "
+    "released from two neighbours is (ε, δ)-indistinguishable, where (ε, δ) is the budget of that "
+    "record's owner."
+)
+
+ATTACKER = (
+    "Suppose an attacker knows everything about a record except whether it was used in training. "
+    "Without the model, their guess is right 50 times in 100. With the model, their guess is right "
+    "on average no more often than stated here, whatever their method and computing power."
+)
+
+NO_VALIDATION = (
+    "No validation data were passed, so it is unknown how well the model works, and for whom."
+)
+
+HYPOTHETICAL_EPSILON = (
+    "Each ε below is what the same training would guarantee with secret randomness and without "
+    "the parts that are not private."
+)
+
+_ACCOUNTANTS = {
+    "pld": "privacy loss distributions (pld)",
+    "rdp": "Rényi divergences (rdp)",
+}
+
+
+class BudgetFacts(NamedTuple):
+    """A budget class, what its owners have spent, and the bound on an attacker (see `ATTACKER`)."""
+
+    budget: BudgetClass
+    spent: Spent
+    attacker_bound: float
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """A plan and the runs that were trained under it.
+
+    Attributes:
+        labels: the methods' labels, separated by commas.
+        steps_spent: the largest number of steps spent by any of the runs.
+    """
+
+    plan: Plan
+    labels: str
+    steps_spent: int
+
+    @cached_property
+    def budgets(self) -> list[BudgetFacts]:
+        """The facts about each budget class, strictest first."""
+        classes = classes_of(self.plan)
+        return [
+            BudgetFacts(row, spending, attacker_bound(row.epsilon[1], row.delta[1]))
+            for row, spending in zip(
+                classes, spent(self.plan, classes, self.steps_spent), strict=True
+            )
+        ]
+
+    @cached_property
+    def mechanism(self) -> dict[str, str]:
+        """The properties of the private step that the plan determines, keyed by name."""
+        plan = self.plan
+        rates = span(float(plan.sampling_rates.min()), float(plan.sampling_rates.max()), 4)
+        factors = [factor for _, factor in plan.schedule.segments]
+        noise = f"Gaussian, std {plan.noise_std:.6g} on the sum of clipped gradients, once per step"
+        if len(factors) > 1:
+            noise += f", times a scheduled factor from {factors[0]:g} to {factors[-1]:g}"
+        mixture = "" if plan.mixture is None else f", mixture {plan.mixture:g}"
+        return {
+            "Plan": f"{plan.method}{mixture}",
+            "Sampling": "Poisson: each record is drawn independently at its owner's rate "
+            f"({rates})",
+            "Clip norm": span(float(plan.clip_norms.min()), float(plan.clip_norms.max()), 4),
+            "Noise": noise,
+            "Divisor": f"{plan.expected_batch_size:.6g}, the expected batch size, fixed in advance",
+            "Steps planned": whole(plan.steps),
+            "Arithmetic": _arithmetic(plan),
+        }
+
+    @cached_property
+    def accounting(self) -> dict[str, str]:
+        """The accountant that computed the spending, and the check that verified it."""
+        return {
+            "Accountant": _ACCOUNTANTS[self.plan.accountant],
+            "Verified by": str(self.plan.verify()),
+        }
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true of all runs on a page.
+
+    Attributes:
+        plans: the distinct plans.
+        private: whether the guarantee holds for every run.
+        status: what private runs guarantee; otherwise why there is no guarantee.
+        cautions: deltas that are too large to protect a record.
+        unit: the unit of privacy, and what it means for an owner with many records.
+        randomness: the sources of randomness for batches and noise.
+        released: everything computed from training records that left the process.
+        assumed_public: everything that the guarantee assumes to be public.
+        not_covered: everything that is not covered by a guarantee or not accounted for.
+    """
+
+    plans: tuple[PlanFacts, ...]
+    private: bool
+    status: str
+    cautions: tuple[str, ...]
+    unit: str
+    randomness: tuple[str, ...]
+    released: tuple[str, ...]
+    assumed_public: tuple[str, ...]
+    not_covered: tuple[str, ...]
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> Facts:
+        """Compute the facts about one or more runs."""
+        unprotected = [run for run in runs if not run.private]
+        return cls(
+            plans=_plans(runs),
+            private=not unprotected,
+            status=_no_guarantee(unprotected, len(runs)) if unprotected else _protected(runs),
+            cautions=tuple(sorted({caution for run in runs if (caution := _large_delta(run))})),
+            unit=_unit(runs[0]),
+            randomness=tuple(sorted({_random_source(run) for run in runs})),
+            released=tuple(dict.fromkeys(item for run in runs for item in _released(run))),
+            assumed_public=tuple(dict.fromkeys(i for run in runs for i in _assumed_public(run))),
+            not_covered=tuple(_not_covered(runs)),
+        )
+
+    @cached_property
+    def spent(self) -> tuple[float, float]:
+        """The smallest and the largest epsilon that any record has spent."""
+        each = [budget.spent for plan in self.plans for budget in plan.budgets]
+        return min(one.low for one in each), max(one.high for one in each)
+
+    @cached_property
+    def largest_share(self) -> float:
+        """The largest share of a budget that any record has spent."""
+        return max(budget.spent.share for plan in self.plans for budget in plan.budgets)
+
+
+def _plans(runs: Sequence[Run]) -> tuple[PlanFacts, ...]:
+    by_hash: dict[str, list[Run]] = {}
+    for run in runs:
+        by_hash.setdefault(run.plan.hash, []).append(run)
+    return tuple(
+        PlanFacts(
+            of_plan[0].plan,
+            ", ".join(dict.fromkeys(run.label for run in of_plan)),
+            max(run.steps_spent for run in of_plan),
+        )
+        for of_plan in by_hash.values()
+    )
+
+
+def _arithmetic(plan: Plan) -> str:
+    """Return which attacks on rounding the plan's arithmetic resists."""
+    if plan.hardened_rows is not None:
+        return (
+            "noise on a public grid; the records of every batch are placed in secret rows out of "
+            f"{whole(plan.hardened_rows)}, so no record changes the rounding of another record's "
+            "gradient"
+        )
+    return (
+        "noise on a public grid; not hardened, so the guarantee does not cover records crafted to "
+        "change the rounding of other records (hardened=True covers them)"
+    )
+
+
+def _protected(runs: Sequence[Run]) -> str:
+    budgets = sorted({_budgets(run.plan) for run in runs})
+    return f"Each record is protected individually with its owner's budget: {name_some(budgets)}."
+
+
+def _budgets(plan: Plan) -> str:
+    epsilon = span_up(float(plan.targets.min()), float(plan.targets.max()), 3)
+    deltas = delta_span(float(plan.deltas.min()), float(plan.deltas.max()))
+    return f"ε {epsilon} at δ {deltas}"
+
+
+def _no_guarantee(runs: Sequence[Run], shown: int) -> str:
+    """Return a warning that `runs`, out of `shown` runs, have no guarantee, with the reasons."""
+    single = len(runs) == 1
+    subject = "This run" if single else "These runs"
+    if len(runs) < shown:
+        subject = f"{len(runs)} of {shown} runs"
+    verb, models = ("carries", "its model") if single else ("carry", "their models")
+    return f"{subject} {verb} no guarantee: {_reasons(runs)}. Do not release {models} as private."
+
+
+def _reasons(runs: Sequence[Run]) -> str:
+    seeds = sorted({run.seed for run in runs if run.seed is not None})
+    reasons = []
+    if seeds:
+        noun = "a fixed seed" if len(seeds) == 1 else "fixed seeds"
+        reasons.append(
+            f"batches and noise came from {noun} ({name_some(seeds, shown=10)}), and anyone who "
+            "knows a seed can subtract the noise"
+        )
+    reasons += sorted({reason for run in runs for reason in run.config.get("not_private", ())})
+    return "; ".join(reasons)
+
+
+def _large_delta(run: Run) -> str:
+    """Return a caution if a delta exceeds one over the number of records, else ""."""
+    largest, total = float(run.plan.deltas.max()), int(run.plan.records.sum())
+    if largest * total <= 1:
+        return ""
+    return (
+        f"CAUTION: δ is up to {delta(largest)}, more than 1/{total}, one over the number of "
+        "records. A guarantee with such a δ even permits publishing an entire record."
+    )
+
+
+def _unit(run: Run) -> str:
+    largest = int(run.plan.records.max())
+    words = f"The unit of privacy is {UNIT}."
+    if largest > 1:
+        words += (
+            f" The largest owner declares {whole(largest)} records: the stated ε holds for each of "
+            "them, not for all of them together."
+        )
+    return words
+
+
+def _random_source(run: Run) -> str:
+    if run.seed is not None:
+        return f"a fixed seed, for tests and comparisons only: {NOT_PRIVATE}"
+    return (
+        "AES-256 in counter mode for batches and noise, with a fresh key from the operating "
+        "system; the key was never stored"
+    )
+
+
+def _released(run: Run) -> list[str]:
+    items = [
+        f"the model after {whole(run.updates)} updates, and every earlier version of it (the "
+        "accounting covers all of them)"
+    ]
+    if run.plan.release_std is not None:
+        what = "one histogram of predictions" if run.config.get("constraints") else "one sum"
+        kind = run.plan.release_noise.capitalize()
+        items.append(
+            f"at every step, {what} over per-record vectors of norm at most 1, with {kind} noise "
+            f"of std {run.plan.release_std:g} (accounted for together with the gradient)"
+        )
+    return items
+
+
+def _assumed_public(run: Run) -> list[str]:
+    items = [
+        "the table of budgets: which owner set which ε and δ",
+        "the declared number of records for each owner",
+        "the model architecture, the loss, the optimizer and all settings",
+        "the plan: sampling rates, clip norms, noise, expected batch size, number of steps",
+        "the lists of classes, features and groups, and any constants used to normalise the data; "
+        "if any of these were derived from private records, the accounting does not cover that",
+    ]
+    if run.config.get("weights"):
+        items.append("the shape and length of the importance tail")
+    if run.config.get("constraints"):
+        items.append(
+            "the constraints and the rule that assigns records to cells (but not the cells "
+            "themselves)"
+        )
+    return items
+
+
+def _not_covered(runs: Sequence[Run]) -> list[str]:
+    items = [
+        "Validation and test metrics are computed without noise. The records they were measured "
+        "on are NOT covered by any guarantee: the metrics are not private.",
+        "Decisions based on these metrics (settings, method, when to stop) are not accounted for; "
+        "neither is a hyper-parameter search on the private records.",
+    ]
+    if len(runs) > 1:
+        items.append(
+            f"Each ε holds for a single run. This page shows {len(runs)} runs: if several of them "
+            "used the same records and all are released, the privacy costs to each record add up."
+        )
+    earlier = max(run.config.get("earlier_trainings", 0) for run in runs)
+    if earlier:
+        items.append(
+            "The process that trained this model had already trained on owners with the same ids "
+            f"and counts ({earlier} {'time' if earlier == 1 else 'times'}): if the records were "
+            "the same and those models are released too, the privacy costs to each record add up."
+        )
+    items += [
+        "General facts about people that a model can learn with or without any single record, and "
+        "anything an attacker already knows.",
+        "The training time and any other side channel.",
+    ]
+    if any(run.plan.hardened_rows is None for run in runs):
+        items.append(
+            "Records crafted to change how others are rounded, because the plan is not hardened."
+        )
+    return items

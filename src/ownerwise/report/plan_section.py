@@ -1,0 +1,62 @@
+"""The section on the plans: settings fixed before training, and their verification."""
+
+from __future__ import annotations
+
+from ownerwise.report.blocks import Block, Definitions, Details, Heading, Table, Text
+from ownerwise.report.comparison import Comparison
+from ownerwise.report.facts import PlanFacts
+from ownerwise.report.groups import MOST_NAMED
+from ownerwise.wording import delta_span, percent, span, span_up, whole
+
+
+def plan_section(comparison: Comparison) -> list[Block]:
+    """Return what each plan fixes."""
+    introduction = (
+        "Everything in a plan is fixed before training and assumed to be public. Each private step "
+        "samples each record at its owner's rate, clips its gradient to the clip norm and adds "
+        "noise to the sum."
+    )
+    content: list[Block] = [Text(introduction)]
+    plans = comparison.facts.plans
+    for use in plans:
+        if len(plans) > 1:
+            content.append(Heading(f"Plan of {use.labels}"))
+        content += _plan(use)
+    return content
+
+
+def _plan(use: PlanFacts) -> list[Block]:
+    plan = use.plan
+    facts = {**use.mechanism, **use.accounting, "Plan hash": plan.hash[:16]}
+    parts: list[Block] = [Definitions(facts), _table(use, owners=False)]
+    if plan.owners is not None and len(plan.targets) <= MOST_NAMED:
+        parts.append(Details("By owner", _table(use, owners=True)))
+    unspent = int(plan.unspent.sum())
+    if unspent:
+        reason = "sampling rates cannot exceed 1, and the noise cannot fall below a minimum."
+        if plan.method == "uniform":
+            reason = "everyone is trained at the strictest budget."
+        owners = "1 owner" if unspent == 1 else f"{whole(unspent)} owners"
+        words = f"{owners} cannot use up their budget under this plan: {reason}"
+        parts.append(Text(words, "note"))
+    return parts
+
+
+def _table(use: PlanFacts, *, owners: bool) -> Table:
+    headings = ["Budget", "Owner" if owners else "Owners", "Records", "δ", "Sampling rate",
+                "Clip norm", "Noise multiplier", "Batch share", "ε after all steps"]  # fmt: skip
+    rows = [
+        [
+            f"ε {span(*row.epsilon, 4)}",
+            whole(row.owners) if row.owner is None else row.owner,
+            whole(row.records),
+            delta_span(*row.delta),
+            span(*row.sampling_rate, 4),
+            span(*row.clip_norm, 4),
+            span(*row.noise_multiplier, 4),
+            percent(row.batch_share),
+            span_up(*row.epsilon_spent),
+        ]
+        for row in use.plan.rows(owners=owners)
+    ]
+    return Table("By owner" if owners else "By budget class", headings, rows)
