@@ -166,7 +166,7 @@ def _notes(study: Study, columns: Sequence[str]) -> str:
         "other jobs."
     ]
     if "strict" in columns:
-        said.append("Strict owners are those with less than the mean budget.")
+        said.append("Strict owners are those whose budget is below the mean.")
     if study.first["evaluated_on"] == "validation":
         said.append(
             "Models were evaluated on validation records during training, and on test records at "

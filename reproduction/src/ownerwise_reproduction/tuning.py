@@ -2,8 +2,8 @@
 
 A comparison at fixed values favours the methods that these values happen to suit. Here, all methods
 are tried with the same random draws of clip norm, learning rate and number of steps; INO-SGD's tail
-and kappa are drawn along with them. Values are chosen on held-out training records, and the chosen
-models are evaluated on test records. The first draw is the unchanged setting.
+and kappa are drawn along with them. Hyperparameters are chosen on held-out training records, and
+the chosen models are evaluated on test records. The first draw is the unchanged setting.
 
 On private records, the choice of values would itself be a release. This study uses public data and
 is NOT PRIVATE.
@@ -38,7 +38,7 @@ KAPPAS = (0.0, 3.0)
 
 @dataclass(frozen=True)
 class Point:
-    """The results of one draw of values for a method, over seeds.
+    """The results of one hyperparameter configuration of a method, across seeds.
 
     Attributes:
         method: name of the method.

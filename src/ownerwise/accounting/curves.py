@@ -2,7 +2,7 @@
 
 For a fixed delta, the quantity that the planner needs (a sampling rate, a noise multiplier) is a
 smooth monotone function of epsilon. This module solves for it at a few nodes, interpolates with a
-cubic spline in logarithms, and checks the result between the nodes with the accountant itself. A
+cubic spline in log-log space, and checks the result against the accountant between the nodes. A
 node is added to every interval in which the interpolated value misses its target by more than the
 tolerance. If there are only a few distinct budgets, all of them are nodes and nothing is
 interpolated.

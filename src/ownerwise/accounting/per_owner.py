@@ -1,8 +1,8 @@
 """Epsilon for each of many owners, without running the accountant once per owner.
 
 The owners in a plan lie on a smooth curve of increasing cost. Epsilon is evaluated at a few nodes
-of the curve, interpolated by a cubic spline in logarithms, checked between the nodes by the
-accountant, and rounded up. Owners who do not lie on a smooth curve are evaluated one by one.
+of the curve, interpolated with a cubic spline in log-log space, checked against the accountant
+between the nodes, and rounded up. Owners who do not lie on a smooth curve are evaluated one by one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Norms and weighted sums over all parameters, computed from the contributions of their uses."""
+"""Norms and weighted sums over all parameters, combined from every use of each parameter."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def _read_file(path: Path, or_level: str, problems: Problems) -> BudgetTable:
 
 
 def _from_columns(where: str, pairs: Pairs, lines: np.ndarray, problems: Problems) -> BudgetTable:
-    """Return the table with these columns, and report wrong names."""
+    """Return the table with these columns, and report unexpected or missing column names."""
     names = [name.lower() for name, _ in pairs]
     absent = [name for name in COLUMNS if name not in names]
     unknown = [

@@ -30,7 +30,7 @@ class PaidMechanism(Protocol):
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The arguments of `ownerwise.plan`, which describes each of them.
+    """The arguments of `ownerwise.plan`; see there for their meaning.
 
     A schedule given as segments also determines `steps`, unless `steps` is given.
     """

@@ -116,7 +116,7 @@ class Facts:
         cautions: deltas that are too large to protect a record.
         unit: the unit of privacy, and what it means for an owner with many records.
         randomness: the sources of randomness for batches and noise.
-        released: everything computed from training records that left the process.
+        released: everything that was computed from training records and released.
         assumed_public: everything that the guarantee assumes to be public.
         not_covered: everything that is not covered by a guarantee or not accounted for.
     """

@@ -35,7 +35,7 @@ def _plan(use: PlanFacts) -> list[Block]:
     if unspent:
         reason = "sampling rates cannot exceed 1, and the noise cannot fall below a minimum."
         if plan.method == "uniform":
-            reason = "everyone is trained at the strictest budget."
+            reason = "the strictest budget applies to everyone."
         owners = "1 owner" if unspent == 1 else f"{whole(unspent)} owners"
         words = f"{owners} cannot use up their budget under this plan: {reason}"
         parts.append(Text(words, "note"))

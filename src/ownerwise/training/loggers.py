@@ -33,7 +33,7 @@ class Logger(Protocol):
         ...
 
     def finish(self, run: Run) -> None:
-        """Finish logging, whether the run is complete or was stopped."""
+        """Finish logging, whether the run completed or was stopped."""
         ...
 
 

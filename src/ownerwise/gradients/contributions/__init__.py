@@ -1,4 +1,4 @@
-"""The contributions of a parameter's uses to the per-record gradients.
+"""What each use of a parameter contributes to the per-record gradients.
 
 Each class here represents one form of contribution (outer products, kernels, look-ups, repeated
 calls) and computes norms and weighted sums. This package may import the workspace, the memory
