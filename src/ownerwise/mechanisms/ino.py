@@ -127,6 +127,11 @@ class INO(Weights):
             options["score_by"] = BudgetAware(options.pop("kappa"))
         return cls(**options)
 
+    @property
+    def stateful(self) -> bool:
+        """Whether the score has a state."""
+        return isinstance(self.score_by, Plug) and self.score_by.stateful
+
     def state(self) -> dict[str, Any]:
         """Return the state of the score."""
         return self.score_by.state() if isinstance(self.score_by, Plug) else {}

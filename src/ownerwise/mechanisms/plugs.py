@@ -45,6 +45,11 @@ class Plug:
     settings.
     """
 
+    @property
+    def stateful(self) -> bool:
+        """Whether the plug has a state, which checkpoints store."""
+        return type(self).state is not Plug.state
+
     def state(self) -> dict[str, Any]:
         """Return the state for the next step, as JSON types; no private data without noise."""
         return {}

@@ -48,7 +48,7 @@ def plug_problems(**plugs: Any) -> Iterator[str]:
             shown = repr(plug) if isinstance(plug, str) else f"<{type(plug).__name__} object>"
             shown = plug.__name__ if isinstance(plug, type) else shown
             yield (
-                f"{name}={shown}: expected an object such as {example}, derived from "
+                f"{name}={shown}: expected an object, such as {example}, derived from "
                 f"ownerwise.mechanisms.{kind.__name__}, or None"
             )
 

@@ -318,8 +318,7 @@ class PrivateStep:
 
     def _states(self) -> dict[str, dict[str, Any]]:
         """Return the states of all plugs that have one, by name."""
-        states = {name: plug.state() for name, plug in self._plugs().items()}
-        return {name: state for name, state in states.items() if state}
+        return {name: plug.state() for name, plug in self._plugs().items() if plug.stateful}
 
     def __call__(self, batch: Batch) -> None:
         """Take one step. The optimizer updates the model; nothing else is released.

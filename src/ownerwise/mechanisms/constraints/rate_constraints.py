@@ -83,6 +83,7 @@ class RateConstraints(Release):
     ):
         self.constraints = flattened(constraints)
         self.partition = self.constraints[0].partition
+        self.shape = self.partition.shape  # cells, classes
         self.options = {
             "ascent": ascent, "damping": damping, "cap": cap, "temperature": temperature,
             "hard": hard, "smoothing": smoothing, "floor": floor,
@@ -123,11 +124,6 @@ class RateConstraints(Release):
     def names(self) -> list[str]:
         """Names of the constraints."""
         return [constraint.name for constraint in self.constraints]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Shape of the histogram: cells, classes."""
-        return self.partition.shape
 
     @property
     def multipliers(self) -> np.ndarray:
