@@ -282,6 +282,44 @@ class Centred(ow.mechanisms.Release):
         return outputs - outputs.mean(dim=0)
 
 
+class Remembers(ow.mechanisms.Release):
+    """Divides by the largest output so far, which it keeps between calls."""
+
+    shape = (3,)
+
+    def __init__(self):
+        self.largest = 1e-6
+
+    def contributions(self, outputs, targets):
+        self.largest = max(self.largest, float(outputs.abs().max()))
+        return outputs / self.largest
+
+
+class LargestByCell(ow.mechanisms.Release):
+    shape = (3, 3)
+
+    def contributions(self, outputs, targets):
+        return ow.mechanisms.Cells(outputs / outputs.abs().max(), targets)
+
+
+class LowPrecision(ow.mechanisms.Release):
+    """Cannot run in float64, and its own type would hide a tenth of a contribution."""
+
+    shape = (3,)
+
+    def contributions(self, outputs, targets):
+        return (outputs @ torch.eye(3)).bfloat16() + 0.05 * outputs.mean(dim=0).bfloat16()
+
+
+@pytest.mark.parametrize("micro", [None, 17])
+@pytest.mark.parametrize("kind", [Remembers, LargestByCell, LowPrecision])
+def test_a_release_that_remembers_or_divides_by_the_largest_is_refused_at_once(kind, micro):
+    options = {"plan": plan_of(release_std=4.0), "micro_batch_size": micro}
+    step = step_of(lambda out, y, _: cross_entropy(out, y), release=kind(), **options)
+    with pytest.raises(ow.OwnerwiseError, match="the contribution of a record changes"):
+        take_steps(step, *data_of(60), 1)
+
+
 @pytest.mark.parametrize("micro", [None, 17])
 def test_a_release_that_mixes_records_is_refused(micro):
     plan = plan_of(release_std=4.0)

@@ -424,3 +424,12 @@ def test_usual_notations_of_a_number_are_read(tmp_path, text):
     path = tmp_path / "budgets.csv"
     path.write_text(f"owner,epsilon\na,{text}\nb,low\n")
     assert Owners(["a", "b"], path, levels={"low": 1.0}).epsilon.tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    "given", [[b"0_5"], np.array([b"5"]), b"5", {"a": b"5"}, {"a": bytearray(b"5")}]
+)
+def test_text_as_bytes_is_refused(given):
+    """Python reads b"0_5" as 5, and bytes as a list of character codes."""
+    with pytest.raises(BudgetError):
+        Owners(["a"], given)

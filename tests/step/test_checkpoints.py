@@ -458,3 +458,45 @@ def test_a_run_that_was_not_private_once_is_not_after_restoring(tmp_path, how):
     second.restore(tmp_path)
     assert not second.private
     assert "NOT PRIVATE" in repr(second)
+
+
+class Forgets(ow.mechanisms.Weights):
+    """Cannot load its state."""
+
+    def weights(self, losses, clip_norms, owner_index):
+        return np.ones(len(losses))
+
+    def score_slack(self, roundoff):
+        return 0.0
+
+    def state(self):
+        return {"a": 1}
+
+    def load_state(self, state):
+        raise KeyError("b")
+
+
+@pytest.mark.parametrize("weights", [None, Forgets()], ids=["no plug", "a plug that fails"])
+def test_a_restore_that_is_refused_changes_nothing(tmp_path, weights):
+    """Else the model of a run that is not private could be trained further as a private one."""
+
+    def make(weights, **options):
+        torch.manual_seed(1)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return ow.PrivateStep(
+            model, tools.make_plan(), optimizer, functional.cross_entropy, weights=weights,
+            **options,
+        )  # fmt: skip
+
+    stored = make(Forgets(), not_private=True)
+    go_on(stored, 2)
+    stored.save(tmp_path)
+    step = make(weights)
+    before = tools.weights_of(step.model).clone()
+    with pytest.raises(ow.OwnerwiseError, match="build the step as in the original run"):
+        step.restore(tmp_path)
+    assert torch.equal(tools.weights_of(step.model), before)
+    assert not step.optimizer.state_dict()["state"]
+    assert step.private
+    assert step.steps_spent == 0

@@ -47,7 +47,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--accountant", default="pld", help="pld or rdp [pld]")
     command.add_argument(
-        "--delta", type=float, help="delta for owners whose row in the table has none [1e-5]"
+        "--delta", type=number, help="delta for owners whose row in the table has none [1e-5]"
     )
     command.add_argument(
         "--level",
@@ -135,12 +135,21 @@ def _out_problems(out: Path) -> list[str]:
     return []
 
 
+def number(text: str) -> float:
+    """Return a number in the usual notation; argparse reports any other text."""
+    from ownerwise.owners.tables import plain_number
+
+    return plain_number(text)
+
+
 def _levels(pairs: Sequence[str], problems: Problems) -> dict[str, float] | None:
+    from ownerwise.owners.tables import plain_number
+
     levels = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
         try:
-            levels[name.strip()] = float(value)
+            levels[name.strip()] = plain_number(value)
         except ValueError:
             problems.add(f"--level {pair}: expected NAME=EPSILON, such as high=0.5")
     return levels or None

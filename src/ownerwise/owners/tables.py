@@ -72,7 +72,7 @@ def as_array(given: Any) -> np.ndarray:
         given = given.detach().cpu()
     if hasattr(given, "to_numpy"):  # a column of a DataFrame
         return given.to_numpy()
-    listed = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
+    listed = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
     if hasattr(given, "__array__") or not listed:
         return np.asarray(given)
     cells = list(given)
@@ -95,6 +95,8 @@ def plain_number(cell: Any) -> float:
 
     Text must use ASCII digits without underscores: Python would read "0_5" as 5.
     """
+    if isinstance(cell, bytes | bytearray | memoryview):
+        raise TypeError("text as bytes")
     if isinstance(cell, str) and ("_" in cell or not cell.isascii()):
         raise ValueError(cell)
     return float(cell)

@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +99,7 @@ class Checkpoint:
         plugs: {name: state} for the stateful plug-ins.
         path: the file.
         balance: state of the account.
+        write: writes the stored tensors to the model and the optimizer.
     """
 
     updates: int
@@ -107,6 +108,7 @@ class Checkpoint:
     plugs: dict[str, Any]
     path: Path
     balance: Balance
+    write: Callable[[], None]
 
 
 def save(
@@ -199,7 +201,9 @@ def load(
     optimizer: Optimizer,
     seed: int | None,
 ) -> Checkpoint:
-    """Load the model and optimizer from the newest checkpoint, and return the state of the run.
+    """Return the state of the run from the newest checkpoint, which fits model and optimizer.
+
+    The model and the optimizer are not changed until the caller calls `write()` on the result.
 
     `seed` is the seed of the resuming run (None if private) and must match the stored one.
     """
@@ -233,12 +237,15 @@ def load(
         )
     if problems or balance is None:
         raise OwnerwiseError(problems)
-    model.load_state_dict(model_tensors)
-    optimizer.load_state_dict(_restore_optimizer(header["optimizer"], tensors))
+
+    def write() -> None:
+        model.load_state_dict(model_tensors)
+        optimizer.load_state_dict(_restore_optimizer(header["optimizer"], tensors))
+
     steps_spent = header["steps_spent"] if seed is not None else balance.spent
     private = header.get("private", seed is None) and balance.private is not False
     return Checkpoint(
-        header["updates"], steps_spent, private, header.get("plugs", {}), path, balance
+        header["updates"], steps_spent, private, header.get("plugs", {}), path, balance, write
     )
 
 

@@ -39,7 +39,7 @@ from ownerwise.randomness import kept_generators
 from ownerwise.step import separation
 from ownerwise.step.micro_batches import bytes_per_record, slices
 from ownerwise.step.model_separation import check_model, check_part, is_due
-from ownerwise.step.plug_separation import check_contributions, checked_factors
+from ownerwise.step.plug_separation import checked_contributions, checked_factors
 from ownerwise.step.rounding import Rounding, loss_roundoff, refuse_imprecise
 from ownerwise.step.secret_rows import Rows, place
 
@@ -247,16 +247,20 @@ class ClippedSums:
                 (output, take(targets, part)) for output, part in zip(outputs, parts, strict=True)
             ]
             absolute = self.plan.release_noise == "laplace"
-            found = [release.contributions(output, target) for output, target in pairs]
-            total = sum_of_unit_rows(found, parts, release.shape, scales, absolute=absolute)
-            if not proven(release):
+            if proven(release):
+                found = [release.contributions(output, target) for output, target in pairs]
+            else:
                 shares = self.plan.release_shares
                 share = separation.ROOM * (1.0 if shares is None else float(shares.min()))
-                share /= max(1, sum(part.stop - part.start for part in parts))
-                for (output, target), rows in zip(pairs, found, strict=True):
-                    check_contributions(
-                        release, output, target, rows, share, randomness.parts, absolute=absolute
+                sizes = [part.stop - part.start for part in parts]
+                share /= max(1, sum(sizes))
+                found = [
+                    checked_contributions(
+                        release, output, target, size, share, randomness.parts, absolute=absolute
                     )
+                    for (output, target), size in zip(pairs, sizes, strict=True)
+                ]
+            total = sum_of_unit_rows(found, parts, release.shape, scales, absolute=absolute)
             noised = randomness.release(total / (1 + self.rounding.release_slack))
             return (release.process(noised),)
 

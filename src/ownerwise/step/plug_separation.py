@@ -28,6 +28,8 @@ from ownerwise.step.separation import (
     to_double,
 )
 
+_FLOAT32_ROUNDOFF = torch.finfo(torch.float32).eps
+
 
 def checked_factors(
     rule: ClippingRule,
@@ -135,33 +137,33 @@ class _Replayed:
         return self.words(count)
 
 
-def check_contributions(
+def checked_contributions(
     release: Release,
     outputs: Any,
     targets: Any,
-    contributions: Contributions,
+    rows: int,
     share: float,
     stream: StepStream,
     *,
     absolute: bool,
-) -> None:
-    """Reject a release in which a record's contribution depends on the other records.
+) -> Contributions:
+    """Return a user-defined release's contributions, or refuse a release that mixes records.
+
+    A part of the micro-batch is computed before the whole, and the other records after it: a
+    release that remembers the largest output so far would treat both as it has treated the whole.
 
     Args:
         release: the user's release.
         outputs, targets: outputs and targets of the micro-batch.
-        contributions: the release's contributions for the micro-batch.
+        rows: number of records in the micro-batch.
         share: largest allowed change in a contribution, whose norm is at most 1.
         stream: secret random numbers used to choose the part to check.
         absolute: whether contributions are clipped in the L1 norm instead of the L2 norm.
     """
-    values = contributions.rows if isinstance(contributions, Cells) else contributions
-    rows = len(values)
     if rows < 2:
-        return
-    index = choose(rows, values.numel(), stream)
+        return release.contributions(outputs, targets)
 
-    def taken(given: Any, change: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Any:
+    def taken(given: Any, index: Tensor, change: Callable[[Tensor], Tensor]) -> Any:
         def take(tensor: Tensor) -> Tensor:
             whole = not tensor.dim() or len(tensor) != rows
             return change(tensor if whole else tensor.index_select(0, index.to(tensor.device)))
@@ -174,20 +176,36 @@ def check_contributions(
         clipped = unit_rows(found.rows, absolute=absolute)
         return torch.cat([clipped, found.index[:, None].to(clipped)], dim=1)
 
-    at = index.to(values.device)
-    whole = unit(contributions)[at]
-    part = unit(release.contributions(taken(outputs), taken(targets)))
-    if rows_agree(whole, part, share):
-        return
-    roundoff = torch.finfo(values.dtype).eps
-    same = rows_agree(whole, part, max(share, MOST_ROUNDINGS * roundoff))
-    try:
-        whole = unit(release.contributions(*map_tensors(to_double, (outputs, targets))))[at]
-        part = unit(release.contributions(taken(outputs, to_double), taken(targets, to_double)))
-    except Exception:
-        share = max(share, ROUNDINGS * roundoff)
-    if not same or not rows_agree(whole, part, share):
-        raise OwnerwiseError(
-            f"{type(release).__name__}: the contribution of a record changes with the other "
-            "records in its batch, " + TREAT_APART.format("contribution")
+    def of_part(
+        index: Tensor, change: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    ) -> Tensor:
+        return unit(
+            release.contributions(taken(outputs, index, change), taken(targets, index, change))
         )
+
+    first = choose(rows, rows, stream)
+    others = torch.from_numpy(np.setdiff1d(np.arange(rows), first.numpy()))
+    before = of_part(first)
+    contributions = release.contributions(outputs, targets)
+    values = contributions.rows if isinstance(contributions, Cells) else contributions
+    if not values.dim() or len(values) != rows:
+        return contributions  # `sum_of_unit_rows` refuses them
+    whole = unit(contributions)
+    roundoff = torch.finfo(values.dtype).eps if values.is_floating_point() else 0.0
+    for index, part in ((first, before), (others, of_part(others))):
+        at = index.to(whole.device)
+        if rows_agree(whole[at], part, share):
+            continue
+        same = rows_agree(whole[at], part, max(share, MOST_ROUNDINGS * roundoff))
+        room = share
+        try:
+            exact = unit(release.contributions(*map_tensors(to_double, (outputs, targets))))[at]
+            part = of_part(index, to_double)
+        except Exception:  # fall back to the release's own precision, if it is float32 or better
+            exact, room = whole[at], max(share, ROUNDINGS * min(roundoff, _FLOAT32_ROUNDOFF))
+        if not same or not rows_agree(exact, part, room):
+            raise OwnerwiseError(
+                f"{type(release).__name__}: the contribution of a record changes with the other "
+                "records in its batch, " + TREAT_APART.format("contribution")
+            )
+    return contributions

@@ -272,10 +272,17 @@ class PrivateStep:
                 "original run"
             )
         for name, state in stored.plugs.items():
-            self._plugs()[name].load_state(state)
+            try:
+                self._plugs()[name].load_state(state)
+            except (LookupError, TypeError, ValueError) as error:
+                raise OwnerwiseError(
+                    f"the state of {name} in {stored.path.name} does not fit "
+                    f"({type(error).__name__}): build the step as in the original run"
+                ) from error
         self._private_so_far &= stored.private
         self._account = Account.resume(folder, self.plan, stored.balance, private=self.private)
         self._updates, self._spent = stored.updates, stored.steps_spent
+        stored.write()  # last: a run that is refused leaves nothing in the model
         self._watch = ParameterWatch(self.model)
 
     @contextmanager

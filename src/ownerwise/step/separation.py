@@ -14,9 +14,9 @@ Formal guarantee: let B be the number of records in the batch and C the smallest
 function passes if no record in the part has a contribution that changes by more than 0.01 C / B,
 measured in the gradient with respect to the outputs. Mixing below this threshold changes the sum by
 at most about 0.01 C. Mixing above this threshold is detected with probability at least 1/4 per step
-if one record depends on another (the part must contain the first but not the second), and almost
-certainly if all records depend on a single one. If a record has many outputs, fewer records are
-compared.
+if one record depends on another (the part must contain the first but not the second), and with
+probability 1/2 if all records depend on a single one. If a record has many outputs, fewer records
+are compared.
 
 Rounding: 0.01 / B is below the precision of float32 for large batches, and always below that of
 bfloat16. If the results differ, both are therefore recomputed and compared in float64, so
