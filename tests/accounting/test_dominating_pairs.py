@@ -11,6 +11,7 @@ from scipy.special import comb, logsumexp
 from scipy.stats import laplace, norm
 
 from ownerwise.accounting import (
+    Exposure,
     PaidRelease,
     RunCost,
     Schedule,
@@ -63,10 +64,11 @@ def rdp_epsilon(rate, multiplier, scale, steps, delta=DELTA) -> float:
 @pytest.mark.parametrize(("rate", "multiplier", "scale", "steps", "expected"), MEASURED)
 def test_measured_values_the_reference_and_rdp(rate, multiplier, scale, steps, expected):
     schedule = Schedule.constant(steps)
-    ours = pld.epsilon(rate, multiplier, schedule, DELTA, scale)
+    ours = pld.epsilon(rate, multiplier, schedule, DELTA, laplace=scale)
     assert ours == pytest.approx(expected, rel=5e-3)
     release = PaidRelease(scale * math.sqrt(2), "laplace")
-    theirs = reference.epsilon(rate, multiplier, schedule, DELTA, ours, release)
+    run = RunCost(schedule, "pld", release)
+    theirs = reference.epsilon(run, Exposure(rate, multiplier), DELTA, ours)
     assert theirs == pytest.approx(ours, rel=1e-3)
     bound = rdp_epsilon(rate, multiplier, scale, steps)
     assert ours <= bound
@@ -116,7 +118,7 @@ def test_delta_by_chance():
     """Monte Carlo of the privacy loss of 12 steps; five standard errors (6e-7 two-sided)."""
     rate, multiplier, scale, steps, draws = 0.2, 1.5, 1.0, 12, 400_000
     delta = 0.02
-    epsilon = pld.epsilon(rate, multiplier, Schedule.constant(steps), delta, scale)
+    epsilon = pld.epsilon(rate, multiplier, Schedule.constant(steps), delta, laplace=scale)
     random = np.random.default_rng(7)
 
     def losses(removing):
@@ -167,14 +169,18 @@ def test_two_separately_sampled_releases_would_understate():
         gradient = plds.from_gaussian_mechanism(multiplier, **options)
         histogram = plds.from_laplace_mechanism(scale, **options)
         apart = gradient.compose(histogram).self_compose(steps).get_epsilon_for_delta(DELTA)
-        assert apart < 0.97 * pld.epsilon(rate, multiplier, Schedule.constant(steps), DELTA, scale)
+        assert apart < 0.97 * pld.epsilon(
+            rate, multiplier, Schedule.constant(steps), DELTA, laplace=scale
+        )
 
 
 def test_gaussian_noise_costs_less_than_laplace_of_the_same_deviation():
     for rate, multiplier, std, steps in [(0.05, 2.0, 3.0, 200), (0.3, 10.0, 30.0, 100)]:
         schedule = Schedule.constant(steps)
         costs = [
-            RunCost(schedule, "pld", PaidRelease(std, noise)).epsilon(rate, multiplier, DELTA)
+            RunCost(schedule, "pld", PaidRelease(std, noise)).epsilon(
+                Exposure(rate, multiplier), DELTA
+            )
             for noise in ("gaussian", "laplace")
         ]
         assert costs[0] < costs[1]
@@ -186,8 +192,8 @@ def test_a_share_of_the_release_is_less_noise_for_it():
     schedule = Schedule.constant(50)
     for noise in ("gaussian", "laplace"):
         run, twice = (RunCost(schedule, "pld", PaidRelease(std, noise)) for std in (3.0, 6.0))
-        half = run.epsilon(0.1, 2.0, DELTA, 0.5)
-        assert half == pytest.approx(twice.epsilon(0.1, 2.0, DELTA), rel=1e-12)
+        half = run.epsilon(Exposure(0.1, 2.0, 0.5), DELTA)
+        assert half == pytest.approx(twice.epsilon(Exposure(0.1, 2.0), DELTA), rel=1e-12)
     alone = pld.epsilon(0.1, 2.0, schedule, DELTA)
-    much = pld.epsilon(0.1, 2.0, schedule, DELTA, 1e4)
+    much = pld.epsilon(0.1, 2.0, schedule, DELTA, laplace=1e4)
     assert alone < much == pytest.approx(alone, rel=1e-3)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import ownerwise as ow
 from ownerwise.accounting import (
     Budgets,
+    Exposure,
     RunCost,
     Schedule,
     multiplier_curve,
@@ -144,9 +145,8 @@ def check_safe_side(budgets, method, accountant, steps, share):
         rate, multiplier = float(plan.sampling_rates[owner]), float(plan.noise_multipliers[owner])
         lowest = 0.0 if bound_by_limits[owner] else 0.995
         arguments = (rate, multiplier, steps, float(delta[owner]))
-        finer = reference.epsilon(
-            rate, multiplier, plan.schedule, float(delta[owner]), float(epsilon[owner]) / 4
-        )
+        exposure, run = Exposure(rate, multiplier), RunCost(plan.schedule)
+        finer = reference.epsilon(run, exposure, float(delta[owner]), float(epsilon[owner]) / 4)
         assert finer <= epsilon[owner]
         if accountant == "pld":
             assert finer >= lowest * epsilon[owner]

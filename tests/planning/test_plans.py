@@ -187,7 +187,7 @@ def test_verify_looks_at_every_owner():
 def test_verify_spreads_over_many_budgets(monkeypatch):
     asked = []
     original = reference.epsilon
-    monkeypatch.setattr(reference, "epsilon", lambda *a: asked.append((a[3], a[4])) or original(*a))
+    monkeypatch.setattr(reference, "epsilon", lambda *a: asked.append((a[2], a[3])) or original(*a))
     rng = np.random.default_rng(0)
     epsilon = np.exp(rng.uniform(np.log(0.2), np.log(8), 500))
     delta = rng.choice([1e-5, 1e-6], 500)

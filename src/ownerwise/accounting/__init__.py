@@ -2,8 +2,8 @@
 
 This package may import only `errors`. `epsilon` is vectorised over owners (`per_owner`). A
 `Schedule` defines the number of steps and the noise at each step. There are two accountants: `pld`
-(tight, the default) and `rdp`. A `RunCost` combines a schedule, an accountant and an additional
-release. `curves` inverts it for as many as a million owners, and `reference` checks the results
+(tight, the default) and `rdp`. A `RunCost` combines a schedule, an accountant and additional
+releases. `curves` inverts it for as many as a million owners, and `reference` checks the results
 with dp-accounting.
 """
 
@@ -13,14 +13,14 @@ from ownerwise.accounting.curves import (
     MULTIPLIER_RANGE,
     BudgetCurve,
     LogQuantity,
-    gaussian_mu,
     multiplier_curve,
     sampling_rate_curve,
 )
+from ownerwise.accounting.gaussian import gaussian_mu
 from ownerwise.accounting.per_owner import epsilon
-from ownerwise.accounting.release import NOISES, PaidRelease, joint_multiplier
+from ownerwise.accounting.release import NOISES, ClosingRelease, PaidRelease, joint_multiplier
 from ownerwise.accounting.roots import find_root
-from ownerwise.accounting.run_cost import ACCOUNTANTS, RunCost
+from ownerwise.accounting.run_cost import ACCOUNTANTS, Exposure, RunCost
 from ownerwise.accounting.schedule import Schedule
 
 __all__ = [
@@ -30,6 +30,8 @@ __all__ = [
     "NOISES",
     "BudgetCurve",
     "Budgets",
+    "ClosingRelease",
+    "Exposure",
     "LogQuantity",
     "PaidRelease",
     "RunCost",

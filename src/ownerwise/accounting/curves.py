@@ -18,12 +18,12 @@ from typing import ClassVar
 
 import numpy as np
 from scipy.interpolate import CubicSpline
-from scipy.special import log_ndtr, ndtr
 
 from ownerwise.accounting.budgets import Budgets, DeltaGroup
+from ownerwise.accounting.gaussian import gaussian_mu
 from ownerwise.accounting.release import joint_multiplier
 from ownerwise.accounting.roots import find_root
-from ownerwise.accounting.run_cost import RunCost
+from ownerwise.accounting.run_cost import Exposure, RunCost
 
 LogQuantity = Callable[[int, np.ndarray], np.ndarray]
 """Logarithm of a quantity, as a function of (index of the delta, log epsilon)."""
@@ -170,8 +170,8 @@ class _Equation(ABC):
     bounds: ClassVar[tuple[float, float]]
 
     @abstractmethod
-    def cost(self, value: float, log_epsilon: float) -> tuple[float, float, float]:
-        """Return sampling rate, noise multiplier and release sensitivity at this value."""
+    def exposure(self, value: float, log_epsilon: float) -> Exposure:
+        """Return what a record is exposed to at this value, apart from the closing release."""
 
     @abstractmethod
     def rough_solution(self, log_epsilon: float) -> float:
@@ -179,9 +179,23 @@ class _Equation(ABC):
 
     def miss(self, value: float, log_epsilon: float) -> float:
         """Return by how much the logarithm of the cost exceeds its target."""
-        rate, multiplier, sensitivity = self.cost(value, log_epsilon)
-        epsilon = self.run.epsilon(rate, multiplier, self.group.delta, sensitivity)
+        exposure = self.exposure(value, log_epsilon)._replace(closing=self.closing(log_epsilon))
+        epsilon = self.run.epsilon(exposure, self.group.delta)
         return float(np.log(max(epsilon, 1e-12))) - log_epsilon
+
+    def closing(self, log_epsilon: float) -> float:
+        """Return the sensitivity of the closing release for records with this budget."""
+        if self.run.closing is None:
+            return 1.0
+        return self.run.closing.sensitivity(float(np.exp(log_epsilon)), self.group.delta)
+
+    def mu_for_steps(self, log_epsilon: float) -> float:
+        """Return about how much of the budget is left for the steps, as a Gaussian mechanism."""
+        mu = gaussian_mu(float(np.exp(log_epsilon)), self.group.delta)
+        if self.run.closing is None:
+            return mu
+        closing = 1.0 / self.run.closing.multiplier(self.closing(log_epsilon))
+        return float(np.sqrt(max(mu**2 - closing**2, 0.01 * mu**2)))
 
     def solution(self, log_epsilon: float, start: float) -> float:
         """Return the solution, or the bound nearest to it."""
@@ -204,19 +218,19 @@ class _RateEquation(_Equation):
     slope = 1.0
     bounds = (float(np.log(SAMPLING_RATE_RANGE[0])), 0.0)
 
-    def cost(self, value: float, log_epsilon: float) -> tuple[float, float, float]:
+    def exposure(self, value: float, log_epsilon: float) -> Exposure:
         sampling_rate = float(np.exp(value))
         sensitivity = 1.0
         if self.least_sampling_rate is not None:
             sensitivity = min(1.0, self.least_sampling_rate / sampling_rate)
-        return sampling_rate, self._multiplier(log_epsilon), sensitivity
+        return Exposure(sampling_rate, self._multiplier(log_epsilon), sensitivity)
 
     def rough_solution(self, log_epsilon: float) -> float:
         multiplier, release = self._multiplier(log_epsilon), self.run.release
         if release is not None and self.least_sampling_rate is None:
             multiplier = joint_multiplier(multiplier, release.std)
-        mu = gaussian_mu(float(np.exp(log_epsilon)), self.group.delta)
         growth = np.expm1(min(1.0 / multiplier**2, 50.0))
+        mu = self.mu_for_steps(log_epsilon)
         return float(np.log(mu / np.sqrt(self.run.schedule.steps * growth)))
 
     def _multiplier(self, log_epsilon: float) -> float:
@@ -230,25 +244,10 @@ class _MultiplierEquation(_Equation):
     slope = -1.0
     bounds = (float(np.log(MULTIPLIER_RANGE[0])), float(np.log(MULTIPLIER_RANGE[1])))
 
-    def cost(self, value: float, log_epsilon: float) -> tuple[float, float, float]:
-        return self.sampling_rate, float(np.exp(value)), 1.0
+    def exposure(self, value: float, log_epsilon: float) -> Exposure:
+        return Exposure(self.sampling_rate, float(np.exp(value)))
 
     def rough_solution(self, log_epsilon: float) -> float:
-        mu = gaussian_mu(float(np.exp(log_epsilon)), self.group.delta)
+        mu = self.mu_for_steps(log_epsilon)
         steps = self.run.schedule.steps
         return -0.5 * float(np.log(np.log1p(mu**2 / (steps * self.sampling_rate**2))))
-
-
-def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Return mu such that N(mu, 1) and N(0, 1) are exactly (epsilon, delta)-indistinguishable.
-
-    Reference: Dong, Roth, Su (2022), "Gaussian Differential Privacy", Corollary 1.
-    """
-
-    def miss(log_mu: float) -> float:
-        mu = np.exp(log_mu)
-        second = np.exp(epsilon + log_ndtr(-epsilon / mu - mu / 2))
-        value = ndtr(-epsilon / mu + mu / 2) - second
-        return float(np.log(max(value, 1e-300)) - np.log(delta))
-
-    return float(np.exp(find_root(miss, np.log(epsilon / 4), 5.0, -18.0, 6.0, 1e-6)))

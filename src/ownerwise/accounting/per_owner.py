@@ -16,7 +16,7 @@ from scipy.interpolate import CubicSpline
 from ownerwise.accounting import pld
 from ownerwise.accounting.budgets import Budgets
 from ownerwise.accounting.curves import MAX_NODES, SAMPLING_RATE_RANGE, TOLERANCE
-from ownerwise.accounting.run_cost import RunCost
+from ownerwise.accounting.run_cost import Exposure, RunCost
 from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
 
@@ -29,6 +29,7 @@ def epsilon(
     steps: int | Schedule | RunCost,
     delta: np.ndarray | float,
     release_sensitivity: np.ndarray | float = 1.0,
+    closing_sensitivity: np.ndarray | float = 1.0,
 ) -> np.ndarray:
     """Return every owner's epsilon after `steps` steps.
 
@@ -39,21 +40,24 @@ def epsilon(
     Args:
         sampling_rate, multiplier, delta: one value per owner, or one for all.
         steps: number of steps, a schedule, or a `RunCost` (to choose the accountant, or to account
-            for an additional release).
-        release_sensitivity: the most that one record of each owner can contribute to the release.
+            for additional releases).
+        release_sensitivity: the most that one record of each owner can contribute to the release
+            of a step.
+        closing_sensitivity: the same for the release after training.
     """
     run = RunCost.of(steps)
-    given = (sampling_rate, multiplier, release_sensitivity, delta)
-    *costs, delta = np.broadcast_arrays(*map(np.atleast_1d, given))
-    _check(costs, delta)
+    given = (sampling_rate, multiplier, release_sensitivity, closing_sensitivity, delta)
+    given = np.broadcast_arrays(*map(np.atleast_1d, given))
+    _check(given)
+    *exposures, delta = given
     result = np.zeros(delta.shape)
-    if run.schedule.steps == 0:
+    if run.schedule.steps == 0 and run.closing is None:
         return result
     for group in Budgets(np.ones(len(delta)), delta).groups:
-        rates, multipliers, sensitivities = (cost[group.members] for cost in costs)
-        order = np.lexsort((sensitivities, -multipliers, rates))
+        rates, multipliers, release, closing = (part[group.members] for part in exposures)
+        order = np.lexsort((closing, release, -multipliers, rates))
         members = group.members[order]
-        points = np.stack([rates, multipliers, sensitivities], axis=1)[order]
+        points = np.stack([rates, multipliers, release, closing], axis=1)[order]
         for curve in _curves(points):
             result[members[curve]] = _along_curve(run, points[curve], group.delta)
     return result
@@ -68,14 +72,13 @@ def _curves(points: np.ndarray) -> Iterable[slice]:
 
 
 def _along_curve(run: RunCost, points: np.ndarray, delta: float) -> np.ndarray:
-    """Return epsilon, rounded up, for points (rate, multiplier, sensitivity) in order of cost."""
+    """Return epsilon, rounded up, for exposures in order of cost, [owners, 4]."""
     new = np.ones(len(points), dtype=bool)
     new[1:] = (np.diff(points, axis=0) != 0).any(axis=1)
     points, original = points[new], np.cumsum(new) - 1
 
     def spent(at: int) -> float:
-        rate, multiplier, sensitivity = points[at].tolist()
-        return run.epsilon(rate, multiplier, delta, sensitivity)
+        return run.epsilon(Exposure(*points[at].tolist()), delta)
 
     nodes, aside = np.arange(0), np.arange(len(points))
     path = np.log(np.maximum(points, SAMPLING_RATE_RANGE[0]))
@@ -96,7 +99,7 @@ def _path_nodes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return nodes whose spline follows the path, and the points that the spline misses.
 
-    Epsilon is a smooth function of (rate, multiplier, sensitivity), so it is smooth along the path
+    Epsilon is a smooth function of an exposure, so it is smooth along the path
     only where the path is. Between nodes, the path may have corners that a check of epsilon would
     miss. An error of `tolerance` in the logarithms of the path changes log epsilon by about an
     eighth of `TOLERANCE`: the slope of log epsilon is at most 2 / m^2 in the log multiplier where
@@ -153,18 +156,14 @@ def _interpolated(
         doubtful = again
 
 
-def _check(costs: Sequence[np.ndarray], delta: np.ndarray) -> None:
+def _check(given: Sequence[np.ndarray]) -> None:
     """Raise an error if a value is out of range or is NaN, which fails every comparison."""
-    rate, multiplier, sensitivity = costs
+    rate, multiplier, release, closing, delta = given
     expected = (
         ("sampling rate", rate, (rate >= 0) & (rate <= 1), "0 to 1"),
         ("noise multiplier", multiplier, (multiplier > 0) & np.isfinite(multiplier), "above 0"),
-        (
-            "release sensitivity",
-            sensitivity,
-            (sensitivity > 0) & (sensitivity <= 1),
-            "above 0, at most 1",
-        ),
+        ("release sensitivity", release, (release > 0) & (release <= 1), "above 0, at most 1"),
+        ("closing sensitivity", closing, (closing >= 0) & (closing <= 1), "0 to 1"),
         ("delta", delta, (delta > 0) & (delta < 1), "between 0 and 1"),
     )
     problems = [

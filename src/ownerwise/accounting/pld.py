@@ -19,7 +19,10 @@ Zhu, Dong, Wang (2022) for the dominating pairs of Poisson sampling.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.fft import next_fast_len
@@ -52,18 +55,34 @@ def epsilon(
     multiplier: float,
     schedule: Schedule,
     delta: float,
+    *,
+    closing: float = math.inf,
     laplace: float | None = None,
 ) -> float:
     """Return epsilon at `delta` after the steps of `schedule` at (rate, multiplier).
 
-    If `laplace` is given, every step also releases a sum of L1 sensitivity 1 from the same batch,
-    with Laplace noise of scale `laplace`.
+    If `closing` is finite, a Gaussian mechanism of that multiplier, which uses all records, follows
+    the last step. If `laplace` is given, every step also releases a sum of L1 sensitivity 1 from
+    the same batch, with Laplace noise of scale `laplace`.
     """
-    if sampling_rate == 0.0 or schedule.steps == 0:
-        return 0.0
     pair = GaussianPair(multiplier) if laplace is None else LaplacePair(multiplier, laplace)
-    removed = _Direction(sampling_rate, pair, schedule, delta, removing=True).epsilon()
-    return _Direction(sampling_rate, pair, schedule, delta, removing=False).epsilon(floor=removed)
+    parts = [_Part(count, sampling_rate, pair.times(factor)) for count, factor in schedule.segments]
+    if sampling_rate == 0.0 or schedule.steps == 0:
+        parts = []
+    if closing < math.inf:
+        parts.append(_Part(1, 1.0, GaussianPair(closing)))
+    if not parts:
+        return 0.0
+    removed = _Direction(parts, delta, removing=True).epsilon()
+    return _Direction(parts, delta, removing=False).epsilon(floor=removed)
+
+
+class _Part(NamedTuple):
+    """Consecutive equal steps of a run."""
+
+    steps: int
+    sampling_rate: float
+    pair: Pair
 
 
 @dataclass(frozen=True)
@@ -83,26 +102,24 @@ class _Window:
 class _Direction:
     """The privacy loss of a whole run when the record is removed, or when it is added."""
 
-    def __init__(
-        self, sampling_rate: float, pair: Pair, schedule: Schedule, delta: float, *, removing: bool
-    ):
-        self.sampling_rate = sampling_rate
-        self.steps = [(count, pair.times(factor)) for count, factor in schedule.segments]
-        self.total_steps = schedule.steps
+    def __init__(self, parts: Sequence[_Part], delta: float, *, removing: bool):
+        self.parts = parts
+        self.total_steps = sum(part.steps for part in parts)
         self.delta = delta
         self.removing = removing
-        lowest = min(pair.multiplier for _, pair in self.steps)
-        positive = order_grid(highest_order(sampling_rate, lowest), _ORDER_SPACING)
+        highest = min(highest_order(part.sampling_rate, part.pair.multiplier) for part in parts)
+        positive = order_grid(highest, _ORDER_SPACING)
         self.tilts = np.concatenate([-positive[positive <= 64][::-1], [0.0], positive])
         self.zero = len(self.tilts) - len(positive) - 1
         orders = 1.0 + self.tilts if removing else -self.tilts
         self.cumulant = np.zeros_like(self.tilts)  # log E[exp(tilt * loss)] over the whole run
-        for count, step in self.steps:
-            self.cumulant += count * step.log_moments(sampling_rate, orders)
+        for count, rate, pair in parts:
+            self.cumulant += count * pair.log_moments(rate, orders)
         if not np.isfinite(self.cumulant).all():
+            _, rate, pair = min(parts, key=lambda part: part.pair.multiplier)
             raise AccountingError(
-                f"the moments at sampling rate {sampling_rate:g} and noise multiplier {lowest:g} "
-                f"are not finite over {schedule.steps} steps; use a larger noise multiplier"
+                f"the moments at sampling rate {rate:g} and noise multiplier {pair.multiplier:g} "
+                f"are not finite over {self.total_steps} steps; use a larger noise multiplier"
             )
 
     def epsilon(self, floor: float = 0.0) -> float:
@@ -179,9 +196,9 @@ class _Direction:
         """Compose all steps on the window's grid; return epsilon and -d log(delta)/d epsilon."""
         spectrum = np.ones(window.cells // 2 + 1, dtype=np.complex128)
         log_mass, cut = 0.0, 0.0
-        for count, pair in self.steps:
+        for count, rate, pair in self.parts:
             index, mass, beyond = _one_step(
-                self.sampling_rate,
+                rate,
                 pair,
                 window.width,
                 _SPARE * self.delta / self.total_steps,

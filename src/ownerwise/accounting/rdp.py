@@ -8,6 +8,9 @@ compared with the best real order is negligible.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
 from ownerwise.accounting.moments import highest_order, log_moments
@@ -36,29 +39,44 @@ def convert(log_moment_sums: np.ndarray, excess_orders: np.ndarray, delta: float
     return renyi + np.log1p(-1.0 / order) - (np.log(delta) + np.log(order)) / excess_orders
 
 
-def epsilon(sampling_rate: float, multiplier: float, schedule: Schedule, delta: float) -> float:
-    """Return epsilon at `delta` after the steps of `schedule` at (rate, multiplier)."""
+def epsilon(
+    sampling_rate: float,
+    multiplier: float,
+    schedule: Schedule,
+    delta: float,
+    *,
+    closing: float = math.inf,
+) -> float:
+    """Return epsilon at `delta` after the steps of `schedule` at (rate, multiplier).
+
+    If `closing` is finite, a Gaussian mechanism of that multiplier, which uses all records, follows
+    the last step.
+    """
+    parts = [(n, sampling_rate, multiplier * factor) for n, factor in schedule.segments]
     if sampling_rate == 0.0 or schedule.steps == 0:
+        parts = []
+    if closing < math.inf:
+        parts.append((1, 1.0, closing))
+    if not parts:
         return 0.0
-    lowest = multiplier * min(factor for _, factor in schedule.segments)
-    excess = order_grid(highest_order(sampling_rate, lowest))
-    best = int(np.argmin(_bounds(sampling_rate, multiplier, schedule, delta, excess)))
+    excess = order_grid(min(highest_order(rate, noise) for _, rate, noise in parts))
+    best = int(np.argmin(_bounds(parts, delta, excess)))
     around = excess[max(best - 1, 0)], excess[min(best + 1, len(excess) - 1)]
     fine = np.geomspace(*around, _FINE)
-    return max(float(np.min(_bounds(sampling_rate, multiplier, schedule, delta, fine))), 0.0)
+    return max(float(np.min(_bounds(parts, delta, fine))), 0.0)
 
 
 def _bounds(
-    sampling_rate: float, multiplier: float, schedule: Schedule, delta: float, excess: np.ndarray
+    parts: Sequence[tuple[int, float, float]], delta: float, excess: np.ndarray
 ) -> np.ndarray:
-    """Return the epsilon that each order 1 + excess guarantees for the whole schedule."""
+    """Return the epsilon that each order 1 + excess guarantees for parts (count, rate, noise)."""
     total = np.zeros_like(excess)
-    for count, factor in schedule.segments:
-        total += count * log_moments(sampling_rate, multiplier * factor, 1.0 + excess)
+    for count, rate, noise in parts:
+        total += count * log_moments(rate, noise, 1.0 + excess)
     if not np.isfinite(total).all() or (total < 0).any():
+        _, rate, noise = min(parts, key=lambda part: part[2])
         raise AccountingError(
-            f"the moments at sampling rate {sampling_rate:g} and noise multiplier {multiplier:g} "
-            "are infinite or negative; expected finite, non-negative numbers. Use a larger noise "
-            "multiplier"
+            f"the moments at sampling rate {rate:g} and noise multiplier {noise:g} are infinite or "
+            "negative; expected finite, non-negative numbers. Use a larger noise multiplier"
         )
     return convert(total, excess, delta)

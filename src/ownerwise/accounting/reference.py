@@ -12,9 +12,8 @@ from importlib.metadata import version
 import numpy as np
 from scipy.special import ndtr
 
-from ownerwise.accounting.curves import gaussian_mu
-from ownerwise.accounting.release import PaidRelease
-from ownerwise.accounting.schedule import Schedule
+from ownerwise.accounting.gaussian import gaussian_mu
+from ownerwise.accounting.run_cost import Exposure, RunCost
 from ownerwise.errors import AccountingError
 
 OVERSTATEMENT = 2e-4
@@ -26,67 +25,59 @@ def name() -> str:
     return f"dp-accounting {version('dp-accounting')} PLD"
 
 
-def epsilon(
-    sampling_rate: float,
-    multiplier: float,
-    schedule: Schedule,
-    delta: float,
-    target: float,
-    release: PaidRelease | None = None,
-    release_sensitivity: float = 1.0,
-) -> float:
-    """Return epsilon according to dp-accounting; `target` only sets the resolution of its grid.
-
-    A record contributes at most `release_sensitivity` to the release at every step.
-    """
-    if sampling_rate == 0.0 or schedule.steps == 0:
-        return 0.0
-    laplace = None
-    if release is not None and release.noise == "laplace":
-        laplace = release.std / (np.sqrt(2.0) * release_sensitivity)
-    elif release is not None:
-        multiplier = (multiplier**-2.0 + (release_sensitivity / release.std) ** 2) ** -0.5
-    result = float(_compose(sampling_rate, multiplier, schedule, delta, target, laplace))
+def epsilon(run: RunCost, exposure: Exposure, delta: float, target: float) -> float:
+    """Return epsilon according to dp-accounting; `target` only sets the resolution of its grid."""
+    result = float(_compose(run, exposure, delta, target))
     if not (np.isfinite(result) and result >= 0):
         raise AccountingError(
             f"the reference accountant returned {result} for sampling rate "
-            f"{sampling_rate:g}, noise multiplier {multiplier:g}, {schedule.steps} steps, delta "
-            f"{delta:g}"
+            f"{exposure.sampling_rate:g}, noise multiplier {exposure.multiplier:g}, "
+            f"{run.schedule.steps} steps, delta {delta:g}"
         )
     return result
 
 
-def _compose(
-    sampling_rate: float,
-    multiplier: float,
-    schedule: Schedule,
-    delta: float,
-    target: float,
-    laplace: float | None,
-) -> float:
+def _compose(run: RunCost, exposure: Exposure, delta: float, target: float) -> float:
     from dp_accounting.pld import privacy_loss_distribution
 
+    segments = [segment for segment in run.schedule.segments if segment[0]]
+    if exposure.sampling_rate == 0.0:
+        segments = []
+    closes = run.closing is not None and exposure.closing > 0
+    steps = sum(count for count, _ in segments) + closes
+    if steps == 0:
+        return 0.0
     # A grid of width w adds about T w^2 order / 12 to epsilon (see pld.py), where the order is
     # the one that determines delta for a Gaussian with the same budget.
     order = 1.5 + target / gaussian_mu(target, delta) ** 2
-    width = min(5e-3, np.sqrt(12.0 * OVERSTATEMENT * target / (schedule.steps * order)))
-    composed = None
-    for count, factor in schedule.segments:
-        log_cut = float(min(-50.0, np.log(delta / schedule.steps) - 12.0))
-        if laplace is None:
-            step = privacy_loss_distribution.from_gaussian_mechanism(
-                multiplier * factor,
-                sampling_prob=sampling_rate,
-                value_discretization_interval=width,
-                log_mass_truncation_bound=log_cut,
-            )
+    width = min(5e-3, np.sqrt(12.0 * OVERSTATEMENT * target / (steps * order)))
+    log_cut = float(min(-50.0, np.log(delta / steps) - 12.0))
+    rate, multiplier, scale = exposure.sampling_rate, exposure.multiplier, 0.0
+    if run.release is not None and run.release.noise == "laplace":
+        scale = run.release.std / (np.sqrt(2.0) * exposure.release)
+    elif run.release is not None:
+        multiplier = (multiplier**-2.0 + (exposure.release / run.release.std) ** 2) ** -0.5
+
+    def gaussian(multiplier: float, sampling_rate: float):
+        return privacy_loss_distribution.from_gaussian_mechanism(
+            multiplier,
+            sampling_prob=sampling_rate,
+            value_discretization_interval=width,
+            log_mass_truncation_bound=log_cut,
+        )
+
+    parts = []
+    for count, factor in segments:
+        if scale:
+            step = _laplace_step(rate, multiplier * factor, scale * factor, width, log_cut)
         else:
-            step = _laplace_step(
-                sampling_rate, multiplier * factor, laplace * factor, width, log_cut
-            )
-        part = step.self_compose(count) if count > 1 else step
-        composed = part if composed is None else composed.compose(part)
-    assert composed is not None
+            step = gaussian(multiplier * factor, rate)
+        parts.append(step.self_compose(count) if count > 1 else step)
+    if run.closing is not None and closes:
+        parts.append(gaussian(run.closing.std / (exposure.closing * run.closing.count**0.5), 1.0))
+    composed, *others = parts
+    for part in others:
+        composed = composed.compose(part)
     return composed.get_epsilon_for_delta(delta)
 
 

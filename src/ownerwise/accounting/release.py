@@ -1,19 +1,24 @@
-"""An additional release from the same batches as the gradient."""
+"""Releases that a run makes besides its gradients."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
+from ownerwise.accounting.gaussian import gaussian_mu
 from ownerwise.errors import AccountingError
 
 NOISES = ("gaussian", "laplace")
-"""Noise distributions for an additional release."""
+"""Noise distributions for a release at every step."""
 
 
 @dataclass(frozen=True)
 class PaidRelease:
     """A sum of per-record vectors of length at most 1, released with noise at every step.
+
+    It is computed from the same batch as the gradient. The vectors of K records have a total length
+    of at most K.
 
     Attributes:
         std: standard deviation of the noise.
@@ -26,8 +31,45 @@ class PaidRelease:
     def __post_init__(self):
         if self.noise not in NOISES:
             raise AccountingError(f"release noise {self.noise!r}: expected {' or '.join(NOISES)}")
-        if not 0 < self.std < float("inf"):
-            raise AccountingError(f"release std {self.std:g}: expected a finite number above 0")
+        _check_std("release", self.std)
+
+
+@dataclass(frozen=True)
+class ClosingRelease:
+    """Sums over ALL records, of vectors of length at most 1, released once after training.
+
+    Nothing is sampled: together, the sums form one Gaussian mechanism of multiplier
+    std / (sqrt(count) * length). An owner whose budget is stricter than `full_mu`, in terms of
+    Gaussian differential privacy, contributes shorter vectors. The vectors of K records have a
+    total length of at most K times that of one.
+
+    Attributes:
+        std: standard deviation of the noise on each sum.
+        count: number of sums; later ones may depend on earlier ones.
+        full_mu: owners with at least this mu contribute vectors of length up to 1, all others
+            vectors of length up to mu / full_mu. 0 if all contribute equally.
+    """
+
+    std: float
+    count: int = 1
+    full_mu: float = 0.0
+
+    def __post_init__(self):
+        _check_std("closing release", self.std)
+        if self.count < 1 or self.count != int(self.count):
+            raise AccountingError(f"{self.count} closing releases: expected at least 1")
+        if not 0 <= self.full_mu < math.inf:
+            raise AccountingError(
+                f"full_mu {self.full_mu:g}: expected a finite number of 0 or more"
+            )
+
+    def multiplier(self, sensitivity: float) -> float:
+        """Return the multiplier of all sums together, for vectors of length up to `sensitivity`."""
+        return self.std / (math.sqrt(self.count) * sensitivity) if sensitivity else math.inf
+
+    def sensitivity(self, epsilon: float, delta: float) -> float:
+        """Return the largest length of the vectors of an owner with this budget."""
+        return min(1.0, gaussian_mu(epsilon, delta) / self.full_mu) if self.full_mu else 1.0
 
 
 def joint_multiplier(multiplier: Any, release_std: Any) -> Any:
@@ -38,3 +80,8 @@ def joint_multiplier(multiplier: Any, release_std: Any) -> Any:
     separately sampled mechanisms would understate epsilon.
     """
     return (multiplier**-2.0 + release_std**-2.0) ** -0.5
+
+
+def _check_std(name: str, std: float) -> None:
+    if not 0 < std < math.inf:
+        raise AccountingError(f"{name} std {std:g}: expected a finite number above 0")

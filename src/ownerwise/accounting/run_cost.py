@@ -1,55 +1,67 @@
-"""What is accounted for: the steps of a run, by which accountant, and what each step releases."""
+"""What is accounted for: the steps of a run, by which accountant, and all releases."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ownerwise.accounting import pld, rdp
-from ownerwise.accounting.release import PaidRelease, joint_multiplier
+from ownerwise.accounting.release import ClosingRelease, PaidRelease, joint_multiplier
 from ownerwise.accounting.schedule import Schedule
 
-ACCOUNTANTS: dict[str, Callable[[float, float, Schedule, float], float]] = {
-    "pld": pld.epsilon,
-    "rdp": rdp.epsilon,
-}
+ACCOUNTANTS: dict[str, Callable[..., float]] = {"pld": pld.epsilon, "rdp": rdp.epsilon}
+
+
+class Exposure(NamedTuple):
+    """How much of one record a run may reveal, before noise is taken into account.
+
+    Attributes:
+        sampling_rate: probability with which the record takes part in a step.
+        multiplier: std of the noise on the gradients, divided by the record's clip norm.
+        release: largest length of the vector that the record adds to the release of a step.
+        closing: largest length of the vectors that it adds to the closing release.
+    """
+
+    sampling_rate: float
+    multiplier: float
+    release: float = 1.0
+    closing: float = 1.0
 
 
 @dataclass(frozen=True)
 class RunCost:
-    """The privacy cost of a run, as a function of an owner's sampling rate and noise multiplier.
+    """The privacy cost of a run, as a function of how much of a record it may reveal.
 
     Attributes:
         schedule: number of steps, and the noise at each step.
         accountant: "pld" or "rdp".
-        release: an additional release from the same batches, if any.
+        release: an additional release from the batch of every step, if any.
+        closing: a release from all records after training, if any.
     """
 
     schedule: Schedule
     accountant: str = "pld"
     release: PaidRelease | None = None
+    closing: ClosingRelease | None = None
 
     @classmethod
     def of(cls, run: RunCost | Schedule | int) -> RunCost:
         """Return `run` as a RunCost; it may be a number of steps, a schedule or a RunCost."""
         return run if isinstance(run, RunCost) else cls(Schedule.of(run))
 
-    def epsilon(
-        self,
-        sampling_rate: float,
-        multiplier: float,
-        delta: float,
-        release_sensitivity: float = 1.0,
-    ) -> float:
-        """Return the epsilon of one owner after all steps.
-
-        Each record of the owner contributes at most `release_sensitivity` to the release.
-        """
+    def epsilon(self, exposure: Exposure, delta: float) -> float:
+        """Return the epsilon of a record after all steps and releases."""
+        rate, multiplier, in_release, in_closing = exposure
+        closing = math.inf if self.closing is None else self.closing.multiplier(in_closing)
         release = self.release
         if release is not None and release.noise == "laplace":
-            scale = release.std / (math.sqrt(2.0) * release_sensitivity)
-            return pld.epsilon(sampling_rate, multiplier, self.schedule, delta, scale)
+            scale = release.std / (math.sqrt(2.0) * in_release)
+            return pld.epsilon(
+                rate, multiplier, self.schedule, delta, closing=closing, laplace=scale
+            )
         if release is not None:
-            multiplier = float(joint_multiplier(multiplier, release.std / release_sensitivity))
-        return ACCOUNTANTS[self.accountant](sampling_rate, multiplier, self.schedule, delta)
+            multiplier = float(joint_multiplier(multiplier, release.std / in_release))
+        accountant = ACCOUNTANTS[self.accountant]
+        return accountant(rate, multiplier, self.schedule, delta, closing=closing)

@@ -12,7 +12,7 @@ from ownerwise.owners import Owners
 from ownerwise.planning.batch_bounds import rows_needed
 from ownerwise.planning.noise_schedules import NoiseSchedule
 from ownerwise.planning.plans import Plan
-from ownerwise.planning.request import PaidMechanism, PlanRequest
+from ownerwise.planning.request import ClosingMechanism, PaidMechanism, PlanRequest
 from ownerwise.planning.solver import MAX_STEPS, Planner, Trial
 
 
@@ -30,6 +30,7 @@ def plan(
     release_share: float | None = None,
     release_noise: str = "gaussian",
     constraints: PaidMechanism | None = None,
+    calibration: ClosingMechanism | None = None,
     accountant: str = "pld",
     strict: bool = False,
     hardened: bool = False,
@@ -66,6 +67,8 @@ def plan(
         constraints: rate constraints whose histogram the plan accounts for. Unless `release_share`
             or `release_std` is given, the release share is 0.1. Records that are drawn more often
             contribute less to the histogram, so all records count equally.
+        calibration: a release from all records after training, such as `Calibration()`; every owner
+            pays for it from their budget.
         accountant: `pld` (tight) or `rdp`.
         strict: refuse plans in which some owner cannot use up their budget.
         hardened: compute every batch with the same public number of rows, and place the records in
@@ -84,6 +87,7 @@ def plan(
         release_share=release_share,
         release_noise=release_noise,
         constraints=constraints,
+        calibration=calibration,
         accountant=accountant,
         strict=strict,
         hardened=hardened,
@@ -117,6 +121,9 @@ def make_plan(owners: Owners, request: PlanRequest) -> Plan:
         release_std=None if release is None else release.std,
         release_noise=request.release_noise,
         release_shares=rates.min() / rates if reweighted else None,
+        closing_std=None if planner.closing is None else planner.closing.std,
+        closing_count=0 if planner.closing is None else planner.closing.count,
+        closing_shares=planner.closing_shares(),
         owners=owners,
     )
     if request.hardened:
@@ -150,8 +157,18 @@ def _planner(
     reweighted: bool = False,
 ) -> Planner:
     mixture = 0.5 if request.mixture is None and request.method == "both" else request.mixture
+    closing = None
+    if request.calibration is not None:
+        closing = request.calibration.closing(owners.epsilon, owners.delta, owners.records)
     return Planner(
-        owners, request.method, mixture, request.accountant, release, reweighted, request.hardened
+        owners,
+        request.method,
+        mixture,
+        request.accountant,
+        release,
+        closing,
+        reweighted,
+        request.hardened,
     )
 
 

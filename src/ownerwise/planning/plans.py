@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from os import PathLike
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ownerwise import accounting
-from ownerwise.accounting import PaidRelease, RunCost, Schedule
+from ownerwise.accounting import ClosingRelease, PaidRelease, RunCost, Schedule
 from ownerwise.errors import PlanError
 from ownerwise.owners import UNIT, Owners, frozen
 from ownerwise.planning import storage, verification
@@ -21,7 +21,10 @@ from ownerwise.planning.budget_classes import BudgetClass, class_members
 from ownerwise.planning.table import format_rows
 from ownerwise.planning.verification import Verification
 
-_NUMBERS = ("clip_norm", "noise_std", "expected_batch_size", "mixture", "release_std")
+_NUMBERS = (
+    "clip_norm", "noise_std", "expected_batch_size", "mixture", "release_std",
+    "closing_std", "closing_count",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +35,11 @@ class Plan:
     owner o independently with probability `sampling_rates[o]`, bounds its contribution to the
     step's sum by `clip_norms[o]`, and adds Gaussian noise of std `noise_std_at(step)` to that sum.
     If `release_std` is set, it also releases one sum of per-record vectors of length at most 1 (at
-    most `release_shares[o]`, if set), with noise of std `release_std_at(step)`. It releases nothing
-    else. Such a run is (targets[o], deltas[o])-differentially private for each individual
-    record of owner o (add or remove one record).
+    most `release_shares[o]`, if set), with noise of std `release_std_at(step)`. If `closing_std` is
+    set, it releases `closing_count` more sums after training, over all records, of vectors of
+    length at most 1 (at most `closing_shares[o]`, if set), each with noise of std `closing_std`. It
+    releases nothing else. Such a run is (targets[o], deltas[o])-differentially private for each
+    individual record of owner o (add or remove one record).
 
     Everything in the plan is public; the records, the noise and the random choice of records are
     private. The guarantee rests on the sampled Gaussian mechanism composed by PLD or RDP accounting
@@ -62,6 +67,9 @@ class Plan:
     release_std: float | None = None
     release_noise: str = "gaussian"
     release_shares: np.ndarray | None = field(default=None, repr=False)
+    closing_std: float | None = None
+    closing_count: int = 0
+    closing_shares: np.ndarray | None = field(default=None, repr=False)
     hardened_rows: int | None = None
     owners: Owners | None = field(default=None, repr=False)
 
@@ -93,6 +101,25 @@ class Plan:
         if self.release_std is None:
             return None
         return PaidRelease(self.release_std, self.release_noise)
+
+    @property
+    def closing(self) -> ClosingRelease | None:
+        """The release after training that the plan accounts for, or None."""
+        if self.closing_std is None:
+            return None
+        return ClosingRelease(self.closing_std, self.closing_count)
+
+    @property
+    def run_cost(self) -> RunCost:
+        """The cost of the whole run, as a function of an owner's exposure."""
+        return RunCost(self.schedule, self.accountant, self.release, self.closing)
+
+    @property
+    def exposures(self) -> tuple[np.ndarray, ...]:
+        """The parts of every owner's `Exposure`, one array each."""
+        ones = np.ones(len(self.targets))
+        closing = ones if self.closing_shares is None else self.closing_shares
+        return self.sampling_rates, self.noise_multipliers, self.release_sensitivities, closing
 
     @property
     def accounted_multipliers(self) -> np.ndarray:
@@ -141,31 +168,41 @@ class Plan:
             )
         return self.release_std * self.schedule.factor_at(step)
 
-    def epsilon(self, steps: int | None = None) -> np.ndarray:
+    def epsilon(self, steps: int | None = None, *, closed: bool | None = None) -> np.ndarray:
         """Return the epsilon spent by each owner's records after `steps` steps (default: all).
 
         The result comes from the plan's own accountant, rounded up. There are no side effects.
+
+        Args:
+            steps: number of steps taken.
+            closed: whether the closing release, if the plan has one, has been made; by default, it
+                counts as soon as all steps are taken.
         """
-        if steps is None or steps == self.steps:
+        if (steps is None or steps == self.steps) and closed is not False:
             return self._epsilon_at_end
-        return self._epsilon_after(self.schedule.first(steps))
+        return self._epsilon_after(steps, closed)
 
-    def epsilon_of(self, owners: Sequence[int], steps: int) -> np.ndarray:
+    def epsilon_of(
+        self, owners: Sequence[int], steps: int, *, closed: bool | None = None
+    ) -> np.ndarray:
         """Return the epsilon spent after `steps` steps by the owners at these positions."""
-        return self._epsilon_after(self.schedule.first(steps), np.asarray(owners))
+        return self._epsilon_after(steps, closed, np.asarray(owners))
 
-    def _epsilon_after(self, schedule: Schedule, at: Any = ...) -> np.ndarray:
-        return accounting.epsilon(
-            self.sampling_rates[at],
-            self.noise_multipliers[at],
-            RunCost(schedule, self.accountant, self.release),
-            self.accounted_deltas[at],
-            self.release_sensitivities[at],
+    def _epsilon_after(self, steps: int | None, closed: bool | None, at: Any = ...) -> np.ndarray:
+        steps = self.steps if steps is None else steps
+        closed = steps == self.steps if closed is None else closed
+        run = replace(
+            self.run_cost,
+            schedule=self.schedule.first(steps),
+            closing=self.closing if closed else None,
         )
+        rates, multipliers, release, closing = (part[at] for part in self.exposures)
+        deltas = self.accounted_deltas[at]
+        return accounting.epsilon(rates, multipliers, run, deltas, release, closing)
 
     @cached_property
     def _epsilon_at_end(self) -> np.ndarray:
-        result = self._epsilon_after(self.schedule)
+        result = self._epsilon_after(None, True)
         result.flags.writeable = False
         return result
 
@@ -253,6 +290,12 @@ class Plan:
             kind = "" if self.release_noise == "gaussian" else f"{self.release_noise}, "
             least = "" if self.release_shares is None else f"{self.release_shares.min():.3g} to "
             noise += f" (and {kind}{self.release_std:.6g} on a release of sensitivity {least}1)"
+        if self.closing_std is not None:
+            least = "" if self.closing_shares is None else f"{self.closing_shares.min():.3g} to "
+            noise += (
+                f" (and {self.closing_std:.6g} on {self.closing_count} sums over all records after "
+                f"training, of sensitivity {least}1)"
+            )
         return [
             f"Plan {self.hash[:12]}: method {self.method}{mixture}, accountant {self.accountant}",
             f"{self.steps} steps, expected batch {self.expected_batch_size:g} of "
@@ -295,6 +338,8 @@ class Plan:
             header["hardened_rows"] = self.hardened_rows
         if self.release_noise != "gaussian":
             header["release_noise"] = self.release_noise
+        if self.closing_std is not None:
+            header |= {"closing_std": self.closing_std, "closing_count": self.closing_count}
         return header
 
     @cached_property
@@ -337,6 +382,8 @@ class Plan:
             mixture=header["mixture"],
             release_std=header["release_std"],
             release_noise=header.get("release_noise", "gaussian"),
+            closing_std=header.get("closing_std"),
+            closing_count=header.get("closing_count", 0),
             hardened_rows=header.get("hardened_rows"),
             owners_fingerprint=header["owners_fingerprint"],
             owners=owners,

@@ -9,12 +9,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ownerwise.accounting import ACCOUNTANTS, NOISES, Schedule
+from ownerwise.accounting import ACCOUNTANTS, NOISES, ClosingRelease, Schedule
 from ownerwise.errors import known_names
 from ownerwise.planning.noise_schedules import NoiseSchedule, schedule_problems, segments
 from ownerwise.planning.solver import MAX_STEPS, METHODS, MIN_CLIP_NORM
 
 NO_CONSTRAINTS = "constraints={!r}: wrap the constraints in RateConstraints(...)"
+NO_CALIBRATION = "calibration={!r}: expected a release after training, such as Calibration()"
 
 
 @runtime_checkable
@@ -26,6 +27,17 @@ class PaidMechanism(Protocol):
     """
 
     release_share: float
+
+
+@runtime_checkable
+class ClosingMechanism(Protocol):
+    """A mechanism that makes releases from all records after training, which the plan pays for."""
+
+    def closing(
+        self, epsilon: np.ndarray, delta: np.ndarray, records: np.ndarray
+    ) -> ClosingRelease:
+        """Return the releases for these budgets and declared numbers of records, all public."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,7 @@ class PlanRequest:
     release_share: float | None = None
     release_noise: str = "gaussian"
     constraints: PaidMechanism | None = None
+    calibration: ClosingMechanism | None = None
     accountant: str = "pld"
     strict: bool = False
     hardened: bool = False
@@ -148,6 +161,8 @@ class PlanRequest:
             )
         if self.constraints is not None and not isinstance(self.constraints, PaidMechanism):
             problems.append(NO_CONSTRAINTS.format(self.constraints))
+        if self.calibration is not None and not isinstance(self.calibration, ClosingMechanism):
+            problems.append(NO_CALIBRATION.format(self.calibration))
         return problems
 
 

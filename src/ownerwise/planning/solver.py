@@ -21,6 +21,7 @@ from ownerwise.accounting import (
     MULTIPLIER_RANGE,
     BudgetCurve,
     Budgets,
+    ClosingRelease,
     LogQuantity,
     PaidRelease,
     RunCost,
@@ -39,6 +40,7 @@ SAFETY = 8e-4
 (4e-4) and to the grid of the reference accountant that checks plans (2e-4)."""
 
 _BATCH_TOLERANCE = 1.5e-4
+_MAX_SHARES = 256  # distinct shares in the closing release per delta
 MAX_STEPS = 10_000_000
 MIN_CLIP_NORM = 1e-6  # its square must fit in float32, even after scaling and steering
 
@@ -66,6 +68,7 @@ class Planner:
     Args:
         owners, method, mixture, accountant: as for `ownerwise.plan`.
         release: an additional release that is made at every step, if any.
+        closing: a release that is made after training, if any.
         reweighted: whether records contribute to the release in inverse proportion to their
             sampling rates, which makes all records count equally; those drawn least often
             contribute in full.
@@ -79,6 +82,7 @@ class Planner:
         mixture: float | None,
         accountant: str,
         release: PaidRelease | None = None,
+        closing: ClosingRelease | None = None,
         reweighted: bool = False,
         hardened: bool = False,
     ):
@@ -87,6 +91,7 @@ class Planner:
         self.mixture = mixture
         self.accountant = accountant
         self.release = release
+        self.closing = closing
         self.reweighted = reweighted and release is not None
         # the tiny reserve of other plans is within SAFETY
         self.deltas = owners.delta * (1 - delta_reserve(True)) if hardened else owners.delta
@@ -215,7 +220,26 @@ class Planner:
         return Trial(noise, curve(self.budgets), relative_clips, curve)
 
     def _run(self, schedule: Schedule) -> RunCost:
-        return RunCost(schedule, self.accountant, self.release)
+        return RunCost(schedule, self.accountant, self.release, self.closing)
+
+    def closing_shares(self) -> np.ndarray | None:
+        """Return the most that a record of each owner adds to the closing release, if they differ.
+
+        With many budgets, an owner's share is that of the next stricter budget on a grid, which is
+        never more than the solver has accounted for.
+        """
+        if self.closing is None or not self.closing.full_mu:
+            return None
+        shares = np.empty(len(self.owners))
+        for group in self.budgets.groups:
+            epsilon = self.budgets.epsilon[group.members]
+            grid = np.unique(epsilon)
+            if len(grid) > _MAX_SHARES:
+                grid = np.minimum(np.geomspace(grid[0], grid[-1], _MAX_SHARES), grid[-1])
+                grid[0] = epsilon.min()
+            of_grid = np.array([self.closing.sensitivity(float(e), group.delta) for e in grid])
+            shares[group.members] = of_grid[np.searchsorted(grid, epsilon, side="right") - 1]
+        return shares if shares.min() < 1 else None
 
     def _batch_size(self, trial: Trial) -> float:
         return float(self.records @ trial.sampling_rates)

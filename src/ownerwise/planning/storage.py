@@ -40,8 +40,9 @@ FORMAT = 1
 ARRAYS = ("sampling_rates", "clip_norms", "targets", "deltas", "records")
 """Per-owner arrays of a plan, in the order in which they are hashed."""
 
-RELEASE_SHARES = "release_shares"
-"""Additional array in plans that account for a release whose sensitivity differs between owners."""
+SHARES = ("release_shares", "closing_shares")
+"""Additional arrays in plans that account for a release whose sensitivity differs between owners:
+at every step, or after training."""
 
 _SEGMENT: Kind = of_kind(
     "[steps, factor], both positive",
@@ -67,13 +68,18 @@ _HEADER = fields(
         "owners": WHOLE,
         "owners_fingerprint": TEXT,
     },
-    {"release_noise": one_of(*NOISES), "hardened_rows": WHOLE},
+    {
+        "release_noise": one_of(*NOISES),
+        "hardened_rows": WHOLE,
+        "closing_std": POSITIVE,
+        "closing_count": WHOLE,
+    },
 )
 
 
 def columns(source: Any) -> tuple[str, ...]:
     """Return the names of the per-owner arrays that a plan has."""
-    return ARRAYS if getattr(source, RELEASE_SHARES) is None else (*ARRAYS, RELEASE_SHARES)
+    return (*ARRAYS, *(name for name in SHARES if getattr(source, name) is not None))
 
 
 def arrays_path(path: str | os.PathLike) -> Path:
@@ -91,7 +97,7 @@ def save(header: dict[str, Any], source: Any, path: str | os.PathLike, content_h
 def content_hash(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
     """Return the hash of everything that a plan specifies."""
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
-    for name in (*ARRAYS, RELEASE_SHARES):
+    for name in (*ARRAYS, *SHARES):
         if name in arrays:
             digest.update(name.encode())
             digest.update(np.asarray(arrays[name]).astype("<f8").tobytes())
@@ -134,7 +140,7 @@ def _read_arrays(path: str | os.PathLike, owners: int) -> dict[str, np.ndarray]:
             f"the plan's per-owner file {place.name} is missing or corrupted; it must be in the "
             f"same folder as {Path(path).name}"
         ) from None
-    complete = set(arrays) - {RELEASE_SHARES} == set(ARRAYS)
+    complete = set(arrays) - set(SHARES) == set(ARRAYS)
     if not complete or {array.shape for array in arrays.values()} != {(owners,)}:
         raise PlanError(
             f"{place.name} does not contain the columns {', '.join(ARRAYS)} for {owners} owners"

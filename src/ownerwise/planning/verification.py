@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.accounting import reference
+from ownerwise.accounting import Exposure, reference
 from ownerwise.errors import AccountingError, PlanError
 from ownerwise.planning import storage
 from ownerwise.planning.batch_bounds import rows_needed
@@ -69,15 +69,9 @@ def verify(plan: Any, points: int) -> Verification:
     ratios = np.empty(len(chosen))
     for at, owner in enumerate(chosen):
         target = float(plan.targets[owner])
-        by_reference = reference.epsilon(
-            float(plan.sampling_rates[owner]),
-            float(plan.noise_multipliers[owner]),
-            plan.schedule,
-            float(plan.accounted_deltas[owner]),
-            target,
-            plan.release,
-            float(plan.release_sensitivities[owner]),
-        )
+        exposure = Exposure(*(float(part[owner]) for part in plan.exposures))
+        delta = float(plan.accounted_deltas[owner])
+        by_reference = reference.epsilon(plan.run_cost, exposure, delta, target)
         ratios[at] = by_reference / target
         if not by_reference <= target:
             problems.append(
@@ -117,7 +111,8 @@ def _value_problems(plan: Any) -> list[str]:
         "targets": above_0,
         "deltas": ("numbers between 0 and 1", lambda x: (x > 0) & (x < 1)),
         "records": ("numbers of at least 0", lambda x: (x >= 0) & np.isfinite(x)),
-        storage.RELEASE_SHARES: share,
+        "release_shares": share,
+        "closing_shares": ("numbers from 0 to 1", lambda x: (x >= 0) & (x <= 1)),
     }
     problems = []
     shape = plan.targets.shape
@@ -130,7 +125,14 @@ def _value_problems(plan: Any) -> list[str]:
             )
         elif not is_valid(array).all():
             problems.append(f"{name}: {array[~is_valid(array)][0]:g}; expected {kind}")
-    for name in ("noise_std", "release_std"):
+    if (plan.closing_std is None) != (plan.closing_count == 0) or plan.closing_count < 0:
+        problems.append(
+            f"closing_count: {plan.closing_count!r} with closing_std {plan.closing_std!r}; "
+            "expected at least 1 sum with a std, or none without"
+        )
+    if plan.closing_shares is not None and plan.closing_std is None:
+        problems.append("closing_shares without closing_std: expected both, or neither")
+    for name in ("noise_std", "release_std", "closing_std"):
         value = getattr(plan, name)
         if value is not None and not 0 < value < float("inf"):
             problems.append(f"{name}: {value!r}; expected a finite number above 0")

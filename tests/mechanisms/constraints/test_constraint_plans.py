@@ -78,7 +78,7 @@ def test_individual_budgets_are_used_up_with_the_histogram_included(method, nois
             spent = pld.epsilon(rate, joint, schedule, 1e-5)
         else:
             scale = plan.release_std / np.sqrt(2) / share
-            spent = pld.epsilon(rate, multiplier, schedule, 1e-5, scale)
+            spent = pld.epsilon(rate, multiplier, schedule, 1e-5, laplace=scale)
         assert plan.epsilon()[owner] == pytest.approx(spent, rel=1e-9)
 
 

@@ -1,0 +1,23 @@
+"""The Gaussian mechanism that a budget allows, without sampling."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import log_ndtr, ndtr
+
+from ownerwise.accounting.roots import find_root
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """Return mu such that N(mu, 1) and N(0, 1) are exactly (epsilon, delta)-indistinguishable.
+
+    Reference: Dong, Roth, Su (2022), "Gaussian Differential Privacy", Corollary 1.
+    """
+
+    def miss(log_mu: float) -> float:
+        mu = np.exp(log_mu)
+        second = np.exp(epsilon + log_ndtr(-epsilon / mu - mu / 2))
+        value = ndtr(-epsilon / mu + mu / 2) - second
+        return float(np.log(max(value, 1e-300)) - np.log(delta))
+
+    return float(np.exp(find_root(miss, np.log(epsilon / 4), 5.0, -18.0, 6.0, 1e-6)))
