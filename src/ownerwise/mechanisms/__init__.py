@@ -12,6 +12,7 @@ from ownerwise.mechanisms.clipping import (
     Psac,
     Standard,
 )
+from ownerwise.mechanisms.closing import Closing
 from ownerwise.mechanisms.importance import ImportanceSampling
 from ownerwise.mechanisms.ino import INO
 from ownerwise.mechanisms.ino_sum import InoSum, ino_sum
@@ -55,6 +56,7 @@ __all__ = [
     "ByLoss",
     "Cells",
     "ClippingRule",
+    "Closing",
     "Contributions",
     "ImportanceSampling",
     "InoSum",

@@ -1,0 +1,13 @@
+"""Repair: corrections of what individual budgets do to owners.
+
+With individual budgets, a model is tilted towards the owners who allow more. `Calibration` measures
+the tilt of the class biases on all records at equal weight, after training, in a release that the
+plan pays for. `PullAdjustment` computes it from public label counts instead. This package may
+import accounting, planning and mechanisms.
+"""
+
+from ownerwise.repair.calibration import Calibration, closing_for
+from ownerwise.repair.folding import subtract_from_outputs
+from ownerwise.repair.pull import PullAdjustment
+
+__all__ = ["Calibration", "PullAdjustment", "closing_for", "subtract_from_outputs"]

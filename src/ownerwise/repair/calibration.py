@@ -1,0 +1,244 @@
+"""The calibration release: measure the tilt of the class biases on all records, and take it out.
+
+Individual budgets tilt a model towards lax owners: their records are drawn more often, or pull
+harder. The tilt is mostly one number per class. So few numbers can be measured at equal weight for
+every record with a small part of the strictest owner's budget. After training, the totals of the
+labels are released with noise once, and the totals of the predicted probabilities once per round;
+between rounds, the class biases are shifted so that the two agree.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ownerwise.accounting import ClosingRelease, gaussian_mu
+from ownerwise.errors import OwnerwiseError
+from ownerwise.mechanisms import Closing
+from ownerwise.planning import Plan
+
+_CLASSES = 10  # assumed in planning, where the model is unknown
+_CANDIDATES = 64  # budgets considered as the strictest one that contributes in full
+_FEW_ROUNDS, _MANY_ROUNDS = 2, 5
+_LITTLE_NOISE = 0.02  # on a class total, relative to it
+_RELAXATION = {1: 2.5, 2: 2.0}  # predictions move less than the biases
+_USUAL_RELAXATION = 1.5
+
+
+@dataclass(frozen=True)
+class Calibration(Closing):
+    """Shift the class biases until predictions and labels agree on all records alike.
+
+    Formal guarantee: every record adds a one-hot vector to the first sum and a vector of
+    probabilities to each later one, each of L2 norm at most 1 (times the owner's share, if the plan
+    has shares), so all sums together are one Gaussian mechanism, for which the plan accounts
+    (`plan(..., calibration=Calibration())`, docs/proofs/calibration.md). Public: the number of
+    rounds, the noise and the shares, which follow from the budgets and the declared record counts.
+
+    Attributes:
+        share: fraction of the strictest owner's budget that is spent on the release, in terms of
+            the squared mu of Gaussian differential privacy.
+        rounds: number of rounds; by default 5 where the noise is small compared with the declared
+            number of records, else 2.
+        classes: number of classes that the rule for rounds and shares assumes.
+    """
+
+    share: float = 0.1
+    rounds: int | None = None
+    classes: int = _CLASSES
+    _std: float = field(default=math.nan, repr=False)
+    _count: int = field(default=0, repr=False)
+    _sums: list[list[float] | None] = field(default_factory=list, repr=False, compare=False)
+
+    def __post_init__(self):
+        problems = []
+        if not 0 < self.share < 1:
+            problems.append(f"share {self.share}: expected more than 0 and less than 1")
+        if self.rounds is not None and not (1 <= self.rounds == int(self.rounds)):
+            problems.append(f"rounds {self.rounds}: expected a whole number of at least 1")
+        if not 2 <= self.classes == int(self.classes):
+            problems.append(f"classes {self.classes}: expected a whole number of at least 2")
+        if problems:
+            raise OwnerwiseError([f"Calibration: {problem}" for problem in problems])
+
+    def closing(
+        self, epsilon: np.ndarray, delta: np.ndarray, records: np.ndarray
+    ) -> ClosingRelease:
+        """Return the noise and the number of sums, and who contributes in full.
+
+        Usually every record contributes in full. If a few strict owners would raise the noise for
+        everyone, they contribute less: the rule minimises the sum of two squares, the noise on a
+        class total relative to that total, and the fraction of all contributions that is lost.
+        """
+        mu = _mus(epsilon, delta)
+        total = float(records.sum())
+        best = None
+        for full in np.unique(np.quantile(mu, np.linspace(0, 1, _CANDIDATES), method="lower")):
+            kept = float(records @ np.minimum(1.0, mu / full))
+            noise = self.classes / (math.sqrt(self.share) * full * kept)
+            error = noise**2 + (1 - kept / total) ** 2
+            if best is None or error < best[0]:
+                best = error, float(full), noise
+        assert best is not None
+        _, full, noise = best
+        rounds = self.rounds
+        if rounds is None:
+            many = noise * math.sqrt(_MANY_ROUNDS + 1) <= _LITTLE_NOISE
+            rounds = _MANY_ROUNDS if many else _FEW_ROUNDS
+        count = int(rounds) + 1
+        std = math.sqrt(count / self.share) / full
+        return ClosingRelease(std, count, full if full > mu.min() else 0.0)
+
+    def bind(self, plan: Plan) -> Self:
+        """Return the calibration in its initial state, with the plan's noise and rounds."""
+        bound = copy.copy(self)
+        for name, value in (
+            ("_std", plan.closing_std),
+            ("_count", plan.closing_count),
+            ("_sums", []),
+        ):
+            object.__setattr__(bound, name, value)
+        return bound
+
+    def contributions(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return one-hot labels for the first sum, and predicted probabilities for later ones."""
+        logits = class_logits(outputs)
+        if self._sums:
+            return torch.softmax(logits - torch.tensor(self._biases()), dim=1)
+        labels = class_labels(targets, outputs)
+        known = (labels >= 0) & (labels < logits.shape[1])
+        one_hot = functional.one_hot(labels.where(known, 0), logits.shape[1])
+        return one_hot.double() * known[:, None]
+
+    def observe(self, noised: Tensor | None) -> None:
+        """Take note of the next noised sum; None if it was lost after it had been paid for."""
+        self._sums.append(None if noised is None else noised.double().tolist())
+
+    @property
+    def released(self) -> int:
+        """Number of sums observed so far."""
+        return len(self._sums)
+
+    @property
+    def shift(self) -> Tensor | None:
+        """What to subtract from the outputs; None before the last round, or if no sum is left.
+
+        The biases are measured with noise, so they are shrunk towards 0 (James and Stein 1961,
+        positive part): where the measured tilt is no larger than its noise, nothing is shifted.
+        """
+        if len(self._sums) < self._count or len(self._known) < 2 or self._sums[0] is None:
+            return None
+        centred, kept = self._shrunk()
+        return torch.tensor(centred * kept)
+
+    def _shrunk(self) -> tuple[np.ndarray, float]:
+        """Return the centred biases, and the factor that shrinks them."""
+        labels, last = (self._floored(self._known[at]) for at in (0, -1))
+        # of the last change of the biases, which outweighs what is left of earlier noise
+        variance = (self._factor * self._std) ** 2 * (labels**-2.0 + last**-2.0)
+        biases = self._biases()
+        biases -= np.average(biases, weights=1 / variance)
+        energy = float(np.sum(biases**2 / variance))
+        return biases, max(0.0, 1 - max(len(biases) - 3, 1) / energy) if energy else 0.0
+
+    @property
+    def _known(self) -> list[list[float]]:
+        """The sums that were not lost."""
+        return [total for total in self._sums if total is not None]
+
+    def _biases(self) -> np.ndarray:
+        """Return the biases after the sums released so far."""
+        if self._sums[0] is None:
+            return np.zeros(1)
+        labels, *rounds = map(self._floored, self._known)
+        biases = np.zeros(len(labels))
+        for predictions in rounds:
+            biases += self._factor * np.log(predictions / labels)
+        return biases
+
+    @property
+    def _factor(self) -> float:
+        """How far the biases move in a round, relative to the logarithm of the totals' ratio."""
+        return _RELAXATION.get(self._count - 1, _USUAL_RELAXATION)
+
+    def _floored(self, totals: list[float]) -> np.ndarray:
+        return np.maximum(totals, self._std)
+
+    def state(self) -> dict[str, Any]:
+        """Return the noised sums released so far."""
+        return {"sums": self._sums}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue after the sums that were released before."""
+        known = np.array([total for total in state["sums"] if total is not None], dtype=float)
+        fits = known.ndim == 2 and bool(np.isfinite(known).all()) if len(known) else True
+        if len(state["sums"]) > self._count or not fits:
+            raise ValueError("expected the finite noised sums of this release")
+        self._sums[:] = state["sums"]
+
+    def settings(self) -> dict[str, Any]:
+        """Return the class name and the options, as JSON types."""
+        return {"kind": type(self).__name__, "share": self.share, "classes": self.classes}
+
+    def record(self) -> dict[str, Any]:
+        """Return the noised sums, the shift, and the fraction of the measured tilt that is kept."""
+        result: dict[str, Any] = {"sums": self._sums, "std": self._std, "shift": None}
+        if (shift := self.shift) is not None:
+            result |= {"shift": shift.tolist(), "kept": self._shrunk()[1]}
+        return result
+
+
+def closing_for(plan: Plan) -> Closing | None:
+    """Return the release that a plan with a closing release uses by default, or None."""
+    return None if plan.closing_std is None else Calibration()
+
+
+def class_logits(outputs: Any) -> Tensor:
+    """Return outputs as float64 logits, [records, classes]; a single output is a binary logit."""
+    if not isinstance(outputs, Tensor) or outputs.dim() not in (1, 2):
+        shape = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise OwnerwiseError(
+            f"the model's outputs are {shape}; expected one number per class and record: only "
+            "classifiers have class biases to calibrate"
+        )
+    logits = outputs.detach().double().cpu()
+    if logits.dim() == 1 or logits.shape[1] == 1:
+        logits = logits.reshape(-1, 1)
+        logits = torch.cat([torch.zeros_like(logits), logits], dim=1)
+    return logits
+
+
+def class_labels(targets: Any, outputs: Tensor) -> Tensor:
+    """Return labels as int64, [records]; the first column if targets contain a cell as well."""
+    if isinstance(targets, Tensor):
+        labels = targets.detach().cpu()
+        if labels.dim() == 2:
+            labels = labels[:, 0]
+        binary = outputs.dim() == 1 or outputs.shape[1] == 1
+        if labels.shape == outputs.shape[:1] and (binary or not labels.is_floating_point()):
+            return labels.round().long()
+    raise OwnerwiseError(
+        "the targets are not class labels; expected one whole number per record: only classifiers "
+        "have class biases to calibrate"
+    )
+
+
+def _mus(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
+    """Return about the mu of every budget, from below; exact if there are few budgets."""
+    result = np.empty(len(epsilon))
+    for value in np.unique(delta):
+        members = np.flatnonzero(delta == value)
+        grid = np.unique(epsilon[members])
+        if len(grid) > 4 * _CANDIDATES:
+            ends = grid[0], grid[-1]
+            grid = np.clip(np.geomspace(*ends, 4 * _CANDIDATES), *ends)
+        of_grid = np.array([gaussian_mu(float(e), float(value)) for e in grid])
+        result[members] = of_grid[np.searchsorted(grid, epsilon[members], side="right") - 1]
+    return result

@@ -1,0 +1,240 @@
+"""The calibration release: its sensitivity, what it recovers, and its public rules."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import ownerwise as ow
+from ownerwise.accounting import gaussian_mu
+from ownerwise.repair import Calibration, subtract_from_outputs
+from ownerwise.repair.calibration import class_logits
+
+DELTA = 1e-5
+
+
+def plan_of(rounds=2, epsilon=(1.0, 4.0), records=400, **options):
+    owners = ow.Owners(np.repeat(np.arange(len(epsilon)), records), np.array(epsilon), DELTA)
+    calibration = Calibration(rounds=rounds, **options)
+    return ow.plan(owners, "sample", steps=20, batch_size=40, calibration=calibration)
+
+
+def calibrate(plan, logits, labels, std=None, seed=0):
+    """Return the calibration after exact sums plus noise, in a float64 loop over records."""
+    bound = Calibration().bind(plan)
+    rng = np.random.default_rng(seed)
+    for _ in range(plan.closing_count):
+        rows = bound.contributions(logits, labels)
+        total = sum(row for row in rows.double())
+        noise = rng.normal(0, plan.closing_std if std is None else std, len(total))
+        bound.observe(total + torch.tensor(noise))
+    return bound
+
+
+def tilted(records=800, classes=4, seed=0, strength=1.5):
+    """Return logits of a fair model with biases added, and labels."""
+    rng = np.random.default_rng(seed)
+    labels = rng.choice(classes, records, p=np.arange(1, classes + 1) / sum(range(classes + 1)))
+    logits = 2.0 * np.eye(classes)[labels] + rng.normal(0, 1, (records, classes))
+    biases = np.linspace(-strength, strength, classes)
+    return torch.tensor(logits + biases), torch.tensor(labels), biases
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 8), st.integers(1, 12), st.integers(0, 10**6), st.floats(0.01, 1e6))
+def test_one_record_moves_every_sum_by_at_most_one(classes, records, seed, scale):
+    """All sums together, whatever the noised sums so far: every record removed in turn."""
+    rng = np.random.default_rng(seed)
+    plan = plan_of()
+    logits = torch.tensor(rng.normal(0, scale, (records, classes)))
+    labels = torch.tensor(rng.integers(0, classes, records))
+    bound = Calibration().bind(plan)
+    moved = np.zeros(records)
+    for _ in range(plan.closing_count):
+        rows = bound.contributions(logits, labels).double()
+        for out in range(records):
+            rest = [at for at in range(records) if at != out]
+            without = bound.contributions(logits[rest], labels[rest]).double().sum(dim=0)
+            moved[out] += float(((rows.sum(dim=0) - without) ** 2).sum())
+        bound.observe(rows.sum(dim=0) + torch.tensor(rng.normal(0, plan.closing_std, classes)))
+    assert moved.max() <= plan.closing_count * (1 + 1e-9)
+
+
+def test_without_noise_predictions_and_labels_agree():
+    plan = plan_of(rounds=8)
+    logits, labels, _ = tilted()
+    bound = calibrate(plan, logits, labels, std=0.0)
+    object.__setattr__(bound, "_std", 1e-9)  # no noise: nothing to shrink, no floors
+    assert bound.shift is not None
+    predicted = torch.softmax(logits - bound.shift, dim=1).sum(dim=0)
+    np.testing.assert_allclose(predicted, np.bincount(labels), rtol=2e-3)
+    recalls = [
+        [float((z[labels == c].argmax(1) == c).double().mean()) for c in range(4)]
+        for z in (logits, logits - bound.shift)
+    ]
+    assert min(recalls[1]) > min(recalls[0]) + 0.2
+
+
+def test_with_the_noise_of_the_plan_most_of_the_tilt_is_gone():
+    """Mean absolute bias left over 40 draws of the noise, against what there was."""
+    plan = plan_of(records=2000)
+    logits, labels, biases = tilted(records=4000)
+    left = []
+    for seed in range(40):
+        shift = calibrate(plan, logits, labels, seed=seed).shift
+        assert shift is not None
+        left.append(np.abs(biases - (shift - shift.mean()).numpy()).mean())
+    assert np.mean(left) < 0.4 * np.abs(biases).mean()
+
+
+def test_where_nothing_is_tilted_noise_is_hardly_added():
+    plan = plan_of(records=100)
+    logits, labels, _ = tilted(records=200, classes=10, strength=0.0)
+    fair = calibrate(plan_of(rounds=20), logits, labels, std=0.0)
+    object.__setattr__(fair, "_std", 1e-9)
+    assert fair.shift is not None
+    logits = logits - fair.shift  # predictions and labels agree exactly
+    shifts, unshrunk = [], []
+    for seed in range(40):
+        bound = calibrate(plan, logits, labels, seed=seed)
+        assert bound.shift is not None
+        shifts.append(float(bound.shift.norm()))
+        unshrunk.append(float(np.linalg.norm(bound._shrunk()[0])))
+    assert np.mean(shifts) < 0.75 * np.mean(unshrunk)
+
+
+def test_the_strictest_owner_pays_a_tenth():
+    plan = plan_of()
+    mu = math.sqrt(plan.closing_count) / plan.closing_std
+    assert mu**2 == pytest.approx(0.1 * gaussian_mu(1.0, DELTA) ** 2, rel=1e-3)
+    assert plan.closing_shares is None
+    assert plan.closing_count == 3
+
+
+def test_a_few_very_strict_owners_do_not_ruin_it_for_all():
+    """A public rule lets them contribute less; nobody spends more than their budget."""
+    epsilon = np.array([0.02] * 3 + [2.0] * 997)
+    owners = ow.Owners(np.arange(1000), epsilon, DELTA)
+    plan = ow.plan(owners, "sample", steps=20, batch_size=40, calibration=Calibration())
+    assert plan.closing_shares is not None
+    assert (plan.closing_shares[3:] > 0.99).all()
+    assert (plan.closing_shares[:3] < 0.05).all()
+    assert (plan.epsilon() <= epsilon).all()
+    strict = ow.Owners(np.arange(1000), np.linspace(0.5, 2.0, 1000), DELTA)
+    equal = ow.plan(strict, "sample", steps=20, batch_size=40, calibration=Calibration())
+    shares = np.ones(1000) if equal.closing_shares is None else equal.closing_shares
+    assert equal.closing_std < 60 / gaussian_mu(0.5, DELTA)
+    assert shares.min() > 0.2
+
+
+def test_many_records_allow_more_rounds():
+    few = Calibration().closing(np.array([1.0]), np.array([DELTA]), np.array([1000]))
+    many = Calibration().closing(np.array([1.0]), np.array([DELTA]), np.array([10**6]))
+    assert (few.count, many.count) == (3, 6)
+    given = Calibration(rounds=4).closing(np.array([1.0]), np.array([DELTA]), np.array([10]))
+    assert given.count == 5
+
+
+def test_a_single_output_is_a_binary_logit():
+    outputs = torch.tensor([[0.3], [-1.0]])
+    expected = torch.tensor([[0.0, 0.3], [0.0, -1.0]]).double()
+    assert torch.allclose(class_logits(outputs), expected)
+    assert torch.allclose(class_logits(outputs[:, 0]), expected)
+
+
+def test_labels_outside_the_classes_add_nothing():
+    bound = Calibration().bind(plan_of())
+    rows = bound.contributions(torch.zeros(3, 4), torch.tensor([-100, 2, 7]))
+    assert rows.sum(dim=1).tolist() == [0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets"),
+    [(torch.zeros(3, 4, 5), torch.zeros(3).long()), (torch.zeros(3, 4), torch.zeros(3))],
+)
+def test_what_is_no_classifier_is_refused(outputs, targets):
+    with pytest.raises(ow.OwnerwiseError, match="only classifiers have class biases"):
+        Calibration().bind(plan_of()).contributions(outputs, targets)
+
+
+def test_all_bad_settings_are_named():
+    with pytest.raises(ow.OwnerwiseError) as error:
+        Calibration(share=1.5, rounds=0, classes=1)
+    assert [problem.split()[1] for problem in error.value.problems] == [
+        "share",
+        "rounds",
+        "classes",
+    ]
+
+
+def test_the_state_continues_between_rounds():
+    plan = plan_of()
+    logits, labels, _ = tilted()
+    whole = calibrate(plan, logits, labels)
+    half = Calibration().bind(plan)
+    half.load_state({"sums": whole.state()["sums"][:2]})
+    assert half.shift is None
+    half.observe(torch.tensor(whole.state()["sums"][2]))
+    assert half.shift.tolist() == whole.shift.tolist()
+    for bad in ([[1.0, math.nan]], [[1.0]] * 9, [[1.0], [1.0, 2.0]]):
+        with pytest.raises(ValueError):
+            Calibration().bind(plan).load_state({"sums": bad})
+
+
+def test_a_lost_round_is_skipped_and_lost_labels_leave_the_model_alone():
+    plan = plan_of()
+    logits, labels, _ = tilted()
+    sums = calibrate(plan, logits, labels).state()["sums"]
+    bound = Calibration().bind(plan)
+    bound.load_state({"sums": [sums[0], None, sums[2]]})
+    assert bound.shift is not None
+    bound.load_state({"sums": [None, sums[1], sums[2]]})
+    assert bound.shift is None
+    assert bound.record()["shift"] is None
+
+
+class Squeezed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.layer(x).squeeze(1)
+
+
+class Reused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "width", "folds"),
+    [
+        (nn.Linear(3, 4), 4, True),
+        (nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4)), 4, True),
+        (nn.Sequential(nn.Linear(3, 1)), 2, True),
+        (Squeezed(), 2, True),
+        (nn.Sequential(nn.Linear(3, 4, bias=False)), 4, False),
+        (nn.Sequential(nn.Linear(3, 4), nn.Tanh()), 4, False),
+        (Reused(), 3, False),
+    ],
+)
+def test_the_shift_is_folded_into_the_last_bias_where_there_is_one(model, width, folds):
+    inputs, shift = torch.randn(6, 3), torch.linspace(-1, 2, width).double()
+    before = model(inputs).detach()
+    training = model.training
+    assert subtract_from_outputs(model, shift, inputs) is folds
+    after = model(inputs).detach()
+    assert model.training == training
+    amount = shift if after.dim() == 2 and after.shape[1] == width else shift[1] - shift[0]
+    assert torch.allclose(before - after, amount.float().expand_as(before), atol=1e-6)
