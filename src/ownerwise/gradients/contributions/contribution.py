@@ -78,8 +78,6 @@ class Contribution(ABC):
 class Dense(Contribution):
     """Per-record gradients that are small enough to store in full, ``[count, *shape]``."""
 
-    __slots__ = ("count", "shape", "values")
-
     def __init__(self, values: Tensor) -> None:
         self.values = values.to(accumulation_dtype(values.dtype))
         self.count = values.shape[0]

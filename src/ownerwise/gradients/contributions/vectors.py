@@ -18,13 +18,17 @@ __all__ = ["RankOne"]
 class RankOne(Contribution):
     """One outer product per record: ``left [count, rows]``, ``right [count, columns]``."""
 
-    __slots__ = ("count", "dtype", "left", "right", "shape")
+    terms = 1
 
     def __init__(self, left: Tensor, right: Tensor) -> None:
-        self.dtype = accumulation_dtype(left.dtype)
-        self.left, self.right = left.to(self.dtype), right.to(self.dtype)
+        dtype = accumulation_dtype(left.dtype)
+        self.left, self.right = left.to(dtype), right.to(dtype)
         self.count = left.shape[0]
         self.shape = (left.shape[1], right.shape[1])
+
+    def factors(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return the factors of a range of records as ``[records, 1, entries]``."""
+        return self.left[start:stop, None], self.right[start:stop, None]
 
     def squared_norms(self) -> Tensor:
         """See :class:`Contribution`."""
