@@ -5,8 +5,8 @@ contributions. Rules use the tape only through :class:`Context`. This package ma
 `contributions` and the modules that it needs, but never the tape.
 """
 
-from ownerwise.gradients.rules.context import Context, Rule
+from ownerwise.gradients.rules.context import Context
 from ownerwise.gradients.rules.fallback import fallback
-from ownerwise.gradients.rules.table import BROADCASTS, GUARDS, RULES
+from ownerwise.gradients.rules.table import RULES, WITHOUT_DATA, WITHOUT_PARAMETERS
 
-__all__ = ["BROADCASTS", "GUARDS", "RULES", "Context", "Rule", "fallback"]
+__all__ = ["RULES", "WITHOUT_DATA", "WITHOUT_PARAMETERS", "Context", "fallback"]

@@ -8,19 +8,20 @@ gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ownerwise.gradients.calls import name_of
-from ownerwise.gradients.contributions import Contribution, Dense
+from ownerwise.gradients.calls import Function, name_of
+from ownerwise.gradients.contributions import Dense
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.precision import accumulation_dtype
 from ownerwise.gradients.problems import Refused
 from ownerwise.gradients.rules.context import Context
 from ownerwise.gradients.saved import Saved
+from ownerwise.gradients.taps import Use
 from ownerwise.gradients.tracked_parameters import TrackedParameter
 
 __all__ = ["POINTWISE", "as_single_record", "pointwise", "repeating"]
@@ -33,12 +34,12 @@ NAMES = (
     *("__rtruediv__", "__div__", "__rdiv__", "__pow__", "__rpow__"),
     *("add_", "sub_", "__iadd__", "__isub__"),
 )
-POINTWISE: list[Callable[..., Any]] = [
+POINTWISE: list[Function] = [
     getattr(place, name) for name in NAMES for place in (torch, Tensor) if hasattr(place, name)
 ]
 
 
-def pointwise(context: Context, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def pointwise(context: Context, func: Function, *args: Any, **kwargs: Any) -> Any:
     """Handle elementwise calls, with broadcasting."""
     if any(isinstance(value, Tensor) for value in kwargs.values()):
         return NotImplemented  # includes out=
@@ -54,9 +55,7 @@ def pointwise(context: Context, func: Callable[..., Any], *args: Any, **kwargs: 
     additive = in_place or name_of(func) in ("add", "sub", "__add__", "__radd__", "__sub__")
     saved = [Saved(v, where) if isinstance(v, Tensor) and not additive else v for v in values]
 
-    def build(
-        gradient: Tensor, layout: Layout, count: int
-    ) -> Iterator[tuple[TrackedParameter, Contribution]]:
+    def build(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
         for place, tracked in uses:
             if additive:
                 broadcast = _additive(func, gradient, place, kwargs)
@@ -68,9 +67,7 @@ def pointwise(context: Context, func: Callable[..., Any], *args: Any, **kwargs: 
     return context.tap(func, output, used, range(output.dim()), build)
 
 
-def _additive(
-    func: Callable[..., Any], gradient: Tensor, place: int, kwargs: dict[str, Any]
-) -> Tensor:
+def _additive(func: Function, gradient: Tensor, place: int, kwargs: dict[str, Any]) -> Tensor:
     factor = kwargs.get("alpha", 1) if place == 1 else 1
     if "sub" in name_of(func) and place == 1:
         factor = -factor
@@ -78,7 +75,7 @@ def _additive(
 
 
 def _broadcast_gradient(
-    func: Callable[..., Any],
+    func: Function,
     saved: list[Any],
     kwargs: dict[str, Any],
     place: int,
@@ -114,7 +111,7 @@ def reduced(
     return Dense(parts.reshape(count, *shape))
 
 
-def repeating(context: Context, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def repeating(context: Context, func: Function, *args: Any, **kwargs: Any) -> Any:
     """Handle a parameter that is repeated for every record (class token, initial state).
 
     This applies only if a new dimension has the size of the batch; if the parameter is repeated
@@ -134,7 +131,7 @@ def repeating(context: Context, func: Callable[..., Any], *args: Any, **kwargs: 
     return _tap_broadcast(context, func, tracked, output, new)
 
 
-def as_single_record(context: Context, func: Callable[..., Any], tensor: Tensor) -> Tensor:
+def as_single_record(context: Context, func: Function, tensor: Tensor) -> Tensor:
     """In a batch of one record, tap a parameter that a rule receives in place of data.
 
     Expanding a learned state or query to a batch of one record does not change it, so the call
@@ -146,7 +143,7 @@ def as_single_record(context: Context, func: Callable[..., Any], tensor: Tensor)
 
 def _tap_broadcast(
     context: Context,
-    func: Callable[..., Any],
+    func: Function,
     tracked: TrackedParameter,
     output: Tensor,
     new: list[int],
@@ -154,9 +151,7 @@ def _tap_broadcast(
     where = f"{name_of(func)}({tracked.name})"
     shape = tuple(tracked.value.shape)
 
-    def build(
-        gradient: Tensor, layout: Layout, count: int
-    ) -> Iterator[tuple[TrackedParameter, Contribution]]:
+    def build(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
         yield tracked, reduced(gradient, layout, count, shape, where)
 
     # expand shares memory between records; a copy lets the model write to one of them
