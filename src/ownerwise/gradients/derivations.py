@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ownerwise.gradients.calls import name_of, tensors_in, writes_in_place
 from ownerwise.gradients.precision import accumulation_dtype, full_precision
 from ownerwise.gradients.problems import Refused
+from ownerwise.torch_internals import pytree
 
 __all__ = ["is_half", "repeated_wide", "runs_in_half"]
 

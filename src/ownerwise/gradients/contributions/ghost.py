@@ -19,7 +19,6 @@ from ownerwise.gradients.contributions.contribution import Contribution
 from ownerwise.gradients.contributions.grams import gram, squares_from_grams
 from ownerwise.gradients.contributions.lookup import Lookup
 from ownerwise.gradients.contributions.outer import Outer
-from ownerwise.gradients.contributions.vectors import RankOne
 from ownerwise.gradients.memory_budget import MemoryBudget
 
 __all__ = ["shared_ghost_norms"]
@@ -27,7 +26,7 @@ __all__ = ["shared_ghost_norms"]
 
 def shared_ghost_norms(uses: Sequence[Contribution], budget: MemoryBudget) -> Tensor | None:
     """Return the squared norms, ``[count]``, or None if forming the summed gradients is cheaper."""
-    matrices = [use for use in uses if isinstance(use, Outer | RankOne | Lookup)]
+    matrices = [use for use in uses if isinstance(use, Outer | Lookup)]
     if len(matrices) < len(uses) or any(getattr(use, "held", None) is not None for use in uses):
         return None
     terms = sum(use.terms for use in matrices)

@@ -20,10 +20,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ownerwise.gradients.contributions.blocks import sum_of_outer_products
 from ownerwise.gradients.contributions.contribution import Contribution, few_rows
 from ownerwise.gradients.contributions.grams import gram, squares_from_grams
 from ownerwise.gradients.memory_budget import MemoryBudget
-from ownerwise.gradients.precision import accumulation_dtype, lengths, masked, row_norms
+from ownerwise.gradients.precision import (
+    accumulation_dtype,
+    lengths,
+    masked,
+    row_norms,
+    without_huge,
+)
 from ownerwise.gradients.workspace import Loan
 
 __all__ = ["Outer", "OuterProducts", "SharedLeft"]
@@ -182,7 +189,10 @@ class OuterProducts(Contribution):
 
 
 class Outer(OuterProducts):
-    """The use of a matrix: ``left [count, terms, rows]``, ``right [count, terms, columns]``."""
+    """The use of a matrix: ``left [count, terms, rows]``, ``right [count, terms, columns]``.
+
+    With one term (a layer applied to one vector per record), |g_i| = |left_i| |right_i|.
+    """
 
     def __init__(
         self, left: Tensor, right: Tensor, budget: MemoryBudget, shared: SharedLeft | None = None
@@ -205,17 +215,31 @@ class Outer(OuterProducts):
             return max(4, self.budget.chunk_bytes // (8 * self.terms * self.terms))
         return max(1, self.budget.chunk_bytes // (4 * self.rows * self.columns))
 
+    def squared_norms(self) -> Tensor:
+        """See :class:`Contribution`."""
+        if self.terms > 1:
+            return super().squared_norms()
+        left, right = (row_norms(factor[:, 0]) for factor in self.factors(0, self.count))
+        return without_huge((left * right).square_(), left, right)
+
+    def weighted_sum(self, factors: Tensor, *, in_blocks: bool = True) -> Tensor:
+        """See :class:`Contribution`."""
+        if self.terms > 1 or not in_blocks:
+            return super().weighted_sum(factors, in_blocks=in_blocks)
+        left, right = self._scaled(*self.factors(0, self.count), factors)
+        return sum_of_outer_products(left[:, 0], right[:, 0])
+
     def sum_of_factors(self, factors: Tensor, start: int, stop: int) -> Tensor:
         """See :class:`OuterProducts`."""
         left, right = self.factors(start, stop)
         rows = few_rows(factors)
         if rows is not None:
             left, right, factors = left[rows], right[rows], factors[rows]
-        scale = factors[:, None, None]
-        if self.rows <= self.columns:
-            left = left * scale
-        else:
-            right = right * scale
+        left, right = self._scaled(left, right, factors)
         if left.stride(0) < left.stride(1):  # time comes first in memory: avoid a copy
             left, right = left.transpose(0, 1), right.transpose(0, 1)
         return left.flatten(0, 1).mT @ right.flatten(0, 1)
+
+    def _scaled(self, left: Tensor, right: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+        scale = factors[:, None, None]
+        return (left * scale, right) if self.rows <= self.columns else (left, right * scale)

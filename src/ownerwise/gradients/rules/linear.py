@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ownerwise.gradients.calls import Function
-from ownerwise.gradients.contributions import Contribution, Dense, Outer, RankOne
+from ownerwise.gradients.contributions import Dense, Outer
 from ownerwise.gradients.layout import Layout
-from ownerwise.gradients.memory_budget import MemoryBudget
 from ownerwise.gradients.precision import accumulation_dtype
 from ownerwise.gradients.rules.context import Context
 from ownerwise.gradients.saved import Saved
@@ -44,9 +43,11 @@ def project(
     def build(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
         left = layout.terms(gradient, count)
         if matrix is not None and saved is not None:
-            yield matrix, _product(left, layout.terms(saved.get(), count), budget)
+            yield matrix, Outer(left, layout.terms(saved.get(), count), budget)
         if offset is not None:
-            yield offset, _sum_over_terms(left)
+            single = left.shape[1] == 1
+            total = left[:, 0] if single else left.sum(1, dtype=accumulation_dtype(left.dtype))
+            yield offset, Dense(total)
 
     return context.tap(func, output, used, range(output.dim() - 1), build)
 
@@ -62,19 +63,6 @@ def matmul(context: Context, func: Function, input: Tensor, other: Tensor) -> An
 
     def build(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
         left, right = layout.terms(saved.get(), count), layout.terms(gradient, count)
-        yield matrix, _product(left, right, budget)
+        yield matrix, Outer(left, right, budget)
 
     return context.tap(func, output, [matrix], range(output.dim() - 1), build)
-
-
-def _product(left: Tensor, right: Tensor, budget: MemoryBudget) -> Contribution:
-    if left.shape[1] == 1:
-        return RankOne(left[:, 0], right[:, 0])
-    return Outer(left, right, budget)
-
-
-def _sum_over_terms(left: Tensor) -> Dense:
-    """Return the contribution of a bias, given the gradients ``[count, terms, rows]``."""
-    if left.shape[1] == 1:
-        return Dense(left[:, 0])
-    return Dense(left.sum(dim=1, dtype=accumulation_dtype(left.dtype)))

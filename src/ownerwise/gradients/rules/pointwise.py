@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from ownerwise.gradients.calls import Function, name_of
-from ownerwise.gradients.contributions import Dense
+from ownerwise.gradients.contributions import Call, Dense
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.precision import accumulation_dtype
 from ownerwise.gradients.problems import Refused
 from ownerwise.gradients.rules.context import Context
-from ownerwise.gradients.saved import Saved
 from ownerwise.gradients.taps import Use
 from ownerwise.gradients.tracked_parameters import TrackedParameter
+from ownerwise.torch_internals import pytree
 
 __all__ = ["POINTWISE", "as_single_record", "pointwise", "repeating"]
 
@@ -53,42 +53,30 @@ def pointwise(context: Context, func: Function, *args: Any, **kwargs: Any) -> An
     where = f"{name_of(func)}({uses[0][1].name})"
     # the gradient of a sum does not need the operands, so they may change in place afterwards
     additive = in_place or name_of(func) in ("add", "sub", "__add__", "__radd__", "__sub__")
-    saved = [Saved(v, where) if isinstance(v, Tensor) and not additive else v for v in values]
+    leaves, spec = pytree.tree_flatten((values, kwargs))
+    call = None if additive else Call(func, leaves, spec, where)
 
     def build(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
         for place, tracked in uses:
-            if additive:
-                broadcast = _additive(func, gradient, place, kwargs)
+            if call is not None:
+                broadcast = _broadcast_gradient(call, place, gradient)
             else:
-                broadcast = _broadcast_gradient(func, saved, kwargs, place, gradient)
+                sign = -1 if "sub" in name_of(func) else 1
+                factor = sign * kwargs.get("alpha", 1) if place == 1 else 1
+                broadcast = gradient if factor == 1 else gradient * factor
             yield tracked, reduced(broadcast, layout, count, tuple(tracked.value.shape), where)
 
     used = [tracked for _, tracked in uses]
     return context.tap(func, output, used, range(output.dim()), build)
 
 
-def _additive(func: Function, gradient: Tensor, place: int, kwargs: dict[str, Any]) -> Tensor:
-    factor = kwargs.get("alpha", 1) if place == 1 else 1
-    if "sub" in name_of(func) and place == 1:
-        factor = -factor
-    return gradient if factor == 1 else gradient * factor
-
-
-def _broadcast_gradient(
-    func: Function,
-    saved: list[Any],
-    kwargs: dict[str, Any],
-    place: int,
-    gradient: Tensor,
-) -> Tensor:
+def _broadcast_gradient(call: Call, place: int, gradient: Tensor) -> Tensor:
     """Return the gradient of argument ``place`` as if it had been broadcast before the call."""
-    values = [v.get() if isinstance(v, Saved) else v for v in saved]
-    dtype = accumulation_dtype(gradient.dtype)
-    values = [v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for v in values]
+    values = call.values(accumulation_dtype(gradient.dtype))
     with torch.enable_grad():
         full = values[place].expand(gradient.shape).detach().requires_grad_()
         values[place] = full
-        again = func(*values, **kwargs)
+        again = call(values)
         return torch.autograd.grad(again, full, gradient.to(again.dtype))[0]
 
 
