@@ -39,7 +39,7 @@ class PerRecordGradients:
         parameters: list[nn.Parameter],
         uses: list[Use],
         norms: Tensor,
-        most: Tensor | None,
+        terms_bound: Tensor | None,
         chunk_bytes: int,
     ) -> None:
         self._parameters = parameters
@@ -47,8 +47,8 @@ class PerRecordGradients:
         self._chunk_bytes = chunk_bytes
         self.norms = norms
         self._cancelling: list[int] = []  # records whose terms nearly cancel
-        if most is not None:
-            cancelling = torch.isfinite(norms) & (most > CANCELLING * norms)
+        if terms_bound is not None:
+            cancelling = torch.isfinite(norms) & (terms_bound > CANCELLING * norms)
             self._cancelling = cancelling.nonzero().flatten().tolist() if cancelling.any() else []
         for number in self._cancelling:
             formed = _form(uses, number, number + 1).values()
@@ -89,7 +89,7 @@ class PerRecordGradients:
         through = [use for use in self._uses if not derived.isdisjoint(use[0].roots)]
 
         def summed(tracked: TrackedParameter, contribution: Contribution) -> Tensor:
-            given = factors.to(accumulation_dtype(tracked.value.dtype))
+            given = factors.to(accumulation_dtype(tracked.tensor.dtype))
             return contribution.weighted_sum(given, in_blocks=in_blocks)
 
         sums = _to_roots(((use[0], summed(*use)) for use in direct), per_record=False)
@@ -121,7 +121,7 @@ class Collector:
         uses: the uses of these parameters.
         shared: all other uses, which are added up before the norm is taken.
         squares: squared norms, one entry per parameter or group of parameters.
-        most: upper bounds on the norms of each record's terms.
+        terms_bounds: upper bounds on the sums of the norms of each record's terms.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Collector:
         self.uses: list[Use] = []
         self.shared: list[Use] = []
         self.squares: list[Tensor] = []
-        self.most: list[Tensor] = []
+        self.terms_bounds: list[Tensor] = []
 
     def arrive(self, tap: Tap, gradient: Tensor) -> None:
         """Turn the gradient of a tapped output into contributions."""
@@ -149,8 +149,8 @@ class Collector:
             if tracked.isometric and tracked.roots[0] in self.single:
                 self.uses.append((tracked, contribution))
                 self.squares.append(contribution.squared_norms())
-                if (most := contribution.most()) is not None:
-                    self.most.append(most)
+                if (bound := contribution.terms_bound()) is not None:
+                    self.terms_bounds.append(bound)
             else:
                 self.shared.append((tracked, contribution))
 
@@ -158,8 +158,9 @@ class Collector:
         """Return the gradients with all their norms."""
         self.squares += _shared_norms(self.shared, len(self.losses), self.budget)
         for _, contribution in self.shared:  # uses may cancel each other
-            most = contribution.most()
-            self.most.append(contribution.squared_norms().sqrt() if most is None else most)
+            bound = contribution.terms_bound()
+            bound = contribution.squared_norms().sqrt() if bound is None else bound
+            self.terms_bounds.append(bound)
         double = any(parameter.dtype == torch.float64 for parameter in self.parameters)
         dtype = torch.float64 if double else torch.float32
         squares = self.squares or [torch.zeros_like(self.losses)]
@@ -167,7 +168,7 @@ class Collector:
             self.parameters,
             self.uses + self.shared,
             _total(squares, dtype).sqrt_(),
-            _total(self.most, dtype) if self.most else None,
+            _total(self.terms_bounds, dtype) if self.terms_bounds else None,
             self.budget.chunk_bytes,
         )
 

@@ -16,7 +16,14 @@ from ownerwise.gradients.observation import find_layouts
 from ownerwise.gradients.per_record_gradients import Collector, PerRecordGradients
 from ownerwise.gradients.precision import full_precision
 from ownerwise.gradients.problems import Problem, Refused
-from ownerwise.gradients.rules import RULES, WITHOUT_DATA, WITHOUT_PARAMETERS, Context, fallback
+from ownerwise.gradients.rules import (
+    RULES,
+    WITHOUT_DATA,
+    WITHOUT_PARAMETERS,
+    Context,
+    Rule,
+    fallback,
+)
 from ownerwise.gradients.taps import Arrive, Delivery
 from ownerwise.gradients.tracked_parameters import FACTORIES, ParameterTracker
 from ownerwise.gradients.workspace import Workspace
@@ -24,6 +31,7 @@ from ownerwise.gradients.workspace import Workspace
 __all__ = ["Tape"]
 
 PARAMETRIC, CONSTANT, DATA = 1, 2, 4  # kinds of tensors among a call's arguments
+Kwargs = dict[str, Any]
 NESTED = (list, tuple, dict)
 
 
@@ -124,15 +132,10 @@ class _ForwardPass(Context):
         rule = RULES.get(func)
         if kinds == DATA and rule not in WITHOUT_PARAMETERS:  # by far the most common case
             return func(*args, **kwargs)
-        if not kinds & PARAMETRIC or not torch.is_grad_enabled():
-            applies = kinds & DATA and rule in WITHOUT_PARAMETERS
-            call = self._call_without_gradient
-        else:
-            applies = rule is not None and (kinds & DATA or rule in WITHOUT_DATA)
-            call = self._call_with_parameters
         try:
-            output = rule(self, func, *args, **kwargs) if applies else NotImplemented  # type: ignore
-            return call(func, args, kwargs, kinds) if output is NotImplemented else output
+            if kinds & PARAMETRIC and torch.is_grad_enabled():
+                return self._call_with_gradient(func, rule, args, kwargs, kinds)
+            return self._call_without_gradient(func, rule, args, kwargs, kinds)
         except Refused as refusal:
             self.refuse(refusal)
             return func(*args, **kwargs)
@@ -156,18 +159,23 @@ class _ForwardPass(Context):
                 kinds |= self._kinds(tensors_in(value))
         return kinds
 
-    def _call_with_parameters(
-        self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], kinds: int
+    def _call_with_gradient(
+        self, func: Function, rule: Rule | None, args: tuple[Any, ...], kwargs: Kwargs, kinds: int
     ) -> Any:
-        """Run a call that no rule covers; without data, it derives a parametric tensor."""
-        if kinds & DATA:
+        """Run a call on parameters; without data, its result is a derived parametric tensor."""
+        has_data = bool(kinds & DATA)
+        if rule is not None and (has_data or rule in WITHOUT_DATA):
+            output = rule(self, func, *args, **kwargs)
+            if output is not NotImplemented:
+                return output
+        if has_data:
             return fallback(self, func, args, kwargs)
         output = func(*args, **kwargs)
         self.tracker.derive(func, args, kwargs, output)
         return output
 
     def _call_without_gradient(
-        self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], kinds: int
+        self, func: Function, rule: Rule | None, args: tuple[Any, ...], kwargs: Kwargs, kinds: int
     ) -> Any:
         """Run a call through which no parameter gradient flows.
 
@@ -179,6 +187,10 @@ class _ForwardPass(Context):
             for tensor in tensors_in(written):
                 self.tracker.refuse_write(func, tensor)
                 self.tracker.constant.pop(id(tensor), None)
+            if rule is not None and rule in WITHOUT_PARAMETERS:
+                output = rule(self, func, *args, **kwargs)
+                if output is not NotImplemented:
+                    return output
             return func(*args, **kwargs)
         output = func(*args, **kwargs)
         if kinds or func in FACTORIES:

@@ -61,9 +61,9 @@ def _walk(model: nn.Module) -> tuple[list[int], list[Any]]:
 
 
 class TrackedParameter:
-    """A parametric tensor, with its detached value and the parameters from which it is computed."""
+    """A parametric tensor and its roots, the parameters from which it is computed."""
 
-    __slots__ = ("_value", "is_root", "isometric", "key", "name", "roots", "tensor", "wide")
+    __slots__ = ("is_root", "isometric", "key", "name", "roots", "tensor", "wide")
 
     def __init__(
         self,
@@ -79,20 +79,13 @@ class TrackedParameter:
         self.isometric = isometric  # if true, there is one root, with the same norms
         # the tensor and its roots in float32 or better, joined by a graph of that precision
         self.wide = (tensor, roots) if wide is None else wide
-        self._value: Tensor | None = None
         self.is_root = len(roots) == 1 and roots[0] is tensor  # a parameter itself
         self.key = tuple([id(root) for root in roots])
 
     @property
     def value(self) -> Tensor:
         """The detached tensor, for which autograd computes no batch gradient."""
-        if self._value is None:
-            self._value = self.tensor.detach()
-        return self._value
-
-    def renew(self) -> None:
-        """Discard the value before another forward pass; the tensor may have moved in memory."""
-        self._value = None
+        return self.tensor.detach()
 
     def pull_back(self, gradients: Tensor, batched: bool) -> list[Tensor | None]:
         """Turn gradients of this tensor, per record if ``batched``, into gradients of its roots."""
@@ -138,8 +131,6 @@ class ParameterTracker:
             frozen = [p for p in model.parameters() if not p.requires_grad]
             self._fixed = {id(t): t for t in (*frozen, *model.buffers())}
             self._trained = {id(root.tensor): root for root in self.roots}
-        for root in self.roots:
-            root.renew()
         self.parametric = self._trained.copy()
         self.constant = self._fixed.copy()
         self._wide_roots = {}

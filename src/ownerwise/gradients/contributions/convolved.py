@@ -151,14 +151,14 @@ class Convolved(OuterProducts):
             return self.geometry.weight_gradient(inputs * scale, gradient)
         return self.geometry.weight_gradient(inputs, gradient * scale)
 
-    def most(self) -> Tensor | None:
+    def terms_bound(self) -> Tensor | None:
         """See :class:`Contribution`.
 
         A kernel tap reads pixel p if position * stride + tap * dilation = p along each axis, for
         some position. Along an axis, the taps that read a given pixel are stride / gcd(stride,
         dilation) apart.
         """
-        if (bound := super().most()) is None:
+        if (bound := super().terms_bound()) is None:
             return None
         geometry = self.geometry
         axes = zip(geometry.kernel, geometry.stride, geometry.dilation, strict=True)

@@ -51,7 +51,7 @@ class Lookup(Contribution):
         return full.unflatten(0, (len(ids), rows))
 
     @property
-    def formed(self) -> bool:
+    def one_term(self) -> bool:
         """See :class:`Contribution`."""
         return self.terms == 1
 
@@ -65,6 +65,6 @@ class Lookup(Contribution):
         """See :class:`Contribution`."""
         self.gradient = masked(self.gradient, bad)
 
-    def most(self) -> Tensor:
+    def terms_bound(self) -> Tensor:
         """See :class:`Contribution`."""
         return lengths(self.gradient, self.count) * self.terms**0.5

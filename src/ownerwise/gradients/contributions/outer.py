@@ -101,7 +101,7 @@ class OuterProducts(Contribution):
         """Return :meth:`partial_sum` if the gradients are not held."""
 
     @property
-    def formed(self) -> bool:
+    def one_term(self) -> bool:
         """See :class:`Contribution`."""
         return self.held is not None or self.terms == 1
 
@@ -122,7 +122,7 @@ class OuterProducts(Contribution):
                 into = None if held is None else held[start:stop]
                 parts.append(row_norms(self._form(start, stop, into)).square_())
         if held is not None:
-            self.held = held
+            self.held, self.shared = held, None
             del self.left, self.right
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -177,9 +177,9 @@ class OuterProducts(Contribution):
         bad = bad.repeat_interleave(len(self.left) // self.count)
         self.left, self.right = masked(self.left, bad), masked(self.right, bad)
 
-    def most(self) -> Tensor | None:
+    def terms_bound(self) -> Tensor | None:
         """See :class:`Contribution`; this is the Cauchy-Schwarz bound."""
-        if self.formed:
+        if self.one_term:
             return None
         return lengths(self.left, self.count) * lengths(self.right, self.count)
 

@@ -80,11 +80,11 @@ def normalisation(context: Context, func: Function, *args: Any, **kwargs: Any) -
     def build(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
         gradient = gradient.to(accumulation_dtype(gradient.dtype))
         if (tracked := affine["bias"]) is not None:
-            yield tracked, total(gradient, layout, count, tracked.value.shape)
+            yield tracked, total(gradient, layout, count, tracked.tensor.shape)
         if (tracked := affine["weight"]) is not None:
             for name, tensor in saved.items():
                 given[name] = tensor.get().to(gradient.dtype)
             product = func(*call.args, **call.kwargs).mul_(gradient)
-            yield tracked, total(product, layout, count, tracked.value.shape)
+            yield tracked, total(product, layout, count, tracked.tensor.shape)
 
     return context.tap(func, output, used, range(leading), build)

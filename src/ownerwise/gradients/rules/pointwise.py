@@ -64,7 +64,7 @@ def pointwise(context: Context, func: Function, *args: Any, **kwargs: Any) -> An
                 sign = -1 if "sub" in name_of(func) else 1
                 factor = sign * kwargs.get("alpha", 1) if place == 1 else 1
                 broadcast = gradient if factor == 1 else gradient * factor
-            yield tracked, reduced(broadcast, layout, count, tuple(tracked.value.shape), where)
+            yield tracked, reduced(broadcast, layout, count, tuple(tracked.tensor.shape), where)
 
     used = [tracked for _, tracked in uses]
     return context.tap(func, output, used, range(output.dim()), build)
@@ -110,7 +110,7 @@ def repeating(context: Context, func: Function, *args: Any, **kwargs: Any) -> An
     if tracked is None or kwargs:
         return NotImplemented
     output = func(tracked.value, *args[1:])
-    shape = tuple(tracked.value.shape)
+    shape = tuple(tracked.tensor.shape)
     aligned = (1,) * (output.dim() - len(shape)) + shape
     new = [d for d in range(output.dim()) if aligned[d] == 1 and output.shape[d] != 1]
     same = all(output.shape[d] == aligned[d] or d in new for d in range(output.dim()))
@@ -137,7 +137,7 @@ def _tap_broadcast(
     new: list[int],
 ) -> Tensor:
     where = f"{name_of(func)}({tracked.name})"
-    shape = tuple(tracked.value.shape)
+    shape = tuple(tracked.tensor.shape)
 
     def build(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
         yield tracked, reduced(gradient, layout, count, shape, where)
