@@ -96,7 +96,7 @@ class Tape:
                 f"got {tuple(losses.shape)}. Use reduction='none'"
             )
         taps = self._pass.taps
-        parameters = [root.roots[0] for root in self._pass.tracker.roots]
+        parameters = self._pass.tracker.parameters
 
         def send(weights: Tensor, arrive: Arrive, *, keep: bool = True) -> None:
             with self._delivery.to(arrive, last=not keep):

@@ -27,8 +27,6 @@ __all__ = ["Convolved", "Geometry"]
 class Geometry:
     """Kernel, stride, padding on both sides, dilation and groups of a convolution."""
 
-    __slots__ = ("after", "before", "dilation", "groups", "kernel", "stride", "weight_shape")
-
     def __init__(
         self, weight_shape: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int
     ) -> None:
@@ -66,9 +64,7 @@ class Geometry:
         view = last.as_strided(shape, (steps[0], *walk, *inside, steps[-1]))
         block = workspace.scratch("patches", shape, last)
         block.copy_(view)
-        return block.view(
-            last.shape[0], math.prod(out_space), math.prod(self.kernel), last.shape[-1]
-        )
+        return block.flatten(1, len(out_space)).flatten(2, -2)
 
     def weight_gradient(self, inputs: Tensor, gradient: Tensor) -> Tensor:
         """Return the weight gradient for a channels-first batch, computed by torch's own kernel."""
@@ -78,19 +74,10 @@ class Geometry:
             inputs = functional.pad(inputs, [size for side in sides for size in side])
             padding = (0,) * len(self.kernel)
         weight = inputs.new_empty(1).expand(self.weight_shape)
-        return aten.convolution_backward(
-            gradient,
-            inputs,
-            weight,
-            None,
-            self.stride,
-            padding,
-            self.dilation,
-            False,
-            (0,) * len(self.kernel),
-            self.groups,
-            (False, True, False),
-        )[1]
+        not_transposed = (False, (0,) * len(self.kernel))
+        options = (self.stride, padding, self.dilation, *not_transposed, self.groups)
+        only_weight = (False, True, False)
+        return aten.convolution_backward(gradient, inputs, weight, None, *options, only_weight)[1]
 
 
 class Convolved(OuterProducts):

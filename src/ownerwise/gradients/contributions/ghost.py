@@ -30,21 +30,18 @@ def shared_ghost_norms(uses: Sequence[Contribution], budget: MemoryBudget) -> Te
     if len(matrices) < len(uses) or any(getattr(use, "held", None) is not None for use in uses):
         return None
     terms = sum(use.terms for use in matrices)
-    rows, columns = matrices[0].shape
-    if terms * (rows + columns) > rows * columns:
+    height, width = matrices[0].shape
+    if terms * (height + width) > height * width:
         return None
     count = matrices[0].count
-    step = max(1, budget.chunk_bytes // (2 * terms * terms + terms * (rows + columns)))
+    step = max(1, budget.chunk_bytes // (2 * terms * terms + terms * (height + width)))
     parts = []
     for start in range(0, count, step):
-        lefts, rights = zip(
-            *[use.factors(start, min(start + step, count)) for use in matrices], strict=True
-        )
-        right = gram(torch.cat(rights, dim=1))
-        left = torch.cat(
-            [torch.cat([_products(a, b, right.dtype) for b in lefts], dim=2) for a in lefts], dim=1
-        )
-        parts.append(squares_from_grams(left, right, partial(_formed, uses, start)))
+        pairs = [use.factors(start, min(start + step, count)) for use in matrices]
+        right = gram(torch.cat([right for _, right in pairs], dim=1))
+        rows = [torch.cat([_products(a, b, right.dtype) for b, _ in pairs], 2) for a, _ in pairs]
+        form = partial(_formed, uses, start)
+        parts.append(squares_from_grams(torch.cat(rows, dim=1), right, form))
     return torch.cat(parts)
 
 
