@@ -9,10 +9,13 @@ from torch import Tensor
 
 from ownerwise.torch_internals import pytree
 
-__all__ = ["map_tensors", "name_of", "tensors_in", "writes_in_place"]
+__all__ = ["Function", "map_tensors", "name_of", "tensors_in", "writes_in_place"]
+
+Function = Callable[..., Any]
+"""A torch function."""
 
 
-def name_of(func: Callable[..., Any]) -> str:
+def name_of(func: Function) -> str:
     """Return the bare name of a torch function."""
     return getattr(func, "__name__", None) or str(func)
 
@@ -39,7 +42,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], values: Any) -> Any:
     return pytree.tree_map(change_leaf, values)
 
 
-def writes_in_place(func: Callable[..., Any]) -> bool:
+def writes_in_place(func: Function) -> bool:
     """Return whether a torch function changes its first argument in place."""
     name = name_of(func)
     return (

@@ -66,15 +66,12 @@ class Chain:
             return None
         if inputs.dim() > 2 and not (layers and type(layers[0]) is nn.Flatten):
             return None
-        layers = [
-            layer for layer in layers if type(layer) is not nn.Flatten
-        ]  # no effect on vectors
+        layers = [layer for layer in layers if type(layer) is not nn.Flatten]  # all are vectors now
         parameters = [p for layer in layers for p in layer._parameters.values() if p is not None]
         dtype, device = inputs.dtype, inputs.device
         for parameter in parameters:
-            if type(parameter) is not nn.Parameter:
-                return None
-            if parameter.dtype != dtype or parameter.device != device:
+            plain = type(parameter) is nn.Parameter
+            if not plain or parameter.dtype != dtype or parameter.device != device:
                 return None
         trainable = [parameter for parameter in parameters if parameter.requires_grad]
         if not trainable or len(set(map(id, parameters))) < len(parameters):
@@ -134,11 +131,8 @@ class Chain:
         gradient = sent(ones, False)
         gradient = _padded(gradient, self._empty_rows)
         uses: list[Use] = []
-        first = next(
-            n
-            for n, layer in enumerate(self._layers)
-            if any(map(_trains, layer._parameters.values()))
-        )
+        trained = [any(map(_trains, layer._parameters.values())) for layer in self._layers]
+        first = trained.index(True)
         for number in range(len(self._layers) - 1, first - 1, -1):
             layer, kept = self._layers[number], self._kept[number]
             if isinstance(layer, nn.Linear):
@@ -212,13 +206,9 @@ def _padded(rows: Tensor, empty: int) -> Tensor:
 def _unroll(model: nn.Module, layers: list[nn.Module]) -> bool:
     """Append the layers of nested ``Sequential``s in order; return whether they form a chain."""
     kind, state = type(model), model.__dict__
-    if (
-        "forward" in state
-        or state["_forward_hooks"]
-        or state["_forward_pre_hooks"]
-        or state["_backward_hooks"]
-        or state["_backward_pre_hooks"]
-    ):
+    if "forward" in state or state["_forward_hooks"] or state["_forward_pre_hooks"]:
+        return False
+    if state["_backward_hooks"] or state["_backward_pre_hooks"]:
         return False
     if kind is nn.Linear or kind in _ACTIVATIONS:
         layers.append(model)

@@ -11,16 +11,16 @@ derivative is the same linear map for every record, both for norms and for sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from ownerwise.gradients.calls import name_of, tensors_in, writes_in_place
+from ownerwise.gradients.calls import Function, name_of, tensors_in, writes_in_place
 from ownerwise.gradients.precision import accumulation_dtype, full_precision
 from ownerwise.gradients.problems import Refused
+from ownerwise.torch_internals import pytree
 
 __all__ = ["is_half", "repeated_wide", "runs_in_half"]
 
@@ -44,7 +44,7 @@ def runs_in_half(tensors: list[Tensor]) -> bool:
 
 
 def repeated_wide(
-    func: Callable[..., Any],
+    func: Function,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     output: Any,

@@ -11,6 +11,7 @@ rejected.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -48,6 +49,11 @@ class Layout:
         if self.fold == "major":
             return tensor.unflatten(dim, (count, tensor.shape[dim] // count)).movedim(dim, 0)
         return tensor.unflatten(dim, (tensor.shape[dim] // count, count)).movedim(dim + 1, 0)
+
+    def terms(self, tensor: Tensor, count: int) -> Tensor:
+        """View ``tensor`` as ``[count, terms, entries]``, keeping its last dimension."""
+        parts = self.records(tensor, count)
+        return parts.reshape(count, math.prod(parts.shape[1:-1]), parts.shape[-1])
 
     def inner_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of one record's part, given a shape for a batch of one record."""

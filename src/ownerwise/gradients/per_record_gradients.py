@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from ownerwise.gradients.contributions import BLOCK, Contribution, shared_ghost_norms
 from ownerwise.gradients.memory_budget import MemoryBudget
 from ownerwise.gradients.precision import accumulation_dtype, full_precision, row_norms
-from ownerwise.gradients.taps import Tap
+from ownerwise.gradients.taps import Tap, Use
 from ownerwise.gradients.tracked_parameters import TrackedParameter
 
 __all__ = ["Collector", "PerRecordGradients"]
@@ -19,6 +21,8 @@ __all__ = ["Collector", "PerRecordGradients"]
 # If a record's terms are this many times longer than their sum, adding them to the sum over the
 # batch would cost the other records precision, so the record is summed separately.
 CANCELLING = 1e3
+
+Gradients = dict[nn.Parameter, Tensor]
 
 
 class PerRecordGradients:
@@ -33,33 +37,31 @@ class PerRecordGradients:
     def __init__(
         self,
         parameters: list[nn.Parameter],
-        contributions: list[tuple[TrackedParameter, Contribution]],
+        uses: list[Use],
         norms: Tensor,
-        most: Tensor | None = None,
-        chunk_bytes: int = 3 << 20,
+        terms_bound: Tensor | None,
+        chunk_bytes: int,
     ) -> None:
         self._parameters = parameters
-        self._contributions = contributions
+        self._uses = uses
         self._chunk_bytes = chunk_bytes
         self.norms = norms
-        self._apart: list[int] = []  # records whose terms cancel
-        if most is not None:
-            cancelling = torch.isfinite(norms) & (most > CANCELLING * norms)
-            self._apart = cancelling.nonzero().flatten().tolist() if cancelling.any() else []
-        for number in self._apart:
-            formed = form(contributions, number, number + 1).values()
+        self._cancelling: list[int] = []  # records whose terms nearly cancel
+        if terms_bound is not None:
+            cancelling = torch.isfinite(norms) & (terms_bound > CANCELLING * norms)
+            self._cancelling = cancelling.nonzero().flatten().tolist() if cancelling.any() else []
+        for number in self._cancelling:
+            formed = _form(uses, number, number + 1).values()
             norms[number] = torch.cat([row_norms(g.reshape(1, -1)) for g in formed]).norm()
         if not math.isfinite(float(norms.sum())):  # a single call in the common case
             bad = ~torch.isfinite(norms)
-            for _, contribution in contributions:
+            for _, contribution in uses:
                 contribution.drop(bad)
 
     def __len__(self) -> int:
         return len(self.norms)
 
-    def weighted_sum(
-        self, factors: Tensor, *, in_blocks: bool = True
-    ) -> dict[nn.Parameter, Tensor]:
+    def weighted_sum(self, factors: Tensor, *, in_blocks: bool = True) -> Gradients:
         """Return ``{parameter: sum_i factors[i] * g_i}`` for all trainable parameters.
 
         Args:
@@ -73,206 +75,173 @@ class PerRecordGradients:
                 f"got {list(factors.shape)}"
             )
         with full_precision(self.norms.device):
-            return self._weighted_sum(factors.detach(), in_blocks)
+            sums = self._weighted_sum(factors.detach(), in_blocks)
+        return {p: sums[p] if p in sums else _zeros(p) for p in self._parameters}
 
-    def _weighted_sum(self, factors: Tensor, in_blocks: bool) -> dict[nn.Parameter, Tensor]:
-        sums: dict[int, Tensor] = {}
-        derived = {
-            id(root): root
-            for tracked, _ in self._contributions
-            if not tracked.isometric
-            for root in tracked.roots
-        }
-        alone = [(number, float(factors[number])) for number in self._apart]
+    def _weighted_sum(self, factors: Tensor, in_blocks: bool) -> Gradients:
+        alone = [(number, float(factors[number])) for number in self._cancelling]
         if alone:
             factors = factors.clone()
-            factors[self._apart] = 0
-        parts = (
-            (
-                tracked,
-                contribution.weighted_sum(
-                    factors.to(accumulation_dtype(tracked.value.dtype)), in_blocks=in_blocks
-                ),
-            )
-            for tracked, contribution in self._contributions
-            if not _through(tracked, derived)
-        )
-        add_to_roots(sums, parts, per_record=False)
-        self._add_derived(sums, derived, factors)
+            factors[self._cancelling] = 0
+        changed = (tracked for tracked, _ in self._uses if not tracked.isometric)
+        derived = {root for tracked in changed for root in tracked.roots}
+        direct = [use for use in self._uses if derived.isdisjoint(use[0].roots)]
+        through = [use for use in self._uses if not derived.isdisjoint(use[0].roots)]
+
+        def summed(tracked: TrackedParameter, contribution: Contribution) -> Tensor:
+            given = factors.to(accumulation_dtype(tracked.tensor.dtype))
+            return contribution.weighted_sum(given, in_blocks=in_blocks)
+
+        sums = _to_roots(((use[0], summed(*use)) for use in direct), per_record=False)
+        # A derivation such as w - w.mean() may cancel almost all of a gradient. If the gradients
+        # were summed over the batch first, the rounding error of the sum could be far larger than a
+        # clip norm. Each record's gradient is therefore propagated to the parameters before
+        # summation, as it was for the norm.
+        for start, stop in _chunks(through, len(self), self._chunk_bytes, BLOCK):
+            for root, formed in _form(through, start, stop).items():
+                total = factors[start:stop].to(formed.dtype) @ formed.reshape(stop - start, -1)
+                _add(sums, root, total.double().reshape(formed.shape[1:]))
         for number, factor in alone:
-            for root, formed in form(self._contributions, number, number + 1).items():
-                add_to(sums, root, factor * formed[0])
-        result = {}
-        for parameter in self._parameters:
-            total = sums.get(id(parameter))
-            if total is None:
-                dtype = accumulation_dtype(parameter.dtype)
-                total = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-            result[parameter] = total
-        return result
+            for root, formed in _form(self._uses, number, number + 1).items():
+                _add(sums, root, factor * formed[0])
+        return sums
 
-    def _add_derived(
-        self, sums: dict[int, Tensor], roots: dict[int, nn.Parameter], factors: Tensor
-    ) -> None:
-        """Add the sums for parameters from which the model derives other tensors.
-
-        A derivation such as w - w.mean() may cancel almost all of a gradient. If the gradients were
-        summed over the batch first, the rounding error of the sum could be far larger than a clip
-        norm. Each record's gradient is therefore propagated to the parameters before summation, as
-        it was for the norm.
-        """
-        group = [(t, c) for t, c in self._contributions if _through(t, roots)]
-        if not group:
-            return
-        step = min(BLOCK, _records_at_once(roots, self._chunk_bytes))
-        for start in range(0, len(self), step):
-            part = factors[start : start + step]
-            for root, formed in form(group, start, start + len(part)).items():
-                total = part.to(formed.dtype) @ formed.reshape(len(part), -1)
-                add_to(sums, root, total.double().reshape(formed.shape[1:]))
-
-    def per_record(self, start: int = 0, stop: int | None = None) -> dict[nn.Parameter, Tensor]:
+    def per_record(self, start: int = 0, stop: int | None = None) -> Gradients:
         """Return the gradients themselves, ``{parameter: [records, *shape]}``, for research."""
         stop = len(self) if stop is None else stop
-        formed = form(self._contributions, start, stop)
-        return {
-            p: formed.get(
-                id(p),
-                torch.zeros(
-                    stop - start, *p.shape, dtype=accumulation_dtype(p.dtype), device=p.device
-                ),
-            )
-            for p in self._parameters
-        }
+        formed = _form(self._uses, start, stop)
+        return {p: formed[p] if p in formed else _zeros(p, stop - start) for p in self._parameters}
 
 
 class Collector:
-    """Collects contributions as the backward pass delivers them."""
+    """Collects contributions as the backward pass delivers them.
+
+    Attributes:
+        single: the parameters with a single use, whose norms are taken right away.
+        uses: the uses of these parameters.
+        shared: all other uses, which are added up before the norm is taken.
+        squares: squared norms, one entry per parameter or group of parameters.
+        terms_bounds: upper bounds on the sums of the norms of each record's terms.
+    """
 
     def __init__(
         self,
         parameters: list[nn.Parameter],
-        uses: dict[int, list[TrackedParameter]],
-        count: int,
+        taps: list[Tap],
+        losses: Tensor,
         budget: MemoryBudget,
-        device: torch.device,
     ) -> None:
         self.parameters = parameters
-        self.count = count
+        self.losses = losses
         self.budget = budget
-        self.device = device
-        # A parameter's gradient norms can be taken right away only if it has a single use.
-        self.separate = {root for root, used in uses.items() if len(used) == 1}
-        self.done: list[tuple[TrackedParameter, Contribution]] = []
-        self.later: list[tuple[TrackedParameter, Contribution]] = []
+        counts = Counter(root for tap in taps for tracked in tap.used for root in tracked.roots)
+        self.single = {root for root, count in counts.items() if count == 1}
+        self.uses: list[Use] = []
+        self.shared: list[Use] = []
         self.squares: list[Tensor] = []
-        self.most: list[Tensor] = []
+        self.terms_bounds: list[Tensor] = []
 
     def arrive(self, tap: Tap, gradient: Tensor) -> None:
         """Turn the gradient of a tapped output into contributions."""
         if tap.layout is None:  # only in a trial run, which has already listed the problem
             return
-        for tracked, contribution in tap.build(gradient, tap.layout, self.count):
-            if not tracked.isometric or id(tracked.roots[0]) not in self.separate:
-                self.later.append((tracked, contribution))
-                continue
-            self.done.append((tracked, contribution))
-            self.squares.append(contribution.squared_norms())
-            most = contribution.most()
-            if most is not None:
-                self.most.append(most)
+        for tracked, contribution in tap.build(gradient, tap.layout, len(self.losses)):
+            if tracked.isometric and tracked.roots[0] in self.single:
+                self.uses.append((tracked, contribution))
+                self.squares.append(contribution.squared_norms())
+                if (bound := contribution.terms_bound()) is not None:
+                    self.terms_bounds.append(bound)
+            else:
+                self.shared.append((tracked, contribution))
 
     def finish(self) -> PerRecordGradients:
         """Return the gradients with all their norms."""
-        dtypes = {accumulation_dtype(p.dtype) for p in self.parameters}
-        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-        if self.later:
-            self.squares.extend(shared_norms(self.later, self.count, self.budget))
-            for _, contribution in self.later:  # uses may cancel each other
-                most = contribution.most()
-                self.most.append(contribution.squared_norms().sqrt() if most is None else most)
-        if len(self.squares) == 1:
-            total = self.squares[0].to(dtype)
-        elif self.squares:
-            total = torch.stack([square.to(dtype) for square in self.squares]).sum(dim=0)
-        else:
-            total = torch.zeros(self.count, dtype=dtype, device=self.device)
-        most = torch.stack([m.to(dtype) for m in self.most]).sum(dim=0) if self.most else None
+        self.squares += _shared_norms(self.shared, len(self.losses), self.budget)
+        for _, contribution in self.shared:  # uses may cancel each other
+            bound = contribution.terms_bound()
+            bound = contribution.squared_norms().sqrt() if bound is None else bound
+            self.terms_bounds.append(bound)
+        double = any(parameter.dtype == torch.float64 for parameter in self.parameters)
+        dtype = torch.float64 if double else torch.float32
+        squares = self.squares or [torch.zeros_like(self.losses)]
         return PerRecordGradients(
-            self.parameters, self.done + self.later, total.sqrt_(), most, self.budget.chunk_bytes
+            self.parameters,
+            self.uses + self.shared,
+            _total(squares, dtype).sqrt_(),
+            _total(self.terms_bounds, dtype) if self.terms_bounds else None,
+            self.budget.chunk_bytes,
         )
 
 
-def _through(tracked: TrackedParameter, roots: Mapping[int, nn.Parameter]) -> bool:
-    """Return whether a used tensor is one of these parameters, or derived from one."""
-    return any(id(root) in roots for root in tracked.roots)
+def _total(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
+    return torch.stack([part.to(dtype) for part in parts]).sum(dim=0)
 
 
-def _records_at_once(roots: Mapping[int, nn.Parameter], chunk_bytes: int) -> int:
-    """Return the number of records for which to form these parameters' gradients at once."""
-    return max(1, (chunk_bytes * 8) // max(1, 4 * sum(root.numel() for root in roots.values())))
+def _zeros(parameter: nn.Parameter, *records: int) -> Tensor:
+    dtype = accumulation_dtype(parameter.dtype)
+    return torch.zeros(*records, *parameter.shape, dtype=dtype, device=parameter.device)
 
 
-def shared_norms(
-    contributions: list[tuple[TrackedParameter, Contribution]], count: int, budget: MemoryBudget
-) -> Iterable[Tensor]:
-    """For parameters with several uses, yield the squared norms of the SUM over the uses."""
+def _shared_norms(uses: list[Use], count: int, budget: MemoryBudget) -> Iterator[Tensor]:
+    """Yield squared norms of parameters with several uses, taken of the SUM over the uses."""
+    derived = {root for tracked, _ in uses if not tracked.is_root for root in tracked.roots}
+    by_root: dict[nn.Parameter, list[Use]] = {}
     rest = []
-    by_root: dict[int, list[tuple[TrackedParameter, Contribution]]] = {}
-    for tracked, contribution in contributions:
-        key = id(tracked.tensor) if tracked.is_root else 0
-        by_root.setdefault(key, []).append((tracked, contribution))
-    derived_roots = {id(r) for tracked, _ in by_root.get(0, []) for r in tracked.roots}
-    for key, group in by_root.items():
-        squares = None
-        if key and key not in derived_roots:
-            squares = shared_ghost_norms([contribution for _, contribution in group], budget)
+    for use in uses:
+        tracked, root = use[0], use[0].roots[0]
+        if tracked.is_root and root not in derived:
+            by_root.setdefault(root, []).append(use)
+        else:
+            rest.append(use)
+    for group in by_root.values():
+        squares = shared_ghost_norms([contribution for _, contribution in group], budget)
         if squares is None:
-            rest.extend(group)
+            rest += group
         else:
             yield squares
-    if not rest:
-        return
-    roots = {id(root): root for tracked, _ in rest for root in tracked.roots}
-    step = _records_at_once(roots, budget.chunk_bytes)
     parts = []
-    for start in range(0, count, step):
-        formed = form(rest, start, min(start + step, count))
+    for start, stop in _chunks(rest, count, budget.chunk_bytes):
+        formed = _form(rest, start, stop)
         squares = [row_norms(g.reshape(len(g), -1)).square_() for g in formed.values()]
         parts.append(torch.stack(squares).sum(dim=0))
-    yield torch.cat(parts)
+    if parts:
+        yield torch.cat(parts)
 
 
-def form(
-    contributions: list[tuple[TrackedParameter, Contribution]], start: int, stop: int
-) -> dict[int, Tensor]:
-    """Return per-record gradients of the roots, ``{id(root): [stop - start, *shape]}``."""
-    roots: dict[int, Tensor] = {}
-    parts = (
-        (tracked, contribution.per_record(start, stop)) for tracked, contribution in contributions
-    )
-    add_to_roots(roots, parts, per_record=True)
-    return roots
+def _chunks(
+    uses: list[Use], count: int, chunk_bytes: int, most: int | None = None
+) -> Iterator[tuple[int, int]]:
+    """Yield ranges of records for which the gradients of these uses are formed at once."""
+    roots = {root for tracked, _ in uses for root in tracked.roots}
+    if not roots:
+        return
+    step = max(1, (chunk_bytes * 8) // max(1, 4 * sum(root.numel() for root in roots)))
+    step = min(step, most or step)
+    for start in range(0, count, step):
+        yield start, min(start + step, count)
 
 
-def add_to_roots(
-    sums: dict[int, Tensor], parts: Iterable[tuple[TrackedParameter, Tensor]], *, per_record: bool
-) -> None:
-    """Add gradients to their roots; sum those of a derived parameter before backpropagating."""
-    derived: dict[int, tuple[TrackedParameter, Tensor]] = {}
+def _form(uses: Iterable[Use], start: int, stop: int) -> Gradients:
+    """Return per-record gradients of the roots, ``{root: [stop - start, *shape]}``."""
+    return _to_roots(((t, c.per_record(start, stop)) for t, c in uses), per_record=True)
+
+
+def _to_roots(parts: Iterable[tuple[TrackedParameter, Tensor]], *, per_record: bool) -> Gradients:
+    """Return the gradients of the roots; those of a derived tensor are added up first."""
+    sums: Gradients = {}
+    derived: dict[TrackedParameter, Tensor] = {}
     for tracked, part in parts:
         if tracked.is_root:
-            add_to(sums, id(tracked.tensor), part)
+            _add(sums, tracked.roots[0], part)
         else:
-            earlier = derived.get(id(tracked))
-            derived[id(tracked)] = (tracked, part if earlier is None else earlier[1] + part)
-    for tracked, part in derived.values():
+            _add(derived, tracked, part)
+    for tracked, part in derived.items():
         for root, back in zip(tracked.roots, tracked.pull_back(part, per_record), strict=True):
             if back is not None:
-                add_to(sums, id(root), back.to(accumulation_dtype(back.dtype)))
+                _add(sums, root, back.to(accumulation_dtype(back.dtype)))
+    return sums
 
 
-def add_to(sums: dict[int, Tensor], key: int, part: Tensor) -> None:
+def _add(sums: dict[Any, Tensor], key: object, part: Tensor) -> None:
     """Add ``part`` to the entry, but not in place, because other code may use these tensors."""
-    earlier = sums.get(key)
-    sums[key] = part if earlier is None else earlier + part
+    sums[key] = sums[key] + part if key in sums else part

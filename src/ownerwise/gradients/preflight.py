@@ -91,27 +91,19 @@ def _of_module(name: str, module: nn.Module) -> Iterator[Problem]:
 
 
 def _of_parameters(model: nn.Module) -> Iterator[Problem]:
-    trainable = False
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        trainable = True
+    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not trainable:
+        what = "no parameter requires a gradient"
+        yield Problem("model", what, "unfreeze the parameters to train")
+    for name, parameter in trainable:
         if isinstance(parameter, nn.UninitializedParameter):
             continue
         if parameter.is_complex():
-            yield Problem(
-                name,
-                "complex parameters are not supported",
-                "use separate real and imaginary parts",
-            )
+            what = "complex parameters are not supported"
+            yield Problem(name, what, "use separate real and imaginary parts")
         elif parameter.layout != torch.strided:
-            yield Problem(
-                name, f"layout {parameter.layout} is not supported", "use a dense parameter"
-            )
-    if not trainable:
-        yield Problem(
-            "model", "no parameter requires a gradient", "unfreeze the parameters to train"
-        )
+            what = f"layout {parameter.layout} is not supported"
+            yield Problem(name, what, "use a dense parameter")
 
 
 def _of_run(model: nn.Module, inputs: tuple[Any, ...], known: set[str]) -> list[Problem]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -50,39 +50,38 @@ class Attributes:
         for name, tensor, version in self._tensors:
             if tensor._version != version:
                 raise changed_by_data(name)
-        for container, before in self._contents:
-            if _replaced(container, before) and _holds_values(container, 2):
-                _refill(container, before)
-        for slots, own in self._kept:
-            for key in [key for key in slots if key not in _OF_TORCH]:
-                if slots[key] is not own.get(key) and _holds_values(slots[key], 2):
-                    if key in own:
-                        slots[key] = own[key]
-                    else:
-                        del slots[key]
+        self._undo(lambda value: _holds_values(value, 2))
 
     def restore(self) -> None:
         """Restore all attributes, regardless of their values."""
+        self._undo(lambda value: True)
+        for slots, own in self._kept:
+            slots.update(own)
+
+    def _undo(self, matters: Callable[[Any], bool]) -> None:
         for container, before in self._contents:
-            if _replaced(container, before):
+            if _replaced(container, before) and matters(container):
                 _refill(container, before)
         for slots, own in self._kept:
-            for key in [key for key in slots if key not in _OF_TORCH and key not in own]:
-                del slots[key]
-            slots.update(own)
+            for key in [key for key in slots if key not in _OF_TORCH]:
+                if (key in own and slots[key] is own[key]) or not matters(slots[key]):
+                    continue
+                if key in own:
+                    slots[key] = own[key]
+                else:
+                    del slots[key]
 
 
 class State:
     """A copy of a model's parameters, buffers and attributes, used to detect and undo changes."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = [(vars(module), dict(module._modules)) for module in model.modules()]
         self._modes = [(module, module.training) for module in model.modules()]
         self._attributes = Attributes(model)
         self._slots = [
             (slots, dict(slots))
             for module in model.modules()
-            for slots in (module._parameters, module._buffers)
+            for slots in (module._parameters, module._buffers, module._modules)
         ]
         self._kept: list[tuple[str, dict[str, Any], str, Tensor, Tensor]] = [
             (f"{prefix}.{key}" if prefix else key, slots, key, tensor, tensor.detach().clone())
@@ -113,9 +112,6 @@ class State:
 
         Only tensors that have changed are written to.
         """
-        for slots, modules in self._modules:
-            if slots["_modules"] != modules:
-                _refill(slots["_modules"], modules)
         for slots, before in self._slots:
             if _replaced(slots, before):
                 _refill(slots, before)

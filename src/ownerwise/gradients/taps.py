@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ownerwise.gradients.calls import name_of
+from ownerwise.gradients.calls import Function, name_of
 from ownerwise.gradients.contributions import Contribution
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.tracked_parameters import TrackedParameter
 
-__all__ = ["Anchor", "Build", "Tap"]
+__all__ = ["Anchor", "Arrive", "Build", "Delivery", "Tap", "Use"]
 
-Build = Callable[[Tensor, Layout, int], Iterable[tuple[TrackedParameter, Contribution]]]
-"""Turns a tapped output's gradient, its layout and the number of records into contributions."""
+Use = tuple[TrackedParameter, Contribution]
+"""A parametric tensor, and what one use of it contributes to the per-record gradients."""
+
+Build = Callable[[Tensor, Layout, int], Iterator[Use]]
+"""Turns a tapped output's gradient, its layout and the number of records into uses."""
 
 
 class Anchor(torch.autograd.Function):
@@ -38,29 +42,24 @@ class Tap:
     """One use of parameters in the forward pass.
 
     Args:
-        deliver: called with this tap and the gradient of its output.
+        delivery: where the gradient of the output goes.
         func: the torch function.
         used: the parameters that the call uses.
         dims: dimensions of the output that may index the records.
         output: the tapped tensor.
-        build: turns the gradient into contributions.
+        build: turns the gradient into uses.
     """
-
-    __slots__ = (
-        *("build", "deliver", "dims", "func", "key", "layout", "number", "shape", "trials"),
-        "used",
-    )
 
     def __init__(
         self,
-        deliver: Callable[[Tap, Tensor], None],
-        func: Callable[..., Any],
+        delivery: Delivery,
+        func: Function,
         used: Sequence[TrackedParameter],
         dims: tuple[int, ...],
         output: Tensor,
         build: Build,
     ) -> None:
-        self.deliver = deliver
+        self.delivery = delivery
         self.func = func
         self.used = used
         self.dims = dims
@@ -79,5 +78,32 @@ class Tap:
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
         """Deliver the gradient of the tapped output, before the call's own backward pass."""
         gradient = gradients[self.number]
-        if gradient is not None:
-            self.deliver(self, gradient)
+        if gradient is not None and self.delivery.arrive is not None:
+            self.delivery.arrive(self, gradient)
+
+
+Arrive = Callable[[Tap, Tensor], None]
+"""Receives a tap and the gradient of its output."""
+
+
+class Delivery:
+    """Where a tape's backward pass delivers the gradients of tapped outputs.
+
+    Attributes:
+        arrive: receives the gradients; None outside the tape's own backward passes.
+        last: whether this backward pass is the last and may thus overwrite saved tensors.
+    """
+
+    def __init__(self) -> None:
+        self.arrive: Arrive | None = None
+        self.last = False
+        self.anchor = torch.zeros((), requires_grad=True)
+
+    @contextmanager
+    def to(self, arrive: Arrive, *, last: bool) -> Iterator[None]:
+        """Deliver the gradients to `arrive` during one backward pass."""
+        self.arrive, self.last = arrive, last
+        try:
+            yield
+        finally:
+            self.arrive, self.last = None, False

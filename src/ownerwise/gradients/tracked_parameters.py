@@ -10,13 +10,12 @@ parameters. No operation in that graph is computed in half precision (:mod:`deri
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ownerwise.gradients.calls import name_of, tensors_in
+from ownerwise.gradients.calls import Function, name_of, tensors_in
 from ownerwise.gradients.derivations import is_half, repeated_wide, runs_in_half
 from ownerwise.gradients.problems import Refused
 
@@ -61,9 +60,9 @@ def _walk(model: nn.Module) -> tuple[list[int], list[Any]]:
 
 
 class TrackedParameter:
-    """A parametric tensor, with its detached value and the parameters from which it is computed."""
+    """A parametric tensor and its roots, the parameters from which it is computed."""
 
-    __slots__ = ("_value", "is_root", "isometric", "key", "name", "roots", "tensor", "wide")
+    __slots__ = ("is_root", "isometric", "key", "name", "roots", "tensor", "wide")
 
     def __init__(
         self,
@@ -79,20 +78,13 @@ class TrackedParameter:
         self.isometric = isometric  # if true, there is one root, with the same norms
         # the tensor and its roots in float32 or better, joined by a graph of that precision
         self.wide = (tensor, roots) if wide is None else wide
-        self._value: Tensor | None = None
         self.is_root = len(roots) == 1 and roots[0] is tensor  # a parameter itself
         self.key = tuple([id(root) for root in roots])
 
     @property
     def value(self) -> Tensor:
         """The detached tensor, for which autograd computes no batch gradient."""
-        if self._value is None:
-            self._value = self.tensor.detach()
-        return self._value
-
-    def renew(self) -> None:
-        """Discard the value before another forward pass; the tensor may have moved in memory."""
-        self._value = None
+        return self.tensor.detach()
 
     def pull_back(self, gradients: Tensor, batched: bool) -> list[Tensor | None]:
         """Turn gradients of this tensor, per record if ``batched``, into gradients of its roots."""
@@ -118,7 +110,6 @@ class ParameterTracker:
         self._trained: dict[int, TrackedParameter] = {}
         self._fixed: dict[int, Tensor] = {}
         self._wide_roots: dict[int, Tensor] = {}
-        self.roots: list[TrackedParameter] = []
         self.parametric: dict[int, TrackedParameter] = {}
         self.constant: dict[int, Tensor] = {}
         self.restart(model)
@@ -129,27 +120,22 @@ class ParameterTracker:
         if marks != self._marks:
             self._marks = marks
             self._modules = modules  # held, so that their ids stay valid
-            names = {id(p): name for name, p in model.named_parameters()}
-            self.roots = [
-                TrackedParameter(p, names[id(p)], (p,), True)
-                for p in model.parameters()
-                if p.requires_grad
-            ]
-            frozen = [p for p in model.parameters() if not p.requires_grad]
+            named = dict(model.named_parameters())
+            trained = {name: p for name, p in named.items() if p.requires_grad}
+            frozen = [p for name, p in named.items() if name not in trained]
+            self._trained = {id(p): TrackedParameter(p, n, (p,), True) for n, p in trained.items()}
             self._fixed = {id(t): t for t in (*frozen, *model.buffers())}
-            self._trained = {id(root.tensor): root for root in self.roots}
-        for root in self.roots:
-            root.renew()
         self.parametric = self._trained.copy()
         self.constant = self._fixed.copy()
         self._wide_roots = {}
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trainable parameters."""
+        return [tracked.roots[0] for tracked in self._trained.values()]
+
     def derive(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        output: Any,
+        self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         """Register the output that ``func`` computed from parametric and constant tensors."""
         inputs = tensors_in((args, kwargs))
@@ -185,7 +171,7 @@ class ParameterTracker:
             self._wide_roots[key] = tracked.tensor.detach().float().requires_grad_()
         return self._wide_roots[key]
 
-    def refuse_write(self, func: Callable[..., Any], written: Tensor) -> None:
+    def refuse_write(self, func: Function, written: Tensor) -> None:
         """Reject a call that writes data into the model: the data would be released without noise.
 
         A view or the ``.data`` of a buffer shares the buffer's memory, so addresses are compared.

@@ -16,7 +16,6 @@ from ownerwise.gradients.contributions.ghost import shared_ghost_norms
 from ownerwise.gradients.contributions.lookup import Lookup
 from ownerwise.gradients.contributions.outer import Outer, SharedLeft
 from ownerwise.gradients.contributions.repeated import Call, Repeated
-from ownerwise.gradients.contributions.vectors import RankOne
 
 __all__ = [
     "BLOCK",
@@ -27,7 +26,6 @@ __all__ = [
     "Geometry",
     "Lookup",
     "Outer",
-    "RankOne",
     "Repeated",
     "SharedLeft",
     "few_rows",

@@ -36,8 +36,8 @@ class Contribution(ABC):
     shape: tuple[int, ...]
 
     @property
-    def formed(self) -> bool:
-        """Whether a sum adds one term per record, rather than several."""
+    def one_term(self) -> bool:
+        """Whether a sum over records adds one term for each record, rather than several."""
         return True
 
     @abstractmethod
@@ -55,7 +55,7 @@ class Contribution(ABC):
         return blocked_sum(
             self.count,
             lambda start, stop: self.partial_sum(factors[start:stop], start, stop),
-            BLOCK if self.formed else LONG_BLOCK,
+            BLOCK if self.one_term else LONG_BLOCK,
         )
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Contribution(ABC):
     def drop(self, bad: Tensor) -> None:
         """Set g_i to exactly zero where ``bad`` is true."""
 
-    def most(self) -> Tensor | None:
+    def terms_bound(self) -> Tensor | None:
         """Return an upper bound on the sum of the norms of each record's terms, ``[count]``.
 
         Return None if sums are computed from stored gradients, because each record then adds only
@@ -77,8 +77,6 @@ class Contribution(ABC):
 
 class Dense(Contribution):
     """Per-record gradients that are small enough to store in full, ``[count, *shape]``."""
-
-    __slots__ = ("count", "shape", "values")
 
     def __init__(self, values: Tensor) -> None:
         self.values = values.to(accumulation_dtype(values.dtype))

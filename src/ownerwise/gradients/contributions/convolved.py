@@ -10,18 +10,14 @@ threads, best of repeated runs).
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ownerwise.gradients.contributions.contribution import Contribution, few_rows
-from ownerwise.gradients.contributions.grams import gram, squares_from_grams
-from ownerwise.gradients.contributions.outer import choose
+from ownerwise.gradients.contributions.contribution import few_rows
+from ownerwise.gradients.contributions.outer import OuterProducts
 from ownerwise.gradients.memory_budget import MemoryBudget
-from ownerwise.gradients.precision import accumulation_dtype, lengths, masked, row_norms
 from ownerwise.gradients.workspace import Workspace
 from ownerwise.torch_internals import aten
 
@@ -30,8 +26,6 @@ __all__ = ["Convolved", "Geometry"]
 
 class Geometry:
     """Kernel, stride, padding on both sides, dilation and groups of a convolution."""
-
-    __slots__ = ("after", "before", "dilation", "groups", "kernel", "stride", "weight_shape")
 
     def __init__(
         self, weight_shape: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int
@@ -70,9 +64,7 @@ class Geometry:
         view = last.as_strided(shape, (steps[0], *walk, *inside, steps[-1]))
         block = workspace.scratch("patches", shape, last)
         block.copy_(view)
-        return block.view(
-            last.shape[0], math.prod(out_space), math.prod(self.kernel), last.shape[-1]
-        )
+        return block.flatten(1, len(out_space)).flatten(2, -2)
 
     def weight_gradient(self, inputs: Tensor, gradient: Tensor) -> Tensor:
         """Return the weight gradient for a channels-first batch, computed by torch's own kernel."""
@@ -82,148 +74,62 @@ class Geometry:
             inputs = functional.pad(inputs, [size for side in sides for size in side])
             padding = (0,) * len(self.kernel)
         weight = inputs.new_empty(1).expand(self.weight_shape)
-        return aten.convolution_backward(
-            gradient,
-            inputs,
-            weight,
-            None,
-            self.stride,
-            padding,
-            self.dilation,
-            False,
-            (0,) * len(self.kernel),
-            self.groups,
-            (False, True, False),
-        )[1]
+        not_transposed = (False, (0,) * len(self.kernel))
+        options = (self.stride, padding, self.dilation, *not_transposed, self.groups)
+        only_weight = (False, True, False)
+        return aten.convolution_backward(gradient, inputs, weight, None, *options, only_weight)[1]
 
 
-class Convolved(Contribution):
+class Convolved(OuterProducts):
     """One use of a kernel.
 
     ``inputs`` has shape ``[count * frames, channels, *space]``; ``gradient`` has the corresponding
     shape of the output. Each record has ``frames`` images.
     """
 
-    __slots__ = (
-        "budget",
-        "count",
-        "dtype",
-        "frames",
-        "geometry",
-        "gradient",
-        "held",
-        "inputs",
-        "shape",
-    )  # fmt: skip
-
     def __init__(
         self, inputs: Tensor, gradient: Tensor, count: int, geometry: Geometry, budget: MemoryBudget
     ) -> None:
-        self.inputs: Tensor | None = inputs
-        self.gradient: Tensor | None = gradient
-        self.held: Tensor | None = None  # [count, out channels, kernel * channels per group]
         self.count = count
         self.frames = len(inputs) // count
         self.geometry = geometry
-        self.budget = budget
         self.shape = geometry.weight_shape
-        self.dtype = accumulation_dtype(gradient.dtype)
+        terms = self.frames * math.prod(gradient.shape[2:])
+        sizes = (terms, self.shape[0], math.prod(self.shape[1:]))
+        super().__init__(gradient, inputs, sizes, budget, groups=geometry.groups)
 
-    def _factors(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return the gradients and the patches, each as ``[n * groups, terms, entries]``."""
-        assert self.inputs is not None
-        assert self.gradient is not None
-        count, groups = stop - start, self.geometry.groups
+    def _images(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return the gradients and inputs of a range of records in the accumulation type."""
         window = slice(start * self.frames, stop * self.frames)
-        last = self.inputs[window].movedim(1, -1).to(self.dtype)
-        gradient = self.gradient[window].movedim(1, -1).to(self.dtype)
-        patches = self.geometry.patches(last, tuple(gradient.shape[1:-1]), self.budget.workspace)
-        gradient = gradient.reshape(count, -1, gradient.shape[-1])
+        return self.left[window].to(self.dtype), self.right[window].to(self.dtype)
+
+    def factors(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """See :class:`OuterProducts`; the right factor consists of patches of the inputs."""
+        gradient, inputs = (images.movedim(1, -1) for images in self._images(start, stop))
+        patches = self.geometry.patches(inputs, gradient.shape[1:-1], self.budget.workspace)
+        count, terms, groups = stop - start, self.terms, self.groups
         if groups == 1:
-            return gradient, patches.reshape(count, gradient.shape[1], -1)
-        terms = gradient.shape[1]
+            return gradient.reshape(count, terms, -1), patches.reshape(count, terms, -1)
         gradient = gradient.reshape(count, terms, groups, -1).transpose(1, 2)
-        patches = patches.reshape(count, terms, patches.shape[2], groups, -1)
-        patches = patches.permute(0, 3, 1, 2, 4)
-        return gradient.reshape(count * groups, terms, -1), patches.reshape(
-            count * groups, terms, -1
-        )
+        patches = patches.reshape(count, terms, -1, groups, self.shape[1]).permute(0, 3, 1, 2, 4)
+        return gradient.flatten(0, 1), patches.flatten(3).flatten(0, 1)
 
-    def _sizes(self) -> tuple[int, int, int]:
-        """Return the numbers of terms, rows and columns in a record's sum of outer products."""
-        assert self.gradient is not None
-        terms = self.frames * math.prod(self.gradient.shape[2:])
-        return terms, self.shape[0], math.prod(self.shape[1:])
+    def shaped(self, formed: Tensor) -> Tensor:
+        """See :class:`OuterProducts`; a row of a formed gradient is ``[*kernel, channels]``."""
+        kernel = self.geometry.kernel
+        parts = formed.unflatten(-1, (self.rows, *kernel, self.shape[1]))
+        return parts.movedim(-1, -1 - len(kernel))
 
-    def squared_norms(self) -> Tensor:
-        """See :class:`Contribution`; may replace the factors with the gradients themselves."""
-        assert self.gradient is not None
-        assert self.inputs is not None
-        terms, rows, columns = self._sizes()
-        saved = self.gradient.nbytes + self.inputs.nbytes
-        groups = self.geometry.groups
-        # ghost norms for a grouped convolution need one pair of Gram matrices per group
-        plan = choose(self.budget, self.count, terms, rows, columns * groups, saved)
-        if plan == "ghost" and groups > 1:
-            plan = "form"
-        held = None
-        if plan == "hold":
-            like = self.gradient[:0].to(self.dtype)
-            held = self.budget.workspace.lend((self.count, rows, columns), like)
-        width = columns + rows if plan != "ghost" else columns + rows + 2 * terms
-        step = max(4, self.budget.chunk_bytes // (4 * terms * width))
-        norms = self.gradient.new_empty(self.count, dtype=self.dtype)
-        for start in range(0, self.count, step):
-            stop = min(start + step, self.count)
-            left, right = self._factors(start, stop)
-            if plan == "ghost":
-                form = partial(self._form_record, start=start)
-                norms[start:stop] = squares_from_grams(gram(left), gram(right), form)
-                continue
-            if held is None:
-                formed = torch.bmm(left.mT, right)
-            else:
-                formed = torch.bmm(left.mT, right, out=held[start:stop].view(
-                    (stop - start) * groups, rows // groups, columns
-                ))  # fmt: skip
-            flat = formed.view(stop - start, -1)
-            norms[start:stop] = row_norms(flat)
-        if held is not None:
-            self.held, self.inputs, self.gradient = held, None, None
-        return norms if plan == "ghost" else norms.square_()
+    def records_at_once(self, way: str) -> int:
+        """See :class:`OuterProducts`; the patches take most of the memory."""
+        width = self.columns + self.rows + (2 * self.terms if way == "ghost" else 0)
+        return max(4, self.budget.chunk_bytes // (4 * self.terms * width))
 
-    def _form_record(self, number: int, start: int) -> Tensor:
-        return self.per_record(start + number, start + number + 1)
-
-    def _as_weight(self, formed: Tensor) -> Tensor:
-        """Turn ``[..., out, kernel * channels]`` into ``[..., out, channels, *kernel]``."""
-        parts = formed.unflatten(-1, (*self.geometry.kernel, self.shape[1]))
-        return parts.movedim(-1, -1 - len(self.geometry.kernel))
-
-    def per_record(self, start: int, stop: int) -> Tensor:
-        """See :class:`Contribution`."""
-        if self.held is not None:
-            return self._as_weight(self.held[start:stop].clone())
-        left, right = self._factors(start, stop)
-        formed = torch.bmm(left.mT, right).reshape(stop - start, self.shape[0], -1)
-        return self._as_weight(formed)
-
-    @property
-    def formed(self) -> bool:
-        """See :class:`Contribution`."""
-        return self.held is not None
-
-    def partial_sum(self, factors: Tensor, start: int, stop: int) -> Tensor:
-        """See :class:`Contribution`."""
-        if self.held is not None:
-            total = factors @ self.held[start:stop].flatten(1)
-            return self._as_weight(total.view(self.held.shape[1:]))
-        assert self.inputs is not None
-        assert self.gradient is not None
+    def sum_of_factors(self, factors: Tensor, start: int, stop: int) -> Tensor:
+        """See :class:`OuterProducts`."""
         if self.frames > 1:
             factors = factors.repeat_interleave(self.frames)
-        window = slice(start * self.frames, stop * self.frames)
-        inputs, gradient = self.inputs[window].to(self.dtype), self.gradient[window].to(self.dtype)
+        gradient, inputs = self._images(start, stop)
         rows = few_rows(factors)
         if rows is not None:
             inputs, gradient, factors = inputs[rows], gradient[rows], factors[rows]
@@ -232,35 +138,19 @@ class Convolved(Contribution):
             return self.geometry.weight_gradient(inputs * scale, gradient)
         return self.geometry.weight_gradient(inputs, gradient * scale)
 
-    def __del__(self) -> None:
-        if getattr(self, "held", None) is not None:
-            self.budget.workspace.give_back(self.held)  # type: ignore[arg-type]
-
-    def drop(self, bad: Tensor) -> None:
-        """See :class:`Contribution`."""
-        if self.held is not None:
-            self.held[bad] = 0
-            return
-        assert self.inputs is not None
-        assert self.gradient is not None
-        bad = bad.repeat_interleave(self.frames)
-        self.inputs, self.gradient = masked(self.inputs, bad), masked(self.gradient, bad)
-
-    def most(self) -> Tensor | None:
+    def terms_bound(self) -> Tensor | None:
         """See :class:`Contribution`.
 
         A kernel tap reads pixel p if position * stride + tap * dilation = p along each axis, for
         some position. Along an axis, the taps that read a given pixel are stride / gcd(stride,
         dilation) apart.
         """
-        if self.inputs is None or self.gradient is None:
+        if (bound := super().terms_bound()) is None:
             return None
         geometry = self.geometry
         axes = zip(geometry.kernel, geometry.stride, geometry.dilation, strict=True)
         apart = [(kernel, stride // math.gcd(stride, step)) for kernel, stride, step in axes]
-        patches = math.prod(-(-kernel // distance) for kernel, distance in apart)
-        both = lengths(self.inputs, self.count) * lengths(self.gradient, self.count)
-        return both * math.sqrt(patches)
+        return bound * math.sqrt(math.prod(-(-kernel // distance) for kernel, distance in apart))
 
 
 def _each(value: Any, rank: int) -> tuple[int, ...]:

@@ -19,7 +19,6 @@ from ownerwise.gradients.contributions.contribution import Contribution
 from ownerwise.gradients.contributions.grams import gram, squares_from_grams
 from ownerwise.gradients.contributions.lookup import Lookup
 from ownerwise.gradients.contributions.outer import Outer
-from ownerwise.gradients.contributions.vectors import RankOne
 from ownerwise.gradients.memory_budget import MemoryBudget
 
 __all__ = ["shared_ghost_norms"]
@@ -27,28 +26,22 @@ __all__ = ["shared_ghost_norms"]
 
 def shared_ghost_norms(uses: Sequence[Contribution], budget: MemoryBudget) -> Tensor | None:
     """Return the squared norms, ``[count]``, or None if forming the summed gradients is cheaper."""
-    terms = 0
-    for use in uses:
-        if isinstance(use, Outer) and use.left is not None:
-            terms += use.left.shape[1]
-        elif isinstance(use, RankOne):
-            terms += 1
-        elif isinstance(use, Lookup):
-            terms += use.ids.shape[1]
-        else:
-            return None
-    rows, columns = uses[0].shape[0], uses[0].shape[-1]
-    if terms * (rows + columns) > rows * columns:
+    matrices = [use for use in uses if isinstance(use, Outer | Lookup)]
+    if len(matrices) < len(uses) or any(getattr(use, "held", None) is not None for use in uses):
         return None
-    count = uses[0].count
-    step = max(1, 4 * budget.chunk_bytes // (4 * (2 * terms * terms + terms * (rows + columns))))
+    terms = sum(use.terms for use in matrices)
+    height, width = matrices[0].shape
+    if terms * (height + width) > height * width:
+        return None
+    count = matrices[0].count
+    step = max(1, budget.chunk_bytes // (2 * terms * terms + terms * (height + width)))
     parts = []
     for start in range(0, count, step):
-        stop = min(start + step, count)
-        right = torch.cat([_right(use, start, stop) for use in uses], dim=1)
-        blocks = [torch.cat([_left_products(a, b, start, stop) for b in uses], dim=2) for a in uses]
+        pairs = [use.factors(start, min(start + step, count)) for use in matrices]
+        right = gram(torch.cat([right for _, right in pairs], dim=1))
+        rows = [torch.cat([_products(a, b, right.dtype) for b, _ in pairs], 2) for a, _ in pairs]
         form = partial(_formed, uses, start)
-        parts.append(squares_from_grams(torch.cat(blocks, dim=1), gram(right), form))
+        parts.append(squares_from_grams(torch.cat(rows, dim=1), right, form))
     return torch.cat(parts)
 
 
@@ -58,28 +51,15 @@ def _formed(uses: Sequence[Contribution], start: int, number: int) -> Tensor:
     return sum(others, start=first)
 
 
-def _factors(use: Contribution, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    if isinstance(use, RankOne):
-        return use.left[start:stop, None], use.right[start:stop, None]
-    assert isinstance(use, Outer)
-    return use.factors(start, stop)
+def _products(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return <a_s, b_t>, ``[records, s, t]``, for vectors ``[records, terms, rows]``.
 
-
-def _right(use: Contribution, start: int, stop: int) -> Tensor:
-    if isinstance(use, Lookup):
-        return use.gradients(start, stop)
-    return _factors(use, start, stop)[1]
-
-
-def _left_products(a: Contribution, b: Contribution, start: int, stop: int) -> Tensor:
-    """Return <left_s of a, left_t of b>, ``[records, terms of a, terms of b]``."""
-    if isinstance(a, Lookup):
-        if not isinstance(b, Lookup):
-            return _left_products(b, a, start, stop).mT
-        same = a.ids[start:stop, :, None] == b.ids[start:stop, None, :]
-        return same.to(a.dtype)
-    left = _factors(a, start, stop)[0]  # [records, s, rows]
-    if not isinstance(b, Lookup):
-        return torch.bmm(left, _factors(b, start, stop)[0].mT)
-    ids = b.ids[start:stop, None, :].expand(-1, left.shape[1], -1)
-    return left.gather(2, ids)
+    Unit vectors are given by their ids, ``[records, terms]``.
+    """
+    if a.dim() == b.dim() == 2:
+        return (a[:, :, None] == b[:, None, :]).to(dtype)
+    if a.dim() == 2:
+        return _products(b, a, dtype).mT
+    if b.dim() == 2:
+        return a.gather(2, b[:, None, :].expand(-1, a.shape[1], -1))
+    return torch.bmm(a, b.mT)

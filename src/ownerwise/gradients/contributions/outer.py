@@ -14,11 +14,13 @@ on large model at small cost" (book-keeping, choice per layer).
 
 from __future__ import annotations
 
-from functools import partial
+from abc import abstractmethod
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from ownerwise.gradients.contributions.blocks import sum_of_outer_products
 from ownerwise.gradients.contributions.contribution import Contribution, few_rows
 from ownerwise.gradients.contributions.grams import gram, squares_from_grams
 from ownerwise.gradients.memory_budget import MemoryBudget
@@ -31,7 +33,7 @@ from ownerwise.gradients.precision import (
 )
 from ownerwise.gradients.workspace import Loan
 
-__all__ = ["Outer", "SharedLeft", "Way", "choose"]
+__all__ = ["Outer", "OuterProducts", "SharedLeft"]
 
 # The cost of one float of a held gradient (one write, one read for the norm, one read for the sum),
 # in multiply-adds of a large matrix product: estimates for two cores, AVX-512 and 48 MB of cache.
@@ -39,156 +41,205 @@ TRAFFIC_IN_CACHE, TRAFFIC, CACHE_BYTES = 20, 110, 32 << 20
 # A rough factor by which multiply-adds of Gram matrices, which are small, are slower.
 GRAM = 1.5
 
-Way = str  # "ghost", "form" (and discard) or "hold"
-
-
-def choose(
-    budget: MemoryBudget, count: int, terms: int, rows: int, columns: int, saved: int
-) -> Way:
-    """Return the cheapest method that fits in memory; storing gradients frees ``saved`` bytes."""
-    form = terms * rows * columns
-    ghost = GRAM * terms * terms * (rows + columns)
-    size = 4 * count * rows * columns
-    traffic = (TRAFFIC_IN_CACHE if size < CACHE_BYTES else TRAFFIC) * rows * columns
-    if traffic <= min(ghost, form) and budget.may_hold(size, saved):
-        return "hold"
-    return "ghost" if ghost <= form else "form"
-
 
 class SharedLeft:
-    """The Gram matrices of a left factor that several weight matrices share."""
+    """A left factor that several weight matrices share, and its Gram matrices."""
 
     def __init__(self, left: Tensor, loan: Loan | None = None) -> None:
         self.left = left
         self.loan = loan  # the factor's memory, held as long as the factor is in use
-        self.gram: Tensor | None = None
 
-    def get(self) -> Tensor:
-        """Return the Gram matrices ``[count, terms, terms]`` in the accumulation type."""
-        if self.gram is None:
-            left = self.left.to(accumulation_dtype(self.left.dtype))
-            self.gram = gram(left)
-        return self.gram
+    @cached_property
+    def gram(self) -> Tensor:
+        """The Gram matrices ``[count, terms, terms]`` in the accumulation type."""
+        return gram(self.left.to(accumulation_dtype(self.left.dtype)))
 
 
-class Outer(Contribution):
-    """Sums of outer products: ``left [count, terms, rows]``, ``right [count, terms, columns]``."""
+class OuterProducts(Contribution):
+    """Sums of outer products, stored as two factors or as the gradients formed from them.
 
-    __slots__ = ("budget", "count", "dtype", "held", "left", "right", "shape", "shared")
+    Attributes:
+        left, right: all records' factors; deleted when the formed gradients are held instead.
+        held: the formed gradients, ``[count, rows * columns]``, or None.
+        terms, rows, columns: the size of a record's sum; `columns` counts those of one group.
+        groups: the number of separate sums, each with its own share of the rows.
+    """
 
     def __init__(
-        self, left: Tensor, right: Tensor, budget: MemoryBudget, shared: SharedLeft | None = None
+        self,
+        left: Tensor,
+        right: Tensor,
+        sizes: tuple[int, int, int],
+        budget: MemoryBudget,
+        *,
+        groups: int = 1,
+        shared: SharedLeft | None = None,
     ) -> None:
-        self.shared = shared
-        self.left: Tensor | None = left
-        self.right: Tensor | None = right
-        self.held: Tensor | None = None  # [count, rows * columns]
-        self.budget = budget
-        self.count = left.shape[0]
-        self.shape = (left.shape[2], right.shape[2])
+        self.left, self.right = left, right
+        self.held: Tensor | None = None
+        self.terms, self.rows, self.columns = sizes
+        self.budget, self.groups, self.shared = budget, groups, shared
         self.dtype = accumulation_dtype(left.dtype)
 
-    def factors(self, start: int = 0, stop: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return the left and right factors for a range of records, in the accumulation type."""
-        assert self.left is not None
-        assert self.right is not None
-        left, right = self.left[start:stop], self.right[start:stop]
-        return left.to(self.dtype), right.to(self.dtype)
+    @abstractmethod
+    def factors(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return the factors of a range of records in the accumulation type.
+
+        Their shapes are ``[records * groups, terms, rows / groups]`` and ``[..., columns]``.
+        """
+
+    @abstractmethod
+    def shaped(self, formed: Tensor) -> Tensor:
+        """Turn formed gradients ``[..., rows * columns]`` into ``[..., *shape]``."""
+
+    @abstractmethod
+    def records_at_once(self, way: str) -> int:
+        """Return the number of records whose norms are computed in one chunk, within the cache."""
+
+    @abstractmethod
+    def sum_of_factors(self, factors: Tensor, start: int, stop: int) -> Tensor:
+        """Return :meth:`partial_sum` if the gradients are not held."""
+
+    @property
+    def one_term(self) -> bool:
+        """See :class:`Contribution`."""
+        return self.held is not None or self.terms == 1
 
     def squared_norms(self) -> Tensor:
         """See :class:`Contribution`; may replace the factors with the gradients themselves."""
-        assert self.left is not None
-        assert self.right is not None
-        terms, (rows, columns) = self.left.shape[1], self.shape
-        if terms == 1:
-            left, right = (row_norms(factor.flatten(1)) for factor in self.factors())
-            return without_huge((left * right).square_(), left, right)
-        saved = self.left.nbytes + self.right.nbytes
-        way = choose(self.budget, self.count, terms, rows, columns, saved)
-        if way == "ghost":
-            return self._ghost(terms)
-        return self._formed(rows, columns, hold=way == "hold")
-
-    def _ghost(self, terms: int) -> Tensor:
-        # the factors are already in memory; only the Gram matrices are new
-        step = max(4, self.budget.chunk_bytes // (8 * terms * terms))
-        if step >= self.count and self.shared is not None:
-            _, right = self.factors()
-            return squares_from_grams(self.shared.get(), gram(right), self._form_record)
+        way = self._cheapest()
+        held = None
+        if way == "hold":
+            like = self.left[:0].to(self.dtype)
+            held = self.budget.workspace.lend((self.count, self.rows * self.columns), like)
+        step = self.records_at_once(way)
         parts = []
         for start in range(0, self.count, step):
-            left, right = self.factors(start, start + step)
-            form = partial(self._form_record, start=start)
-            parts.append(squares_from_grams(gram(left), gram(right), form))
-        return torch.cat(parts)
-
-    def _form_record(self, number: int, start: int = 0) -> Tensor:
-        return self.per_record(start + number, start + number + 1)
-
-    def _formed(self, rows: int, columns: int, hold: bool) -> Tensor:
-        assert self.left is not None
-        step = max(1, self.budget.chunk_bytes // (4 * rows * columns))
-        held = None
-        if hold:
-            like = self.left[:0].to(self.dtype)
-            held = self.budget.workspace.lend((self.count, rows, columns), like)
-        norms = self.left.new_empty(self.count, dtype=self.dtype)
-        for start in range(0, self.count, step):
             stop = min(start + step, self.count)
-            left, right = self.factors(start, stop)
-            if held is None:
-                formed = torch.bmm(left.mT, right)
+            if way == "ghost":
+                parts.append(self._ghost(start, stop))
             else:
-                formed = torch.bmm(left.mT, right, out=held[start:stop])
-            norms[start:stop] = row_norms(formed.flatten(1))
+                into = None if held is None else held[start:stop]
+                parts.append(row_norms(self._form(start, stop, into)).square_())
         if held is not None:
-            self.held, self.left, self.right = held.flatten(1), None, None
-        return norms.square_()
+            self.held, self.shared = held, None
+            del self.left, self.right
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _cheapest(self) -> str:
+        """Return "ghost", "form" (and discard) or "hold", whichever costs least and fits."""
+        columns = self.columns * self.groups
+        form = self.terms * self.rows * columns
+        ghost = GRAM * self.terms * self.terms * (self.rows + columns)
+        size = 4 * self.count * self.rows * columns
+        traffic = (TRAFFIC_IN_CACHE if size < CACHE_BYTES else TRAFFIC) * self.rows * columns
+        replaced = self.left.nbytes + self.right.nbytes
+        if traffic <= min(ghost, form) and self.budget.may_hold(size, replaced):
+            return "hold"
+        # groups would need a pair of Gram matrices each
+        return "ghost" if ghost <= form and self.groups == 1 else "form"
+
+    def _ghost(self, start: int, stop: int) -> Tensor:
+        left, right = self.factors(start, stop)
+        shared = self.shared if stop - start == self.count else None
+        left_gram = gram(left) if shared is None else shared.gram
+
+        def form(number: int) -> Tensor:
+            return self.per_record(start + number, start + number + 1)
+
+        return squares_from_grams(left_gram, gram(right), form)
+
+    def _form(self, start: int, stop: int, into: Tensor | None = None) -> Tensor:
+        """Return the gradients of a range of records, ``[records, rows * columns]``."""
+        left, right = self.factors(start, stop)
+        if into is None:
+            return torch.bmm(left.mT, right).view(stop - start, -1)
+        torch.bmm(left.mT, right, out=into.view(len(left), -1, self.columns))
+        return into
 
     def per_record(self, start: int, stop: int) -> Tensor:
         """See :class:`Contribution`."""
-        if self.held is not None:
-            return self.held[start:stop].unflatten(1, self.shape).clone()
-        left, right = self.factors(start, stop)
-        return torch.bmm(left.mT, right)
-
-    @property
-    def formed(self) -> bool:
-        """See :class:`Contribution`."""
-        return self.left is None or self.left.shape[1] == 1
+        if self.held is None:
+            return self.shaped(self._form(start, stop))
+        return self.shaped(self.held[start:stop].clone())
 
     def partial_sum(self, factors: Tensor, start: int, stop: int) -> Tensor:
         """See :class:`Contribution`."""
-        if self.held is not None:
-            return (factors @ self.held[start:stop]).unflatten(0, self.shape)
-        left, right = self.factors(start, stop)
-        rows = few_rows(factors)
-        if rows is not None:
-            left, right, factors = left[rows], right[rows], factors[rows]
-        scale = factors[:, None, None]
-        if self.shape[0] <= self.shape[1]:
-            left = left * scale
-        else:
-            right = right * scale
-        if left.stride(0) < left.stride(1):  # time comes first in memory: avoid a copy
-            left, right = left.transpose(0, 1), right.transpose(0, 1)
-        return left.flatten(0, 1).mT @ right.flatten(0, 1)
-
-    def __del__(self) -> None:
-        if getattr(self, "held", None) is not None:
-            self.budget.workspace.give_back(self.held)  # type: ignore[arg-type]
+        if self.held is None:
+            return self.sum_of_factors(factors, start, stop)
+        return self.shaped(factors @ self.held[start:stop])
 
     def drop(self, bad: Tensor) -> None:
         """See :class:`Contribution`."""
         if self.held is not None:
             self.held[bad] = 0
-        else:
-            assert self.left is not None
-            assert self.right is not None
-            self.left, self.right = masked(self.left, bad), masked(self.right, bad)
+            return
+        bad = bad.repeat_interleave(len(self.left) // self.count)
+        self.left, self.right = masked(self.left, bad), masked(self.right, bad)
 
-    def most(self) -> Tensor | None:
+    def terms_bound(self) -> Tensor | None:
         """See :class:`Contribution`; this is the Cauchy-Schwarz bound."""
-        if self.left is None or self.right is None or self.left.shape[1] == 1:
+        if self.one_term:
             return None
         return lengths(self.left, self.count) * lengths(self.right, self.count)
+
+    def __del__(self) -> None:
+        if getattr(self, "held", None) is not None:
+            self.budget.workspace.give_back(self.held)  # type: ignore[arg-type]
+
+
+class Outer(OuterProducts):
+    """The use of a matrix: ``left [count, terms, rows]``, ``right [count, terms, columns]``.
+
+    With one term (a layer applied to one vector per record), |g_i| = |left_i| |right_i|.
+    """
+
+    def __init__(
+        self, left: Tensor, right: Tensor, budget: MemoryBudget, shared: SharedLeft | None = None
+    ) -> None:
+        self.count, terms, rows = left.shape
+        self.shape = (rows, right.shape[2])
+        super().__init__(left, right, (terms, *self.shape), budget, shared=shared)
+
+    def factors(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """See :class:`OuterProducts`."""
+        return self.left[start:stop].to(self.dtype), self.right[start:stop].to(self.dtype)
+
+    def shaped(self, formed: Tensor) -> Tensor:
+        """See :class:`OuterProducts`."""
+        return formed.unflatten(-1, self.shape)
+
+    def records_at_once(self, way: str) -> int:
+        """See :class:`OuterProducts`; the factors are in memory, only the results are new."""
+        if way == "ghost":
+            return max(4, self.budget.chunk_bytes // (8 * self.terms * self.terms))
+        return max(1, self.budget.chunk_bytes // (4 * self.rows * self.columns))
+
+    def squared_norms(self) -> Tensor:
+        """See :class:`Contribution`."""
+        if self.terms > 1:
+            return super().squared_norms()
+        left, right = (row_norms(factor[:, 0]) for factor in self.factors(0, self.count))
+        return without_huge((left * right).square_(), left, right)
+
+    def weighted_sum(self, factors: Tensor, *, in_blocks: bool = True) -> Tensor:
+        """See :class:`Contribution`."""
+        if self.terms > 1 or not in_blocks:
+            return super().weighted_sum(factors, in_blocks=in_blocks)
+        left, right = self._scaled(*self.factors(0, self.count), factors)
+        return sum_of_outer_products(left[:, 0], right[:, 0])
+
+    def sum_of_factors(self, factors: Tensor, start: int, stop: int) -> Tensor:
+        """See :class:`OuterProducts`."""
+        left, right = self.factors(start, stop)
+        rows = few_rows(factors)
+        if rows is not None:
+            left, right, factors = left[rows], right[rows], factors[rows]
+        left, right = self._scaled(left, right, factors)
+        if left.stride(0) < left.stride(1):  # time comes first in memory: avoid a copy
+            left, right = left.transpose(0, 1), right.transpose(0, 1)
+        return left.flatten(0, 1).mT @ right.flatten(0, 1)
+
+    def _scaled(self, left: Tensor, right: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+        scale = factors[:, None, None]
+        return (left * scale, right) if self.rows <= self.columns else (left, right * scale)

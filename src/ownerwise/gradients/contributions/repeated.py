@@ -8,12 +8,13 @@ vector-Jacobian product with the record's output gradient is the record's parame
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ownerwise.gradients.calls import Function
 from ownerwise.gradients.contributions.contribution import Contribution
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.memory_budget import MemoryBudget
@@ -27,7 +28,7 @@ __all__ = ["Call", "Repeated"]
 class Call:
     """A call that can be repeated with different tensors as its arguments."""
 
-    def __init__(self, func: Callable[..., Any], leaves: list[Any], spec: Any, where: str) -> None:
+    def __init__(self, func: Function, leaves: list[Any], spec: Any, where: str) -> None:
         self.func = func
         self.spec = spec
         self.where = where
@@ -63,7 +64,6 @@ class Repeated(Contribution):
         self.count, self.budget = count, budget
         self.dtype = accumulation_dtype(gradient.dtype)
         self.bad: Tensor | None = None
-        self.conclusive = True  # whether `works` had usable gradients to compare
         values = call.values(self.dtype)
         self.shape = tuple(values[place].shape)
         dim = layout.dim
@@ -78,76 +78,82 @@ class Repeated(Contribution):
     def per_record(self, start: int, stop: int) -> Tensor:
         """See :class:`Contribution`."""
         values = self.call.values(self.dtype)
-        gradient = self.layout.records(self.gradient, self.count)[start:stop].to(self.dtype)
-        parts = [self.layout.records(values[i], self.count)[start:stop] for i in self.sliced]
+        rows = [self._records(self.gradient.to(self.dtype)), *self._slices(values)]
+        rows = [row[start:stop] for row in rows]
         if self.bad is not None:
-            gradient = masked(gradient, self.bad[start:stop])
-            parts = [masked(p, self.bad[start:stop]) if p.is_floating_point() else p for p in parts]
-        parameter = values[self.place]
-        in_dims = (0, *[0] * len(parts))
+            bad = self.bad[start:stop]
+            rows = [masked(row, bad) if row.is_floating_point() else row for row in rows]
+
+        def gradient_of(gradient: Tensor, *parts: Tensor) -> Tensor:
+            def run(parameter: Tensor) -> Tensor:
+                return self._run_alone(self._with_parameter(values, parameter), parts)
+
+            back = torch.func.vjp(run, values[self.place])[1]
+            return back(self._put_back(gradient))[0]
+
         try:
             with warnings.catch_warnings():  # torch warns where a batching rule is missing
                 warnings.filterwarnings("ignore", "There is a performance drop")
-                return torch.func.vmap(self._for_record(values, parameter), in_dims)(
-                    gradient, *parts
-                )
+                return torch.func.vmap(gradient_of)(*rows)
         except RuntimeError:  # there is no batching rule for this call
-            gradient_of = self._for_record(values, parameter)
-            return torch.stack(
-                [gradient_of(gradient[i], *[p[i] for p in parts]) for i in range(stop - start)]
-            )
+            return torch.stack([gradient_of(*parts) for parts in zip(*rows, strict=True)])
+
+    def _records(self, tensor: Tensor) -> Tensor:
+        return self.layout.records(tensor, self.count)
+
+    def _slices(self, values: list[Any]) -> list[Tensor]:
+        return [self._records(values[i]) for i in self.sliced]
+
+    def _with_parameter(self, values: list[Any], parameter: Tensor) -> list[Any]:
+        return [*values[: self.place], parameter, *values[self.place + 1 :]]
+
+    def _run_alone(self, values: list[Any], parts: Iterable[Tensor]) -> Tensor:
+        """Run the call on one record's slices of its arguments."""
+        arguments = list(values)
+        for i, part in zip(self.sliced, parts, strict=True):
+            arguments[i] = self._put_back(part)
+        return self.call(arguments)
 
     def _put_back(self, part: Tensor) -> Tensor:
         """Return one record's slice as a batch of one."""
         return part.unsqueeze(self.layout.dim) if self.layout.fold == "none" else part
 
-    def _for_record(self, values: list[Any], parameter: Tensor) -> Callable[..., Tensor]:
-        def gradient_of(gradient: Tensor, *parts: Tensor) -> Tensor:
-            def run(p: Tensor) -> Tensor:
-                arguments = list(values)
-                arguments[self.place] = p
-                for i, part in zip(self.sliced, parts, strict=True):
-                    arguments[i] = self._put_back(part)
-                return self.call(arguments)
+    def compare(self) -> tuple[bool, bool]:
+        """Compare calls on single records with the call on the batch.
 
-            back = torch.func.vjp(run, parameter)[1]
-            return back(self._put_back(gradient))[0]
-
-        return gradient_of
-
-    def works(self) -> bool:
-        """Return whether calls on single records give the batch call's outputs and gradients."""
+        Returns:
+            Whether outputs and gradients are the same; whether this batch had gradients to compare.
+        """
         values = self.call.values(self.dtype)
-        whole = self.layout.records(self.call(values), self.count)
+        whole = self._records(self.call(values))
         try:
+            slices = self._slices(values)
             for index in {0, self.count // 2, self.count - 1}:
-                arguments = list(values)
-                for i in self.sliced:
-                    arguments[i] = self._put_back(self.layout.records(values[i], self.count)[index])
-                if not _close(self.call(arguments), self._put_back(whole[index]), 1e-4, 1e-5):
-                    return False
+                alone = self._run_alone(values, [part[index] for part in slices])
+                if not _close(alone, self._put_back(whole[index]), 1e-4, 1e-5):
+                    return False, True
             # unit gradients with different weights: their sum is right only if each one is
             squares = self.squared_norms()
-            usable = torch.isfinite(squares) & (squares > 0)
+            finite = torch.isfinite(squares)
+            usable = finite & (squares > 0)
             weights = torch.linspace(0.5, 1.5, self.count).to(squares)
             weights = torch.where(usable, weights * squares.rsqrt(), 0.0)
-            alone = self.weighted_sum(weights)
+            total = self.weighted_sum(weights).to(self.dtype)
         except (RuntimeError, ValueError, IndexError):
-            return False
-        self.conclusive = bool(usable.any()) and bool(torch.isfinite(squares).all())
-        return _close(alone.to(self.dtype), self._whole_sum(values, weights), 1e-3, 1e-3)
+            return False, True
+        same = _close(total, self._whole_sum(values, weights), 1e-3, 1e-3)
+        return same, bool(usable.any()) and bool(finite.all())
 
     def _whole_sum(self, values: list[Any], factors: Tensor) -> Tensor:
         """Return the weighted sum by backpropagating the scaled gradients through the call once."""
-        moved = self.layout.records(self.gradient.to(self.dtype).clone(), self.count)
+        rows = self._records(self.gradient.to(self.dtype))
+        factors = factors.reshape(-1, *[1] * (rows.dim() - 1))
         scaled = torch.empty_like(self.gradient, dtype=self.dtype)
-        target = self.layout.records(scaled, self.count)
-        rows = factors.reshape(-1, *[1] * (moved.dim() - 1))
-        target.copy_(torch.where(rows != 0, moved * rows, 0.0))
+        self._records(scaled).copy_(torch.where(factors != 0, rows * factors, 0.0))
         with torch.enable_grad():
             parameter = values[self.place].detach().requires_grad_()
-            values = [*values[: self.place], parameter, *values[self.place + 1 :]]
-            return torch.autograd.grad(self.call(values), parameter, scaled)[0]
+            output = self.call(self._with_parameter(values, parameter))
+            return torch.autograd.grad(output, parameter, scaled)[0]
 
     def _chunks(self, first: int, last: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield chunks of a range of records with their gradients ``[records, entries]``."""

@@ -8,13 +8,13 @@ while the tape traces the calls inside it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
 
+from ownerwise.gradients.calls import Function
 from ownerwise.gradients.problems import Refused
 from ownerwise.gradients.rules.context import Context
 from ownerwise.gradients.rules.linear import project
@@ -31,9 +31,7 @@ _body = FunctionType(
 _signature = inspect.signature(_forward)
 
 
-def multi_head_attention(
-    context: Context, func: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
+def multi_head_attention(context: Context, func: Function, *args: Any, **kwargs: Any) -> Any:
     """Handle ``multi_head_attention_forward``."""
     call = _signature.bind(*args, **kwargs)
     call.apply_defaults()

@@ -1,17 +1,19 @@
-"""The interface through which a rule uses the tape that calls it."""
+"""One forward pass, as the rules see it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
+from ownerwise.gradients.calls import Function
 from ownerwise.gradients.memory_budget import MemoryBudget
-from ownerwise.gradients.problems import Refused
-from ownerwise.gradients.taps import Build
-from ownerwise.gradients.tracked_parameters import TrackedParameter
+from ownerwise.gradients.problems import Problem, Refused
+from ownerwise.gradients.taps import Anchor, Build, Delivery, Tap
+from ownerwise.gradients.tracked_parameters import ParameterTracker, TrackedParameter
 
 __all__ = ["Context", "Rule"]
 
@@ -22,34 +24,52 @@ A rule returns NotImplemented for arguments that it does not support.
 """
 
 
-class Context(Protocol):
-    """The interface that rules use during one forward pass.
+class Context(TorchFunctionMode):
+    """What one forward pass has recorded so far, and how rules add to it.
 
     Attributes:
+        tracker: the parametric and constant tensors.
         budget: how much memory contributions may use.
-        batch_hint: the length of the first data tensor, as a guess at the number of records.
+        delivery: what happens to the gradients of tapped outputs.
         checked: for each call that the fallback has tried, whether it treats records separately.
+        problems: in a trial run, the problems found so far; otherwise None.
+        taps: the uses of parameters, in the order of the calls.
+        batch_hint: the length of the first data tensor, as a guess at the number of records.
     """
 
-    budget: MemoryBudget
-    batch_hint: int | None
-    checked: dict[object, bool]
+    def __init__(
+        self,
+        tracker: ParameterTracker,
+        budget: MemoryBudget,
+        delivery: Delivery,
+        checked: dict[object, bool],
+        problems: list[Problem] | None,
+    ) -> None:
+        super().__init__()
+        self.tracker = tracker
+        self.budget = budget
+        self.delivery = delivery
+        self.checked = checked
+        self.problems = problems
+        self.taps: list[Tap] = []
+        self.batch_hint: int | None = None
 
     def tracked(self, tensor: Any) -> TrackedParameter | None:
         """Return the `TrackedParameter` of a tensor, or None if the tensor is not parametric."""
-        ...
+        return self.tracker.parametric.get(id(tensor))
 
     def value(self, tensor: Any) -> Any:
         """Return the argument to pass to the call; parametric tensors are detached."""
-        ...
+        tracked = self.tracked(tensor)
+        return tensor if tracked is None else tracked.value
 
     def is_constant(self, tensor: Any) -> bool:
         """Return whether a tensor is a buffer or frozen parameter, or was created without data."""
-        ...
+        return id(tensor) in self.tracker.constant
 
     def tap(
         self,
-        func: Callable[..., Any],
+        func: Function,
         output: Tensor,
         used: Sequence[TrackedParameter],
         dims: Iterable[int],
@@ -64,16 +84,26 @@ class Context(Protocol):
             dims: dimensions of `output` along which records may lie.
             build: turns the gradient into contributions.
         """
-        ...
+        if output.grad_fn is None:
+            output = Anchor.apply(output, self.delivery.anchor)  # type: ignore[assignment]
+        tap = Tap(self.delivery, func, used, tuple(dims), output, build)
+        assert output.grad_fn is not None
+        output.grad_fn.register_prehook(tap)
+        self.taps.append(tap)
+        return output
 
-    def in_last_pass(self) -> bool:
-        """Return whether this backward pass is the last and may thus overwrite saved tensors."""
-        ...
-
-    def watch(self, batch_hint: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def watch(self, batch_hint: int) -> Iterator[None]:
         """Also trace the calls inside a rule, with a different guess at the number of records."""
-        ...
+        before, self.batch_hint = self.batch_hint, batch_hint
+        try:
+            with self:
+                yield
+        finally:
+            self.batch_hint = before
 
     def refuse(self, refusal: Refused) -> None:
         """Raise the error or, in a trial run, add it to the list of problems."""
-        ...
+        if self.problems is None:
+            raise refusal
+        self.problems.append(refusal.problem)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
 
-from ownerwise.gradients.contributions import Contribution, Lookup
+from ownerwise.gradients.calls import Function
+from ownerwise.gradients.contributions import Lookup
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.problems import DEPENDS_ON_BATCH, Refused
 from ownerwise.gradients.rules.context import Context
 from ownerwise.gradients.saved import Saved
-from ownerwise.gradients.tracked_parameters import TrackedParameter
+from ownerwise.gradients.taps import Use
 
 __all__ = ["embedding"]
 
 
 def embedding(
     context: Context,
-    func: Callable[..., Any],
+    func: Function,
     input: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
@@ -46,9 +47,7 @@ def embedding(
     output = functional.embedding(input, tracked.value, padding_idx)
     saved = Saved(input, f"embedding({tracked.name})")
 
-    def build(
-        gradient: Tensor, layout: Layout, count: int
-    ) -> Iterator[tuple[TrackedParameter, Contribution]]:
+    def build(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
         ids = layout.records(saved.get(), count).reshape(count, -1).long()
         parts = layout.records(gradient, count).reshape(count, ids.shape[1], -1)
         if padding_idx is not None:

@@ -10,18 +10,18 @@ compared separately. The weighted sum uses the same gradients as the norms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ownerwise.gradients.calls import name_of, writes_in_place
-from ownerwise.gradients.contributions import Call, Contribution, Repeated
+from ownerwise.gradients.calls import Function, name_of, writes_in_place
+from ownerwise.gradients.contributions import Call, Repeated
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.problems import Refused
 from ownerwise.gradients.rules.context import Context
-from ownerwise.gradients.tracked_parameters import TrackedParameter
+from ownerwise.gradients.taps import Use
 from ownerwise.torch_internals import pytree
 
 __all__ = ["fallback"]
@@ -37,9 +37,7 @@ UNDIFFERENTIATED = frozenset(
 )
 
 
-def fallback(
-    context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def fallback(context: Context, func: Function, args: tuple[Any, ...], kwargs: Any) -> Any:
     """Handle calls that no other rule handles."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors = [(i, context.tracked(v)) for i, v in enumerate(leaves) if isinstance(v, Tensor)]
@@ -72,31 +70,36 @@ def fallback(
     parametric = {i for i, _ in used}
     constant = {i for i, v in enumerate(leaves) if context.is_constant(v)}
     plain = tuple(repr(v) for v in leaves if not isinstance(v, Tensor))
-    budget = context.budget
-    checked = context.checked
+    budget, checked = context.budget, context.checked
 
-    def build(
-        gradient: Tensor, layout: Layout, count: int
-    ) -> Iterator[tuple[TrackedParameter, Contribution]]:
+    def build(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
         for place, tracked in used:
             if not values[place].is_floating_point():
                 continue
-            contribution = None
             for fixed in (parametric | constant, parametric):
                 use = Repeated(call, place, fixed, gradient, layout, count, budget)
                 key = (func, plain, place, tracked.key, layout, tuple(use.sliced))
-                works = checked[key] if key in checked else use.works()
-                if use.conclusive:
-                    checked[key] = works
-                if works:
-                    contribution = use
+                if _is_separate(use, key, checked):
                     break
-            if contribution is None:
+            else:
                 raise Refused(
                     where,
                     "the call gives a different result on one record alone than on the batch",
                     "use a layer that a rule covers, or a call that treats each record separately",
                 )
-            yield tracked, contribution
+            yield tracked, use
 
     return context.tap(func, output, [tracked for _, tracked in used], range(output.dim()), build)
+
+
+def _is_separate(use: Repeated, key: object, checked: dict[object, bool]) -> bool:
+    """Return whether a call treats records separately, in this batch or as found in an earlier one.
+
+    A batch without usable gradients proves nothing, so its result is not kept.
+    """
+    if key in checked:
+        return checked[key]
+    separate, conclusive = use.compare()
+    if conclusive:
+        checked[key] = separate
+    return separate

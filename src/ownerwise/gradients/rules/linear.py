@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
 
-from ownerwise.gradients.contributions import Contribution, Dense, Outer, RankOne
+from ownerwise.gradients.calls import Function
+from ownerwise.gradients.contributions import Dense, Outer
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.precision import accumulation_dtype
 from ownerwise.gradients.rules.context import Context
 from ownerwise.gradients.saved import Saved
-from ownerwise.gradients.tracked_parameters import TrackedParameter
+from ownerwise.gradients.taps import Use
 
 __all__ = ["linear", "matmul", "project"]
 
 
 def linear(
-    context: Context,
-    func: Callable[..., Any],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    context: Context, func: Function, input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Any:
     """Handle ``linear``."""
     if context.tracked(input) is not None:
@@ -32,58 +29,40 @@ def linear(
 
 
 def project(
-    context: Context,
-    func: Callable[..., Any],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    context: Context, func: Function, input: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
     """Run ``linear`` on data and tap its output; other rules also use this."""
-    tracked_weight = context.tracked(weight)
-    tracked_bias = context.tracked(bias)
+    matrix, offset = context.tracked(weight), context.tracked(bias)
     output = functional.linear(input, context.value(weight), context.value(bias))
-    used = [tracked for tracked in (tracked_weight, tracked_bias) if tracked is not None]
+    used = [tracked for tracked in (matrix, offset) if tracked is not None]
     if not used:
         return output
-    saved = Saved(input, f"linear({used[0].name})") if tracked_weight is not None else None
+    saved = Saved(input, f"linear({used[0].name})") if matrix is not None else None
     budget = context.budget
 
-    def vectors(gradient: Tensor) -> Iterator[tuple[TrackedParameter, Contribution]]:
-        if tracked_weight is not None and saved is not None:
-            yield tracked_weight, RankOne(gradient, saved.get())
-        if tracked_bias is not None:
-            yield tracked_bias, Dense(gradient)
-
-    def build(
-        gradient: Tensor, layout: Layout, count: int
-    ) -> Iterator[tuple[TrackedParameter, Contribution]]:
-        if gradient.dim() == 2 and layout.fold == "none":
-            yield from vectors(gradient)
-            return
-        left = layout.records(gradient, count).reshape(count, -1, gradient.shape[-1])
-        if tracked_bias is not None:
-            yield tracked_bias, Dense(left.sum(dim=1, dtype=accumulation_dtype(left.dtype)))
-        if tracked_weight is not None and saved is not None:
-            inputs = layout.records(saved.get(), count).reshape(count, left.shape[1], -1)
-            yield tracked_weight, Outer(left, inputs, budget)
+    def build(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
+        left = layout.terms(gradient, count)
+        if matrix is not None and saved is not None:
+            yield matrix, Outer(left, layout.terms(saved.get(), count), budget)
+        if offset is not None:
+            single = left.shape[1] == 1
+            total = left[:, 0] if single else left.sum(1, dtype=accumulation_dtype(left.dtype))
+            yield offset, Dense(total)
 
     return context.tap(func, output, used, range(output.dim() - 1), build)
 
 
-def matmul(context: Context, func: Callable[..., Any], input: Tensor, other: Tensor) -> Any:
+def matmul(context: Context, func: Function, input: Tensor, other: Tensor) -> Any:
     """Handle ``input @ other`` with a parametric matrix on the right."""
-    tracked = context.tracked(other)
-    if tracked is None or context.tracked(input) is not None or other.dim() != 2 or input.dim() < 2:
+    matrix = context.tracked(other)
+    if matrix is None or context.tracked(input) is not None or other.dim() != 2 or input.dim() < 2:
         return NotImplemented
-    output = func(input, tracked.value)
-    saved = Saved(input, f"matmul({tracked.name})")
+    output = func(input, matrix.value)
+    saved = Saved(input, f"matmul({matrix.name})")
     budget = context.budget
 
-    def build(
-        gradient: Tensor, layout: Layout, count: int
-    ) -> Iterator[tuple[TrackedParameter, Contribution]]:
-        right = layout.records(gradient, count).reshape(count, -1, gradient.shape[-1])
-        left = layout.records(saved.get(), count).reshape(count, right.shape[1], -1)
-        yield tracked, Outer(left, right, budget)
+    def build(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
+        left, right = layout.terms(saved.get(), count), layout.terms(gradient, count)
+        yield matrix, Outer(left, right, budget)
 
-    return context.tap(func, output, [tracked], range(output.dim() - 1), build)
+    return context.tap(func, output, [matrix], range(output.dim() - 1), build)

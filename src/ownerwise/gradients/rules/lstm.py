@@ -12,13 +12,14 @@ lists the time steps in the order of the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ownerwise.gradients.taps import Delivery
 from ownerwise.gradients.workspace import Loan
 from ownerwise.torch_internals import aten
 
@@ -43,7 +44,7 @@ class LSTM(torch.autograd.Function):
         bias: Tensor | None,
         order: Sequence[int],
         loan: Loan,
-        last_pass: Callable[[], bool],
+        delivery: Delivery,
     ) -> tuple[Tensor, Tensor]:
         """Return the hidden states ``[T, B, H]`` and the last cell state ``[B, H]``.
 
@@ -68,7 +69,7 @@ class LSTM(torch.autograd.Function):
             cell = torch.mul(f, cell, out=cells[t]).addcmul_(i, g)
             state = torch.mul(torch.tanh(cell, out=squashed[t]), o, out=states[t])
         ctx.save_for_backward(gates, cells, squashed, first_cell, matrix, weight)
-        ctx.order, ctx.loan, ctx.last_pass = order, loan, last_pass
+        ctx.order, ctx.loan, ctx.delivery = order, loan, delivery
         return states, cell.clone()
 
     @staticmethod
@@ -80,7 +81,7 @@ class LSTM(torch.autograd.Function):
         d_states, d_last = gradients
         gates, cells, squashed, first_cell, matrix, weight = ctx.saved_tensors
         order = ctx.order
-        d_gates = gates if ctx.last_pass() else torch.empty_like(gates)
+        d_gates = gates if ctx.delivery.last else torch.empty_like(gates)
         d_state, d_cell = d_states[order[-1]], d_last.clone()
         part, other = torch.empty_like(d_cell), torch.empty_like(d_cell)
         for at in range(len(order) - 1, -1, -1):

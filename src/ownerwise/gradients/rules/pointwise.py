@@ -8,20 +8,21 @@ gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ownerwise.gradients.calls import name_of
-from ownerwise.gradients.contributions import Contribution, Dense
+from ownerwise.gradients.calls import Function, name_of
+from ownerwise.gradients.contributions import Call, Dense
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.precision import accumulation_dtype
 from ownerwise.gradients.problems import Refused
 from ownerwise.gradients.rules.context import Context
-from ownerwise.gradients.saved import Saved
+from ownerwise.gradients.taps import Use
 from ownerwise.gradients.tracked_parameters import TrackedParameter
+from ownerwise.torch_internals import pytree
 
 __all__ = ["POINTWISE", "as_single_record", "pointwise", "repeating"]
 
@@ -33,12 +34,12 @@ NAMES = (
     *("__rtruediv__", "__div__", "__rdiv__", "__pow__", "__rpow__"),
     *("add_", "sub_", "__iadd__", "__isub__"),
 )
-POINTWISE: list[Callable[..., Any]] = [
+POINTWISE: list[Function] = [
     getattr(place, name) for name in NAMES for place in (torch, Tensor) if hasattr(place, name)
 ]
 
 
-def pointwise(context: Context, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def pointwise(context: Context, func: Function, *args: Any, **kwargs: Any) -> Any:
     """Handle elementwise calls, with broadcasting."""
     if any(isinstance(value, Tensor) for value in kwargs.values()):
         return NotImplemented  # includes out=
@@ -52,46 +53,30 @@ def pointwise(context: Context, func: Callable[..., Any], *args: Any, **kwargs: 
     where = f"{name_of(func)}({uses[0][1].name})"
     # the gradient of a sum does not need the operands, so they may change in place afterwards
     additive = in_place or name_of(func) in ("add", "sub", "__add__", "__radd__", "__sub__")
-    saved = [Saved(v, where) if isinstance(v, Tensor) and not additive else v for v in values]
+    leaves, spec = pytree.tree_flatten((values, kwargs))
+    call = None if additive else Call(func, leaves, spec, where)
 
-    def build(
-        gradient: Tensor, layout: Layout, count: int
-    ) -> Iterator[tuple[TrackedParameter, Contribution]]:
+    def build(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
         for place, tracked in uses:
-            if additive:
-                broadcast = _additive(func, gradient, place, kwargs)
+            if call is not None:
+                broadcast = _broadcast_gradient(call, place, gradient)
             else:
-                broadcast = _broadcast_gradient(func, saved, kwargs, place, gradient)
-            yield tracked, reduced(broadcast, layout, count, tuple(tracked.value.shape), where)
+                sign = -1 if "sub" in name_of(func) else 1
+                factor = sign * kwargs.get("alpha", 1) if place == 1 else 1
+                broadcast = gradient if factor == 1 else gradient * factor
+            yield tracked, reduced(broadcast, layout, count, tuple(tracked.tensor.shape), where)
 
     used = [tracked for _, tracked in uses]
     return context.tap(func, output, used, range(output.dim()), build)
 
 
-def _additive(
-    func: Callable[..., Any], gradient: Tensor, place: int, kwargs: dict[str, Any]
-) -> Tensor:
-    factor = kwargs.get("alpha", 1) if place == 1 else 1
-    if "sub" in name_of(func) and place == 1:
-        factor = -factor
-    return gradient if factor == 1 else gradient * factor
-
-
-def _broadcast_gradient(
-    func: Callable[..., Any],
-    saved: list[Any],
-    kwargs: dict[str, Any],
-    place: int,
-    gradient: Tensor,
-) -> Tensor:
+def _broadcast_gradient(call: Call, place: int, gradient: Tensor) -> Tensor:
     """Return the gradient of argument ``place`` as if it had been broadcast before the call."""
-    values = [v.get() if isinstance(v, Saved) else v for v in saved]
-    dtype = accumulation_dtype(gradient.dtype)
-    values = [v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for v in values]
+    values = call.values(accumulation_dtype(gradient.dtype))
     with torch.enable_grad():
         full = values[place].expand(gradient.shape).detach().requires_grad_()
         values[place] = full
-        again = func(*values, **kwargs)
+        again = call(values)
         return torch.autograd.grad(again, full, gradient.to(again.dtype))[0]
 
 
@@ -114,7 +99,7 @@ def reduced(
     return Dense(parts.reshape(count, *shape))
 
 
-def repeating(context: Context, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def repeating(context: Context, func: Function, *args: Any, **kwargs: Any) -> Any:
     """Handle a parameter that is repeated for every record (class token, initial state).
 
     This applies only if a new dimension has the size of the batch; if the parameter is repeated
@@ -125,7 +110,7 @@ def repeating(context: Context, func: Callable[..., Any], *args: Any, **kwargs: 
     if tracked is None or kwargs:
         return NotImplemented
     output = func(tracked.value, *args[1:])
-    shape = tuple(tracked.value.shape)
+    shape = tuple(tracked.tensor.shape)
     aligned = (1,) * (output.dim() - len(shape)) + shape
     new = [d for d in range(output.dim()) if aligned[d] == 1 and output.shape[d] != 1]
     same = all(output.shape[d] == aligned[d] or d in new for d in range(output.dim()))
@@ -134,7 +119,7 @@ def repeating(context: Context, func: Callable[..., Any], *args: Any, **kwargs: 
     return _tap_broadcast(context, func, tracked, output, new)
 
 
-def as_single_record(context: Context, func: Callable[..., Any], tensor: Tensor) -> Tensor:
+def as_single_record(context: Context, func: Function, tensor: Tensor) -> Tensor:
     """In a batch of one record, tap a parameter that a rule receives in place of data.
 
     Expanding a learned state or query to a batch of one record does not change it, so the call
@@ -146,17 +131,15 @@ def as_single_record(context: Context, func: Callable[..., Any], tensor: Tensor)
 
 def _tap_broadcast(
     context: Context,
-    func: Callable[..., Any],
+    func: Function,
     tracked: TrackedParameter,
     output: Tensor,
     new: list[int],
 ) -> Tensor:
     where = f"{name_of(func)}({tracked.name})"
-    shape = tuple(tracked.value.shape)
+    shape = tuple(tracked.tensor.shape)
 
-    def build(
-        gradient: Tensor, layout: Layout, count: int
-    ) -> Iterator[tuple[TrackedParameter, Contribution]]:
+    def build(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
         yield tracked, reduced(gradient, layout, count, shape, where)
 
     # expand shares memory between records; a copy lets the model write to one of them
