@@ -156,12 +156,16 @@ class Registry(Mapping[str, Entry]):
             return maker(*leading, **options)
         except OwnerwiseError:
             raise
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise OwnerwiseError(f"{self.kind} {name}: {error}") from error
+        except ValueError as error:
+            raise OwnerwiseError(str(error)) from error
+        except (TypeError, RuntimeError) as error:
+            raise OwnerwiseError(f"{self.kind} {name} cannot be made: {error}") from error
 
     def _name_problems(self, name: Any, place: str) -> list[str]:
         if isinstance(name, str) and (name in self._own or name in self._installed):
             return []
+        if name is None:
+            return [f"{place} is missing; expected one of {', '.join(self) or 'none'}"]
         if not isinstance(name, str) or ":" not in name:
             return [f"{place} is {name!r}; {known_names(name, self)}"]
         try:
@@ -175,7 +179,7 @@ class Registry(Mapping[str, Entry]):
 
     def _maker(self, name: str) -> Callable[..., Any]:
         entry: Any = self[name]
-        return getattr(entry, "from_settings", entry)
+        return entry if self._leading else getattr(entry, "from_settings", entry)
 
     def _parameters(self, name: str) -> Mapping[str, inspect.Parameter]:
         """Return the parameters of an entry, without the leading ones that the library passes."""

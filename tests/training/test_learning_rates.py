@@ -36,8 +36,8 @@ def test_factors_by_hand(schedule, expected):
     ("schedule", "message"),
     [
         ("cosin", "schedule is 'cosin'; did you mean 'cosine'?"),
-        (None, "schedule is None; "),
-        ({"warmup": 3}, "schedule is None"),
+        (None, "schedule is missing; "),
+        ({"warmup": 3}, "schedule is missing"),
         (
             {"name": "cosine", "flor": 0},
             "no option flor; did you mean 'floor'? Known names: floor, warmup",

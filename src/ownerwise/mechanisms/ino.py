@@ -166,7 +166,7 @@ class INO(Weights):
             score_by = ORDERS.make(order, stream)
         with _noted(problems):
             score_by = BudgetAware(kappa) if kappa else score_by
-        with _noted(problems):
+        with _noted(problems, "shape: "):
             steps = None if shape == "beta" else Steps() if shape == "steps" else Steps(shape)
         with _noted(problems):
             made = cls(tail, alpha, beta, tail_length, steps, score_by, width)
@@ -246,9 +246,9 @@ class INO(Weights):
 
 
 @contextmanager
-def _noted(problems: list[str]) -> Iterator[None]:
+def _noted(problems: list[str], place: str = "") -> Iterator[None]:
     """Add the problems of an error raised in the `with` block to the list, and continue."""
     try:
         yield
     except ValueError as error:
-        problems += getattr(error, "problems", [str(error)])
+        problems += [place + text for text in getattr(error, "problems", [str(error)])]

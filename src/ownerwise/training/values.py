@@ -40,15 +40,9 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def is_segment(value: Any) -> bool:
-    """Return whether a value is a pair [number of steps, noise factor]."""
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and is_whole(value[0])
-        and value[0] > 0
-        and POSITIVE.fits(value[1])
-    )
+def elsewhere(expected: str) -> ValueRule:
+    """Return the rule for a value that the code that uses it checks."""
+    return ValueRule(expected, lambda value: True)
 
 
 def text() -> ValueRule:
