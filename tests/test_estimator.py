@@ -218,7 +218,8 @@ def test_all_problems_are_listed_before_anything_is_spent():
         wrong.fit(X, Y)
     text = str(refusal.value)
     for word in ("label of record 0", "called without owners", "input_range=(1.0, 0.0)",
-                 "'sample'?", "steps 0", "batch_size 500", "weights 'inn'", "lr -1.0"):  # fmt: skip
+                 "'sample'?", "steps 0", "batch_size 500", "weights is 'inn'",
+                 "lr is -1.0"):  # fmt: skip
         assert word in text
     assert len(refusal.value.problems) == 8
     assert not hasattr(wrong, "plan_")

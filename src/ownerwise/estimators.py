@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
@@ -17,11 +16,12 @@ from torch import nn
 
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, name_some
 from ownerwise.marks import marks_of
-from ownerwise.mechanisms import INO, Weights
+from ownerwise.mechanisms import WEIGHTS, Weights
 from ownerwise.models import hidden_problems, mlp
 from ownerwise.owners import Hints, Owners
 from ownerwise.planning import PlanRequest, make_plan
 from ownerwise.training import TRAINED_BEFORE, Trainer
+from ownerwise.training.settings import setting_problems
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -103,7 +103,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             than a fit involves; or one number per record.
         delta: one number for all owners, or a mapping {owner: delta}.
         method: how to plan the budgets: "uniform", "sample", "scale" or "both" (see `plan`).
-        weights: "ino" for `INO()`, an `INO` object, or None.
+        weights: a name, such as "ino", an object, such as `INO(tail=0.2)`, or None.
         steps: number of steps.
         batch_size: expected number of records per step; None uses a quarter of the records, but
             at most 512.
@@ -219,7 +219,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             self.model_,
             self.plan_,
             lr=self.lr,
-            weights=INO() if isinstance(self.weights, str) else self.weights,
+            weights=WEIGHTS.make(self.weights) if isinstance(self.weights, str) else self.weights,
             seed=seed,
             name=type(self).__name__,
             progress=self.verbose,
@@ -314,11 +314,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         return np.clip(2 * (X - low) / (high - low) - 1, -1, 1)
 
     def _parameter_problems(self) -> list[str]:
-        problems = []
-        if isinstance(self.weights, str) and self.weights != "ino":
-            problems.append(f"weights {self.weights!r}: expected 'ino', an INO object or None")
-        if not (isinstance(self.lr, int | float) and 0 < self.lr < math.inf):
-            problems.append(f"lr {self.lr!r}: expected a positive finite number")
+        problems = setting_problems({"lr": self.lr})
+        if isinstance(self.weights, str):
+            problems += WEIGHTS.problems(self.weights)
         return problems if self.model is not None else problems + hidden_problems(self.hidden)
 
     def _seed(self) -> int | None:
