@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from ownerwise.errors import OwnerwiseError, known_names
 
 Entry = TypeVar("Entry")
-Named = str | Mapping[str, Any]
+Named = str | Mapping[Any, Any]
 """A name, or a table with the name (as `name` or `kind`) and options."""
 
 

@@ -10,7 +10,7 @@ total clip norm are private.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -125,7 +125,7 @@ class INO(Weights):
         return options
 
     @classmethod
-    def from_settings(
+    def from_settings(  # pyright: ignore[reportIncompatibleMethodOverride]
         cls,
         *,
         tail: float | None = None,
@@ -135,7 +135,7 @@ class INO(Weights):
         kappa: float = 0.0,
         width: float = 0.5,
         order: str = "loss",
-        shape: str | Sequence[float] = "beta",
+        shape: Any = "beta",
         stream: SecretStream | None = None,
     ) -> INO:
         """Return INO with options of JSON types.
