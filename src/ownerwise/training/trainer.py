@@ -14,6 +14,7 @@ from ownerwise.batches import PoissonBatches
 from ownerwise.errors import OwnerwiseError, printable
 from ownerwise.evaluation import Collate, Evaluation, group_name
 from ownerwise.mechanisms import CLIPPING_RULES, Release, plain_loss
+from ownerwise.planning import Plan
 from ownerwise.runs import Run, environment, settings
 from ownerwise.runs import folders as run_folders
 from ownerwise.runs.reading import read_config
@@ -113,7 +114,7 @@ class Trainer(TrainerSettings):
             config["not_private"] = reasons
         evaluated = {"validation": validating, "test": testing}
         step, stream, loggers = prepare(self, data, collate, evaluated, config, resume)
-        factor = factors(self.schedule, self.plan.steps)
+        factor = factors(self.schedule, step.plan.steps)
         with nullcontext() if self.path is None else run_folders.FolderLock(self.path):
             run = self._open(config, step, resume)
             self.runs.append(run)
@@ -156,14 +157,14 @@ class Trainer(TrainerSettings):
                     if recorder.record():
                         bar.set_postfix_str(recorder.summary)
                     bar.update()
-                    if interruption.requested and step.steps_spent < self.plan.steps:
+                    if interruption.requested and step.steps_spent < step.plan.steps:
                         raise self._stopped(step, recorder)
                     spent = step.steps_spent + 1
         finally:
-            step.settle(min(spent, self.plan.steps))
+            step.settle(min(spent, step.plan.steps))
 
     def _stopped(self, step: PrivateStep, recorder: Recorder) -> KeyboardInterrupt:
-        done = f"stopped after {step.steps_spent} of {self.plan.steps} steps"
+        done = f"stopped after {step.steps_spent} of {step.plan.steps} steps"
         if self.path is None:
             return KeyboardInterrupt(f"{done}; a run without folder= cannot be resumed")
         recorder.checkpoint()
@@ -175,7 +176,7 @@ class Trainer(TrainerSettings):
     def _open(self, config: dict[str, Any], step: PrivateStep, resume: bool) -> Run:
         """Start the run, or restore the step from the run folder."""
         if self.path is None:
-            self._note_training(config)
+            self._note_training(config, step.plan)
             return Run(config, step.plan, environment=environment())
         # check again, now that nobody else can write
         problems = run_folders.folder_problems(self.path, config, step.plan, resume)
@@ -190,14 +191,14 @@ class Trainer(TrainerSettings):
             run.history = run_folders.kept_history(self.path, step.run_id, step.updates)
             run.environment = run_folders.with_earlier(self.path, run.environment)
         else:
-            self._note_training(config)
+            self._note_training(config, step.plan)
             step.open_account(self.path, private=run.private)
         run_folders.begin(run, step.run_id)
         return run
 
-    def _note_training(self, config: dict[str, Any]) -> None:
+    def _note_training(self, config: dict[str, Any], plan: Plan) -> None:
         """Record in the config how many times this process has already trained on these owners."""
-        if self.seed is None and (earlier := note_training(self.plan)):
+        if self.seed is None and (earlier := note_training(plan)):
             config["earlier_trainings"] = earlier
 
     def _config(
@@ -274,7 +275,7 @@ class Trainer(TrainerSettings):
 
     def _bar(self, step: PrivateStep) -> tqdm:
         return tqdm(
-            total=self.plan.steps,
+            total=step.plan.steps,
             initial=step.steps_spent,
             desc=printable(self.label if self.seed is None else f"{self.label}, NOT PRIVATE"),
             unit="step",
