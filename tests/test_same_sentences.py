@@ -357,6 +357,10 @@ SETTINGS = {
         "lr is 'fast'; expected a positive, finite number",
         trained(lr="fast"), {"lr": "fast"}, training__lr="fast",
     ),
+    "no learning rate": Setting(
+        ("lr is None; expected a positive, finite number",), trained(lr=None),
+        estimator={"lr": None}, only=("API", "estimator"),
+    ),
     "averaging of all steps": of_training(
         "averaging is 1.0; expected a decay of at least 0 and below 1, such as 0.99",
         trained(averaging=1.0), training__averaging=1.0,

@@ -38,7 +38,7 @@ RULES: Mapping[str, ValueRule] = {
     "evaluate_every": whole(1),
     "checkpoint_every": whole(1),
 }
-"""Rules for the values of settings; None means that a setting was not given."""
+"""Rules for the values of settings. Except for `lr`, None means that a setting was not given."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -82,6 +82,7 @@ class TrainerSettings:
         every = self.evaluate_every
         every = max(1, self.plan.steps // _EVALUATIONS) if every is None else every
         vars(self).update(
+            folder=self.path,
             optimizer_options=dict(self.optimizer_options or {}),
             loss=self.loss if self.constraints is None else self.constraints.penalised(self.loss),
             name=self.name or (self.path.resolve().name if self.path else "run"),
@@ -114,5 +115,6 @@ def setting_problems(given: Mapping[str, Any]) -> list[str]:
     return [
         rule.problem(name, given[name])
         for name, rule in RULES.items()
-        if given.get(name) is not None and not rule.fits(given[name])
+        if name in given and not (given[name] is None and name != "lr")
+        if not rule.fits(given[name])
     ]
