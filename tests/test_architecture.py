@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ownerwise.mechanisms import ClippingRule, Release, Steering, Weights
+from ownerwise.mechanisms.constraints import RateConstraints  # noqa: F401  (a known release)
 from tools import imports
 from tools.imports import Edge
 
@@ -109,6 +111,54 @@ def test_each_room_says_what_it_is_for_and_what_it_may_import(room):
     assert len(first) > 30
     assert blank == ""
     assert re.search(r"\bimports?\b", " ".join(rest), re.IGNORECASE)
+
+
+NAMES_PLUGS = {
+    "__init__": "the public names",
+    "step.private_step": "the rule if none is given",
+    "report.mechanism_sections": "the sections of the library's own mechanisms",
+}
+"""Modules outside mechanisms/ that may name a mechanism's class, and why."""
+
+
+def plug_names() -> set[str]:
+    """Return the library's mechanisms: clipping rules, weights, orders, releases and steering."""
+    kinds = [kind for base in (ClippingRule, Release, Steering, Weights) for kind in _below(base)]
+    own = {kind.__name__ for kind in kinds if kind.__module__.startswith("ownerwise.")}
+    return own | {"BudgetAware", "ByLoss"}
+
+
+def _below(base: type) -> list[type]:
+    return [kind for child in base.__subclasses__() for kind in (child, *_below(child))]
+
+
+def named_plugs(package: Path) -> list[str]:
+    """Return every use of a mechanism's class in code outside its room; text may name it."""
+    plugs, found = plug_names(), []
+    for path in sorted(package.rglob("*.py")):
+        module = ".".join(path.relative_to(package).with_suffix("").parts)
+        if module.startswith("mechanisms.") or module in NAMES_PLUGS:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [getattr(node, field, None) for field in ("id", "attr")]
+            names += [alias.name for alias in getattr(node, "names", []) if hasattr(alias, "name")]
+            found += [f"{module}: {name}" for name in names if name in plugs]
+    return found
+
+
+def test_mechanisms_are_named_in_their_room_alone():
+    assert {"INO", "Psac", "ImportanceSampling", "RateConstraints", "AcceptanceSteering"} <= (
+        plug_names()
+    )
+    assert named_plugs(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    "statement", ["from ownerwise.mechanisms import Psac as rule", "x = ow.INO()", "x = AutoS()"]
+)
+def test_a_mechanism_named_elsewhere_is_found(statement, tmp_path):
+    (tmp_path / "cli.py").write_text(f'"""INO and Psac in text are fine."""\n{statement}\n')
+    assert len(named_plugs(tmp_path)) == 1
 
 
 def test_no_class_name_is_used_twice():

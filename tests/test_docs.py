@@ -18,11 +18,9 @@ from ownerwise.config import (
     prepare_run,
     read_config,
 )
-from ownerwise.config.reading import (
-    assignment_options,
-    make_config,
-)
+from ownerwise.config.reading import make_config
 from ownerwise.config.sections import SECTIONS
+from ownerwise.data import ASSIGNMENTS
 from ownerwise.report.guarantees import attacker_bound, attacker_words
 
 ROOT = Path(__file__).parents[1]
@@ -143,7 +141,7 @@ def test_the_configuration_page_names_every_key_with_its_value_and_meaning(secti
     shown = table_under(page, f"## [{section}]")
     if section == "owners":
         for kind in ("by_class", "by_classes"):
-            assert re.findall(r"`(\w+)`", shown.pop(kind)) == list(assignment_options(kind))
+            assert re.findall(r"`(\w+)`", shown.pop(kind)) == list(ASSIGNMENTS.options(kind))
     assert shown == {key: rule.expected for key, rule in SECTIONS[section].items()}
     assert all(rule.meaning for rule in SECTIONS[section].values())
 

@@ -1,9 +1,10 @@
-"""A mistake about owners or budgets gets the same sentence from every front end.
+"""A mistake gets the same sentence from every front end: calls, commands, files and the estimator.
 
-The sentences may differ in two places: where the value stands (a mapping, or a row of a file), and
-the hint that names what the user of this front end can write. Both are replaced before comparing.
-A front end is left out of a row if its users cannot make the mistake: `ownerwise plan` reads no
-records, and the estimator reads no files and ignores owners without records.
+The sentences may differ in two places: where the value stands (a mapping, a row of a file, or a
+section of a configuration), and the hint that names what the user of this front end can write. Both
+are replaced before comparing. A front end is left out of a row if its users cannot make the
+mistake: `ownerwise plan` reads no records and trains no model, and the estimator reads no files,
+ignores owners without records and takes few settings.
 """
 
 import csv
@@ -13,10 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 
 import ownerwise as ow
 from ownerwise.cli.main import main
+from ownerwise.config import prepare_run
+from ownerwise.config.reading import make_config
 from ownerwise.estimators import PrivateClassifier
+from ownerwise.mechanisms import CLIPPING_RULES, WEIGHTS
 
 EPSILON = "expected a positive, finite number (typically 0.1 to 10)"
 DELTA = "expected a number above 0 and below 1, well below 1/records (typically 1e-5)"
@@ -266,3 +271,244 @@ def plain(sentence, front_end, folder):
 def test_every_front_end_says_the_same(mistake, front_end, tmp_path, capsys):
     found = FRONT_ENDS[front_end](mistake, tmp_path, capsys)
     assert {plain(sentence, front_end, tmp_path) for sentence in found} == set(mistake.says)
+
+
+RECORDS = 80
+LIMIT = f" and at most the {RECORDS} declared records"
+STEPS = "expected a whole number from 1 to 10000000"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A wrong setting, and what every front end in which it can be made says about it."""
+
+    says: tuple[str, ...]
+    api: Any = None
+    """Calls with the owners and the data."""
+    plan: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `ow.plan`, options of `ownerwise plan` and keys of the section [plan]."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Other keys of the configuration, as "section.key"."""
+    estimator: dict[str, Any] | None = None
+    only: tuple[str, ...] = ("API", "command line", "configuration", "estimator")
+    limit_if_known: bool = False
+    """Whether a front end that knows the number of records adds it as a limit."""
+
+
+def of_plan(says, estimator=True, only=None, limit_if_known=False, **plan):
+    ends = ("API", "command line", "configuration", *(["estimator"] if estimator else []))
+    only = only or ends
+    return Setting((says,), plan=plan, estimator=plan, only=only, limit_if_known=limit_if_known)
+
+
+def of_training(says, api=None, estimator=None, **config):
+    ends = ("API", "configuration", *(["estimator"] if estimator else []))
+    keys = {key.replace("__", "."): value for key, value in config.items()}
+    return Setting((says,), api, config=keys, estimator=estimator, only=ends)
+
+
+def trained(**options):
+    def call(plan, data):
+        model = ow.models.build("mlp", inputs=1, classes=2, hidden=[])
+        ow.Trainer(model, plan, **{"lr": 0.1, **options}).fit(data)
+
+    return call
+
+
+SETTINGS = {
+    "unknown method": of_plan(
+        "method is 'smaple'; did you mean 'sample'? Known names: uniform, sample, scale, both",
+        method="smaple",
+    ),
+    "unknown accountant": of_plan(
+        "accountant is 'pdl'; did you mean 'pld'? Known names: pld, rdp", accountant="pdl"
+    ),
+    "no steps": of_plan(f"steps 0: {STEPS}", steps=0),
+    "no batch": of_plan(
+        "batch_size 0: expected a number above 0", limit_if_known=True, batch_size=0
+    ),
+    "batch above all records": of_plan(
+        f"batch_size {RECORDS + 1}: expected a number above 0{LIMIT}",
+        batch_size=RECORDS + 1,
+    ),
+    "no clip norm": of_plan(
+        "clip_norm 0.0: expected 1e-06 to 1e+06, so that its square fits in float32", clip_norm=0.0
+    ),
+    "mixture of one method": of_plan(
+        "mixture 0.5: only method='both' uses a mixture", estimator=False, mixture=0.5
+    ),
+    "three sizes": of_plan(
+        "3 of steps, batch_size and noise_multiplier were given; expected two (the third follows "
+        "from the budgets)",
+        estimator=False,
+        noise_multiplier=1.0,
+    ),
+    "unknown noise schedule": of_plan(
+        "noise_schedule is 'exponentail'; did you mean 'exponential'? Known names: constant, "
+        "exponential, time, step, polynomial",
+        only=("API", "configuration"),
+        noise_schedule="exponentail",
+    ),
+    "negative learning rate": of_training(
+        "lr is -1.0; expected a positive, finite number",
+        trained(lr=-1.0), {"lr": -1.0}, training__lr=-1.0,
+    ),
+    "learning rate that is text": of_training(
+        "lr is 'fast'; expected a positive, finite number",
+        trained(lr="fast"), {"lr": "fast"}, training__lr="fast",
+    ),
+    "no learning rate": Setting(
+        ("lr is None; expected a positive, finite number",), trained(lr=None),
+        estimator={"lr": None}, only=("API", "estimator"),
+    ),
+    "averaging of all steps": of_training(
+        "averaging is 1.0; expected a decay of at least 0 and below 1, such as 0.99",
+        trained(averaging=1.0), training__averaging=1.0,
+    ),
+    "no evaluation": of_training(
+        "evaluate_every is 0; expected a whole number of at least 1",
+        trained(evaluate_every=0, checkpoint_every=1), run__evaluate_every=0,
+    ),
+    "seed that is no whole number": of_training(
+        "seed is 0.5; expected a whole number, which makes the run NOT PRIVATE; leave it out for "
+        "private data",
+        trained(seed=0.5), run__seed=0.5,
+    ),
+    "unknown schedule": of_training(
+        "schedule is 'cosin'; did you mean 'cosine'? Known names: constant, linear, cosine, step",
+        trained(schedule="cosin"), training__schedule="cosin",
+    ),
+    "option of a schedule": of_training(
+        "schedule cosine: floor is 2; expected a number from 0 to 1",
+        trained(schedule={"name": "cosine", "floor": 2}),
+        training__schedule={"name": "cosine", "floor": 2},
+    ),
+    "unknown logger": of_training(
+        "logger is 'tensorbord'; did you mean 'tensorboard'? Known names: tensorboard, wandb",
+        trained(loggers=["tensorbord"]), run__loggers=["tensorbord"],
+    ),
+    "unknown model": of_training(
+        "model is 'mpl'; did you mean 'mlp'? Known names: MODELS",
+        lambda plan, data: ow.models.build("mpl"), model={"name": "mpl"},
+    ),
+    "unknown option of a model": of_training(
+        "mlp has no option hiden; did you mean 'hidden'? Known names: inputs, classes, hidden, "
+        "activation",
+        lambda plan, data: ow.models.build("mlp", hiden=[3]), model__hiden=[3],
+    ),
+    "hidden layers that are text": of_training(
+        "hidden='wide': expected a list of sizes, such as [wide]",
+        lambda plan, data: ow.models.build("mlp", hidden="wide"), {"hidden": "wide"},
+        model__hidden="wide",
+    ),
+    "unknown data set": of_training(
+        "data set is 'digit'; did you mean 'digits'? Known names: DATA",
+        lambda plan, data: ow.data.load("digit"),
+        data={"name": "digit"}, owners={"assignment": {"kind": "by_class", "budgets": [1, 2]}},
+    ),
+    "negative kappa": of_training(
+        "kappa must be a finite number of at least 0, got -1.0",
+        lambda plan, data: WEIGHTS.make({"kind": "ino", "kappa": -1.0}), weights__kappa=-1.0,
+    ),
+    "two tails": of_training(
+        "pass tail (a fraction) or tail_length (absolute), not both",
+        lambda plan, data: WEIGHTS.make({"kind": "ino", "tail": 0.4, "tail_length": 1.0}),
+        weights={"kind": "ino", "tail": 0.4, "tail_length": 1.0},
+    ),
+    "unknown weights": of_training(
+        "weights is 'inn'; did you mean 'ino'? Known names: ino",
+        lambda plan, data: WEIGHTS.make("inn"), {"weights": "inn"}, weights__kind="inn",
+    ),
+    "constant of a clipping rule": of_training(
+        "r must be at least 1e-06 and finite, got -1",
+        lambda plan, data: CLIPPING_RULES.make({"kind": "psac", "r": -1}),
+        training__clipping={"kind": "psac", "r": -1},
+    ),
+}  # fmt: skip
+
+
+def setting_api(setting, folder, capsys):
+    ids = ["ann"] * (RECORDS // 2) + ["bob"] * (RECORDS // 2)
+    owners = ow.Owners(ids, {"ann": 1.0, "bob": 2.0})
+    request = {"steps": 3, "batch_size": 10} | setting.plan
+    if setting.plan:
+        return problems_of(lambda: ow.plan(owners, **request))
+    data = (torch.zeros(RECORDS, 1), torch.arange(RECORDS) % 2)
+    return problems_of(lambda: setting.api(ow.plan(owners, **request), data))
+
+
+def setting_command_line(setting, folder, capsys):
+    path = folder / "b.csv"
+    path.write_text(f"owner,epsilon,records\nann,1,{RECORDS // 2}\nbob,2,{RECORDS // 2}\n")
+    request = {"steps": 3, "batch_size": 10} | setting.plan
+    flags = [x for key, value in request.items() for x in (f"--{key.replace('_', '-')}", value)]
+    return printed_problems(["plan", path, *flags], capsys)
+
+
+def setting_configuration(setting, folder, capsys):
+    rows = [("ann" if at < RECORDS // 2 else "bob", at % 9, at % 2) for at in range(RECORDS)]
+    with (folder / "t.csv").open("w", newline="") as out:
+        csv.writer(out).writerows([("who", "x", "y"), *rows])
+    content = {
+        "data": {
+            "file": str(folder / "t.csv"), "target": "y", "owner": "who", "classes": ["0", "1"],
+            "features": {"x": [0, 9]}, "test_share": 1e-9,
+        },
+        "owners": {"epsilon": {"ann": 1.0, "bob": 2.0}},
+        "plan": {"steps": 3, "batch_size": 10} | setting.plan,
+        "model": {"name": "mlp"},
+        "training": {"lr": 0.1},
+        "weights": {"kind": "ino"},
+        "run": {},
+    }  # fmt: skip
+    for place, value in setting.config.items():
+        section, _, key = place.partition(".")
+        content[section] = {**content[section], key: value} if key else value
+    return problems_of(lambda: prepare_run(make_config(content), folder=folder / "run"))
+
+
+def setting_estimator(setting, folder, capsys):
+    options = {"steps": 3, "batch_size": 10, "hidden": [4]} | setting.estimator
+    owners = ["ann" if at < RECORDS // 2 else "bob" for at in range(RECORDS)]
+    classifier = PrivateClassifier({"ann": 1.0, "bob": 2.0}, classes=[0, 1], **options)
+    rows, labels = [[float(at)] for at in range(RECORDS)], [at % 2 for at in range(RECORDS)]
+    return problems_of(lambda: classifier.fit(rows, labels, owners=owners))
+
+
+SETTING_FRONT_ENDS = {
+    "API": setting_api,
+    "command line": setting_command_line,
+    "configuration": setting_configuration,
+    "estimator": setting_estimator,
+}
+PLACES = {
+    "model.name": "model", "data.name": "data set", "run.loggers": "logger",
+    "weights.kind": "weights", "training.clipping.": "", "no option model.": "no option ",
+}  # fmt: skip
+SECTION = re.compile(r"^(plan|training|weights|run)(\.|: )")
+
+
+def plain_setting(sentence):
+    """Return a sentence without its place in a configuration, and without lists of all names."""
+    for place, word in PLACES.items():
+        sentence = sentence.replace(place, word)
+    sentence = SECTION.sub("", sentence)
+    for names, word in ((ow.models.BUILDERS, "MODELS"), (ow.data.LOADERS, "DATA")):
+        sentence = sentence.replace(", ".join(names), word)
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("setting", "front_end"),
+    [
+        pytest.param(setting, front_end, id=f"{name}: {front_end}")
+        for name, setting in SETTINGS.items()
+        for front_end in setting.only
+    ],
+)
+def test_every_front_end_says_the_same_of_settings(setting, front_end, tmp_path, capsys):
+    found = SETTING_FRONT_ENDS[front_end](setting, tmp_path, capsys)
+    said = {plain_setting(sentence) for sentence in found}
+    if setting.limit_if_known:
+        said = {sentence.removesuffix(LIMIT) for sentence in said}
+    assert said == set(setting.says)

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -174,3 +175,35 @@ def test_nothing_but_a_plan_is_overwritten(tmp_path, capsys):
     assert sorted(tmp_path.iterdir()) == [table]
     for _ in range(2):
         assert main(["plan", str(table), *REQUEST, "--out", str(tmp_path / "plan.json")]) == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_shell_completes_all_commands_and_their_options(shell, capsys):
+    pytest.importorskip("shtab", reason="shtab is not installed (the extra completion)")
+    with pytest.raises(SystemExit) as stopped:
+        main(["--print-completion", shell])
+    assert stopped.value.code == 0
+    script = capsys.readouterr().out
+    for word in ("demo", "plan", "train", "report", "--noise-multiplier", "--resume"):
+        assert word in script
+
+
+def test_the_script_for_a_shell_knows_every_command_and_path(monkeypatch, capsys):
+    """Without shtab, too: the parser that shtab gets has all commands, and marks their paths."""
+    got = []
+    fake = SimpleNamespace(FILE="files", complete=lambda parser, shell: got.append(parser) or shell)
+    monkeypatch.setitem(sys.modules, "shtab", fake)
+    with pytest.raises(SystemExit):
+        main(["--print-completion", "bash"])
+    assert capsys.readouterr().out == "bash\n"
+    (commands,) = (a.choices for a in got[0]._actions if isinstance(a.choices, dict))
+    assert {"demo", "plan", "train", "report"} <= set(commands)
+    marked = [a.dest for a in commands["train"]._actions if hasattr(a, "complete")]
+    assert marked == ["config", "folder", "data_dir"]
+
+
+def test_without_shtab_completion_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["--print-completion", "bash"]) == 2
+    said = capsys.readouterr().err
+    assert "shell completion needs shtab: pip install 'ownerwise[completion]'" in said

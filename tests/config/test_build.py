@@ -9,11 +9,9 @@ from ownerwise import data
 from ownerwise.config import (
     prepare_run,
 )
-from ownerwise.config.build import (
-    make_weights,
-)
+from ownerwise.config.build import make_plug
 from ownerwise.config.reading import make_config
-from ownerwise.mechanisms import ORDERS
+from ownerwise.mechanisms import ORDERS, WEIGHTS
 from tools import step_tools
 from tools.orders import Shuffled
 
@@ -208,7 +206,7 @@ def test_a_random_order_follows_the_seed(monkeypatch):
     monkeypatch.setitem(ORDERS._own, "shuffled", Shuffled)
     asked = {"kind": "ino", "order": "shuffled"}
     first, again, other = (
-        make_weights(asked, seed).score_by(np.zeros(5), np.zeros(5, int), None)
+        make_plug(WEIGHTS, asked, seed).score_by(np.zeros(5), np.zeros(5, int), None)
         for seed in (3, 3, 4)
     )
     assert (first == again).all()

@@ -14,5 +14,7 @@ def test_an_unknown_name_is_answered_with_the_nearest():
 
 
 def test_options_are_those_of_the_loader():
-    problems(lambda: data.load("digits", scaling="unit"), "no option scaling", "expected scale")
+    problems(
+        lambda: data.load("digits", scaling="unit"), "no option scaling", "did you mean 'scale'?"
+    )
     assert data.load("digits", scale="signed").train.inputs.min() == -1

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 import ownerwise as ow
-from ownerwise.mechanisms import Cells, ClippingRule, Release, Weights
+from ownerwise.mechanisms import CLIPPING_RULES, WEIGHTS, Cells, ClippingRule, Release, Weights
 from tools import step_tools as tools
 
 _one_thread = pytest.fixture(autouse=True)(tools.one_thread)
@@ -97,10 +97,25 @@ def test_settings_and_state_have_defaults():
     assert Whole().state() == {}
     assert Whole().sensitivity(2.0) == 2.0
     assert Whole().steering(tools.make_plan()) is None
-    assert ow.INO.from_settings(ow.INO(tail=0.3, width=1.0).settings()) == ow.INO(
-        tail=0.3, width=1.0
-    )
-    assert ow.INO.from_settings({"kind": "INO", "tail": 0.3, "score": "Own"}) is None
+    assert Whole.from_settings().settings() == Whole().settings()
+
+
+@pytest.mark.parametrize(
+    ("plug", "name", "registry"),
+    [
+        (ow.INO(tail=0.3, width=1.0), "ino", WEIGHTS),
+        (ow.INO(tail_length=3.0, alpha=2.0, score_by=ow.BudgetAware(2.0)), "ino", WEIGHTS),
+        (ow.Psac(0.3), "psac", CLIPPING_RULES),
+        (ow.ImportanceSampling(acceptance=0.4), "importance", CLIPPING_RULES),
+    ],
+)
+def test_a_plug_is_made_again_from_its_settings(plug, name, registry):
+    assert registry.make({**plug.settings(), "kind": name}) == plug
+
+
+def test_settings_that_do_not_determine_the_weights_are_refused():
+    with pytest.raises(ow.OwnerwiseError, match="ino has no option score"):
+        WEIGHTS.make({"kind": "ino", "tail": 0.3, "score": "Own"})
 
 
 @pytest.mark.parametrize("name", ["weights", "clipping", "release"])

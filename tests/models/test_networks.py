@@ -121,10 +121,10 @@ def test_groups_divide_the_width():
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("mnist_cnn", {}, ["no model 'mnist_cnn'", "did you mean 'mnist-cnn'", "text-lstm"]),
+        ("mnist_cnn", {}, ["model is 'mnist_cnn'", "did you mean 'mnist-cnn'", "text-lstm"]),
         ("resnet", {}, ["did you mean 'resnet18'"]),
-        ("mnist-cnn", {"clases": 3}, ["no option 'clases'", "did you mean 'classes'"]),
-        ("linear-head", {}, ["2 problems", "needs the option 'inputs'", "'classes'"]),
+        ("mnist-cnn", {"clases": 3}, ["no option clases", "did you mean 'classes'"]),
+        ("linear-head", {}, ["2 problems", "needs the option inputs", "option classes"]),
         ("mnist-cnn", {"activation": "tann"}, ["'tann'", "did you mean 'tanh'"]),
         ("mnist-cnn", {"activation": {"heat": 1.0}}, ["no parameter heat", "temperature"]),
     ],

@@ -55,9 +55,9 @@ def test_segments_are_taken_as_they_are():
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        ("exponentail", "noise_schedule 'exponentail': expected one of constant, exponential"),
-        ({"rate": 3}, "noise_schedule None"),
-        ({"name": "time", "floor": 0.1}, "no option 'floor'; expected rate, every"),
+        ("exponentail", "noise_schedule is 'exponentail'; did you mean 'exponential'?"),
+        ({"rate": 3}, "noise_schedule is missing"),
+        ({"name": "time", "floor": 0.1}, "no option floor; Known names: rate, every"),
         ({"name": "time", "rate": 0}, "rate is 0; expected a number above 0"),
         ({"name": "step", "factor": 1.5}, "factor is 1.5; expected a number above 0 and at most 1"),
         ({"name": "time", "rate": "fast"}, "rate is 'fast'; expected a number"),

@@ -112,5 +112,5 @@ def test_evaluating_leaves_iterates_and_averages_as_they_were():
 
 @pytest.mark.parametrize("decay", [1.0, -0.1, "0.9", float("nan")])
 def test_a_decay_lies_below_one(decay):
-    with pytest.raises(OwnerwiseError, match=r"averaging=.*expected a decay"):
+    with pytest.raises(OwnerwiseError, match=r"averaging is .*expected a decay"):
         train(decay)

@@ -35,10 +35,13 @@ def test_factors_by_hand(schedule, expected):
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        ("cosin", "schedule 'cosin': expected one of constant"),
-        (None, "schedule None: expected"),
-        ({"warmup": 3}, "schedule None"),
-        ({"name": "cosine", "flor": 0}, "no option 'flor'; expected floor, warmup"),
+        ("cosin", "schedule is 'cosin'; did you mean 'cosine'?"),
+        (None, "schedule is missing; "),
+        ({"warmup": 3}, "schedule is missing"),
+        (
+            {"name": "cosine", "flor": 0},
+            "no option flor; did you mean 'floor'? Known names: floor, warmup",
+        ),
         ({"name": "cosine", "floor": 2}, "floor is 2; expected a number from 0 to 1"),
         ({"name": "cosine", "warmup": 11}, "warmup is 11; expected a whole number from 0 to 10"),
         ({"name": "step", "every": 0}, "every is 0; expected a whole number from 1"),

@@ -16,8 +16,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from ownerwise.config.reading import Config, assignment_options, make_config
-from ownerwise.data.assign import evenly
+from ownerwise.config.reading import Config, make_config
+from ownerwise.data.assign import ASSIGNMENTS, evenly
 from ownerwise.errors import OwnerwiseError, known_names, name_some
 
 PROFILES = ("paper", "short")
@@ -77,7 +77,7 @@ class Setting:
             raise OwnerwiseError(f"profile {profile!r}: expected one of {', '.join(PROFILES)}")
         sections: dict[str, Any] = deepcopy(dict(self.sections))
         assignment = sections["owners"]["assignment"]
-        if "seed" in assignment_options(assignment["kind"]):
+        if "seed" in ASSIGNMENTS.options(assignment["kind"]):
             assignment["seed"] = seed
         sections.setdefault("run", {})["seed"] = seed
         wanted = [*(self.short if profile == "short" else ()), *changes]

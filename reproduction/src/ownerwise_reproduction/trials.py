@@ -18,7 +18,6 @@ import torch
 
 from ownerwise.config.build import make_model, stored_plan, training_options
 from ownerwise.config.reading import Config, make_config
-from ownerwise.errors import OwnerwiseError
 from ownerwise.evaluation import (
     Evaluation,
 )
@@ -105,10 +104,7 @@ def run_trial(
     population = populate(config, trial.setting.label_noise, data_dir)
     cells = Cells.of(population.assignment, population.data.classes)
     phases = trial.method.phases(population, config["plan"], trial.seed)
-    problems: list[str] = []
-    model = make_model(config, population.data, problems)
-    if model is None:
-        raise OwnerwiseError(problems)
+    model = make_model(config, population.data)
     options = training_options(config)
     options["clipping"] = clipping = counted(options["clipping"])
     if trial.method.private:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from ownerwise import models
 from ownerwise.data import Assignment, DataSet, Records, assign, load_digits
-from ownerwise.mechanisms import INO, BudgetAware, Weights
+from ownerwise.mechanisms import WEIGHTS, Weights
 from ownerwise.owners import Owners
 from ownerwise.planning import Plan, plan
 from ownerwise.report.comparison import Difference, Metric
@@ -44,8 +44,8 @@ class DemoMethod:
 METHODS = (
     DemoMethod("DP-SGD", "uniform"),
     DemoMethod("IDP-SGD", "sample"),
-    DemoMethod("INO-SGD", "sample", INO()),
-    DemoMethod("INO-SGD budget-aware", "sample", INO(score_by=BudgetAware())),
+    DemoMethod("INO-SGD", "sample", WEIGHTS.make("ino")),
+    DemoMethod("INO-SGD budget-aware", "sample", WEIGHTS.make({"kind": "ino", "kappa": 1.0})),
 )
 PLAIN, BASELINE = "DP-SGD", "IDP-SGD"
 

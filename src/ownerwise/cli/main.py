@@ -11,14 +11,17 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
 
 from ownerwise import __version__
 from ownerwise.cli import demo, plan, report, train
-from ownerwise.errors import OwnerwiseError, PrivacyWarning, printable
+from ownerwise.errors import OwnerwiseError, PrivacyWarning, printable, require
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
+_SHELLS = ("bash", "zsh", "tcsh")
 _COMMANDS = (demo, plan, train, report)
 _INSTALLED_COMMANDS = "ownerwise.commands"
 """Entry points in this group add commands: each names a module that defines `add(commands)`."""
@@ -27,12 +30,12 @@ _INSTALLED_COMMANDS = "ownerwise.commands"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = make_parser(arguments[0] if arguments else "").parse_args(arguments)
-    command: Callable[[argparse.Namespace], None] = options.command
     with warnings.catch_warnings(), _stopped_by_sigterm():
         warnings.simplefilter("always", PrivacyWarning)
         warnings.showwarning = _show_warning
         try:
+            options = make_parser(arguments[0] if arguments else "").parse_args(arguments)
+            command: Callable[[argparse.Namespace], None] = options.command
             command(options)
             sys.stdout.flush()
         except BrokenPipeError:  # the reader, such as `head`, has stopped
@@ -71,6 +74,13 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
         description="Private training in which each data owner sets their own privacy budget.",
     )
     parser.add_argument("--version", action="version", version=f"ownerwise {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=_SHELLS,
+        metavar="SHELL",
+        help=f"print a script for completion in {', '.join(_SHELLS[:-1])} or {_SHELLS[-1]}",
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for own in _COMMANDS:
         own.add(commands)
@@ -80,6 +90,33 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
         else:
             commands.add_parser(point.name, help=_summary(point))
     return parser
+
+
+class _PrintCompletion(argparse.Action):
+    """Print a shell's completion script for all commands, and exit."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        shtab = require("shtab", "ownerwise[completion]", "shell completion")
+        every = make_parser()
+        _complete_paths(every, shtab.FILE)
+        print(shtab.complete(every, shell=values))
+        parser.exit()
+
+
+def _complete_paths(parser: argparse.ArgumentParser, files: Any) -> None:
+    """Let the arguments that are paths complete to files, in all commands."""
+    for action in parser._actions:
+        if action.type is Path:
+            vars(action)["complete"] = files
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _complete_paths(command, files)
 
 
 def _summary(point: EntryPoint) -> str:

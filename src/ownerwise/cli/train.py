@@ -42,6 +42,9 @@ def _run(options: argparse.Namespace) -> None:
     from ownerwise.config import prepare_run, read_config
     from ownerwise.runs import holds_a_run
 
+    beside = str(options.config.resolve().parent)
+    if beside not in sys.path:
+        sys.path.append(beside)  # for names such as nets:Net
     config = read_config(options.config, options.changes)
     prepared = prepare_run(
         config, folder=options.folder, data_dir=options.data_dir, resume=options.resume

@@ -14,27 +14,17 @@ import torch
 from torch.nn import functional
 
 from ownerwise import data as data_sets
-from ownerwise import models
-from ownerwise.config.reading import Config, model_options
+from ownerwise.config.reading import FROM_THE_DATA, Config
 from ownerwise.config.sections import OPTIMIZERS
 from ownerwise.data import ASSIGNMENTS, Assignment, DataSet, Records, assign
 from ownerwise.data.splits import content_rows, held_out
-from ownerwise.errors import OwnerwiseError, PlanError, name_some
-from ownerwise.mechanisms import (
-    INO,
-    ORDERS,
-    AutoS,
-    BudgetAware,
-    ClippingRule,
-    ImportanceSampling,
-    Loss,
-    Psac,
-    Standard,
-    Steps,
-)
+from ownerwise.errors import OwnerwiseError, PlanError, Problems, name_some
+from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, RELEASES, WEIGHTS, Loss, plain_loss
+from ownerwise.models import BUILDERS
 from ownerwise.owners import Hints, Owners, text_ids
 from ownerwise.planning import Plan, plan
 from ownerwise.randomness import SecretStream
+from ownerwise.registry import Registry
 from ownerwise.runs import PLAN, Run, holds_a_run
 from ownerwise.training import Trainer
 
@@ -43,13 +33,7 @@ _HINTS = Hints(
     levels="set owners.levels = { high = 0.5, ... }",
     records="set owners.budgets to a file with a records column",
 )
-_SINGLE_LOGIT = functional.binary_cross_entropy_with_logits
-_CLIPPING = {
-    "standard": Standard,
-    "auto_s": AutoS,
-    "psac": Psac,
-    "importance": ImportanceSampling,
-}
+_PLAIN_OPTIONS = ("lr", "schedule", "averaging", "micro_batch_size", "lean")
 
 
 @dataclass(frozen=True)
@@ -70,8 +54,8 @@ class PreparedRun:
     @property
     def folder(self) -> Path:
         """The run folder."""
-        assert self.trainer.folder is not None
-        return self.trainer.folder
+        assert self.trainer.path is not None
+        return self.trainer.path
 
     def fit(self, resume: bool = False) -> Run:
         """Train the model, or resume training, and return the run."""
@@ -104,20 +88,24 @@ def prepare_run(
     name = run.get("name", config.name)
     place = Path(folder or run.get("folder") or Path("runs") / name)
     data, validation, test = split_records(load_data(config, data_dir), config["data"])
-    problems: list[str] = []
-    model = make_model(config, data, problems)
-    try:
+    problems = Problems()
+    model = assignment = run_plan = None
+    with problems.guard():
+        model = make_model(config, data)
+    options = training_options(config)
+    with problems.guard():
         assignment, owners = make_owners(config, data)
         run_plan = stored_plan(place, owners) if resume else None
-        run_plan = plan(owners, **config["plan"]) if run_plan is None else run_plan
-    except OwnerwiseError as error:
-        raise OwnerwiseError(problems + error.problems) from None
-    if model is None:
-        raise OwnerwiseError(problems)
+        if run_plan is None:
+            run_plan = plan(owners, **config["plan"], constraints=options["constraints"])
+    problems.raise_()
+    assert model is not None
+    assert assignment is not None
+    assert run_plan is not None
     trainer = Trainer(
         model,
         run_plan,
-        **training_options(config),
+        **options,
         **{key: value for key, value in run.items() if key not in ("name", "folder")},
         folder=place,
         name=name,
@@ -174,12 +162,7 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
     settings = config["owners"]
     delta = settings.get("delta")
     if "assignment" in settings:
-        options = dict(settings["assignment"])
-        kind = options.pop("kind")
-        try:
-            assignment = ASSIGNMENTS[kind](data, **options)
-        except TypeError as error:
-            raise OwnerwiseError(f"owners.assignment {kind}: {error}") from None
+        assignment = ASSIGNMENTS.make(settings["assignment"], data)
         owners = Owners(assignment.record_owner, assignment.epsilon, delta, hints=_HINTS)
         return assignment, owners
     column = settings.get("column", "owner")
@@ -239,69 +222,48 @@ def stored_plan(folder: Path, owners: Owners) -> Plan | None:
         return None  # comparing with a new plan shows all differences
 
 
-def make_model(config: Config, data: DataSet, problems: list[str]) -> torch.nn.Module | None:
+def make_model(config: Config, data: DataSet) -> torch.nn.Module:
     """Return the model; by default its numbers of inputs and classes are taken from the data."""
-    options = dict(config["model"])
-    name = options.pop("name")
-    known = model_options(name)
-    outputs = 1 if config["training"].get("loss") == _SINGLE_LOGIT.__name__ else len(data.classes)
-    fitting = {"inputs": data.train.inputs[0].size, "classes": outputs}
-    options = {key: value for key, value in fitting.items() if key in known} | options
+    single = _single_logit(LOSSES.make(config["training"].get("loss", "cross_entropy")))
+    sizes = (data.train.inputs[0].size, 1 if single else len(data.classes))
     with torch.random.fork_rng(devices=[]):
         if config["run"].get("seed") is not None:
             torch.manual_seed(config["run"]["seed"])
-        try:
-            return models.build(name, **options)
-        except OwnerwiseError as error:
-            problems += error.problems
-        except (TypeError, ValueError, RuntimeError) as error:
-            problems.append(f"model {name} cannot be built: {error}")
-    return None
+        return BUILDERS.make(config["model"], **dict(zip(FROM_THE_DATA, sizes, strict=True)))
 
 
 def training_options(config: Config) -> dict[str, Any]:
     """Return the Trainer options from the `training` and `weights` sections."""
-    training = config["training"]
+    training, seed = config["training"], config["run"].get("seed")
     momentum = {"momentum": training["momentum"]} if "momentum" in training else {}
-    plain = ("lr", "schedule", "averaging", "micro_batch_size", "lean")
     return {
-        **{key: training[key] for key in plain if key in training},
+        **{key: training[key] for key in _PLAIN_OPTIONS if key in training},
         "optimizer": OPTIMIZERS[training.get("optimizer", "sgd")],
         "optimizer_options": momentum | dict(training.get("options", {})),
-        "loss": getattr(functional, training.get("loss", "cross_entropy")),
-        "weights": make_weights(config["weights"], config["run"].get("seed")),
-        "clipping": make_clipping(training.get("clipping", "standard")),
+        "loss": LOSSES.make(training.get("loss", "cross_entropy")),
+        "weights": make_plug(WEIGHTS, config["weights"], seed),
+        "clipping": make_plug(CLIPPING_RULES, training.get("clipping", "standard"), seed),
+        "constraints": make_plug(RELEASES, training.get("release"), seed),
     }
 
 
-def make_weights(settings: Mapping[str, Any], seed: int | None) -> INO | None:
-    """Return the weighting of the records in a batch, or None; a random order uses `seed`."""
-    if not settings:
+def make_plug(registry: Registry, given: Any, seed: int | None) -> Any:
+    """Return a mechanism, or None if none is given; one that draws numbers may use the seed."""
+    if not given:
         return None
-    given = ("tail", "tail_length", "alpha", "beta", "width")
-    options = {key: settings[key] for key in given if key in settings}
-    shape = settings.get("shape", "beta")
-    if shape != "beta":
-        options["shape"] = Steps() if shape == "steps" else Steps(shape)
-    order = settings.get("order", "loss")
-    if settings.get("kappa"):
-        options["score_by"] = BudgetAware(settings["kappa"])
-    elif order != "loss":
-        stream = None if seed is None else SecretStream.from_seed(seed)
-        options["score_by"] = ORDERS[order](stream)
-    return INO(**options)
+    return registry.make(given, stream=None if seed is None else SecretStream.from_seed(seed))
 
 
-def make_clipping(settings: str | Mapping[str, Any]) -> ClippingRule:
-    """Return the clipping rule, given by its name or by a table with kind and options."""
-    options = {"kind": settings} if isinstance(settings, str) else dict(settings)
-    return _CLIPPING[options.pop("kind")](**options)
+def _single_logit(loss: Loss) -> bool:
+    """Return whether a loss compares a single output with the class 0 or 1."""
+    loss = plain_loss(loss)
+    return getattr(loss, "func", loss) is functional.binary_cross_entropy_with_logits
 
 
 def _pair(records: Records, loss: Loss) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (X, y); for models with a single logit, the targets have the shape of the logits."""
     inputs, targets = records.tensors()
-    return inputs, targets.float()[:, None] if loss is _SINGLE_LOGIT else targets
+    return inputs, targets.float()[:, None] if _single_logit(loss) else targets
 
 
 def _notes(config: Config, data: DataSet, assignment: Assignment) -> dict[str, Any]:

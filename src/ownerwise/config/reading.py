@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import inspect
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ownerwise.config.sections import ASSIGNMENT_KEYS, CLIPPING, SECTIONS
-from ownerwise.config.values import ValueRule
-from ownerwise.data import ASSIGNMENTS, LOADERS, loader_options
+from ownerwise.config.sections import ASSIGNMENT_KEYS, OPEN, SECTIONS
+from ownerwise.data import ASSIGNMENTS, LOADERS
 from ownerwise.errors import OwnerwiseError, known_names
-from ownerwise.mechanisms import ORDERS, Steps
+from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, RELEASES, WEIGHTS
 from ownerwise.models import BUILDERS
 from ownerwise.planning import PlanRequest
-from ownerwise.training import schedule_problems
+from ownerwise.registry import Registry, split
+from ownerwise.training import LOGGERS, schedule_problems
+from ownerwise.training.values import ValueRule, whole
 
-_ANYTHING = ValueRule("a value", lambda value: True)
+FROM_THE_DATA = ("inputs", "classes")
+"""Options of models that are taken from the data unless they are given."""
+
 _OF_TABLES = ("target", "owner", "features", "classes", "columns", "scale", "test_share")
+_NAMED = (
+    ("loss", "name", LOSSES),
+    ("clipping", "kind", CLIPPING_RULES),
+    ("release", "kind", RELEASES),
+)
+_MANY = 10**9  # steps, if their number is not known
 
 
 @dataclass(frozen=True)
@@ -81,9 +89,10 @@ def make_config(
     for change in changes:
         _apply(change, sections, problems)
     for section, keys in SECTIONS.items():
-        if section != "model":
+        if section not in OPEN:
             problems += _key_problems(section, sections[section], keys)
     for check in (
+        _run_problems,
         _data_problems,
         _owner_problems,
         _plan_problems,
@@ -125,11 +134,35 @@ def _key_problems(
         if key not in keys:
             yield f"{where}.{key} is unknown; {known_names(key, keys)}"
         elif not keys[key].fits(value):
-            yield f"{where}.{key} is {value!r}; expected {keys[key].expected}"
+            yield keys[key].problem(f"{where}.{key}", value)
 
 
-def _fits(section: str, key: str, value: Any) -> bool:
-    return SECTIONS[section][key].fits(value)
+def _placed(place: str, keys: Iterable[str], problems: Iterable[str]) -> Iterator[str]:
+    """Put the place before problems, of which those with one key start with the key."""
+    for text in problems:
+        named = text.split()[0].rstrip(":") in keys
+        yield f"{place}.{text}" if named else f"{place}: {text}"
+
+
+def _named_problems(registry: Registry, given: Any, place: str, key: str) -> Iterator[str]:
+    """Yield the problems with a name and its options, including those with their values."""
+    of_name = f"{place}.{key}" if isinstance(given, Mapping) else place
+    if problems := registry.problems(given, of_name, f"{place}."):
+        yield from problems
+        return
+    try:
+        registry.make(given)
+    except OwnerwiseError as error:
+        yield from _placed(place, registry.options(split(given)[0]), error.problems)
+
+
+def _run_problems(sections: Mapping[str, Any]) -> Iterator[str]:
+    loggers = sections["run"].get("loggers", [])
+    if not isinstance(loggers, list):
+        yield SECTIONS["run"]["loggers"].problem("run.loggers", loggers)
+        return
+    for logger in loggers:
+        yield from LOGGERS.problems(logger, "run.loggers")
 
 
 def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
@@ -150,13 +183,8 @@ def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         if key in content:
             yield f"data.{key} applies only to a file; for a named data set, use data.options"
     name, options = content["name"], content.get("options", {})
-    if name not in LOADERS:
-        yield f"data.name {name!r} is unknown; {known_names(name, LOADERS)}"
-    elif isinstance(options, Mapping):
-        known = loader_options(name)
-        for option in options:
-            if option not in known:
-                yield f"{name} has no option data.options.{option}; {known_names(option, known)}"
+    if isinstance(name, str) and isinstance(options, Mapping):
+        yield from LOADERS.problems({**options, "name": name}, "data.name", "data.options.")
 
 
 def _owner_problems(sections: Mapping[str, Any]) -> Iterator[str]:
@@ -182,52 +210,19 @@ def _owner_problems(sections: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _assignment_problems(content: Mapping[str, Any]) -> Iterator[str]:
-    kind = str(content.get("kind"))
-    if kind not in ASSIGNMENTS:
-        yield f"owners.assignment.kind is {content.get('kind')!r}; {known_names(kind, ASSIGNMENTS)}"
-        return
-    options = assignment_options(kind)
-    keys = {key: ASSIGNMENT_KEYS.get(key, _ANYTHING) for key in ("kind", *options)}
-    yield from _key_problems("owners.assignment", content, keys)
-    for key, needed in options.items():
-        if needed and key not in content:
-            yield f"owners.assignment.{key} is missing; expected {keys[key].expected}"
-
-
-def assignment_options(kind: str) -> dict[str, bool]:
-    """Return the options that an assignment takes, and whether each is required."""
-    _, *options = inspect.signature(ASSIGNMENTS[kind]).parameters.values()
-    return {option.name: option.default is option.empty for option in options}
+    place = "owners.assignment"
+    yield from ASSIGNMENTS.problems(content, f"{place}.kind", f"{place}.")
+    known = {key: value for key, value in content.items() if key in ASSIGNMENT_KEYS}
+    yield from _key_problems(place, known, ASSIGNMENT_KEYS)
 
 
 def _plan_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     content = {key: value for key, value in sections["plan"].items() if key in SECTIONS["plan"]}
-    for text in PlanRequest(**content).problems():
-        key = text.split()[0]
-        if key not in content:
-            yield f"plan: {text}"
-        elif _fits("plan", key, content[key]):  # otherwise, the rule of the key reports it
-            yield f"plan.{text}"
+    yield from _placed("plan", content, PlanRequest(**content).problems())
 
 
 def _model_problems(sections: Mapping[str, Any]) -> Iterator[str]:
-    options = dict(sections["model"])
-    if "name" not in options:
-        yield f"model.name is missing; expected one of {', '.join(BUILDERS)}"
-        return
-    name = str(options.pop("name"))
-    if name not in BUILDERS:
-        yield f"model.name is {name!r}; {known_names(name, BUILDERS)}"
-        return
-    known = model_options(name)
-    for option in options:
-        if option not in known:
-            yield f"{name} has no option model.{option}; {known_names(option, known)}"
-
-
-def model_options(name: str) -> list[str]:
-    """Return the options that a model takes."""
-    return [*inspect.signature(BUILDERS[name]).parameters]
+    yield from BUILDERS.problems(sections["model"], "model.name", "model.", FROM_THE_DATA)
 
 
 def _training_problems(sections: Mapping[str, Any]) -> Iterator[str]:
@@ -237,35 +232,15 @@ def _training_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     optimizer = content.get("optimizer", "sgd")
     if "momentum" in content and optimizer not in ("sgd", "rmsprop"):
         yield f"training.momentum applies only to sgd and rmsprop, not to {optimizer}"
-    schedule, steps = content.get("schedule", "constant"), sections["plan"].get("steps", 10**9)
-    if _fits("training", "schedule", schedule) and _fits("plan", "steps", steps):
-        yield from (f"training.schedule: {text}" for text in schedule_problems(schedule, steps))
-    clipping = content.get("clipping")
-    if isinstance(clipping, Mapping):
-        options = {key: value for key, value in clipping.items() if key != "kind"}
-        kind = str(clipping.get("kind"))
-        if kind not in CLIPPING:
-            yield f"training.clipping.kind is {kind!r}; {known_names(kind, CLIPPING)}"
-        else:
-            yield from _key_problems("training.clipping", options, CLIPPING[kind])
+    steps = sections["plan"].get("steps")
+    steps = steps if whole(1).fits(steps) else _MANY
+    schedule = content.get("schedule", "constant")
+    yield from _placed("training", ["schedule"], schedule_problems(schedule, steps))
+    for key, of_name, registry in _NAMED:
+        if key in content:
+            yield from _named_problems(registry, content[key], f"training.{key}", of_name)
 
 
 def _weight_problems(sections: Mapping[str, Any]) -> Iterator[str]:
-    content = sections["weights"]
-    if content and "kind" not in content:
-        yield f"weights.kind is missing; expected {SECTIONS['weights']['kind'].expected}"
-    if "tail" in content and "tail_length" in content:
-        yield "weights has both tail (a fraction) and tail_length (absolute); expected one of them"
-    order = str(content.get("order", "loss"))
-    if order not in ORDERS:
-        yield f"weights.order is {order!r}; {known_names(order, ORDERS)}"
-    if content.get("kappa") and order != "loss":
-        yield 'weights.kappa applies only to weights.order = "loss"'
-    shape = content.get("shape", "beta")
-    if shape != "beta" and ("alpha" in content or "beta" in content):
-        yield 'weights.alpha and weights.beta apply only to weights.shape = "beta"'
-    if isinstance(shape, list) and SECTIONS["weights"]["shape"].fits(shape):
-        try:
-            Steps(shape)
-        except ValueError as error:
-            yield f"weights.shape: {error}"
+    if sections["weights"]:
+        yield from _named_problems(WEIGHTS, sections["weights"], "weights", "kind")

@@ -11,15 +11,18 @@ from collections.abc import Mapping
 import torch
 
 from ownerwise.accounting import ACCOUNTANTS, NOISES
-from ownerwise.config.values import (
+from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, WEIGHTS
+from ownerwise.planning import METHODS
+from ownerwise.training import LOGGERS
+from ownerwise.training.settings import RULES
+from ownerwise.training.values import (
     POSITIVE,
     ValueRule,
     between,
     choice,
     either,
+    elsewhere,
     flag,
-    is_number,
-    is_segment,
     list_of,
     table,
     text,
@@ -27,8 +30,6 @@ from ownerwise.config.values import (
     whole,
     within,
 )
-from ownerwise.planning import METHODS
-from ownerwise.training import LOGGERS
 
 OPTIMIZERS = {
     "sgd": torch.optim.SGD,
@@ -37,19 +38,6 @@ OPTIMIZERS = {
     "adagrad": torch.optim.Adagrad,
     "rmsprop": torch.optim.RMSprop,
 }
-LOSSES = ("cross_entropy", "binary_cross_entropy_with_logits")
-
-CLIPPING: Mapping[str, Mapping[str, ValueRule]] = {
-    "standard": {},
-    "auto_s": {"stability": POSITIVE},
-    "psac": {"r": POSITIVE},
-    "importance": {
-        "accepted_batch": POSITIVE,
-        "acceptance": between(0, 1),
-        "gain": between(0, 1),
-    },
-}
-"""Clipping rules and their options."""
 
 ASSIGNMENT_KEYS: Mapping[str, ValueRule] = {
     "kind": text(),
@@ -70,19 +58,16 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "label": text().means(
             "name of the method in reports; by default derived from the plan and the weights"
         ),
-        "seed": whole().means(
-            "makes the run repeatable and NOT PRIVATE; leave it out for private data"
-        ),
-        "evaluate_every": whole(1).means(
+        "seed": RULES["seed"].means("fixed seed for noise, batches and initial weights"),
+        "evaluate_every": RULES["evaluate_every"].means(
             "number of steps between history lines; by default chosen to give about 20 lines"
         ),
-        "checkpoint_every": whole(1).means(
+        "checkpoint_every": RULES["checkpoint_every"].means(
             "number of steps between checkpoints; by default the same as `evaluate_every`"
         ),
-        "loggers": list_of(
-            f"a list of {' or '.join(LOGGERS)}",
-            lambda value: isinstance(value, str) and value in LOGGERS,
-        ).means("loggers that receive the history lines in addition to the run folder"),
+        "loggers": elsewhere(f"a list of {' or '.join(LOGGERS)}").means(
+            "loggers that receive the history lines in addition to the run folder"
+        ),
     },
     "data": {
         "name": text().means("name of a [data set](api/data.md#data-sets-by-name)"),
@@ -139,33 +124,38 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         ),
     },
     "plan": {
-        "method": choice(METHODS).means(
+        "method": elsewhere(f"one of {', '.join(METHODS)}").means(
             "how budgets become sampling rates and clip norms; `sample` by default"
         ),
-        "steps": whole(1).means("number of steps"),
-        "batch_size": POSITIVE.means("expected number of records per step"),
-        "noise_multiplier": POSITIVE.means("noise standard deviation divided by the clip norm"),
-        "clip_norm": POSITIVE.means("bound on the norm of a record's gradient; 1 by default"),
-        "accountant": choice(ACCOUNTANTS).means("`pld` by default, which is tight"),
-        "mixture": within(0, 1).means("for `both`: from 0 (sample) to 1 (scale); 0.5 by default"),
-        "noise_schedule": either(
-            "a name, a table with name and options, or a list of [steps, factor] pairs",
-            text(),
-            table(""),
-            list_of("", is_segment),
+        "steps": elsewhere("a whole number of at least 1").means("number of steps"),
+        "batch_size": elsewhere(POSITIVE.expected).means("expected number of records per step"),
+        "noise_multiplier": elsewhere(POSITIVE.expected).means(
+            "noise standard deviation divided by the clip norm"
+        ),
+        "clip_norm": elsewhere(POSITIVE.expected).means(
+            "bound on the norm of a record's gradient; 1 by default"
+        ),
+        "accountant": elsewhere(f"one of {', '.join(ACCOUNTANTS)}").means(
+            "`pld` by default, which is tight"
+        ),
+        "mixture": elsewhere("a number from 0 to 1").means(
+            "for `both`: from 0 (sample) to 1 (scale); 0.5 by default"
+        ),
+        "noise_schedule": elsewhere(
+            "a name, a table with name and options, or a list of [steps, factor] pairs"
         ).means(
             "`constant` (default), `exponential`, `time`, `step`, `polynomial` "
             "([planning](planning.md#noise-schedules))"
         ),
-        "release_std": POSITIVE.means(
+        "release_std": elsewhere(POSITIVE.expected).means(
             "noise standard deviation of an additional release with sensitivity 1, such as the "
             "count that controls importance sampling"
         ),
-        "release_share": between(0, 1).means(
+        "release_share": elsewhere("a number between 0 and 1").means(
             "fraction of a step's privacy cost that is spent on the release; set this or "
             "`release_std`"
         ),
-        "release_noise": choice(NOISES).means(
+        "release_noise": elsewhere(f"one of {', '.join(NOISES)}").means(
             "`gaussian` by default; `laplace` needs `pld`, and vectors of L1 norm at most 1"
         ),
         "strict": flag().means("refuse plans in which some owner cannot use up their budget"),
@@ -174,64 +164,71 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "rows ([why](proofs/arithmetic.md#secret-rows))"
         ),
     },
-    "model": {"name": text().means("the network")},  # plus the model's options
+    "model": {"name": elsewhere("a string").means("the network")},  # plus the model's options
     "training": {
         "optimizer": choice(OPTIMIZERS).means("`sgd` by default"),
-        "lr": POSITIVE.means("learning rate; required"),
+        "lr": RULES["lr"].means("learning rate; required"),
         "momentum": within(0, 1).means("for sgd and rmsprop"),
         "options": table("a table of additional optimizer options").means(
             "additional options, such as `{ weight_decay = 1e-4 }`"
         ),
-        "schedule": either("a name, or a table with name and options", text(), table("")).means(
+        "schedule": elsewhere("a name, or a table with name and options").means(
             "`constant` (default), `linear`, `cosine`, `step`; options `warmup`, `floor`, `every`, "
             "`factor`"
         ),
-        "averaging": ValueRule(
-            "a number of at least 0 and below 1", lambda value: is_number(value) and 0 <= value < 1
-        ).means(
+        "averaging": RULES["averaging"].means(
             "decay rate of a running average of the model, which then becomes the result "
             "at no privacy cost; off by default"
         ),
-        "loss": choice(LOSSES).means("`cross_entropy` by default"),
-        "clipping": either(
-            f"one of {', '.join(CLIPPING)}, or a table with kind and options",
-            choice(CLIPPING),
-            table(""),
+        "loss": elsewhere(
+            f"one of {', '.join(LOSSES)}, your own, or a table with name and options"
+        ).means("`cross_entropy` by default"),
+        "clipping": elsewhere(
+            f"one of {', '.join(CLIPPING_RULES)}, your own, or a table with kind and options"
         ).means(
             "clipping rule; `standard` by default; options `stability` (auto_s), `r` (psac), "
             "`accepted_batch`, `acceptance`, `gain` "
             "([importance](how-to/importance-sampling.md))"
+        ),
+        "release": elsewhere("your own, or a table with kind and options").means(
+            "an additional [release](api/mechanisms.md) at every step, which the plan accounts for"
         ),
         "micro_batch_size": whole(1).means(
             "number of records processed together; by default chosen to fit in memory"
         ),
         "lean": flag().means("use less memory, but train more slowly"),
     },
-    "weights": {
-        "kind": choice(("ino",)).means("ordered importance weights"),
-        "tail": within(0, 1).means(
+    "weights": {  # plus the options of other weights
+        "kind": elsewhere(f"one of {', '.join(WEIGHTS)}, or your own").means(
+            "ordered importance weights; the options below are those of `ino`"
+        ),
+        "tail": elsewhere("a number from 0 to 1").means(
             "length of the tail as a fraction of the expected total clip norm; 0.4 by default"
         ),
-        "tail_length": POSITIVE.means("length of the tail in units of the clip norm"),
-        "alpha": POSITIVE.means("first shape parameter of the beta tail; 1 by default"),
-        "beta": POSITIVE.means("second shape parameter of the beta tail; 1 by default"),
-        "kappa": ValueRule(
-            "a number of at least 0", lambda value: is_number(value) and value >= 0
-        ).means("how much the budgets influence the order of the records; 0 by default"),
-        "width": ValueRule(
-            "0, or a number from 0.01 to 10",
-            lambda value: is_number(value) and (value == 0 or 0.01 <= value <= 10),
-        ).means(
+        "tail_length": elsewhere("a number of at least 0").means(
+            "length of the tail in units of the clip norm"
+        ),
+        "alpha": elsewhere(POSITIVE.expected).means(
+            "first shape parameter of the beta tail; 1 by default"
+        ),
+        "beta": elsewhere(POSITIVE.expected).means(
+            "second shape parameter of the beta tail; 1 by default"
+        ),
+        "kappa": elsewhere("a number of at least 0").means(
+            "how much the budgets influence the order of the records; 0 by default"
+        ),
+        "width": elsewhere("0, or a number from 0.01 to 10").means(
             "smoothness of the order; 0.5 by default; 0 (a hard order) requires a hardened plan"
         ),
-        "order": text().means(
+        "order": elsewhere("a string").means(
             "how records are ordered; `loss` by default; other packages may provide more orders"
         ),
-        "shape": either(
-            '"beta", "steps", or a list of decreasing values from 0 to 1',
-            choice(("beta", "steps")),
-            list_of("", within(0, 1).fits),
-        ).means("shape of the tail function; `beta` by default"),
+        "shape": elsewhere('"beta", "steps", or a list of decreasing values from 0 to 1').means(
+            "shape of the tail function; `beta` by default"
+        ),
     },
 }
-"""Sections and keys of a configuration; the `model` section also accepts the model's options."""
+"""Sections and keys of a configuration. A section in `OPEN` also accepts the options of what its
+name or kind stands for."""
+
+OPEN = ("model", "weights")

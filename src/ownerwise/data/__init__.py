@@ -10,7 +10,7 @@ from ownerwise.data.digits import load_digits
 from ownerwise.data.features import Category, Number
 from ownerwise.data.pictures import Pictures
 from ownerwise.data.records import DataSet, Records
-from ownerwise.data.registry import LOADERS, load, loader_options
+from ownerwise.data.registry import LOADERS, load
 from ownerwise.data.tables import load_table
 from ownerwise.data.vocabulary import Vocabulary, tokenize
 
@@ -28,6 +28,5 @@ __all__ = [
     "load",
     "load_digits",
     "load_table",
-    "loader_options",
     "tokenize",
 ]

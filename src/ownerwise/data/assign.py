@@ -93,7 +93,10 @@ def by_column(data: DataSet, column: str, epsilon: Mapping[int | str, float]) ->
 
 
 ASSIGNMENTS: Registry[Callable[..., Assignment]] = Registry(
-    "ownerwise.assignments", {"by_class": by_class, "by_classes": by_classes}
+    "ownerwise.assignments",
+    {"by_class": by_class, "by_classes": by_classes},
+    kind="assignment",
+    leading=1,
 )
 """Simulated assignments by name, for configuration files. Each function takes the data, `budgets`
 and possibly other options. Other packages can add assignments through the entry-point group

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable
 from typing import Any
 
 from ownerwise.data.digits import load_digits
 from ownerwise.data.records import DataSet
-from ownerwise.errors import OwnerwiseError, known_names
 from ownerwise.registry import Registry
 
-LOADERS: Registry[Callable[..., DataSet]] = Registry("ownerwise.datasets", {"digits": load_digits})
+LOADERS: Registry[Callable[..., DataSet]] = Registry(
+    "ownerwise.datasets", {"digits": load_digits}, kind="data set", leading=2
+)
 """The loader for each data set. Loaders take `data_dir`, `download` and their own options. Other
 packages can add loaders through the entry-point group `ownerwise.datasets`."""
 
@@ -26,7 +26,8 @@ def load(
     """Return a data set by name.
 
     Args:
-        name: one of `LOADERS`. `digits` comes with scikit-learn and needs no download.
+        name: one of `LOADERS`, or `package.module:function` for a loader of your own. `digits`
+            comes with scikit-learn and needs no download.
         data_dir: the folder that contains a subfolder for each data set.
         download: whether the loader may fetch missing files.
         options: passed to the data set's loader, such as `scale`.
@@ -39,18 +40,4 @@ def load(
         >>> load("digits").classes[:3]
         ('0', '1', '2')
     """
-    if name not in LOADERS:
-        raise OwnerwiseError(f"no data set {name!r}; {known_names(name, LOADERS)}")
-    loader = LOADERS[name]
-    known = loader_options(name)
-    unknown = [option for option in options if option not in known]
-    if unknown:
-        raise OwnerwiseError(
-            f"{name} has no option {', '.join(unknown)}; expected {' or '.join(known)}"
-        )
-    return loader(data_dir, download, **options)
-
-
-def loader_options(name: str) -> list[str]:
-    """Return the names of the options that a data set's loader takes."""
-    return list(inspect.signature(LOADERS[name]).parameters)[2:]
+    return LOADERS.make({"name": name, **options}, data_dir, download)

@@ -24,6 +24,7 @@ from ownerwise.mechanisms.losses import (
     per_record,
     plain_loss,
 )
+from ownerwise.mechanisms.named import CLIPPING_RULES, LOSSES, RELEASES, WEIGHTS
 from ownerwise.mechanisms.plugs import (
     Cells,
     Contributions,
@@ -46,9 +47,13 @@ from ownerwise.mechanisms.steering import AcceptanceSteering
 from ownerwise.mechanisms.tails import Beta, Steps, Tail
 
 __all__ = [
+    "CLIPPING_RULES",
     "INO",
+    "LOSSES",
     "ORDERS",
+    "RELEASES",
     "SMALLEST_NORM",
+    "WEIGHTS",
     "AcceptanceSteering",
     "AutoS",
     "Beta",

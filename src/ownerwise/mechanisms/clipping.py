@@ -106,5 +106,5 @@ class Psac(ClippingRule):
 
 
 def _check_constant(name: str, value: float) -> None:
-    if not SMALLEST_NORM <= value < float("inf"):
-        raise ValueError(f"{name} must be at least {SMALLEST_NORM:g} and finite, got {value}")
+    if not isinstance(value, int | float) or not SMALLEST_NORM <= value < float("inf"):
+        raise ValueError(f"{name} must be at least {SMALLEST_NORM:g} and finite, got {value!r}")

@@ -16,7 +16,7 @@ with Importance Sampling"; the mechanism here is a variant.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -69,12 +69,12 @@ class ImportanceSampling(ClippingRule):
     def __post_init__(self):
         batch, acceptance, gain = self.accepted_batch, self.acceptance, self.gain
         problems = []
-        if batch is not None and not 0 < batch < float("inf"):
-            problems.append(f"accepted_batch {batch}: expected a positive finite number")
-        if acceptance is not None and not 0 < acceptance < 1:
-            problems.append(f"acceptance {acceptance}: expected a number between 0 and 1")
-        if not 0 < gain < 1:
-            problems.append(f"gain {gain}: expected a number between 0 and 1")
+        if batch is not None and not _between(batch, 0, float("inf")):
+            problems.append(f"accepted_batch {batch!r}: expected a positive finite number")
+        if acceptance is not None and not _between(acceptance, 0, 1):
+            problems.append(f"acceptance {acceptance!r}: expected a number between 0 and 1")
+        if not _between(gain, 0, 1):
+            problems.append(f"gain {gain!r}: expected a number between 0 and 1")
         if problems:
             raise OwnerwiseError(problems)
 
@@ -103,3 +103,7 @@ class ImportanceSampling(ClippingRule):
         return AcceptanceSteering(
             plan.expected_batch_size, self.accepted_batch, self.acceptance, self.gain
         )
+
+
+def _between(value: Any, low: float, high: float) -> bool:
+    return isinstance(value, int | float) and low < value < high

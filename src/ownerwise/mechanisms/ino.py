@@ -10,16 +10,19 @@ total clip norm are private.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ownerwise.errors import OwnerwiseError
 from ownerwise.mechanisms.plugs import Plug, Weights
-from ownerwise.mechanisms.scores import BudgetAware, ByLoss, Score
+from ownerwise.mechanisms.scores import ORDERS, BudgetAware, ByLoss, Score
 from ownerwise.mechanisms.smooth_order import ordered_weights
-from ownerwise.mechanisms.tails import Beta, Tail
+from ownerwise.mechanisms.tails import Beta, Steps, Tail
+from ownerwise.randomness import SecretStream
 
 if TYPE_CHECKING:
     from ownerwise.planning import Plan
@@ -60,21 +63,25 @@ class INO(Weights):
     _plan: Plan | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self):
+        problems = []
         if self.tail is not None and self.tail_length is not None and self._plan is None:
-            raise ValueError("pass tail (a fraction) or tail_length (absolute), not both")
+            problems.append("pass tail (a fraction) or tail_length (absolute), not both")
         if self.tail is None and self.tail_length is None:
             object.__setattr__(self, "tail", DEFAULT_TAIL)
         for name in ("tail", "tail_length"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
+                problems.append(f"{name} must be a finite number of at least 0, got {value}")
         if self.shape is not None and (self.alpha, self.beta) != (1.0, 1.0):
-            raise ValueError(
+            problems.append(
                 "alpha and beta apply only to the Beta tail; do not pass them with shape"
             )
         if self.width != 0 and not 0.01 <= self.width <= 10:
-            raise ValueError(f"width must be 0 or a number from 0.01 to 10, got {self.width}")
-        Beta(self.alpha, self.beta)  # validates both now
+            problems.append(f"width must be 0 or a number from 0.01 to 10, got {self.width}")
+        with _noted(problems):
+            Beta(self.alpha, self.beta)
+        if problems:
+            raise OwnerwiseError(problems)
 
     @property
     def tail_function(self) -> Tail:
@@ -118,14 +125,54 @@ class INO(Weights):
         return options
 
     @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> INO | None:
-        """Return INO with stored settings, or None if they do not determine it."""
-        options = {name: value for name, value in settings.items() if name != "kind"}
-        if settings.get("kind") != "INO" or options.keys() & {"shape", "score"}:
-            return None
-        if "kappa" in options:
-            options["score_by"] = BudgetAware(options.pop("kappa"))
-        return cls(**options)
+    def from_settings(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls,
+        *,
+        tail: float | None = None,
+        tail_length: float | None = None,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        kappa: float = 0.0,
+        width: float = 0.5,
+        order: str = "loss",
+        shape: Any = "beta",
+        stream: SecretStream | None = None,
+    ) -> INO:
+        """Return INO with options of JSON types.
+
+        Args:
+            tail, tail_length, alpha, beta, width: as in `INO`.
+            kappa: how much the budgets influence the order (`BudgetAware`).
+            order: one of `ORDERS`, instead of kappa.
+            shape: "beta", "steps", or the values of the steps.
+            stream: for random orders: the run's own stream if the seed is fixed.
+        """
+        numbers = {
+            "tail": tail, "tail_length": tail_length, "alpha": alpha, "beta": beta,
+            "kappa": kappa, "width": width,
+        }  # fmt: skip
+        problems = [
+            f"{name} must be a number, got {value!r}"
+            for name, value in numbers.items()
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float))
+        ]
+        if problems:
+            raise OwnerwiseError(problems)
+        score_by: Score = ByLoss()
+        steps = None
+        if kappa and order != "loss":
+            problems.append("kappa applies only to the order 'loss'")
+        with _noted(problems):
+            score_by = ORDERS.make(order, stream)
+        with _noted(problems):
+            score_by = BudgetAware(kappa) if kappa else score_by
+        with _noted(problems, "shape: "):
+            steps = None if shape == "beta" else Steps() if shape == "steps" else Steps(shape)
+        with _noted(problems):
+            made = cls(tail, alpha, beta, tail_length, steps, score_by, width)
+            if not problems:
+                return made
+        raise OwnerwiseError(problems)
 
     @property
     def stateful(self) -> bool:
@@ -196,3 +243,12 @@ class INO(Weights):
         if self.tail_length == 0:
             return np.ones(len(clips))
         return ordered_weights(scores, clips, self.tail_function, self.tail_length, width)
+
+
+@contextmanager
+def _noted(problems: list[str], place: str = "") -> Iterator[None]:
+    """Add the problems of an error raised in the `with` block to the list, and continue."""
+    try:
+        yield
+    except ValueError as error:
+        problems += [place + text for text in getattr(error, "problems", [str(error)])]

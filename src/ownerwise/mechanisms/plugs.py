@@ -64,6 +64,15 @@ class Plug:
         simple = {n: v for n, v in options.items() if isinstance(v, bool | int | float | str)}
         return {"kind": type(self).__name__, **simple}
 
+    @classmethod
+    def from_settings(cls, **options: Any) -> Self:
+        """Return the plug with options as in a configuration file and in `settings()`.
+
+        If it takes the argument `stream`, it gets the run's own stream if the seed is fixed, and
+        None otherwise.
+        """
+        return cls(**options)
+
 
 class Weights(Plug, ABC):
     """Per-record weights in [0, 1] that depend on the whole batch, such as INO.

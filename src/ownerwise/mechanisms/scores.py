@@ -78,7 +78,7 @@ def needed_plan(plan: Plan | None) -> Plan:
 
 
 ORDERS: Registry[Callable[[SecretStream | None], Score]] = Registry(
-    "ownerwise.orders", {"loss": lambda stream: ByLoss()}
+    "ownerwise.orders", {"loss": lambda stream: ByLoss()}, kind="order", leading=1
 )
 """The orders that configuration files can select by name. Each order is a function that returns
 a score. The function receives the run's own stream if the seed is fixed, and None otherwise. Other

@@ -69,7 +69,10 @@ class Steps:
     """
 
     def __init__(self, values: Sequence[float] = (1 / 2, 1 / 4, 1 / 8, 0.0)):
-        falling = np.asarray(values, dtype=np.float64)
+        try:
+            falling = np.asarray(values, dtype=np.float64)
+        except (TypeError, ValueError):
+            falling = np.zeros(0)
         if falling.ndim != 1 or not len(falling):
             raise ValueError(f"expected a list of at least one value, got {values!r}")
         if not ((falling >= 0) & (falling <= 1)).all():

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from ownerwise.errors import OwnerwiseError, known_names
 from ownerwise.models.convolutional import mnist_cnn
 from ownerwise.models.dense import linear_head, mlp, mlp_head, scattering_head
 from ownerwise.models.residual import ResNet18
@@ -26,6 +24,7 @@ BUILDERS: Registry[Callable[..., nn.Module]] = Registry(
         "mlp-head": mlp_head,
         "scattering-head": scattering_head,
     },
+    kind="model",
 )
 """The function or class registered under each name. Other packages can add networks through the
 entry-point group `ownerwise.models`."""
@@ -35,27 +34,11 @@ def build(name: str, **options: Any) -> nn.Module:
     """Return a fresh network.
 
     Args:
-        name: one of `BUILDERS`.
+        name: one of `BUILDERS`, or `package.module:Name` for a class or function of your own.
         options: arguments for the function or class with this name, such as `classes=100`.
 
     Example:
         >>> sum(p.numel() for p in build("mnist-cnn").parameters())
         26010
     """
-    if name not in BUILDERS:
-        raise OwnerwiseError(f"no model {name!r}; {known_names(name, BUILDERS)}")
-    builder = BUILDERS[name]
-    arguments = inspect.signature(builder).parameters
-    problems = [
-        f"model {name!r} has no option {option!r}; {known_names(option, arguments)}"
-        for option in options
-        if option not in arguments
-    ]
-    problems += [
-        f"model {name!r} needs the option {argument.name!r}"
-        for argument in arguments.values()
-        if argument.default is argument.empty and argument.name not in options
-    ]
-    if problems:
-        raise OwnerwiseError(problems)
-    return builder(**options)
+    return BUILDERS.make({"name": name, **options})

@@ -11,12 +11,12 @@ Learning", for time, exponential, step and polynomial decay.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ownerwise.accounting import Schedule
+from ownerwise.registry import Registry, split
 
 Segments = tuple[tuple[int, float], ...]
 """Consecutive segments, each a pair (number of steps, noise factor)."""
@@ -50,13 +50,20 @@ def polynomial(pieces: int, *, floor: float = 0.5, power: float = 1.0) -> PieceF
     return lambda piece: floor + (1.0 - floor) * (1.0 - piece / pieces) ** power
 
 
-SCHEDULES: Mapping[str, Callable[..., PieceFactor]] = {
-    "constant": constant,
-    "exponential": exponential,
-    "time": time,
-    "step": step,
-    "polynomial": polynomial,
-}
+SCHEDULES: Registry[Callable[..., PieceFactor]] = Registry(
+    "ownerwise.noise_schedules",
+    {
+        "constant": constant,
+        "exponential": exponential,
+        "time": time,
+        "step": step,
+        "polynomial": polynomial,
+    },
+    kind="noise_schedule",
+    leading=1,
+    extra=("every",),
+)
+"""Schedules by name: functions from the number of pieces, and options, to the factors."""
 
 NoiseSchedule = str | Mapping[str, Any] | Iterable[tuple[int, float]]
 """A name; a name with options such as {"name": "exponential", "rate": 0.02, "every": 117}, where
@@ -77,10 +84,10 @@ def segments(schedule: NoiseSchedule, steps: int | None) -> Segments:
     if not isinstance(schedule, str | Mapping):
         return tuple((count, factor) for count, factor in schedule)
     assert steps is not None
-    name, options = _split(schedule)
+    name, options = split(schedule)
     every = options.pop("every", _default_length(name, steps))
     pieces = -(-steps // int(every))
-    factor = SCHEDULES[name](pieces, **options)
+    factor = SCHEDULES.make({"name": name, **options}, pieces)
     lengths = [min(int(every), steps - piece * int(every)) for piece in range(pieces)]
     return tuple((length, factor(piece)) for piece, length in enumerate(lengths))
 
@@ -89,19 +96,15 @@ def schedule_problems(schedule: NoiseSchedule, steps: int | None) -> list[str]:
     """Return all problems with a schedule; `steps` is None if unknown."""
     if not isinstance(schedule, str | Mapping):
         return _segment_problems(schedule, steps)
-    name, options = _split(schedule)
+    name, options = split(schedule)
+    problems = SCHEDULES.problems(schedule)
     if name not in SCHEDULES:
-        return [f"noise_schedule {name!r}: expected one of {', '.join(SCHEDULES)}, or segments"]
-    problems = []
+        return problems
     if steps is None:
         problems.append(f"noise_schedule {name!r} needs steps=, which it divides into pieces")
-    known = [*inspect.signature(SCHEDULES[name]).parameters][1:]
     for option, value in options.items():
         where = f"noise_schedule {name}: {option} is {value!r}"
-        if option not in (*known, "every"):
-            allowed = ", ".join([*known, "every"])
-            problems.append(f"noise_schedule {name} has no option {option!r}; expected {allowed}")
-        elif isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             problems.append(f"{where}; expected a number")
         elif option == "every":
             if value != int(value) or not 1 <= value <= (math.inf if steps is None else steps):
@@ -128,11 +131,6 @@ def _segment_problems(pieces: Iterable[tuple[int, float]], steps: int | None) ->
     if steps in (None, total):
         return []
     return [f"noise_schedule has {total} steps; expected steps={steps}"]
-
-
-def _split(schedule: str | Mapping[Any, Any]) -> tuple[Any, dict[str, Any]]:
-    options = {"name": schedule} if isinstance(schedule, str) else dict(schedule)
-    return options.pop("name", None), options
 
 
 def _default_length(name: str, steps: int) -> int:

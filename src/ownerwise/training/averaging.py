@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -60,10 +59,3 @@ class Averaging:
                     current = parameter.clone()
                     parameter.copy_(state[_AVERAGE])
                     state[_AVERAGE].copy_(current)
-
-
-def averaging_problems(averaging: Any) -> list[str]:
-    """Return the problems with a decay; None means no averaging."""
-    if averaging is None or (isinstance(averaging, float | int) and 0 <= averaging < 1):
-        return []
-    return [f"averaging={averaging!r}: expected a decay of at least 0 and below 1, such as 0.99"]

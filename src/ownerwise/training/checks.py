@@ -5,36 +5,27 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 from ownerwise.batches import COLLATE_NEEDS_DATASET, data_problems, ownerless_problems
-from ownerwise.errors import OwnerwiseError, PrivacyWarning
+from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems
 from ownerwise.evaluation import Collate, Evaluation, trial_problems
 from ownerwise.gradients import check
-from ownerwise.mechanisms import (
-    ClippingRule,
-    Loss,
-    Release,
-    Weights,
-    loss_problems,
-    plain_loss,
-)
+from ownerwise.mechanisms import loss_problems, plain_loss
 from ownerwise.planning import Plan
 from ownerwise.randomness import SecretStream
 from ownerwise.runs import HISTORY, describe_function, folder_problems
 from ownerwise.step import PrivateStep
 from ownerwise.step.checks import plug_problems
-from ownerwise.training.averaging import averaging_problems
-from ownerwise.training.learning_rates import LearningRateSchedule, schedule_problems
 from ownerwise.training.loggers import JsonLines, Logger, make_loggers
+from ownerwise.training.settings import RULES, TrainerSettings
 
 LARGEST_INPUT = 100.0
 """The Trainer warns about rounding if the absolute value of an input exceeds this limit.
@@ -43,104 +34,84 @@ See docs/proofs/arithmetic.md.
 """
 
 
-class TrainerSettings(Protocol):
-    """The Trainer settings that are checked here; see `Trainer` for their meaning."""
-
-    model: nn.Module
-    plan: Plan
-    lr: float
-    optimizer: Callable[..., Optimizer]
-    optimizer_options: dict[str, Any]
-    schedule: LearningRateSchedule
-    averaging: float | None
-    loss: Loss
-    weights: Weights | None
-    clipping: ClippingRule | None
-    constraints: Release | None
-    micro_batch_size: int | None
-    lean: bool
-    seed: int | None
-    folder: Path | None
-    evaluate_every: int
-    checkpoint_every: int
-    group_budgets: Mapping[Any, float] | None
-    loggers: Sequence[str | Logger]
-    begun: bool
-
-
 def prepare(
-    trainer: TrainerSettings,
+    settings: TrainerSettings,
     data: Any,
     collate: Collate | None,
-    validation: Evaluation | None,
-    test: Evaluation | None,
+    evaluated: Mapping[str, Evaluation | None],
     config: dict[str, Any],
     resume: bool,
 ) -> tuple[PrivateStep, SecretStream, list[Logger]]:
-    """Return the step, stream and loggers for a run, or raise an error that lists all problems."""
-    problems = list(_setting_problems(trainer, resume))
-    problems += schedule_problems(trainer.schedule, trainer.plan.steps)
-    problems += averaging_problems(trainer.averaging)
-    stream = SecretStream() if trainer.seed is None else _seeded(trainer.seed, problems)
-    step = _make_step(trainer, stream, problems)
-    of_data = ownerless_problems(trainer.plan)
-    of_data = of_data or _training_data_problems(data, collate, trainer.plan)
-    if step is not None and not of_data:
-        of_data = trial_problems(trainer.model, trainer.loss, data, collate, "the data")
-    problems += of_data
-    for name, evaluation in (("validation", validation), ("test", test)):
+    """Return the step, stream and loggers for a run, or raise an error that lists all problems.
+
+    `evaluated` maps "validation" and "test" to what is evaluated, if anything.
+    """
+    problems = Problems()
+    problems.add(*_run_problems(settings, resume), *settings.problems())
+    stream = SecretStream()
+    if settings.seed is not None and RULES["seed"].fits(settings.seed):
+        stream = SecretStream.from_seed(settings.seed)
+    step = None
+    with problems.guard():
+        step = _make_step(settings, stream)
+    problems.add(*_data_problems(settings, data, collate, trial=step is not None))
+    for name, evaluation in evaluated.items():
         if evaluation is not None:
-            of_data = evaluation.problems(name)
-            if step is not None and not of_data:
-                of_data = evaluation.trial_problems(trainer.model, trainer.loss, name)
-            problems += of_data
-    loggers = make_loggers(trainer.loggers, problems)
-    if trainer.folder is not None:
-        loggers.insert(0, JsonLines(trainer.folder / HISTORY))
-        problems += folder_problems(trainer.folder, config, trainer.plan, resume)
-    if problems or step is None:
-        raise OwnerwiseError(problems)
-    _warn_of_large_inputs(data, trainer.plan)
+            found = evaluation.problems(name)
+            if step is not None and not found:
+                found = evaluation.trial_problems(settings.model, settings.loss, name)
+            problems.add(*found)
+    loggers = make_loggers(settings.loggers, problems)
+    if settings.path is not None:
+        loggers.insert(0, JsonLines(settings.path / HISTORY))
+        problems.add(*folder_problems(settings.path, config, settings.plan, resume))
+    problems.raise_()
+    assert step is not None
+    _warn_of_large_inputs(data, settings.plan)
     return step, stream, loggers
 
 
-def _make_step(
-    trainer: TrainerSettings, stream: SecretStream, problems: list[str]
-) -> PrivateStep | None:
-    """Return the private step, or add problems to the list and return None."""
-    model, loss = trainer.model, trainer.loss
-    if wrong := list(_plug_problems(trainer)):
-        problems += [*wrong, *map(str, check(model)), *loss_problems(loss, model)]
-        return None
-    try:
-        optimizer = trainer.optimizer(
-            model.parameters(), lr=trainer.lr, **trainer.optimizer_options
+def _run_problems(settings: TrainerSettings, resume: bool) -> Iterator[str]:
+    if settings.runs and not (resume and settings.path):
+        yield (
+            "this Trainer has already trained its model, and another run would spend the budgets "
+            "again: create a new model and a Trainer for it"
         )
-    except (TypeError, ValueError) as error:
-        problems.append(f"optimizer {describe_function(trainer.optimizer)}: {error}")
-        problems += [*map(str, check(model)), *loss_problems(loss, model)]
-        return None
-    try:
-        return PrivateStep(
-            model,
-            trainer.plan,
-            optimizer,
-            loss,
-            weights=trainer.weights,
-            clipping=trainer.clipping,
-            release=trainer.constraints,
-            stream=stream,
-            micro_batch_size=trainer.micro_batch_size,
-            lean=trainer.lean,
-        )
-    except OwnerwiseError as error:
-        problems += error.problems
-        return None
+    if resume and settings.path is None:
+        yield "resume=True needs the folder of the run: Trainer(..., folder=)"
 
 
-def _plug_problems(trainer: TrainerSettings) -> Iterator[str]:
+def _make_step(settings: TrainerSettings, stream: SecretStream) -> PrivateStep:
+    """Return the private step, or raise an error that lists all problems."""
+    model, loss = settings.model, settings.loss
+    problems = list(_plug_problems(settings))
+    optimizer = None
+    lr = settings.lr if RULES["lr"].fits(settings.lr) else 1.0  # reported already
+    if not problems:
+        try:
+            options = dict(settings.optimizer_options or {})
+            optimizer = settings.optimizer(model.parameters(), lr=lr, **options)
+        except (TypeError, ValueError) as error:
+            problems.append(f"optimizer {describe_function(settings.optimizer)}: {error}")
+    if optimizer is None:
+        raise OwnerwiseError([*problems, *map(str, check(model)), *loss_problems(loss, model)])
+    return PrivateStep(
+        model,
+        settings.plan,
+        optimizer,
+        loss,
+        weights=settings.weights,
+        clipping=settings.clipping,
+        release=settings.constraints,
+        stream=stream,
+        micro_batch_size=settings.micro_batch_size,
+        lean=settings.lean,
+    )
+
+
+def _plug_problems(settings: TrainerSettings) -> Iterator[str]:
     """Yield a problem if the optimizer, loss, weights or clipping rule has the wrong type."""
-    optimizer, loss = trainer.optimizer, plain_loss(trainer.loss)
+    optimizer, loss = settings.optimizer, plain_loss(settings.loss)
     if not callable(optimizer):
         kind = type(optimizer).__name__ if isinstance(optimizer, Optimizer) else "Adam"
         yield (
@@ -152,7 +123,7 @@ def _plug_problems(trainer: TrainerSettings) -> Iterator[str]:
             f"loss={_short(loss)}: expected a function, such as "
             "torch.nn.functional.cross_entropy, or an object, such as torch.nn.CrossEntropyLoss()"
         )
-    yield from plug_problems(weights=trainer.weights, clipping=trainer.clipping)
+    yield from plug_problems(weights=settings.weights, clipping=settings.clipping)
 
 
 def _short(given: Any) -> str:
@@ -161,34 +132,15 @@ def _short(given: Any) -> str:
     return getattr(given, "__name__", f"<{type(given).__name__} object>")
 
 
-def _seeded(seed: Any, problems: list[str]) -> SecretStream:
-    try:
-        return SecretStream.from_seed(seed)
-    except TypeError:
-        problems.append(
-            f"seed={seed!r}: expected None (secret randomness), or a whole number, which makes the "
-            "run NOT private"
-        )
-        return SecretStream()
-
-
-def _setting_problems(trainer: TrainerSettings, resume: bool) -> Iterator[str]:
-    if trainer.begun and not (resume and trainer.folder):
-        yield (
-            "this Trainer has already trained its model, and another run would spend the budgets "
-            "again: create a new model and a Trainer for it"
-        )
-    if resume and trainer.folder is None:
-        yield "resume=True needs the folder of the run: Trainer(..., folder=)"
-    if not (isinstance(trainer.lr, int | float) and 0 < trainer.lr < math.inf):
-        yield f"lr={trainer.lr!r}: expected a positive finite number"
-    for name in ("evaluate_every", "checkpoint_every"):
-        value = getattr(trainer, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            yield f"{name}={value!r}: expected a whole number of at least 1"
-    for group, epsilon in (trainer.group_budgets or {}).items():
-        if not (isinstance(epsilon, int | float) and 0 < epsilon < math.inf):
-            yield f"group_budgets: {group!r} has {epsilon!r}; expected a positive finite epsilon"
+def _data_problems(
+    settings: TrainerSettings, data: Any, collate: Collate | None, *, trial: bool
+) -> list[str]:
+    """Return the problems with the training data; `trial`: try one batch if there are no others."""
+    problems = ownerless_problems(settings.plan)
+    problems = problems or _training_data_problems(data, collate, settings.plan)
+    if trial and not problems:
+        return trial_problems(settings.model, settings.loss, data, collate, "the data")
+    return problems
 
 
 def _training_data_problems(data: Any, collate: Collate | None, plan: Plan) -> list[str]:

@@ -7,10 +7,12 @@ guarantee.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from ownerwise.registry import Registry, split
+from ownerwise.training.values import is_number, within
 
 Factor = Callable[[int], float]
 """factor(step) multiplies the learning rate at step `step`, counting from 0."""
@@ -37,12 +39,14 @@ def step(steps: int, *, every: int | None = None, factor: float = 0.1) -> Factor
     return lambda step: factor ** (step // length)
 
 
-SCHEDULES: Mapping[str, Callable[..., Factor]] = {
-    "constant": constant,
-    "linear": linear,
-    "cosine": cosine,
-    "step": step,
-}
+SCHEDULES: Registry[Callable[..., Factor]] = Registry(
+    "ownerwise.learning_rates",
+    {"constant": constant, "linear": linear, "cosine": cosine, "step": step},
+    kind="schedule",
+    leading=1,
+    extra=("warmup",),
+)
+"""Schedules by name: functions from the number of steps, and options, to the factor."""
 
 LearningRateSchedule = str | Mapping[str, Any] | Factor
 """A name; a name with options such as {"name": "cosine", "warmup": 100}; or a function."""
@@ -52,9 +56,9 @@ def factors(schedule: LearningRateSchedule, steps: int) -> Factor:
     """Return the factor for each step; it rises to 1 during the first `warmup` steps, if any."""
     if callable(schedule):
         return schedule
-    options: dict[str, Any] = {"name": schedule} if isinstance(schedule, str) else dict(schedule)
-    name, warmup = options.pop("name"), options.pop("warmup", 0)
-    after = SCHEDULES[name](max(1, steps - warmup), **options)
+    name, options = split(schedule)
+    warmup = options.pop("warmup", 0)
+    after = SCHEDULES.make({"name": name, **options}, max(1, steps - warmup))
     return lambda step: (step + 1) / (warmup + 1) if step < warmup else after(step - warmup)
 
 
@@ -62,33 +66,30 @@ def schedule_problems(schedule: LearningRateSchedule, steps: int) -> list[str]:
     """Return all problems with a schedule for `steps` steps."""
     if callable(schedule):
         return _value_problems(schedule, steps)
-    options: dict[str, Any] = (
-        dict(schedule) if isinstance(schedule, Mapping) else {"name": schedule}
-    )
-    name = options.pop("name", None)
-    if name not in SCHEDULES:
-        return [
-            f"schedule {name!r}: expected one of {', '.join(SCHEDULES)}, or a function from the "
-            "step to a factor"
-        ]
-    problems = []
-    known = [*inspect.signature(SCHEDULES[name]).parameters][1:]
-    for option, value in options.items():
-        if option not in (*known, "warmup"):
-            allowed = ", ".join([*known, "warmup"])
-            problems.append(f"schedule {name} has no option {option!r}; expected {allowed}")
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            problems.append(f"schedule {name}: {option} is {value!r}; expected a number")
-        elif option in ("every", "warmup"):
-            least = 1 if option == "every" else 0
-            if value != int(value) or not least <= value <= steps:
-                problems.append(
-                    f"schedule {name}: {option} is {value}; expected a whole number from {least} "
-                    f"to {steps}, the number of planned steps"
-                )
-        elif not 0 <= value <= 1:
-            problems.append(f"schedule {name}: {option} is {value}; expected a number from 0 to 1")
+    name, options = split(schedule)
+    problems = [
+        text
+        for option in ("every", "warmup")
+        if option in options
+        for text in _whole_problems(f"schedule {name}: {option}", options[option], option, steps)
+    ]
+    problems += [
+        f"schedule {name}: {option} is {options[option]!r}; expected a number from 0 to 1"
+        for option in ("floor", "factor")
+        if option in options and not within(0, 1).fits(options[option])
+    ]
+    problems = SCHEDULES.problems(schedule) + problems
     return problems or _value_problems(factors(schedule, steps), steps)
+
+
+def _whole_problems(place: str, value: Any, option: str, steps: int) -> list[str]:
+    least = 1 if option == "every" else 0
+    if is_number(value) and value == int(value) and least <= value <= steps:
+        return []
+    return [
+        f"{place} is {value!r}; expected a whole number from {least} to {steps}, the number of "
+        "planned steps"
+    ]
 
 
 def _value_problems(factor: Factor, steps: int) -> list[str]:

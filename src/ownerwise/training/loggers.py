@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ownerwise.errors import OwnerwiseError, require
+from ownerwise.errors import Problems, require
 from ownerwise.files import write_text
+from ownerwise.registry import Registry
 from ownerwise.runs import RUN_KEY, Run
 from ownerwise.runs.settings import flat
 
@@ -113,25 +114,19 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-LOGGERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
-"""Loggers that can be selected by name."""
+LOGGERS: Registry[Callable[..., Logger]] = Registry(
+    "ownerwise.loggers", {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}, kind="logger"
+)
+"""Loggers that can be selected by name. Other packages can add loggers through the entry-point
+group `ownerwise.loggers`."""
 
 
-def make_loggers(requested: Sequence[str | Logger], problems: list[str]) -> list[Logger]:
+def make_loggers(requested: Sequence[str | Logger], problems: Problems) -> list[Logger]:
     """Return the requested loggers, passed by name or as objects; add problems to the list."""
     loggers: list[Logger] = []
     for logger in requested:
-        if not isinstance(logger, str):
-            loggers.append(logger)
-        elif logger not in LOGGERS:
-            problems.append(
-                f"logger {logger!r}: expected one of {', '.join(LOGGERS)}, or a logger object"
-            )
-        else:
-            try:
-                loggers.append(LOGGERS[logger]())
-            except OwnerwiseError as error:
-                problems += error.problems
+        with problems.guard():
+            loggers.append(LOGGERS.make(logger) if isinstance(logger, str) else logger)
     return loggers
 
 

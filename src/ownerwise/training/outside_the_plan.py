@@ -5,24 +5,12 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Protocol
-
-from torch import nn
+from typing import Any
 
 from ownerwise.errors import PrivacyWarning
 from ownerwise.marks import marks_of, share_records
-from ownerwise.mechanisms import Weights
 from ownerwise.planning import Plan
-
-
-class TrainerParts(Protocol):
-    """The parts of a Trainer that are used here."""
-
-    model: nn.Module
-    weights: Weights | None
-    seed: int | None
-    notes: dict[str, Any]
-
+from ownerwise.training.settings import TrainerSettings
 
 TRAINED_BEFORE = "this process has already trained on owners with the same ids and counts"
 """The beginning of the warning about repeated training."""
@@ -32,7 +20,7 @@ _trainings: Counter[str] = Counter()
 
 
 def not_private_reasons(
-    trainer: TrainerParts, data: Any, evaluated: Mapping[str, Any]
+    settings: TrainerSettings, data: Any, evaluated: Mapping[str, Any]
 ) -> list[str]:
     """Return the reasons, other than a fixed seed, why a run is NOT PRIVATE.
 
@@ -40,13 +28,13 @@ def not_private_reasons(
     training records in the validation or test data. Such records also trigger a warning.
     `evaluated` maps names to the validation and test data, or None.
     """
-    noted = trainer.notes.get("not_private", ())
+    noted = (settings.notes or {}).get("not_private", ())
     reasons = [noted] if isinstance(noted, str) else list(noted)
-    reasons += marks_of(trainer.model, data, *evaluated.values())
+    reasons += marks_of(settings.model, data, *evaluated.values())
     for name, records in evaluated.items():
         if share_records(data, records):
             reasons.append(f"{name} metrics were computed on training records, without noise")
-            if trainer.seed is None:
+            if settings.seed is None:
                 warnings.warn(
                     f"the {name} data contain training records, so metrics on them are released "
                     f"without noise: this run is NOT private. Use {name} records that are not "
@@ -54,7 +42,7 @@ def not_private_reasons(
                     PrivacyWarning,
                     stacklevel=3,
                 )
-    if trainer.seed is None and not getattr(trainer.weights, "private", True):
+    if settings.seed is None and not getattr(settings.weights, "private", True):
         reasons.append("the order of the records was drawn with a fixed seed")
     return list(dict.fromkeys(filter(None, reasons)))
 

@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from os import PathLike
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
-from torch.nn import functional
-from torch.optim import Optimizer
 from tqdm import tqdm
 
 from ownerwise.batches import PoissonBatches
 from ownerwise.errors import OwnerwiseError, printable
-from ownerwise.evaluation import Collate, Evaluation, Predict, group_name, predicted_classes
-from ownerwise.mechanisms import ClippingRule, Loss, Release, Weights, plain_loss
-from ownerwise.planning import NO_CONSTRAINTS, Plan
-from ownerwise.runs import Run, default_label, environment, settings
+from ownerwise.evaluation import Collate, Evaluation, group_name
+from ownerwise.mechanisms import CLIPPING_RULES, Release, plain_loss
+from ownerwise.planning import Plan
+from ownerwise.runs import Run, environment, settings
 from ownerwise.runs import folders as run_folders
 from ownerwise.runs.reading import read_config
 from ownerwise.step import PrivateStep
 from ownerwise.training.averaging import Averaging
 from ownerwise.training.checks import prepare
 from ownerwise.training.interruption import Interrupted, Interruption
-from ownerwise.training.learning_rates import LearningRateSchedule, factors
-from ownerwise.training.loggers import Logger
+from ownerwise.training.learning_rates import factors
 from ownerwise.training.outside_the_plan import not_private_reasons, note_training
 from ownerwise.training.recording import Recorder
+from ownerwise.training.settings import TrainerSettings
 
-_EVALUATIONS = 20  # approximate default number per run
 
-
-class Trainer:
+class Trainer(TrainerSettings):
     """Trains a model under a plan: `run = Trainer(model, plan, lr=0.5).fit((X, y))`.
 
     Formal guarantee: `fit` has the guarantee of `PrivateStep` with `PoissonBatches` for the same
@@ -60,9 +52,9 @@ class Trainer:
             trained model then use the average.
         loss: as for `PrivateStep`.
         weights, clipping, micro_batch_size, lean: as for `PrivateStep`.
-        constraints: rate constraints to train under. The targets in all data then contain the class
-            and the cell (see `Partition.targets`); the plan accounts for the histogram (`plan(...,
-            constraints=)`).
+        constraints: rate constraints, or another release, to train under. With rate constraints,
+            the targets in all data contain the class and the cell (see `Partition.targets`). The
+            plan accounts for the release (`plan(..., constraints=)`).
         seed: None means secret randomness. A number makes the run repeatable and NOT PRIVATE.
         folder: run folder, created if needed; None keeps the run in memory, so it cannot be
             resumed.
@@ -80,67 +72,6 @@ class Trainer:
             the model and the data in words; "not_private" lists anything computed in advance
             without noise.
     """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        plan: Plan,
-        *,
-        lr: float,
-        optimizer: Callable[..., Optimizer] = torch.optim.SGD,
-        optimizer_options: Mapping[str, Any] | None = None,
-        schedule: LearningRateSchedule = "constant",
-        averaging: float | None = None,
-        loss: Loss = functional.cross_entropy,
-        weights: Weights | None = None,
-        clipping: ClippingRule | None = None,
-        constraints: Release | None = None,
-        micro_batch_size: int | None = None,
-        lean: bool = False,
-        seed: int | None = None,
-        folder: str | PathLike | None = None,
-        name: str | None = None,
-        label: str | None = None,
-        evaluate_every: int | None = None,
-        checkpoint_every: int | None = None,
-        group_budgets: Mapping[Any, float] | None = None,
-        predict: Predict = predicted_classes,
-        loggers: Sequence[str | Logger] = (),
-        progress: bool | None = None,
-        notes: Mapping[str, Any] | None = None,
-    ):
-        if constraints is not None and not isinstance(constraints, Release):
-            raise OwnerwiseError(NO_CONSTRAINTS.format(constraints))
-        self.model = model
-        self.plan = plan
-        self.lr = lr
-        self.optimizer = optimizer
-        self.optimizer_options = dict(optimizer_options or {})
-        self.schedule = schedule
-        self.averaging = averaging
-        self.loss = loss if constraints is None else constraints.penalised(loss)
-        self.weights = weights
-        self.clipping = clipping
-        self.constraints = constraints
-        self.micro_batch_size = micro_batch_size
-        self.lean = lean
-        self.seed = seed
-        self.folder = None if folder is None else Path(folder)
-        self.name = name or (self.folder.resolve().name if self.folder else "run")
-        self.label = label or default_label(plan, settings.describe_plug(weights))
-        if constraints is not None and label is None:
-            self.label += " constrained"
-        default_interval = max(1, plan.steps // _EVALUATIONS)
-        self.evaluate_every = default_interval if evaluate_every is None else evaluate_every
-        self.checkpoint_every = (
-            self.evaluate_every if checkpoint_every is None else checkpoint_every
-        )
-        self.group_budgets = group_budgets
-        self.predict = predict
-        self.loggers = loggers
-        self.progress = progress
-        self.notes = dict(notes or {})
-        self.begun = False
 
     def fit(
         self,
@@ -181,13 +112,12 @@ class Trainer:
         config = self._config(data, validating, testing, groups_are, num_workers)
         if reasons := not_private_reasons(self, data, {"validation": validation, "test": test}):
             config["not_private"] = reasons
-        step, stream, loggers = prepare(self, data, collate, validating, testing, config, resume)
-        self.plan = step.plan  # the verified copy
-        with nullcontext() if self.folder is None else run_folders.FolderLock(self.folder):
+        evaluated = {"validation": validating, "test": testing}
+        step, stream, loggers = prepare(self, data, collate, evaluated, config, resume)
+        factor = factors(self.schedule, step.plan.steps)
+        with nullcontext() if self.path is None else run_folders.FolderLock(self.path):
             run = self._open(config, step, resume)
-            self.begun = True
-            factor = factors(self.schedule, self.plan.steps)
-            average = None if self.averaging is None else Averaging(self.averaging)
+            self.runs.append(run)
             recorder = Recorder(
                 run,
                 step,
@@ -196,11 +126,11 @@ class Trainer:
                 validating,
                 testing,
                 loggers,
-                average,
+                None if self.averaging is None else Averaging(self.averaging),
             )
             batches = PoissonBatches(
                 data,
-                self.plan,
+                step.plan,
                 stream=stream,
                 start=step.steps_spent,
                 num_workers=num_workers,
@@ -227,48 +157,48 @@ class Trainer:
                     if recorder.record():
                         bar.set_postfix_str(recorder.summary)
                     bar.update()
-                    if interruption.requested and step.steps_spent < self.plan.steps:
+                    if interruption.requested and step.steps_spent < step.plan.steps:
                         raise self._stopped(step, recorder)
                     spent = step.steps_spent + 1
         finally:
-            step.settle(min(spent, self.plan.steps))
+            step.settle(min(spent, step.plan.steps))
 
     def _stopped(self, step: PrivateStep, recorder: Recorder) -> KeyboardInterrupt:
-        done = f"stopped after {step.steps_spent} of {self.plan.steps} steps"
-        if self.folder is None:
+        done = f"stopped after {step.steps_spent} of {step.plan.steps} steps"
+        if self.path is None:
             return KeyboardInterrupt(f"{done}; a run without folder= cannot be resumed")
         recorder.checkpoint()
         return Interrupted(
-            f"{done}; no progress is lost: resume from {self.folder} with fit(..., resume=True), "
+            f"{done}; no progress is lost: resume from {self.path} with fit(..., resume=True), "
             "or with --resume on the command line"
         )
 
     def _open(self, config: dict[str, Any], step: PrivateStep, resume: bool) -> Run:
         """Start the run, or restore the step from the run folder."""
-        if self.folder is None:
-            self._note_training(config)
-            return Run(config, self.plan, environment=environment())
+        if self.path is None:
+            self._note_training(config, step.plan)
+            return Run(config, step.plan, environment=environment())
         # check again, now that nobody else can write
-        problems = run_folders.folder_problems(self.folder, config, self.plan, resume)
+        problems = run_folders.folder_problems(self.path, config, step.plan, resume)
         if problems:
             raise OwnerwiseError(problems)
-        run_folders.drop_half_written(self.folder)
-        run = Run(config, self.plan, environment=environment(), folder=self.folder)
-        if run_folders.holds_a_run(self.folder):
-            step.restore(self.folder)
-            if earlier := read_config(self.folder)[0].get("earlier_trainings"):
+        run_folders.drop_half_written(self.path)
+        run = Run(config, step.plan, environment=environment(), folder=self.path)
+        if run_folders.holds_a_run(self.path):
+            step.restore(self.path)
+            if earlier := read_config(self.path)[0].get("earlier_trainings"):
                 config["earlier_trainings"] = earlier
-            run.history = run_folders.kept_history(self.folder, step.run_id, step.updates)
-            run.environment = run_folders.with_earlier(self.folder, run.environment)
+            run.history = run_folders.kept_history(self.path, step.run_id, step.updates)
+            run.environment = run_folders.with_earlier(self.path, run.environment)
         else:
-            self._note_training(config)
-            step.open_account(self.folder, private=run.private)
+            self._note_training(config, step.plan)
+            step.open_account(self.path, private=run.private)
         run_folders.begin(run, step.run_id)
         return run
 
-    def _note_training(self, config: dict[str, Any]) -> None:
+    def _note_training(self, config: dict[str, Any], plan: Plan) -> None:
         """Record in the config how many times this process has already trained on these owners."""
-        if self.seed is None and (earlier := note_training(self.plan)):
+        if self.seed is None and (earlier := note_training(plan)):
             config["earlier_trainings"] = earlier
 
     def _config(
@@ -280,23 +210,24 @@ class Trainer:
         num_workers: int,
     ) -> dict[str, Any]:
         """Return the settings as JSON types."""
+        notes, loss = self.notes or {}, plain_loss(self.loss)
         is_function = callable(self.schedule)
         config = {
-            **self.notes,
+            **notes,
             "name": self.name,
             "label": self.label,
             "seed": self.seed,
-            "model": self.notes.get("model", settings.describe_model(self.model)),
-            "data": self.notes.get("data", settings.describe_data(data)),
-            "loss": settings.describe_function(plain_loss(self.loss)),
+            "model": notes.get("model", settings.describe_model(self.model)),
+            "data": notes.get("data", settings.describe_data(data)),
+            "loss": settings.describe_function(loss),
             "optimizer": {
                 "name": settings.describe_function(self.optimizer),
                 "lr": self.lr,
-                **self.optimizer_options,
+                **(self.optimizer_options or {}),
             },
             "schedule": settings.describe_function(self.schedule) if is_function else self.schedule,
             "weights": settings.describe_plug(self.weights),
-            "clipping": settings.describe_plug(self.clipping) or {"kind": "Standard"},
+            "clipping": settings.describe_plug(self.clipping or CLIPPING_RULES.make("standard")),
             "evaluate_every": self.evaluate_every,
             "checkpoint_every": self.checkpoint_every,
             "micro_batch_size": self.micro_batch_size,
@@ -307,6 +238,8 @@ class Trainer:
             "test_records": testing.records if testing else 0,
             **self._groups(validating, testing, groups_are),
         }
+        if isinstance(loss, partial):
+            config["loss_options"] = loss.keywords
         if self.averaging is not None:
             config["averaging"] = self.averaging
         if self.constraints is not None:
@@ -333,13 +266,16 @@ class Trainer:
     def _evaluation(self, data: Any, groups: Any, collate: Collate | None) -> Evaluation | None:
         if data is None and groups is None:
             return None
+        constraints = self.constraints
+        if constraints is not None and type(constraints).measure is Release.measure:
+            constraints = None  # it measures nothing, and targets contain no cells
         return Evaluation(
-            data, groups, collate=collate, predict=self.predict, constraints=self.constraints
+            data, groups, collate=collate, predict=self.predict, constraints=constraints
         )
 
     def _bar(self, step: PrivateStep) -> tqdm:
         return tqdm(
-            total=self.plan.steps,
+            total=step.plan.steps,
             initial=step.steps_spent,
             desc=printable(self.label if self.seed is None else f"{self.label}, NOT PRIVATE"),
             unit="step",

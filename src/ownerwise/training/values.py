@@ -1,4 +1,7 @@
-"""Rules for the values of keys; each rule has a test and a description."""
+"""Rules for the values of settings, in calls and in configuration files.
+
+Each rule has a test and a description, so a wrong value gets the same sentence everywhere.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class ValueRule:
-    """A rule for the value of a key: its description, its test, and the meaning of the key."""
+    """A rule for a value: its description, its test, and the meaning of a configuration key."""
 
     expected: str
     fits: Callable[[Any], bool]
@@ -20,6 +25,10 @@ class ValueRule:
         """Return a copy of the rule for a key with the given meaning."""
         return replace(self, meaning=meaning)
 
+    def problem(self, name: str, value: Any) -> str:
+        """Return the sentence about a value that does not fit."""
+        return f"{name} is {value!r}; expected {self.expected}"
+
 
 def is_number(value: Any) -> bool:
     """Return whether a value is a finite number."""
@@ -27,19 +36,13 @@ def is_number(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-    """Return whether a value is an int but not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Return whether a value is an integer but not a bool."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def is_segment(value: Any) -> bool:
-    """Return whether a value is a pair [number of steps, noise factor]."""
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and is_whole(value[0])
-        and value[0] > 0
-        and POSITIVE.fits(value[1])
-    )
+def elsewhere(expected: str) -> ValueRule:
+    """Return the rule for a value that the code that uses it checks."""
+    return ValueRule(expected, lambda value: True)
 
 
 def text() -> ValueRule:
@@ -108,4 +111,4 @@ def either(words: str, *rules: ValueRule) -> ValueRule:
     return ValueRule(words, lambda value: any(rule.fits(value) for rule in rules))
 
 
-POSITIVE = above(0)
+POSITIVE = ValueRule("a positive, finite number", above(0).fits)

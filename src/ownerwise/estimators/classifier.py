@@ -3,83 +3,30 @@
 from __future__ import annotations
 
 import copy
-import inspect
-import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
-from uuid import uuid4
-from weakref import WeakValueDictionary
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import numpy as np
 import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import nn
 
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, name_some
+from ownerwise.estimators.budgets import fit_owners
+from ownerwise.estimators.pipelines import warn_of_fitted_steps
+from ownerwise.estimators.repeated_fits import Lineage
 from ownerwise.marks import marks_of
-from ownerwise.mechanisms import INO, Weights
+from ownerwise.mechanisms import WEIGHTS, Weights
 from ownerwise.models import hidden_problems, mlp
-from ownerwise.owners import Hints, Owners
 from ownerwise.planning import PlanRequest, make_plan
 from ownerwise.training import TRAINED_BEFORE, Trainer
-
-try:
-    from sklearn.base import BaseEstimator, ClassifierMixin
-    from sklearn.frozen import FrozenEstimator
-    from sklearn.impute import SimpleImputer
-    from sklearn.pipeline import Pipeline
-    from sklearn.utils import check_random_state, get_tags
-    from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
-except ImportError as error:
-    raise ImportError(
-        "PrivateClassifier needs scikit-learn 1.6 or newer: pip install 'ownerwise[sklearn]'"
-    ) from error
-
-__all__ = ["PrivateClassifier"]
+from ownerwise.training.settings import setting_problems
 
 _LARGEST_DEFAULT_BATCH = 512
-_HINTS = Hints(record_owner="owners", levels="PrivateClassifier accepts only numbers")
-
-
-class _Lineage:
-    """Counts the clones and fits of an estimator; each fit spends the budgets again.
-
-    All clones and copies of an estimator in a process share the same counts, even after unpickling.
-    In another process, counting continues from the pickled counts.
-    """
-
-    living: ClassVar[WeakValueDictionary[str, _Lineage]] = WeakValueDictionary()
-
-    def __init__(self, key: str, clones: int = 0, fits: int = 0, warned: bool = False) -> None:
-        self.key = key
-        self.clones = clones
-        self.fits = fits
-        self.warned = warned
-        self.living[key] = self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _lineage, (self.key, self.clones, self.fits, self.warned)
-
-    def note_fit(self) -> None:
-        """Count a fit. Warn about repeated fits only once, here rather than in the Trainer."""
-        if (self.clones > 1 or self.fits) and not self.warned:
-            self.warned = True
-            warnings.warn(
-                "this estimator or a copy of it has been fitted or cloned several times (a search, "
-                "cross-validation, an ensemble). Each fit spends every owner's budget again, and "
-                "choosing among fits by their scores on private records is not accounted for: "
-                "the epsilon of a single fit does not cover it. Tune on public data, or add up "
-                "the epsilons",
-                PrivacyWarning,
-                stacklevel=3,
-            )
-        self.fits += 1
-
-
-def _lineage(key: str, *counts: Any) -> _Lineage:
-    """Return the lineage with this key, or a new one with these counts."""
-    return _Lineage.living.get(key) or _Lineage(key, *counts)
 
 
 class PrivateClassifier(ClassifierMixin, BaseEstimator):
@@ -103,7 +50,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             than a fit involves; or one number per record.
         delta: one number for all owners, or a mapping {owner: delta}.
         method: how to plan the budgets: "uniform", "sample", "scale" or "both" (see `plan`).
-        weights: "ino" for `INO()`, an `INO` object, or None.
+        weights: a name, such as "ino", an object, such as `INO(tail=0.2)`, or None.
         steps: number of steps.
         batch_size: expected number of records per step; None uses a quarter of the records, but
             at most 512.
@@ -186,13 +133,16 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             owners: owner id (int or str) of each record; None makes every record its own owner.
         """
         marked = marks_of(X, y)
-        fitted_before = _warn_of_fitted_steps(self)
+        fitted_before = warn_of_fitted_steps(self)
         X, y = validate_data(self, X, y, dtype=np.float32, ensure_all_finite=False)
         check_classification_targets(y)
         problems = Problems()
         problems.add(*_missing_problems(X))
         classes = self._known_classes(y, problems)
-        budgets = self._budgets(len(X), owners, problems)
+        budgets = None
+        with problems.guard():
+            ids = None if owners is None else column_or_1d(owners)
+            budgets = fit_owners(len(X), ids, self.epsilon, self.delta)
         inputs = self._scaled(X, problems)
         batch_size = self.batch_size
         if batch_size is None:
@@ -210,8 +160,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         seed = self._seed()
         if seed is None:
             self._relatives.note_fit()
-        reasons = [] if self.classes is not None else [_warn_of_found_classes()]
-        reasons += [*fitted_before, *marked]
+        reasons = [*self._found_classes(), *fitted_before, *marked]
         self.plan_ = make_plan(budgets, request)
         self.classes_ = classes
         self.model_ = self._fresh_model(seed)
@@ -219,7 +168,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             self.model_,
             self.plan_,
             lr=self.lr,
-            weights=INO() if isinstance(self.weights, str) else self.weights,
+            weights=WEIGHTS.make(self.weights) if isinstance(self.weights, str) else self.weights,
             seed=seed,
             name=type(self).__name__,
             progress=self.verbose,
@@ -275,25 +224,17 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             )
         return classes
 
-    def _budgets(self, records: int, owners: Any, problems: Problems) -> Owners | None:
-        """Return the owners of this fit's records, with their budgets."""
-        ids = np.arange(records) if owners is None else column_or_1d(owners)
-        given = {"epsilon": self.epsilon, "delta": self.delta}
-        found = Problems()
-        for name, value in given.items():
-            if owners is None and isinstance(value, Mapping):
-                found.add(
-                    f"{name} maps owners to values, but fit was called without owners; call "
-                    "fit(X, y, owners=ids) with one id per record"
-                )
-        if len(ids) != records:
-            found.add(f"{len(ids)} owner ids for {records} records; expected one id per record")
-        with problems.guard():
-            found.raise_()
-            budgets = {name: _by_owner(name, value, ids, found) for name, value in given.items()}
-            found.raise_()
-            return Owners(ids, **budgets, hints=_HINTS)
-        return None
+    def _found_classes(self) -> list[str]:
+        """Warn if class labels are taken from the records; return the note for the run."""
+        if self.classes is not None:
+            return []
+        warnings.warn(
+            "the classes were taken from y, so the list is NOT private; pass classes=[...] from "
+            "public knowledge instead",
+            PrivacyWarning,
+            stacklevel=3,
+        )
+        return ["the list of classes, found in the records"]
 
     def _scaled(self, X: np.ndarray, problems: Problems) -> np.ndarray:
         """Return inputs clipped to the public range and scaled to [-1, 1]."""
@@ -314,11 +255,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         return np.clip(2 * (X - low) / (high - low) - 1, -1, 1)
 
     def _parameter_problems(self) -> list[str]:
-        problems = []
-        if isinstance(self.weights, str) and self.weights != "ino":
-            problems.append(f"weights {self.weights!r}: expected 'ino', an INO object or None")
-        if not (isinstance(self.lr, int | float) and 0 < self.lr < math.inf):
-            problems.append(f"lr {self.lr!r}: expected a positive finite number")
+        problems = setting_problems({"lr": self.lr})
+        if isinstance(self.weights, str):
+            problems += WEIGHTS.problems(self.weights)
         return problems if self.model is not None else problems + hidden_problems(self.hidden)
 
     def _seed(self) -> int | None:
@@ -344,11 +283,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             return mlp(self.n_features_in_, len(self.classes_), self.hidden, activation="tanh")
 
     @property
-    def _relatives(self) -> _Lineage:
+    def _relatives(self) -> Lineage:
         """The counts shared with all copies; not a parameter, and created on first use."""
-        if "_lineage" not in vars(self):
-            vars(self)["_lineage"] = _Lineage(uuid4().hex)
-        return vars(self)["_lineage"]
+        return vars(self).setdefault("_lineage", Lineage())
 
     def __getstate__(self) -> Any:
         """Return the state for copies and pickles, which share this estimator's counts."""
@@ -364,49 +301,6 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         return copied
 
 
-def _warn_of_fitted_steps(estimator: PrivateClassifier) -> list[str]:
-    """Warn about transformers that a pipeline has just fitted to the records; return notes on them.
-
-    A step has no reference to its pipeline, so the pipeline is looked up on the call stack.
-    """
-    frame = inspect.currentframe()
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, Pipeline) and caller.steps[-1][1] is estimator:
-            break
-        frame = frame.f_back
-    else:
-        return []
-    fitted = [name for name, step in caller.steps[:-1] if _learns_from_records(step)]
-    if fitted:
-        warnings.warn(
-            f"the pipeline fitted {name_some(fitted)} to the records without noise: this fit is "
-            "NOT private. Fit it to public data and wrap it in sklearn.frozen.FrozenEstimator, or "
-            "pass a public input_range instead",
-            PrivacyWarning,
-            stacklevel=3,
-        )
-    return [f"{name}, fitted to the records in a pipeline" for name in fitted]
-
-
-def _learns_from_records(step: Any) -> bool:
-    if step in (None, "passthrough") or isinstance(step, FrozenEstimator):
-        return False
-    constant = isinstance(step, SimpleImputer) and step.strategy == "constant"
-    return not constant and get_tags(step).requires_fit
-
-
-def _warn_of_found_classes() -> str:
-    """Warn that class labels were taken from the records; return the note for the run."""
-    warnings.warn(
-        "the classes were taken from y, so the list is NOT private; pass classes=[...] from "
-        "public knowledge instead",
-        PrivacyWarning,
-        stacklevel=3,
-    )
-    return "the list of classes, found in the records"
-
-
 def _missing_problems(X: np.ndarray) -> list[str]:
     if np.isfinite(X).all():
         return []
@@ -415,33 +309,3 @@ def _missing_problems(X: np.ndarray) -> list[str]:
         "constant, as SimpleImputer(strategy='constant') does. An imputer that is fitted to the "
         "records (mean, median, neighbours) releases their statistics without noise"
     ]
-
-
-def _by_owner(name: str, given: Any, ids: np.ndarray, problems: Problems) -> Any:
-    """Return epsilon or delta for `Owners`, as a number or as a mapping for the owners present."""
-    if isinstance(given, Mapping):
-        present = set(ids.tolist())
-        # if no owner is in common, Owners reports it
-        return {owner: value for owner, value in given.items() if owner in present} or given
-    if not np.ndim(given):
-        return given
-    values = np.asarray(given)
-    if values.shape != ids.shape:
-        problems.add(
-            f"{name} has shape {list(values.shape)} for {len(ids)} records; expected one value "
-            f"per record. If the data is split (cross-validation), pass a mapping {{owner: value}} "
-            "and owners"
-        )
-        return None
-    chosen: dict[Any, Any] = {}
-    differing = {
-        owner
-        for owner, value in zip(ids.tolist(), values.tolist(), strict=True)
-        if chosen.setdefault(owner, value) != value
-    }
-    if differing:
-        problems.add(
-            f"{name} differs between records of owner {name_some(sorted(differing))}; expected one "
-            "value per owner, or a separate owner for every record"
-        )
-    return chosen

@@ -1,0 +1,65 @@
+"""The owners of the records of one fit, with the budgets that an estimator was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ownerwise.errors import Problems, name_some
+from ownerwise.owners import Hints, Owners
+
+_HINTS = Hints(record_owner="owners", levels="PrivateClassifier accepts only numbers")
+
+
+def fit_owners(records: int, ids: np.ndarray | None, epsilon: Any, delta: Any) -> Owners:
+    """Return the owners of a fit's records, of which each is its own owner without `ids`."""
+    problems = Problems()
+    given = {"epsilon": epsilon, "delta": delta}
+    if ids is None:
+        ids = np.arange(records)
+        problems.add(
+            *(
+                f"{name} maps owners to values, but fit was called without owners; call "
+                "fit(X, y, owners=ids) with one id per record"
+                for name, value in given.items()
+                if isinstance(value, Mapping)
+            )
+        )
+    if len(ids) != records:
+        problems.add(f"{len(ids)} owner ids for {records} records; expected one id per record")
+    problems.raise_()
+    budgets = {name: _by_owner(name, value, ids, problems) for name, value in given.items()}
+    problems.raise_()
+    return Owners(ids, **budgets, hints=_HINTS)
+
+
+def _by_owner(name: str, given: Any, ids: np.ndarray, problems: Problems) -> Any:
+    """Return epsilon or delta for `Owners`, as a number or as a mapping for the owners present."""
+    if isinstance(given, Mapping):
+        present = set(ids.tolist())
+        # if no owner is in common, Owners reports it
+        return {owner: value for owner, value in given.items() if owner in present} or given
+    if not np.ndim(given):
+        return given
+    values = np.asarray(given)
+    if values.shape != ids.shape:
+        problems.add(
+            f"{name} has shape {list(values.shape)} for {len(ids)} records; expected one value "
+            f"per record. If the data is split (cross-validation), pass a mapping {{owner: value}} "
+            "and owners"
+        )
+        return None
+    chosen: dict[Any, Any] = {}
+    differing = {
+        owner
+        for owner, value in zip(ids.tolist(), values.tolist(), strict=True)
+        if chosen.setdefault(owner, value) != value
+    }
+    if differing:
+        problems.add(
+            f"{name} differs between records of owner {name_some(sorted(differing))}; expected one "
+            "value per owner, or a separate owner for every record"
+        )
+    return chosen
