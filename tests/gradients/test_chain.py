@@ -18,10 +18,10 @@ from tools.record_loop import assert_equal, loop, wavy
 ACTIVATIONS = [nn.ReLU, nn.Tanh, nn.Sigmoid]
 
 
-def run(model, x, loss=wavy, in_blocks=False):
+def run(model, x, loss=wavy):
     chain = Chain.of(model, x)
     assert chain is not None
-    return chain.backward(loss(chain.forward(x, in_blocks=in_blocks)), separate=False)
+    return chain.backward(loss(chain.forward(x)), separate=False)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -97,20 +97,18 @@ def test_a_record_that_is_not_finite_contributes_exactly_zero():
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 129, 130, 251])
-def test_empty_rows_that_fill_blocks_change_nothing(count):
-    model = nn.Sequential(nn.Linear(3, 4), nn.Sigmoid(), nn.Linear(4, 2)).double()
-    x = torch.randn(count, 3, dtype=torch.float64)
+@pytest.mark.parametrize("width", [4, 90])
+def test_sums_in_blocks_equal_sums_at_once(count, width):
+    """Layers are summed in float64 if they are small, and in blocks if they are large."""
+    model = nn.Sequential(nn.Linear(width, width), nn.Sigmoid(), nn.Linear(width, 2)).double()
+    x = torch.randn(count, width, dtype=torch.float64)
     x[count // 2, 0] = torch.nan
-    plain, blocked = run(model, x), run(model, x, in_blocks=True)
-    assert len(blocked) == len(plain) == count
-    torch.testing.assert_close(plain.norms, blocked.norms, equal_nan=True)
+    records = run(model, x)
+    assert len(records) == count
     factors = torch.rand(count)
-    for first, second in (
-        (plain.weighted_sum(factors, in_blocks=False), blocked.weighted_sum(factors)),
-        (plain.per_record(), blocked.per_record()),
-    ):
-        for parameter, values in first.items():
-            torch.testing.assert_close(values, second[parameter])
+    whole, blocked = (records.weighted_sum(factors, in_blocks=blocks) for blocks in (False, True))
+    for parameter, values in whole.items():
+        torch.testing.assert_close(values, blocked[parameter])
 
 
 class Doubled(nn.Linear):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ownerwise.gradients.backward import send_back
-from ownerwise.gradients.contributions import rows_in_blocks, sum_of_outer_products
+from ownerwise.gradients.contributions import sum_of_outer_products
 from ownerwise.gradients.precision import masked, row_norms, without_huge
 from ownerwise.gradients.problems import Refused
 from ownerwise.torch_internals import aten, has_any_global_hook
@@ -49,7 +49,6 @@ class Chain:
         self._layers = layers
         self._parameters = parameters
         self._kept: list[Tensor] = []  # inputs of Linear layers, outputs of activations
-        self._empty_rows = 0
         self._outputs: Tensor | None = None
 
     @staticmethod
@@ -81,17 +80,9 @@ class Chain:
             return None
         return Chain(model, layers, trainable)
 
-    def forward(self, inputs: Tensor, *, in_blocks: bool = False) -> Tensor:
-        """Return the model's outputs as a leaf tensor that receives the gradient of the loss.
-
-        Args:
-            inputs: one row per record.
-            in_blocks: whether sums will be computed in blocks of records. If so, zero rows are
-                appended so that all blocks have the same size.
-        """
-        values, kept, count = inputs.flatten(1), [], len(inputs)
-        self._empty_rows = rows_in_blocks(count) - count if in_blocks else 0
-        values = _padded(values, self._empty_rows)
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the model's outputs as a leaf tensor that receives the gradient of the loss."""
+        values, kept = inputs.flatten(1), []
         with torch.no_grad():
             for layer in self._layers:
                 if type(layer) is nn.Linear:
@@ -100,8 +91,6 @@ class Chain:
                 else:
                     values = _ACTIVATIONS[type(layer)][0](values)
                     kept.append(values)
-        if self._empty_rows:
-            values = values[:count]
         if torch.is_grad_enabled():
             self._kept = kept
             self._outputs = values = values.detach().requires_grad_()
@@ -132,7 +121,6 @@ class Chain:
             weights = torch.linspace(0.5, 1.5, len(losses), dtype=ones.dtype, device=ones.device)
             _check_rows(sent(weights, True).clone(), sent(ones, True).clone(), weights)
         gradient = sent(ones, False)
-        gradient = _padded(gradient, self._empty_rows)
         uses: list[Use] = []
         first = next(
             n
@@ -150,16 +138,15 @@ class Chain:
             else:
                 gradient = _ACTIVATIONS[type(layer)][1](gradient, kept)
         self._kept, self._outputs = [], None
-        return ChainGradients(self._parameters, uses, len(losses))
+        return ChainGradients(self._parameters, uses)
 
 
 class ChainGradients:
     """The per-record gradients of a chain, with the methods of :class:`PerRecordGradients`."""
 
-    def __init__(self, parameters: list[nn.Parameter], uses: list[Use], count: int) -> None:
+    def __init__(self, parameters: list[nn.Parameter], uses: list[Use]) -> None:
         self._parameters = parameters
         self._uses = uses
-        self._empty_rows = len(uses[0][2]) - count  # at the end, with gradients of 0
         gradients = [row_norms(gradient) for _, _, gradient, _ in uses]
         lengths = torch.stack(gradients + [row_norms(inputs) for _, _, _, inputs in uses])
         squares, sizes = lengths.square().split(len(uses))
@@ -174,7 +161,7 @@ class ChainGradients:
         if not math.isfinite(float(norms.sum())):  # a single call in the common case
             bad = ~torch.isfinite(norms)
             self._uses = [(w, b, masked(g, bad), masked(a, bad)) for w, b, g, a in uses]
-        self.norms = norms[:count]
+        self.norms = norms
 
     def __len__(self) -> int:
         return len(self.norms)
@@ -183,7 +170,7 @@ class ChainGradients:
         self, factors: Tensor, *, in_blocks: bool = True
     ) -> dict[nn.Parameter, Tensor]:
         """See :meth:`PerRecordGradients.weighted_sum`."""
-        column = _padded(factors.detach().to(self.norms.dtype)[:, None], self._empty_rows)
+        column = factors.detach().to(self.norms.dtype)[:, None]
         sums: dict[nn.Parameter, Tensor] = {}
         for weight, bias, gradient, inputs in reversed(self._uses):
             scaled = gradient * column
@@ -203,10 +190,6 @@ class ChainGradients:
             if bias is not None:
                 formed[bias] = gradient[rows]
         return {parameter: formed[parameter] for parameter in self._parameters}
-
-
-def _padded(rows: Tensor, empty: int) -> Tensor:
-    return nn.functional.pad(rows, (0, 0, 0, empty)) if empty else rows
 
 
 def _unroll(model: nn.Module, layers: list[nn.Module]) -> bool:

@@ -70,8 +70,7 @@ def choose(rows: int, numbers: int, stream: StepStream) -> Tensor:
         return torch.zeros(1, dtype=torch.long)
     most = max(_FEWEST_RECORDS, _MOST_NUMBERS * rows // max(numbers, 1))
     if rows >= 8 and most >= rows // 2:
-        coins = np.unpackbits(stream.words(-(-rows // 64)).view(np.uint8))[:rows]
-        chosen = np.flatnonzero(coins)
+        chosen = np.flatnonzero(stream.coins(rows))
         if 1 < len(chosen) < rows:
             return torch.from_numpy(chosen)
     count = min(most, (rows + 1) // 2)

@@ -7,7 +7,6 @@ budget, layouts, precision and saved tensors, but not the rules or the tape.
 
 from ownerwise.gradients.contributions.blocks import (
     BLOCK,
-    rows_in_blocks,
     sum_of_outer_products,
 )
 from ownerwise.gradients.contributions.contribution import Contribution, Dense, few_rows
@@ -31,7 +30,6 @@ __all__ = [
     "Repeated",
     "SharedLeft",
     "few_rows",
-    "rows_in_blocks",
     "shared_ghost_norms",
     "sum_of_outer_products",
 ]
