@@ -102,7 +102,7 @@ def own_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _plain_noise(
-    step: int, sums: list[Tensor], std: float, grid: float, factor: float = 1.0
+    step: int, sums: list[Tensor], std: float, grid: float, factor: float, like: list[Tensor]
 ) -> list[Tensor]:
     return [torch.randn_like(total).mul_(std).add_(total).mul_(factor) for total in sums]
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ownerwise.gradients.backward import send_back
-from ownerwise.gradients.contributions import sum_of_outer_products
+from ownerwise.gradients.contributions import sum_of_outer_products, sums_in_float64
 from ownerwise.gradients.precision import masked, row_norms, without_huge
 from ownerwise.gradients.problems import Refused
 from ownerwise.torch_internals import aten, has_any_global_hook
@@ -96,13 +96,16 @@ class Chain:
             self._outputs = values = values.detach().requires_grad_()
         return values
 
-    def backward(self, losses: Tensor, *, separate: bool = True) -> ChainGradients:
+    def backward(
+        self, losses: Tensor, *, separate: bool = True, also: Tensor | None = None
+    ) -> ChainGradients:
         """Run the backward pass from the losses ``[B]``; see :meth:`Tape.backward`.
 
         Args:
             losses: one loss per record.
             separate: whether each loss is known to depend only on its own record's outputs; if not,
                 another pass through the loss checks this.
+            also: see `send_back`.
         """
         outputs = self._outputs
         if outputs is None:
@@ -111,16 +114,16 @@ class Chain:
             raise ValueError(f"losses must have shape [{len(outputs)}]; got {list(losses.shape)}")
         ones = torch.ones_like(losses)
 
-        def sent(weights: Tensor, keep: bool) -> Tensor:
+        def sent(weights: Tensor, keep: bool, also: Tensor | None = None) -> Tensor:
             outputs.grad = None
             if losses.requires_grad:
-                send_back(self._model, losses, weights, self._parameters, keep=keep)
+                send_back(self._model, losses, weights, self._parameters, keep=keep, also=also)
             return torch.zeros_like(outputs) if outputs.grad is None else outputs.grad
 
         if not separate:
             weights = torch.linspace(0.5, 1.5, len(losses), dtype=ones.dtype, device=ones.device)
             _check_rows(sent(weights, True).clone(), sent(ones, True).clone(), weights)
-        gradient = sent(ones, False)
+        gradient = sent(ones, False, also)
         uses: list[Use] = []
         first = next(
             n
@@ -174,6 +177,8 @@ class ChainGradients:
         sums: dict[nn.Parameter, Tensor] = {}
         for weight, bias, gradient, inputs in reversed(self._uses):
             scaled = gradient * column
+            if in_blocks and sums_in_float64(gradient, inputs):
+                scaled = scaled.double()  # once, for the weight and the bias
             if weight.requires_grad:
                 total = sum_of_outer_products(scaled, inputs) if in_blocks else scaled.mT @ inputs
                 sums[weight] = total

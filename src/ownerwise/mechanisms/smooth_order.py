@@ -76,7 +76,7 @@ def _shared_weights(totals: np.ndarray, tail: Tail, tail_length: float) -> np.nd
     importance values at the two ends of that part.
     """
     ends = np.zeros(len(totals) + 1)  # of the levels, in tail lengths; the lowest starts at 0
-    np.cumsum(totals, out=ends[1:])
+    np.add.accumulate(totals, out=ends[1:])
     ends /= tail_length
     within = np.minimum(ends, 1.0)
     area = tail.area(within) + (ends - within)

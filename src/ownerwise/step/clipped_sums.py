@@ -181,7 +181,11 @@ class ClippedSums:
             self._evaluate(part, released, randomness)
         losses = part.losses
         assert losses is not None
-        records = self._tape.backward(losses) if part.chain is None else part.chain.backward(losses)
+        if part.chain is None:
+            records = self._tape.backward(losses)
+        else:
+            also = None if part.check is None else part.check.joint(losses)
+            records = part.chain.backward(losses, also=also)
         factors = self._factors(records.norms, limits[part.rows], randomness, len(rows))
         if part.check is not None:
             lengths = functools.partial(torch.mul, factors, records.norms)
@@ -311,9 +315,9 @@ class ClippedSums:
         assert self.weights is not None
         found = [part.losses for part in parts if part.losses is not None]
         if self.plan.hardened_rows is None:
-            outputs = tensors_in([part.outputs for part in parts])
+            outputs = [tensor for part in parts for tensor in part.output_tensors()]
             refuse_imprecise([*outputs, *found], self._loss_roundoff)
-        values = [losses.detach().cpu().double().numpy() for losses in found]
+        values = [losses.detach().to("cpu", torch.float64).numpy() for losses in found]
         losses = rows.of_records(values[0] if len(values) == 1 else np.concatenate(values))
         clip_norms = self.plan.clip_norms[rows.owner_index]
         weights = self.weights.weights(losses, clip_norms, rows.owner_index)
@@ -396,6 +400,9 @@ class _MicroBatch:
 
     def __len__(self) -> int:
         return self.rows.stop - self.rows.start
+
+    def output_tensors(self) -> list[Tensor]:
+        return tensors_in(self.outputs) if self.chain is None else [self.outputs]
 
 
 def _added(

@@ -384,7 +384,9 @@ class PrivateStep:
         numbers = sum(total.numel() for total in sums.values())
         shortest = float(self.plan.clip_norms.min()) * std / self.plan.noise_std_at(step)
         grid = grid_of(std, numbers, GRID_TOLERANCE * shortest)
-        noised = self._noise.gaussian(step, list(sums.values()), std, grid, factor=scale)
+        noised = self._noise.gaussian(
+            step, list(sums.values()), std, grid, factor=scale, like=list(sums)
+        )
         self._update(dict(zip(sums, noised, strict=True)), self._watch)
         if steering is not None:
             count = torch.tensor([steering.count], dtype=torch.float64)
@@ -404,7 +406,7 @@ class PrivateStep:
             for parameter in group["params"]:
                 parameter.grad = None  # for frozen parameters too
         for parameter, gradient in gradients.items():
-            parameter.grad = gradient.to(parameter.dtype)
+            parameter.grad = gradient
         updated = True
         try:
             self.optimizer.step()

@@ -70,7 +70,7 @@ def choose(rows: int, numbers: int, stream: StepStream) -> Tensor:
         return torch.zeros(1, dtype=torch.long)
     most = max(_FEWEST_RECORDS, _MOST_NUMBERS * rows // max(numbers, 1))
     if rows >= 8 and most >= rows // 2:
-        chosen = np.flatnonzero(stream.coins(rows))
+        (chosen,) = stream.coins(rows).nonzero()
         if 1 < len(chosen) < rows:
             return torch.from_numpy(chosen)
     count = min(most, (rows + 1) // 2)
@@ -124,7 +124,8 @@ class LossCheck:
             for index in self._parts
         ]
         self._gradients: list[Tensor | None] = [None] * len(tensors)
-        self._first = self._run(losses, *self._taken_parts[0])
+        self._first = self._evaluate(losses, *self._taken_parts[0])
+        self._joint = False
         for number, tensor in enumerate(tensors):
             if tensor.requires_grad and not tensor.is_leaf:  # the last backward pass counts
                 tensor.register_hook(functools.partial(self._gradients.__setitem__, number))
@@ -139,6 +140,14 @@ class LossCheck:
 
         return take(values) if isinstance(values, Tensor) else map_tensors(take, values)
 
+    def joint(self, losses: Tensor) -> Tensor | None:
+        """Return the part's losses, if their backward pass can run with that of `losses`.
+
+        The caller must then run it: one pass instead of two saves time where networks are small.
+        """
+        self._joint = losses.requires_grad and self._first[0].requires_grad
+        return self._first[0] if self._joint else None
+
     def compare(
         self, losses: Tensor, lengths: Callable[[], Tensor], clip_norm: float, records: int
     ) -> None:
@@ -150,7 +159,13 @@ class LossCheck:
             clip_norm: the smallest clip norm.
             records: number of records in the whole batch.
         """
-        found = [self._first, *(self._run(self._losses, *part) for part in self._taken_parts[1:])]
+        values, tensors = self._first
+        if self._joint:
+            gradients = [tensor.grad for tensor in tensors]
+        else:
+            gradients = self._gradients_of(values, tensors)
+        found = [(values.detach(), gradients)]
+        found += [self._run(self._losses, *part) for part in self._taken_parts[1:]]
         for index, part, alone in zip(self._parts, self._taken_parts, found, strict=True):
             self._compare(index, part, alone, losses, lengths, clip_norm, ROOM / records)
 
@@ -210,18 +225,26 @@ class LossCheck:
         self, losses: Loss, outputs: Any, targets: Any, released: tuple[Tensor, ...]
     ) -> tuple[Tensor, list[Tensor | None]]:
         """Return the losses, and their gradients with respect to the outputs."""
+        values, tensors = self._evaluate(losses, outputs, targets, released)
+        return values.detach(), self._gradients_of(values, tensors)
+
+    def _evaluate(
+        self, losses: Loss, outputs: Any, targets: Any, released: tuple[Tensor, ...]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the losses and the tensors of the outputs, before any backward pass."""
         tensors = _tensors(outputs)
-        leaves = [
-            t.requires_grad_() for t, trains in zip(tensors, self._trains, strict=True) if trains
-        ]
+        for tensor, trains in zip(tensors, self._trains, strict=True):
+            tensor.requires_grad_(trains)
         with torch.enable_grad():
-            values = losses(outputs, targets, *released)
-        gradients: list[Tensor | None] = [None] * len(tensors)
-        if leaves and values.requires_grad:
-            ones = torch.ones_like(values)
-            found = iter(torch.autograd.grad(values, leaves, ones, allow_unused=True))
-            gradients = [next(found) if trains else None for trains in self._trains]
-        return values.detach(), gradients
+            return losses(outputs, targets, *released), tensors
+
+    def _gradients_of(self, values: Tensor, tensors: list[Tensor]) -> list[Tensor | None]:
+        leaves = [tensor for tensor in tensors if tensor.requires_grad]
+        if not leaves or not values.requires_grad:
+            return [None] * len(tensors)
+        ones = torch.ones_like(values)
+        found = iter(torch.autograd.grad(values, leaves, ones, allow_unused=True))
+        return [next(found) if trains else None for trains in self._trains]
 
     def _of_part(self, gradient: Tensor | None, index: Tensor) -> Tensor | None:
         if gradient is None or len(gradient) != self._rows:

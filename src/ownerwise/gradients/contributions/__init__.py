@@ -8,6 +8,7 @@ budget, layouts, precision and saved tensors, but not the rules or the tape.
 from ownerwise.gradients.contributions.blocks import (
     BLOCK,
     sum_of_outer_products,
+    sums_in_float64,
 )
 from ownerwise.gradients.contributions.contribution import Contribution, Dense, few_rows
 from ownerwise.gradients.contributions.convolved import Convolved, Geometry
@@ -32,4 +33,5 @@ __all__ = [
     "few_rows",
     "shared_ghost_norms",
     "sum_of_outer_products",
+    "sums_in_float64",
 ]

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "LONG_BLOCK", "blocked_sum", "sum_of_outer_products"]
+__all__ = ["BLOCK", "LONG_BLOCK", "blocked_sum", "sum_of_outer_products", "sums_in_float64"]
 
 BLOCK = 64
 """The largest number of vectors that may be summed in float32."""
@@ -47,11 +47,16 @@ def blocked_sum(
     return total
 
 
+def sums_in_float64(left: Tensor, right: Tensor) -> bool:
+    """Return whether the sum of outer products is a single product in float64."""
+    return len(left) > BLOCK and left.numel() * right.shape[1] <= _SMALL
+
+
 def sum_of_outer_products(left: Tensor, right: Tensor) -> Tensor:
     """Return sum_i left[i] (x) right[i] for `left [count, rows]`, `right [count, columns]`."""
     count, rows, columns = *left.shape, right.shape[1]
     blocks = -(-count // BLOCK)
-    if blocks > 1 and count * rows * columns <= _SMALL:
+    if sums_in_float64(left, right):
         return left.double().mT @ right.double()
     if blocks <= 1 or blocks * rows * columns * left.element_size() > _AT_ONCE:
         return blocked_sum(count, lambda start, stop: left[start:stop].mT @ right[start:stop])
