@@ -36,6 +36,7 @@ from ownerwise.owners import Hints, Owners, text_ids
 from ownerwise.planning import Plan, plan
 from ownerwise.randomness import SecretStream
 from ownerwise.runs import PLAN, Run, holds_a_run
+from ownerwise.step import Performance
 from ownerwise.training import Trainer
 
 _HINTS = Hints(
@@ -263,7 +264,8 @@ def training_options(config: Config) -> dict[str, Any]:
     """Return the Trainer options from the `training` and `weights` sections."""
     training = config["training"]
     momentum = {"momentum": training["momentum"]} if "momentum" in training else {}
-    plain = ("lr", "schedule", "averaging", "micro_batch_size", "lean")
+    plain = ("lr", "schedule", "averaging")
+    speed = {key: training[key] for key in ("micro_batch_size", "lean") if key in training}
     return {
         **{key: training[key] for key in plain if key in training},
         "optimizer": OPTIMIZERS[training.get("optimizer", "sgd")],
@@ -271,6 +273,7 @@ def training_options(config: Config) -> dict[str, Any]:
         "loss": getattr(functional, training.get("loss", "cross_entropy")),
         "weights": make_weights(config["weights"], config["run"].get("seed")),
         "clipping": make_clipping(training.get("clipping", "standard")),
+        "performance": Performance(**speed),
     }
 
 

@@ -41,6 +41,7 @@ from ownerwise.randomness import kept_generators
 from ownerwise.step import separation
 from ownerwise.step.micro_batches import bytes_per_record, slices
 from ownerwise.step.model_separation import check_model, check_part, is_due
+from ownerwise.step.performance import Performance
 from ownerwise.step.plug_separation import checked_contributions, checked_factors
 from ownerwise.step.rounding import Rounding, loss_roundoff, refuse_imprecise
 from ownerwise.step.secret_rows import Rows, place
@@ -63,7 +64,7 @@ class ClippedSums:
     added.
 
     Args:
-        model, plan, loss, clipping, micro_batch_size, memory_target, lean: as for `PrivateStep`.
+        model, plan, loss, clipping, performance: as for `PrivateStep`.
         weights, release: as for `PrivateStep`, already bound to the plan.
         steering: the clipping rule's steering, if any.
         not_private: whether to keep the losses, norms and factors of the last batch in `peek`.
@@ -79,9 +80,7 @@ class ClippedSums:
         weights: Weights | None,
         release: Release | None,
         steering: Steering | None,
-        micro_batch_size: int | None,
-        memory_target: int,
-        lean: bool,
+        performance: Performance,
         not_private: bool,
     ):
         self.model = model
@@ -92,8 +91,7 @@ class ClippedSums:
         self.weights = weights
         self.release = release
         self.steering = steering
-        self.micro_batch_size = micro_batch_size
-        self.memory_target = memory_target
+        self.performance = performance
         self.not_private = not_private
         self.peek: Peek | None = None
         self._bytes_per_record: float | None = None
@@ -103,7 +101,7 @@ class ClippedSums:
         self._due = False
         self._proven = proven(clipping)
         self._smallest_clip = float(plan.clip_norms.min())
-        self._tape = Tape(model, lean=lean)
+        self._tape = Tape(model, lean=performance.lean)
         self._buffers: list[tuple[str, Tensor, int]] = []  # as of the last forward pass
 
     def __call__(self, batch: Batch, randomness: Randomness) -> dict[nn.Parameter, Tensor]:
@@ -354,11 +352,11 @@ class ClippedSums:
         return factors if finite is None else factors * finite
 
     def _micro_batch_size(self, inputs: Any, records: int) -> int:
-        if self.micro_batch_size is not None:
-            return self.micro_batch_size
+        if self.performance.micro_batch_size is not None:
+            return self.performance.micro_batch_size
         if self._bytes_per_record is None:
             self._bytes_per_record = bytes_per_record(self.model, inputs, records)
-        return max(1, int(self.memory_target // max(1.0, self._bytes_per_record)))
+        return max(1, int(self.performance.memory_target // max(1.0, self._bytes_per_record)))
 
     def _keep_peek(self, parts: list[_MicroBatch], rows: Rows | None) -> None:
         """Keep the losses, norms and factors if `not_private` is set."""

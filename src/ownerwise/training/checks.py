@@ -30,7 +30,7 @@ from ownerwise.mechanisms import (
 from ownerwise.planning import Plan
 from ownerwise.randomness import SecretStream
 from ownerwise.runs import HISTORY, describe_function, folder_problems
-from ownerwise.step import PrivateStep
+from ownerwise.step import Performance, PrivateStep
 from ownerwise.step.checks import plug_problems
 from ownerwise.training.averaging import averaging_problems
 from ownerwise.training.learning_rates import LearningRateSchedule, schedule_problems
@@ -57,8 +57,7 @@ class TrainerSettings(Protocol):
     weights: Weights | None
     clipping: ClippingRule | None
     constraints: Release | None
-    micro_batch_size: int | None
-    lean: bool
+    performance: Performance
     seed: int | None
     folder: Path | None
     evaluate_every: int
@@ -130,8 +129,7 @@ def _make_step(
             clipping=trainer.clipping,
             release=trainer.constraints,
             stream=stream,
-            micro_batch_size=trainer.micro_batch_size,
-            lean=trainer.lean,
+            performance=trainer.performance,
         )
     except OwnerwiseError as error:
         problems += error.problems

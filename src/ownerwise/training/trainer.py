@@ -24,7 +24,7 @@ from ownerwise.planning import NO_CONSTRAINTS, Plan
 from ownerwise.runs import Run, default_label, environment, settings
 from ownerwise.runs import folders as run_folders
 from ownerwise.runs.reading import read_config
-from ownerwise.step import PrivateStep
+from ownerwise.step import Performance, PrivateStep
 from ownerwise.training.averaging import Averaging
 from ownerwise.training.checks import prepare
 from ownerwise.training.interruption import Interrupted, Interruption
@@ -59,7 +59,7 @@ class Trainer:
             is post-processing and has no privacy cost. The history, the final checkpoint and the
             trained model then use the average.
         loss: as for `PrivateStep`.
-        weights, clipping, micro_batch_size, lean: as for `PrivateStep`.
+        weights, clipping, performance: as for `PrivateStep`.
         constraints: rate constraints to train under. The targets in all data then contain the class
             and the cell (see `Partition.targets`); the plan accounts for the histogram (`plan(...,
             constraints=)`).
@@ -95,8 +95,7 @@ class Trainer:
         weights: Weights | None = None,
         clipping: ClippingRule | None = None,
         constraints: Release | None = None,
-        micro_batch_size: int | None = None,
-        lean: bool = False,
+        performance: Performance | None = None,
         seed: int | None = None,
         folder: str | PathLike | None = None,
         name: str | None = None,
@@ -122,8 +121,7 @@ class Trainer:
         self.weights = weights
         self.clipping = clipping
         self.constraints = constraints
-        self.micro_batch_size = micro_batch_size
-        self.lean = lean
+        self.performance = Performance() if performance is None else performance
         self.seed = seed
         self.folder = None if folder is None else Path(folder)
         self.name = name or (self.folder.resolve().name if self.folder else "run")
@@ -299,8 +297,8 @@ class Trainer:
             "clipping": settings.describe_plug(self.clipping) or {"kind": "Standard"},
             "evaluate_every": self.evaluate_every,
             "checkpoint_every": self.checkpoint_every,
-            "micro_batch_size": self.micro_batch_size,
-            "lean": self.lean,
+            "micro_batch_size": self.performance.micro_batch_size,
+            "lean": self.performance.lean,
             "num_workers": num_workers,
             "loggers": [x if isinstance(x, str) else type(x).__name__ for x in self.loggers],
             "validation_records": validating.records if validating else 0,
