@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from ownerwise.gradients.backward import send_back
 from ownerwise.gradients.contributions import sum_of_outer_products, sums_in_float64
 from ownerwise.gradients.precision import masked, row_norms, without_huge
-from ownerwise.gradients.problems import Refused
 from ownerwise.torch_internals import aten, has_any_global_hook
 
 __all__ = ["Chain", "ChainGradients"]
@@ -96,15 +95,11 @@ class Chain:
             self._outputs = values = values.detach().requires_grad_()
         return values
 
-    def backward(
-        self, losses: Tensor, *, separate: bool = True, also: Tensor | None = None
-    ) -> ChainGradients:
+    def backward(self, losses: Tensor, *, also: Tensor | None = None) -> ChainGradients:
         """Run the backward pass from the losses ``[B]``; see :meth:`Tape.backward`.
 
         Args:
             losses: one loss per record.
-            separate: whether each loss is known to depend only on its own record's outputs; if not,
-                another pass through the loss checks this.
             also: see `send_back`.
         """
         outputs = self._outputs
@@ -112,18 +107,11 @@ class Chain:
             raise RuntimeError("run the chain's forward pass first, with gradients enabled")
         if losses.shape != outputs.shape[:1]:
             raise ValueError(f"losses must have shape [{len(outputs)}]; got {list(losses.shape)}")
-        ones = torch.ones_like(losses)
-
-        def sent(weights: Tensor, keep: bool, also: Tensor | None = None) -> Tensor:
-            outputs.grad = None
-            if losses.requires_grad:
-                send_back(self._model, losses, weights, self._parameters, keep=keep, also=also)
-            return torch.zeros_like(outputs) if outputs.grad is None else outputs.grad
-
-        if not separate:
-            weights = torch.linspace(0.5, 1.5, len(losses), dtype=ones.dtype, device=ones.device)
-            _check_rows(sent(weights, True).clone(), sent(ones, True).clone(), weights)
-        gradient = sent(ones, False, also)
+        outputs.grad = None
+        if losses.requires_grad:
+            ones = torch.ones_like(losses)
+            send_back(self._model, losses, ones, self._parameters, keep=False, also=also)
+        gradient = torch.zeros_like(outputs) if outputs.grad is None else outputs.grad
         uses: list[Use] = []
         first = next(
             n
@@ -221,21 +209,3 @@ def _unroll(model: nn.Module, layers: list[nn.Module]) -> bool:
 
 def _trains(parameter: nn.Parameter | None) -> bool:
     return parameter is not None and parameter.requires_grad
-
-
-def _check_rows(weighted: Tensor, plain: Tensor, weights: Tensor) -> None:
-    """Check that weighting the losses scales the rows of the gradient by the same weights.
-
-    The tolerance depends on the largest gradient in the batch, not on the record's own gradient: if
-    a record's terms nearly cancel, its gradient consists only of rounding errors.
-    """
-    finite = torch.isfinite(plain).all(dim=1) & torch.isfinite(weighted).all(dim=1)
-    expected = plain * weights[:, None]
-    weighted, expected = weighted[finite], expected[finite]
-    room = 1e-4 * (1 + float(expected.abs().max())) if expected.numel() else 0.0
-    if not torch.allclose(weighted, expected, rtol=1e-3, atol=room):
-        raise Refused(
-            "loss",
-            "the loss of a record depends on the outputs of another record",
-            "compute the loss of each record separately, with reduction='none'",
-        )

@@ -86,7 +86,7 @@ def per_record(loss: Loss) -> Loss:
 
     def losses(outputs: Any, targets: Any, *further: Any) -> Tensor:
         values = unreduced(outputs, targets, *further)
-        if values.dim() == 1 and isinstance(targets, Tensor) and len(targets) == len(values):
+        if values.dim() == 1 and isinstance(targets, Tensor) and targets.shape[:1] == values.shape:
             return values  # the usual case
         records = row_counts(targets)
         if values.dim() > 1:

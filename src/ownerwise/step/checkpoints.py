@@ -26,6 +26,7 @@ from ownerwise.errors import OwnerwiseError
 from ownerwise.planning import Plan
 from ownerwise.step.account_file import Balance, read_account
 from ownerwise.step.checkpoint_file import (
+    FORMAT,
     check_format,
     kinds,
     latest,
@@ -36,6 +37,7 @@ from ownerwise.step.checkpoint_file import (
 )
 
 __all__ = [
+    "FORMAT",
     "Checkpoint",
     "account_problems",
     "check_format",

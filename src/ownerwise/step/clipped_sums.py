@@ -39,6 +39,7 @@ from ownerwise.mechanisms import (
 from ownerwise.planning import Plan
 from ownerwise.randomness import kept_generators
 from ownerwise.step import separation
+from ownerwise.step.loss_separation import LossCheck
 from ownerwise.step.micro_batches import bytes_per_record, slices
 from ownerwise.step.model_separation import check_model, check_part, is_due
 from ownerwise.step.performance import Performance
@@ -297,13 +298,13 @@ class ClippedSums:
 
     def _loss_check(
         self, part: _MicroBatch, released: tuple[Tensor, ...], randomness: Randomness
-    ) -> separation.LossCheck | None:
+    ) -> LossCheck | None:
         """Return the loss check for a micro-batch, or None for a loss that cannot mix records."""
         if not separation.active:
             return None
         if not released and never_mixes(self._plain_loss, part.outputs, part.targets):
             return None
-        return separation.LossCheck(
+        return LossCheck(
             self._plain_loss, self.loss, part.outputs, part.targets, len(part), released,
             randomness.parts, thorough=self._due,
         )  # fmt: skip
@@ -393,7 +394,7 @@ class _MicroBatch:
     outputs: Any = None
     losses: Tensor | None = None
     chain: Chain | None = None
-    check: separation.LossCheck | None = None
+    check: LossCheck | None = None
     seen: tuple[Tensor, ...] = ()
 
     def __len__(self) -> int:
