@@ -1,4 +1,4 @@
-"""The check of a loss: its backward pass with that of the batch, and gradients that nearly cancel."""
+"""The check of a loss: its pass with that of the batch, and gradients that nearly cancel."""
 
 import pytest
 import torch

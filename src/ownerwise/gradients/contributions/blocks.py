@@ -2,7 +2,8 @@
 
 For any order of summation, the error of a float32 sum over k vectors is at most k unit roundoffs
 times the sum of their norms. Here k is at most `BLOCK`, because the sums over blocks are added in
-float64. The step's slack relies on this (docs/proofs/arithmetic.md).
+float64; small layers are summed in float64 throughout. The step's slack relies on this
+(docs/proofs/arithmetic.md).
 
 A convolution or a layer on sequences adds many terms per record in one kernel call, and calls on
 few records are slow. For such layers, each block therefore has `LONG_BLOCK` records. It is tested
