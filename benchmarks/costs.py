@@ -85,7 +85,7 @@ def make_step(name: str, plan: ow.Plan, variant: str) -> Step:
     loss = own_loss if variant in ("own loss", "unchecked") else functional.cross_entropy
     step = ow.PrivateStep(model, plan, optimizer, loss, weights=weights)
     if variant == "plain noise":
-        step._noise.gaussian = _plain_noise  # type: ignore[method-assign]
+        step._randomness.noise.gaussian = _plain_noise  # type: ignore[method-assign]
     shares = plan.sampling_rates / plan.sampling_rates.sum()
     owner_index = np.random.default_rng(0).choice(len(shares), len(x), p=shares)
     indices = np.arange(len(x))
@@ -102,7 +102,7 @@ def own_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _plain_noise(
-    step: int, sums: list[Tensor], std: float, grid: float, factor: float = 1.0
+    step: int, sums: list[Tensor], std: float, grid: float, factor: float, like: list[Tensor]
 ) -> list[Tensor]:
     return [torch.randn_like(total).mul_(std).add_(total).mul_(factor) for total in sums]
 

@@ -135,7 +135,7 @@ CONTENDERS: dict[str, Callable[[str], Step]] = {
     "plain": plain,
     "plain-cl": lambda name: plain(name, channels_last=True),
     "ours": ours,
-    "lean": lambda name: ours(name, lean=True),
+    "lean": lambda name: ours(name, performance=ow.Performance(lean=True)),
     "opacus hooks": lambda name: opacus(name, "hooks"),
     "opacus ew": lambda name: opacus(name, "ew"),
     "opacus functorch": lambda name: opacus(name, "functorch"),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ownerwise.planning import Plan, Verification, plan
     from ownerwise.randomness import SecretStream
     from ownerwise.runs import Run
-    from ownerwise.step import PrivateStep
+    from ownerwise.step import Performance, PrivateStep
     from ownerwise.training import Trainer
 
 __version__ = "0.1.0"
@@ -51,6 +51,7 @@ __all__ = [
     "Owners",
     "OwnerwiseError",
     "Partition",
+    "Performance",
     "Plan",
     "PlanError",
     "PoissonBatches",
@@ -86,7 +87,7 @@ _NAMES_BY_ROOM = {
     "planning": "Plan Verification plan",
     "randomness": "SecretStream",
     "runs": "Run",
-    "step": "PrivateStep",
+    "step": "Performance PrivateStep",
     "training": "Trainer",
 }
 _ROOM_OF = {name: room for room, names in _NAMES_BY_ROOM.items() for name in names.split()}

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 import ownerwise as ow
 from ownerwise.randomness import SecretStream
 from ownerwise.runs import Run
-from ownerwise.step import Account, account, checkpoints, read_account
+from ownerwise.step import Account, account, account_file, checkpoints, read_account
 from tools import step_tools
 from tools import training_tools as tools
 from tools.processes import fresh_processes
@@ -518,14 +518,14 @@ def test_an_unfinished_log_on_a_read_only_medium_is_not_ignored(tmp_path, monkey
     step = own_step()
     step.save(tmp_path)
     (tmp_path / f"{account.ACCOUNT}-wal").write_bytes(b"events")
-    connect = account._connection
+    connect = account_file.connect
 
     def read_only(path, mode):
         if mode == "rw":
             raise sqlite3.OperationalError("unable to open database file")
         return connect(path, mode)
 
-    monkeypatch.setattr(account, "_connection", read_only)
+    monkeypatch.setattr(account_file, "connect", read_only)
     monkeypatch.setattr(os, "access", lambda *arguments: False)
     with pytest.raises(ow.OwnerwiseError, match="was not closed"):
         read_account(tmp_path)

@@ -33,7 +33,7 @@ def moved_by_dust(classes: bool) -> float:
     model = nn.Linear(1, 1, bias=False)
     sums = ClippedSums(
         model, plan, lambda out, y: out[:, 0], Standard(), weights=None, release=None,
-        steering=None, micro_batch_size=None, memory_target=1 << 30, lean=False, not_private=False,
+        steering=None, performance=ow.Performance(), not_private=False,
     )  # fmt: skip
     if not classes:
         sums.rounding = dataclasses.replace(sums.rounding, classes=None)

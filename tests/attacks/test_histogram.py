@@ -67,7 +67,9 @@ def test_a_record_moves_the_histogram_by_one_in_hardened_plans(
         model.weight[1] *= 1 + torch.finfo(dtype).eps
     inputs = (size * torch.randn(RECORDS, 7)).to(dtype)
     targets = PART.targets(np.zeros(RECORDS, dtype=int), {"sex": np.resize(["F", "M"], RECORDS)})
-    step = make_step(model, made(**options), plan_of(True), micro_batch_size=micro)
+    step = make_step(
+        model, made(**options), plan_of(True), performance=ow.Performance(micro_batch_size=micro)
+    )
     whole = histogram(step, inputs, targets)
     for removed in (0, 400, 800):
         moved = whole - histogram(step, inputs, targets, removed)

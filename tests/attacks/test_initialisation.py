@@ -92,7 +92,9 @@ def test_trial_runs_show_a_model_no_record():
 def test_a_step_refuses_and_the_model_is_as_before(way, micro):
     model = ActNorm(way)
     scale = model.scale
-    step = tools.make_step(model, functional.cross_entropy, micro_batch_size=micro)
+    step = tools.make_step(
+        model, functional.cross_entropy, performance=ow.Performance(micro_batch_size=micro)
+    )
     with pytest.raises(ow.OwnerwiseError, match="records in the batch"):
         step(tools.batch_of(7 * torch.randn(10, 4), torch.arange(10) % 3))
     assert model.scale is scale

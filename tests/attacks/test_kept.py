@@ -32,7 +32,9 @@ def test_a_loss_that_writes_to_a_buffer_is_refused(micro, replaced):
         return cross_entropy(out, y)
 
     with pytest.raises(Refused, match="changed by the loss"):
-        step_of(loss, model=model, micro_batch_size=micro)(batch_of(*data_of(60)))
+        step_of(loss, model=model, performance=ow.Performance(micro_batch_size=micro))(
+            batch_of(*data_of(60))
+        )
 
 
 class Keeps(ow.mechanisms.ClippingRule):
@@ -93,7 +95,9 @@ def test_a_loss_that_remembers_the_largest_loss_is_refused(micro):
         return losses / largest[0]
 
     with pytest.raises(ow.OwnerwiseError, match="changes with the other records"):
-        take_steps(step_of(loss, micro_batch_size=micro), *data_of(60), 20)
+        take_steps(
+            step_of(loss, performance=ow.Performance(micro_batch_size=micro)), *data_of(60), 20
+        )
 
 
 def test_a_loss_that_changes_with_every_call_is_refused_for_single_records():
@@ -105,4 +109,4 @@ def test_a_loss_that_changes_with_every_call_is_refused_for_single_records():
         return losses / average[0]
 
     with pytest.raises(ow.OwnerwiseError, match="changes with the other records"):
-        step_of(loss, micro_batch_size=1)(batch_of(*data_of(60)))
+        step_of(loss, performance=ow.Performance(micro_batch_size=1))(batch_of(*data_of(60)))

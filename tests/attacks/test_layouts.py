@@ -59,7 +59,10 @@ def test_the_first_batch_does_not_decide_for_later_ones(first, used, micro_batch
     torch.manual_seed(0)
     model = OneTimeStep(3, used)
     step = tools.make_step(
-        model, functional.cross_entropy, plan=plan_of(), micro_batch_size=micro_batch_size
+        model,
+        functional.cross_entropy,
+        plan=plan_of(),
+        performance=ow.Performance(micro_batch_size=micro_batch_size),
     )
     x, y = 3 * torch.randn(16, 3, 5), torch.randint(0, 3, (16,))
     step(batch_of(x, y, range(first)))

@@ -102,7 +102,12 @@ MIXING = [by_positives, by_the_largest, by_length, by_the_mean, the_hardest, shi
 )
 @pytest.mark.usefixtures("_threads")
 def test_a_loss_that_mixes_records_is_refused_at_once(loss, micro, plan, dtype):
-    step = step_of(loss, plan=plan, model=nn.Linear(5, 3).to(dtype), micro_batch_size=micro)
+    step = step_of(
+        loss,
+        plan=plan,
+        model=nn.Linear(5, 3).to(dtype),
+        performance=ow.Performance(micro_batch_size=micro),
+    )
     with pytest.raises(ow.OwnerwiseError, match="changes with the other records") as refusal:
         step(batch_of(*data_of(380, dtype)))  # rows of a hardened plan are mostly filled
     assert not re.search(r"\d", str(refusal.value))
@@ -206,7 +211,12 @@ def test_legitimate_losses_pass_at_any_size(name, records, size, hardened):
         "flags": torch.randint(0, 2, (records, outputs)).float(),
     }[kind]
     model = nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, outputs))
-    step = step_of(loss, plan=plan, model=model, micro_batch_size=None if records < 99 else 4096)
+    step = step_of(
+        loss,
+        plan=plan,
+        model=model,
+        performance=ow.Performance(micro_batch_size=None if records < 99 else 4096),
+    )
     take_steps(step, size * inputs, targets, 3)
 
 
@@ -253,7 +263,9 @@ class DrawsMore(ow.Standard):
 
 @pytest.mark.parametrize("micro", [None, 17])
 def test_a_rule_that_mixes_records_is_refused(micro):
-    step = step_of(cross_entropy, clipping=ByLongest(), micro_batch_size=micro)
+    step = step_of(
+        cross_entropy, clipping=ByLongest(), performance=ow.Performance(micro_batch_size=micro)
+    )
     with pytest.raises(ow.OwnerwiseError, match="the factor of a record changes"):
         take_steps(step, *data_of(60), 20)
     mixing = type("Mixing", (DrawsMore,), {"mixes": True})()
@@ -314,7 +326,10 @@ class LowPrecision(ow.mechanisms.Release):
 @pytest.mark.parametrize("micro", [None, 17])
 @pytest.mark.parametrize("kind", [Remembers, LargestByCell, LowPrecision])
 def test_a_release_that_remembers_or_divides_by_the_largest_is_refused_at_once(kind, micro):
-    options = {"plan": plan_of(release_std=4.0), "micro_batch_size": micro}
+    options = {
+        "plan": plan_of(release_std=4.0),
+        "performance": ow.Performance(micro_batch_size=micro),
+    }
     step = step_of(lambda out, y, _: cross_entropy(out, y), release=kind(), **options)
     with pytest.raises(ow.OwnerwiseError, match="the contribution of a record changes"):
         take_steps(step, *data_of(60), 1)
@@ -323,7 +338,7 @@ def test_a_release_that_remembers_or_divides_by_the_largest_is_refused_at_once(k
 @pytest.mark.parametrize("micro", [None, 17])
 def test_a_release_that_mixes_records_is_refused(micro):
     plan = plan_of(release_std=4.0)
-    options = {"plan": plan, "micro_batch_size": micro}
+    options = {"plan": plan, "performance": ow.Performance(micro_batch_size=micro)}
     step = step_of(lambda out, y, _: cross_entropy(out, y), release=Centred(), **options)
     with pytest.raises(ow.OwnerwiseError, match="Centred: the contribution of a record changes"):
         step(batch_of(*data_of(60)))

@@ -70,7 +70,7 @@ def test_removing_a_record_moves_the_sum_by_its_clip_norm_alone(size, micro, cli
     inputs, targets = batch_on_the_last_bit(model, size)
     step = ow.PrivateStep(
         model, plan, torch.optim.SGD(model.parameters(), lr=0.1), squared,
-        clipping=clipping, micro_batch_size=micro,
+        clipping=clipping, performance=ow.Performance(micro_batch_size=micro),
     )  # fmt: skip
     whole = summed(step, inputs, targets, range(RECORDS), tools.CoupledRows(plan.hardened_rows))
     for removed in (0, 1, 200, 400):
@@ -108,7 +108,7 @@ def test_losses_norms_and_factors_of_the_others_keep_every_bit(name, dtype, micr
     targets = torch.randint(0, 3, (90,))
     step = ow.PrivateStep(
         model, plan, torch.optim.SGD(model.parameters(), lr=0.1), functional.cross_entropy,
-        weights=INO(tail=0.0), micro_batch_size=micro, not_private=True,
+        weights=INO(tail=0.0), performance=ow.Performance(micro_batch_size=micro), not_private=True,
     )  # fmt: skip
     summed(step, inputs, targets, range(90), tools.CoupledRows(plan.hardened_rows))
     whole = step.peek

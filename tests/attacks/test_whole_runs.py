@@ -90,7 +90,7 @@ def test_bfloat16_models_keep_the_bound_in_hardened_plans(weights, micro, thread
     model = network(torch.bfloat16)
     step = ow.PrivateStep(
         model, plan, torch.optim.SGD(model.parameters(), lr=0.1), functional.cross_entropy,
-        weights=weights, micro_batch_size=micro,
+        weights=weights, performance=ow.Performance(micro_batch_size=micro),
     )  # fmt: skip
     inputs = (100 * torch.randn(count, 5)).bfloat16()
     targets, index = torch.randint(0, 3, (count,)), np.zeros(count, dtype=np.int64)

@@ -184,7 +184,7 @@ def test_weights_and_training_options_arrive(tmp_path, options, expected):
     assert trainer.clipping == ow.Psac(0.3)
     assert trainer.optimizer is torch.optim.Adam
     assert trainer.optimizer_options == {"betas": [0.5, 0.9]}
-    assert trainer.micro_batch_size == 7
+    assert trainer.performance == ow.Performance(micro_batch_size=7)
 
 
 def test_importance_sampling_and_noise_schedules_arrive(tmp_path):

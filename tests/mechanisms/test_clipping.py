@@ -118,7 +118,8 @@ def accepted(seed, size=None, steps=5):
     model = nn.Linear(3, 2).double()
     step = tools.make_step(
         model, functional.mse_loss, clipping=Accepts(), not_private=True, seed=seed,
-        micro_batch_size=size, optimizer=torch.optim.SGD(model.parameters(), lr=1e-9),
+        performance=ow.Performance(micro_batch_size=size),
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-9),
     )  # fmt: skip
     inputs, targets = torch.randn(30, 3).double(), 0.3 * torch.randn(30, 2).double()
     found = []

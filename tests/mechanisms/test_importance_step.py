@@ -264,7 +264,7 @@ def test_micro_batches_count_and_accept_the_same(size):
         model, inputs, labels = tools.example("mlp")
         step = tools.make_step(
             model, cross_entropy, plan=plan, clipping=STEERED, weights=ow.INO(tail=0.5),
-            micro_batch_size=micro,
+            performance=ow.Performance(micro_batch_size=micro),
         )  # fmt: skip
         for number in range(3):
             step(tools.batch_of(inputs, labels, number))

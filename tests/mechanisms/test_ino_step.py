@@ -81,7 +81,12 @@ def test_the_step_sums_what_the_definition_says(data, method, rule, score):
         gradients.append(torch.cat([g.flatten() for g in found]))
     for size in (None, 1, 7):
         step = ow.PrivateStep(
-            model, plan, optimizer, functional.cross_entropy, micro_batch_size=size, **options
+            model,
+            plan,
+            optimizer,
+            functional.cross_entropy,
+            performance=ow.Performance(micro_batch_size=size),
+            **options,
         )
         total = step.clipped_sum(ow.Batch(0, chosen, owner_index, (inputs, targets)))
         expected = slow_sum(losses, gradients, ino, plan, owner_index, rule, step.slack)
@@ -96,7 +101,10 @@ def test_no_tail_is_idp_sgd(data):
 
 
 def test_a_resumed_run_is_bit_equal(data, tmp_path):
-    plan, options = PLANS["both"], {"weights": ow.INO(tail=0.5), "micro_batch_size": 8}
+    plan, options = (
+        PLANS["both"],
+        {"weights": ow.INO(tail=0.5), "performance": ow.Performance(micro_batch_size=8)},
+    )
     whole = run(data, plan, 12, **options)
     run(data, plan, 5, folder=tmp_path, **options)
     assert torch.equal(run(data, plan, 12, folder=tmp_path, restore=True, **options), whole)
@@ -109,14 +117,25 @@ def at_random():
 
 def test_a_resumed_run_draws_the_random_order_of_the_uninterrupted_one(data, tmp_path):
     plan = PLANS["both"]
-    whole = run(data, plan, 12, weights=at_random(), micro_batch_size=8)
+    whole = run(data, plan, 12, weights=at_random(), performance=ow.Performance(micro_batch_size=8))
     assert not torch.equal(whole, run(data, plan, 12, weights=ow.INO(tail=0.5)))
     first = at_random()
-    run(data, plan, 5, folder=tmp_path, weights=first, micro_batch_size=8)
+    run(
+        data,
+        plan,
+        5,
+        folder=tmp_path,
+        weights=first,
+        performance=ow.Performance(micro_batch_size=8),
+    )
     for weights in (at_random(), first):  # of a new process, or of one that has drawn further
         weights.score(np.zeros(3), np.zeros(3, dtype=int))
         (tmp_path / "checkpoint-00000012.safetensors").unlink(missing_ok=True)
-        options = {"restore": True, "weights": weights, "micro_batch_size": 8}
+        options = {
+            "restore": True,
+            "weights": weights,
+            "performance": ow.Performance(micro_batch_size=8),
+        }
         assert torch.equal(run(data, plan, 12, folder=tmp_path, **options), whole)
 
 
@@ -189,7 +208,11 @@ def test_adding_a_record_does_not_reverse_the_order_of_others(
     plan = ow.plan(owners, "uniform", steps=10, batch_size=0.99 * (records + 1))
     size = rows if micro_batch_size == "rows" else None
     step = tools.make_step(
-        model, functional.cross_entropy, plan=plan, weights=ow.INO(), micro_batch_size=size
+        model,
+        functional.cross_entropy,
+        plan=plan,
+        weights=ow.INO(),
+        performance=ow.Performance(micro_batch_size=size),
     )
 
     def total(count):

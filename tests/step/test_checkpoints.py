@@ -19,7 +19,7 @@ from ownerwise.randomness import (
     SecretStream,
 )
 from ownerwise.randomness import stream as random
-from ownerwise.step import checkpoints, read_account
+from ownerwise.step import checkpoint_file, checkpoints, read_account
 from tools import step_tools as tools
 from tools.orders import Shuffled
 from tools.processes import fresh_processes
@@ -180,7 +180,7 @@ def test_the_account_is_written_before_the_checkpoint(tmp_path, monkeypatch):
     def fail(contents, file, metadata):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoints, "save_file", fail)
+    monkeypatch.setattr(checkpoint_file, "save_file", fail)
     go_on(step, 2)
     with pytest.raises(KeyboardInterrupt):
         step.save(tmp_path)
@@ -226,7 +226,7 @@ def rewrite(path, change):
         header = json.loads(file.metadata()["ownerwise"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     change(header, tensors)
-    header["tensors"] = checkpoints._tensors_hash(hashlib.sha256(), tensors)
+    header["tensors"] = checkpoint_file.tensors_hash(hashlib.sha256(), tensors)
     text = json.dumps(header)
     digest = hashlib.sha256(text.encode()).hexdigest()
     save_file(tensors, path, metadata={"ownerwise": text, "sha256": digest})
@@ -383,7 +383,7 @@ def child(folder: Path, seed: str, ends: str, at: int) -> None:
     if checkpoints.latest(folder):
         step.restore(folder)
     if ends == "writing":
-        real = checkpoints.save_file
+        real = checkpoint_file.save_file
 
         def half(contents, file, metadata):
             if json.loads(metadata["ownerwise"])["updates"] < at:
@@ -392,7 +392,7 @@ def child(folder: Path, seed: str, ends: str, at: int) -> None:
             shorten(Path(file), 0.6)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        checkpoints.save_file = half
+        checkpoint_file.save_file = half
     stream = None if chosen is None else tools.seeded(chosen)
     batches = ow.PoissonBatches(data(), step.plan, stream=stream, start=step.steps_spent)
     for batch in batches:

@@ -90,7 +90,10 @@ def test_the_micro_batch_size_follows_the_memory_target(fit, expected):
     inputs, labels = torch.randn(20, 100), torch.randint(0, 3, (20,))
     each = bytes_per_record(model, inputs, 20)
     step = tools.make_step(
-        model, functional.cross_entropy, memory_target=int(fit * each) + 1, weights=None
+        model,
+        functional.cross_entropy,
+        performance=ow.Performance(memory_target=int(fit * each) + 1),
+        weights=None,
     )
     step(tools.batch_of(inputs, labels))
     model.seen.clear()

@@ -67,7 +67,7 @@ def test_sums_that_share_memory_get_their_own_noise(size):
     model, plan = SharedSums(), tools.make_plan()
     batch = tools.batch_of(torch.randn(9, 4), torch.randint(0, 3, (9,)))
     before = tools.weights_of(model)
-    step = tools.make_step(model, cross_entropy, micro_batch_size=size)
+    step = tools.make_step(model, cross_entropy, performance=ow.Performance(micro_batch_size=size))
     sums = tools.noised(tools.loop_over_records(model, cross_entropy, batch, step), plan)
     expected = torch.cat([total.flatten() for total in sums])
     step(batch)
@@ -101,7 +101,7 @@ def test_any_micro_batch_size_gives_the_same_update(kind, plug):
             plan=plan,
             weights=tools.ByRank() if plug in ("weights", "both") else None,
             release=tools.CountClasses() if release else None,
-            micro_batch_size=size,
+            performance=ow.Performance(micro_batch_size=size),
         )
         for number in range(2):
             step(tools.batch_of(inputs, labels, number))
@@ -128,7 +128,9 @@ def dropout_run(size, weights=None, spoil=0):
     keeps = KeepsMasks()
     model = nn.Sequential(nn.Linear(4, 6), keeps, nn.Linear(6, 3))
     inputs, labels = torch.randn(9, 4), torch.randint(0, 3, (9,))
-    step = tools.make_step(model, cross_entropy, micro_batch_size=size, weights=weights)
+    step = tools.make_step(
+        model, cross_entropy, performance=ow.Performance(micro_batch_size=size), weights=weights
+    )
     for number in range(4):  # the last step has no trial run
         torch.manual_seed(spoil + number)
         torch.rand(spoil)

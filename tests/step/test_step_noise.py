@@ -32,7 +32,7 @@ def test_a_record_that_is_not_finite_counts_as_zero(bad, kind, size):
     model, inputs, labels = tools.example(kind)
     inputs[4, 0] = bad
     rest = [i for i in range(len(inputs)) if i != 4]
-    step = tools.make_step(model, cross_entropy, micro_batch_size=size)
+    step = tools.make_step(model, cross_entropy, performance=ow.Performance(micro_batch_size=size))
     total = tools.flat(step.clipped_sum(tools.batch_of(inputs, labels)))
     without = tools.flat(step.clipped_sum(tools.batch_of(inputs[rest], labels[rest], 0, rest)))
     assert torch.isfinite(total).all()
@@ -63,7 +63,9 @@ def test_nothing_of_the_records_is_kept_unless_asked_for():
     assert all(p.grad is None for p in model.parameters())
     assert torch.isfinite(tools.weights_of(model)).all()
 
-    step = tools.make_step(model, cross_entropy, not_private=True, micro_batch_size=4)
+    step = tools.make_step(
+        model, cross_entropy, not_private=True, performance=ow.Performance(micro_batch_size=4)
+    )
     step(tools.batch_of(inputs, labels))
     assert step.peek is not None
     assert np.isfinite(step.peek.norms).sum() == 10
@@ -108,7 +110,7 @@ def test_the_update_has_the_variance_of_one_draw(size):
     Chi-square test with a false-alarm rate of 1e-7, fixed seed; 60,000 numbers tell 1 draw from 2.
     """
     model, plan = Flat(20_000), tools.make_plan()
-    step = tools.make_step(model, cross_entropy, micro_batch_size=size)
+    step = tools.make_step(model, cross_entropy, performance=ow.Performance(micro_batch_size=size))
     step(tools.batch_of(torch.zeros(6, 20_000), torch.zeros(6, dtype=torch.long)))
     moves = tools.weights_of(model).numpy() / (plan.noise_std / plan.expected_batch_size)
     low, high = stats.chi2.interval(1 - 1e-7, df=moves.size)
@@ -178,7 +180,7 @@ def released_sum(rows, size=None, seed=None, release=None):
 
     step = tools.make_step(
         nn.Linear(2, 2), loss, plan=tools.make_plan(release_std=4.0), seed=seed or 0,
-        release=release or Fixed(rows), micro_batch_size=size,
+        release=release or Fixed(rows), performance=ow.Performance(micro_batch_size=size),
     )  # fmt: skip
     batch = tools.batch_of(torch.randn(len(rows), 2), torch.arange(len(rows)))
     step(batch) if seed else step.clipped_sum(batch)

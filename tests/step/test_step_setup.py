@@ -62,7 +62,9 @@ def test_the_model_stays_an_ordinary_module():
     model, inputs, labels = tools.example("cnn")
     names, entries = list(model.state_dict()), [set(vars(m)) for m in model.modules()]
     attributes = [set(vars(p)) for p in model.parameters()]
-    step = tools.make_step(model, cross_entropy, weights=tools.ByRank(), micro_batch_size=4)
+    step = tools.make_step(
+        model, cross_entropy, weights=tools.ByRank(), performance=ow.Performance(micro_batch_size=4)
+    )
     step(tools.batch_of(inputs, labels))
     assert list(model.state_dict()) == names
     assert [set(vars(m)) for m in model.modules()] == entries
@@ -103,7 +105,7 @@ def test_all_problems_are_listed_at_once():
     with pytest.raises(ow.OwnerwiseError) as caught:
         ow.PrivateStep(
             model, tools.make_plan(), optimizer, loss, release=tools.CountClasses(),
-            micro_batch_size=0,
+            performance=ow.Performance(micro_batch_size=0),
         )  # fmt: skip
     text = str(caught.value)
     assert len(caught.value.problems) == 7
@@ -145,7 +147,9 @@ def test_a_step_inside_no_grad_trains_all_the_same():
     model, inputs, labels = tools.example("mlp")
     batch = tools.batch_of(inputs, labels)
     for size in (None, 4):
-        step = tools.make_step(model, cross_entropy, micro_batch_size=size)
+        step = tools.make_step(
+            model, cross_entropy, performance=ow.Performance(micro_batch_size=size)
+        )
         expected = tools.flat(step.clipped_sum(batch))
         with torch.no_grad():
             found = tools.flat(step.clipped_sum(batch))
@@ -184,7 +188,7 @@ def test_records_that_mix_are_refused(model, loss, size):
     """A loss that other records change has no bounded influence, whatever is clipped."""
     torch.manual_seed(0)
     model = model()
-    step = tools.make_step(model, loss, micro_batch_size=size)
+    step = tools.make_step(model, loss, performance=ow.Performance(micro_batch_size=size))
     before = tools.weights_of(model)
     with pytest.raises(ow.OwnerwiseError, match="changes with the other records"):
         step(tools.batch_of(torch.randn(9, 4), torch.randn(9, 3)))
@@ -221,7 +225,7 @@ def test_nested_inputs_outputs_and_targets(size):
 
     inputs = {"tokens": tokens, "more": More(mask, [torch.zeros(8)])}
     batch = tools.batch_of(inputs, {"label": labels, "hidden": other})
-    step = tools.make_step(model, loss, micro_batch_size=size)
+    step = tools.make_step(model, loss, performance=ow.Performance(micro_batch_size=size))
     total = tools.flat(step.clipped_sum(batch))
     singles = torch.zeros_like(total)
     for i in range(8):

@@ -224,9 +224,13 @@ def test_other_settings_or_another_plan_are_listed_in_full(tmp_path):
 
 
 def test_speed_settings_may_change(tmp_path):
-    trainer = tools.make_trainer(folder=tmp_path / "a", micro_batch_size=100)
+    trainer = tools.make_trainer(
+        folder=tmp_path / "a", performance=ow.Performance(micro_batch_size=100)
+    )
     trainer.fit(tools.data())
-    again = tools.make_trainer(folder=tmp_path / "a", micro_batch_size=5, lean=True)
+    again = tools.make_trainer(
+        folder=tmp_path / "a", performance=ow.Performance(micro_batch_size=5, lean=True)
+    )
     again.fit(tools.data(), resume=True)
     assert json.loads((tmp_path / "a" / "config.json").read_text())["micro_batch_size"] == 5
 

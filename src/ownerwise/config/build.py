@@ -26,6 +26,7 @@ from ownerwise.planning import Plan, plan
 from ownerwise.randomness import SecretStream
 from ownerwise.registry import Registry
 from ownerwise.runs import PLAN, Run, holds_a_run
+from ownerwise.step import Performance
 from ownerwise.training import Trainer
 
 _HINTS = Hints(
@@ -33,7 +34,7 @@ _HINTS = Hints(
     levels="set owners.levels = { high = 0.5, ... }",
     records="set owners.budgets to a file with a records column",
 )
-_PLAIN_OPTIONS = ("lr", "schedule", "averaging", "micro_batch_size", "lean")
+_PLAIN_OPTIONS = ("lr", "schedule", "averaging")
 
 
 @dataclass(frozen=True)
@@ -236,6 +237,7 @@ def training_options(config: Config) -> dict[str, Any]:
     """Return the Trainer options from the `training` and `weights` sections."""
     training, seed = config["training"], config["run"].get("seed")
     momentum = {"momentum": training["momentum"]} if "momentum" in training else {}
+    speed = {key: training[key] for key in ("micro_batch_size", "lean") if key in training}
     return {
         **{key: training[key] for key in _PLAIN_OPTIONS if key in training},
         "optimizer": OPTIMIZERS[training.get("optimizer", "sgd")],
@@ -244,6 +246,7 @@ def training_options(config: Config) -> dict[str, Any]:
         "weights": make_plug(WEIGHTS, config["weights"], seed),
         "clipping": make_plug(CLIPPING_RULES, training.get("clipping", "standard"), seed),
         "constraints": make_plug(RELEASES, training.get("release"), seed),
+        "performance": Performance(**speed),
     }
 
 

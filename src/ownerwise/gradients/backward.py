@@ -17,6 +17,7 @@ def send_back(
     parameters: list[nn.Parameter],
     *,
     keep: bool,
+    also: Tensor | None = None,
 ) -> None:
     """Run one backward pass; raise :class:`Refused` if a parameter receives a gradient.
 
@@ -28,13 +29,17 @@ def send_back(
         weights: the factor for each loss, `[B]`.
         parameters: the trainable parameters; their `grad` is left as it was.
         keep: whether to keep the graph for another pass.
+        also: other numbers whose backward pass, with weights of 1, runs in the same call.
     """
     before = [(p, p.grad) for p in parameters if p.grad is not None]
     for parameter, _ in before:
         parameter.grad = None
     missed = []
     try:
-        torch.autograd.backward(losses, weights, retain_graph=keep)
+        if also is None:
+            torch.autograd.backward(losses, weights, retain_graph=keep)
+        else:
+            torch.autograd.backward((losses, also), (weights, torch.ones_like(also)))
         missed = [p for p in parameters if p.grad is not None]
     finally:
         for parameter in missed:

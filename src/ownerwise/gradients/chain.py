@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from ownerwise.gradients.backward import send_back
-from ownerwise.gradients.contributions import rows_in_blocks, sum_of_outer_products
+from ownerwise.gradients.contributions import sum_of_outer_products, sums_in_float64
 from ownerwise.gradients.precision import masked, row_norms, without_huge
-from ownerwise.gradients.problems import Refused
 from ownerwise.torch_internals import aten, has_any_global_hook
 
 __all__ = ["Chain", "ChainGradients"]
@@ -49,7 +48,6 @@ class Chain:
         self._layers = layers
         self._parameters = parameters
         self._kept: list[Tensor] = []  # inputs of Linear layers, outputs of activations
-        self._empty_rows = 0
         self._outputs: Tensor | None = None
 
     @staticmethod
@@ -78,17 +76,9 @@ class Chain:
             return None
         return Chain(model, layers, trainable)
 
-    def forward(self, inputs: Tensor, *, in_blocks: bool = False) -> Tensor:
-        """Return the model's outputs as a leaf tensor that receives the gradient of the loss.
-
-        Args:
-            inputs: one row per record.
-            in_blocks: whether sums will be computed in blocks of records. If so, zero rows are
-                appended so that all blocks have the same size.
-        """
-        values, kept, count = inputs.flatten(1), [], len(inputs)
-        self._empty_rows = rows_in_blocks(count) - count if in_blocks else 0
-        values = _padded(values, self._empty_rows)
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the model's outputs as a leaf tensor that receives the gradient of the loss."""
+        values, kept = inputs.flatten(1), []
         with torch.no_grad():
             for layer in self._layers:
                 if type(layer) is nn.Linear:
@@ -97,39 +87,28 @@ class Chain:
                 else:
                     values = _ACTIVATIONS[type(layer)][0](values)
                     kept.append(values)
-        if self._empty_rows:
-            values = values[:count]
         if torch.is_grad_enabled():
             self._kept = kept
             self._outputs = values = values.detach().requires_grad_()
         return values
 
-    def backward(self, losses: Tensor, *, separate: bool = True) -> ChainGradients:
+    def backward(self, losses: Tensor, *, also: Tensor | None = None) -> ChainGradients:
         """Run the backward pass from the losses ``[B]``; see :meth:`Tape.backward`.
 
         Args:
             losses: one loss per record.
-            separate: whether each loss is known to depend only on its own record's outputs; if not,
-                another pass through the loss checks this.
+            also: see `send_back`.
         """
         outputs = self._outputs
         if outputs is None:
             raise RuntimeError("run the chain's forward pass first, with gradients enabled")
         if losses.shape != outputs.shape[:1]:
             raise ValueError(f"losses must have shape [{len(outputs)}]; got {list(losses.shape)}")
-        ones = torch.ones_like(losses)
-
-        def sent(weights: Tensor, keep: bool) -> Tensor:
-            outputs.grad = None
-            if losses.requires_grad:
-                send_back(self._model, losses, weights, self._parameters, keep=keep)
-            return torch.zeros_like(outputs) if outputs.grad is None else outputs.grad
-
-        if not separate:
-            weights = torch.linspace(0.5, 1.5, len(losses), dtype=ones.dtype, device=ones.device)
-            _check_rows(sent(weights, True).clone(), sent(ones, True).clone(), weights)
-        gradient = sent(ones, False)
-        gradient = _padded(gradient, self._empty_rows)
+        outputs.grad = None
+        if losses.requires_grad:
+            ones = torch.ones_like(losses)
+            send_back(self._model, losses, ones, self._parameters, keep=False, also=also)
+        gradient = torch.zeros_like(outputs) if outputs.grad is None else outputs.grad
         uses: list[Use] = []
         trained = [any(map(_trains, layer._parameters.values())) for layer in self._layers]
         first = trained.index(True)
@@ -144,16 +123,15 @@ class Chain:
             else:
                 gradient = _ACTIVATIONS[type(layer)][1](gradient, kept)
         self._kept, self._outputs = [], None
-        return ChainGradients(self._parameters, uses, len(losses))
+        return ChainGradients(self._parameters, uses)
 
 
 class ChainGradients:
     """The per-record gradients of a chain, with the methods of :class:`PerRecordGradients`."""
 
-    def __init__(self, parameters: list[nn.Parameter], uses: list[Use], count: int) -> None:
+    def __init__(self, parameters: list[nn.Parameter], uses: list[Use]) -> None:
         self._parameters = parameters
         self._uses = uses
-        self._empty_rows = len(uses[0][2]) - count  # at the end, with gradients of 0
         gradients = [row_norms(gradient) for _, _, gradient, _ in uses]
         lengths = torch.stack(gradients + [row_norms(inputs) for _, _, _, inputs in uses])
         squares, sizes = lengths.square().split(len(uses))
@@ -168,7 +146,7 @@ class ChainGradients:
         if not math.isfinite(float(norms.sum())):  # a single call in the common case
             bad = ~torch.isfinite(norms)
             self._uses = [(w, b, masked(g, bad), masked(a, bad)) for w, b, g, a in uses]
-        self.norms = norms[:count]
+        self.norms = norms
 
     def __len__(self) -> int:
         return len(self.norms)
@@ -177,10 +155,12 @@ class ChainGradients:
         self, factors: Tensor, *, in_blocks: bool = True
     ) -> dict[nn.Parameter, Tensor]:
         """See :meth:`PerRecordGradients.weighted_sum`."""
-        column = _padded(factors.detach().to(self.norms.dtype)[:, None], self._empty_rows)
+        column = factors.detach().to(self.norms.dtype)[:, None]
         sums: dict[nn.Parameter, Tensor] = {}
         for weight, bias, gradient, inputs in reversed(self._uses):
             scaled = gradient * column
+            if in_blocks and sums_in_float64(gradient, inputs):
+                scaled = scaled.double()  # once, for the weight and the bias
             if weight.requires_grad:
                 total = sum_of_outer_products(scaled, inputs) if in_blocks else scaled.mT @ inputs
                 sums[weight] = total
@@ -197,10 +177,6 @@ class ChainGradients:
             if bias is not None:
                 formed[bias] = gradient[rows]
         return {parameter: formed[parameter] for parameter in self._parameters}
-
-
-def _padded(rows: Tensor, empty: int) -> Tensor:
-    return nn.functional.pad(rows, (0, 0, 0, empty)) if empty else rows
 
 
 def _unroll(model: nn.Module, layers: list[nn.Module]) -> bool:
@@ -223,21 +199,3 @@ def _unroll(model: nn.Module, layers: list[nn.Module]) -> bool:
 
 def _trains(parameter: nn.Parameter | None) -> bool:
     return parameter is not None and parameter.requires_grad
-
-
-def _check_rows(weighted: Tensor, plain: Tensor, weights: Tensor) -> None:
-    """Check that weighting the losses scales the rows of the gradient by the same weights.
-
-    The tolerance depends on the largest gradient in the batch, not on the record's own gradient: if
-    a record's terms nearly cancel, its gradient consists only of rounding errors.
-    """
-    finite = torch.isfinite(plain).all(dim=1) & torch.isfinite(weighted).all(dim=1)
-    expected = plain * weights[:, None]
-    weighted, expected = weighted[finite], expected[finite]
-    room = 1e-4 * (1 + float(expected.abs().max())) if expected.numel() else 0.0
-    if not torch.allclose(weighted, expected, rtol=1e-3, atol=room):
-        raise Refused(
-            "loss",
-            "the loss of a record depends on the outputs of another record",
-            "compute the loss of each record separately, with reduction='none'",
-        )

@@ -10,6 +10,7 @@ total clip norm are private.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -83,7 +84,7 @@ class INO(Weights):
         if problems:
             raise OwnerwiseError(problems)
 
-    @property
+    @functools.cached_property
     def tail_function(self) -> Tail:
         """The tail importance function in use."""
         return Beta(self.alpha, self.beta) if self.shape is None else self.shape
@@ -104,8 +105,9 @@ class INO(Weights):
 
     def score(self, losses: np.ndarray, owner_index: np.ndarray | None = None) -> np.ndarray:
         """Return one finite score per record, computed from the logarithm of its clamped loss."""
-        clamped = np.minimum(np.fmax(losses, LOSS_FLOOR), LOSS_CEILING)  # fmax: nan is the floor
-        return np.asarray(self.score_by(np.log(clamped), owner_index, self._plan))
+        clamped = np.fmax(losses, LOSS_FLOOR)  # fmax: nan is the floor
+        np.minimum(clamped, LOSS_CEILING, out=clamped)
+        return np.asarray(self.score_by(np.log(clamped, out=clamped), owner_index, self._plan))
 
     def settings(self) -> dict[str, Any]:
         """Return the options as JSON types; those with unusual defaults only if they differ."""

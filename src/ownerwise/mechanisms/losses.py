@@ -86,6 +86,8 @@ def per_record(loss: Loss) -> Loss:
 
     def losses(outputs: Any, targets: Any, *further: Any) -> Tensor:
         values = unreduced(outputs, targets, *further)
+        if values.dim() == 1 and isinstance(targets, Tensor) and targets.shape[:1] == values.shape:
+            return values  # the usual case
         records = row_counts(targets)
         if values.dim() > 1:
             _refuse_broadcast(values, outputs, targets)

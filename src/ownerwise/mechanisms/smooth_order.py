@@ -27,6 +27,7 @@ __all__ = ["MOST_LEVELS", "ordered_weights"]
 
 MOST_LEVELS = 100_000
 """The largest number of levels that scores may span."""
+_SMALLEST = 5e-324  # the smallest positive number
 
 
 def ordered_weights(
@@ -49,20 +50,21 @@ def ordered_weights(
     position = scores / width
     below = np.floor(position)
     upper_part = position - below
-    lowest = below.min()
-    if below.max() - lowest > MOST_LEVELS:
+    below -= below.min()
+    levels = below.max() + 2
+    if levels > MOST_LEVELS:
         raise ValueError(
             f"the scores span more than {MOST_LEVELS} levels of width {width:g}; clamp "
             "the scores, or use a larger width"
         )
-    level = (below - lowest).astype(np.intp)
+    level = below.astype(np.intp)
     raised = upper_part * clip_norms
-    levels = int(level.max()) + 2
-    totals = np.bincount(level, clip_norms - raised, levels)
-    totals += np.bincount(level + 1, raised, levels)
+    totals = np.bincount(level + 1, raised, int(levels))
+    totals[:-1] += np.bincount(level, clip_norms - raised)
     shared = _shared_weights(totals, tail, tail_length)
-    lower, upper = shared[level], shared[level + 1]
-    return _clamped(lower + upper_part * (upper - lower), 0.0, 1.0)
+    upper_part *= (shared[1:] - shared[:-1]).take(level)
+    upper_part += shared.take(level)
+    return np.minimum(upper_part, 1.0, out=upper_part)
 
 
 def _shared_weights(totals: np.ndarray, tail: Tail, tail_length: float) -> np.ndarray:
@@ -73,16 +75,11 @@ def _shared_weights(totals: np.ndarray, tail: Tail, tail_length: float) -> np.nd
     (H(R) - H(R - C)) / C: the average importance over its part of the batch, which lies between the
     importance values at the two ends of that part.
     """
-    end = np.cumsum(totals) / tail_length
-    within = np.minimum(end, 1.0)
-    area = tail.area(within) + (end - within)
-    height = np.where(end < 1.0, tail.rising(within), 1.0)
-    start, areas = np.empty_like(height), area.copy()
-    start[0], start[1:] = tail.rising(np.zeros(1))[0], height[:-1]
-    areas[1:] -= area[:-1]
-    average = areas * tail_length / np.where(totals > 0, totals, 1.0)
-    return _clamped(average, start, height)
-
-
-def _clamped(values: np.ndarray, low: np.ndarray | float, high: np.ndarray | float) -> np.ndarray:
-    return np.minimum(np.maximum(values, low), high)  # np.clip is several times slower
+    ends = np.zeros(len(totals) + 1)  # of the levels, in tail lengths; the lowest starts at 0
+    np.add.accumulate(totals, out=ends[1:])
+    ends /= tail_length
+    within = np.minimum(ends, 1.0)
+    area = tail.area(within) + (ends - within)
+    height = np.where(ends < 1.0, tail.rising(within), 1.0)
+    average = (area[1:] - area[:-1]) * tail_length / np.maximum(totals, _SMALLEST)
+    return np.minimum(np.maximum(average, height[:-1]), height[1:])  # faster than np.clip

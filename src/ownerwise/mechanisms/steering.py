@@ -20,6 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from ownerwise.batches import Batch, take
+from ownerwise.errors import OwnerwiseError
 from ownerwise.mechanisms.plugs import Steering
 from ownerwise.randomness import StepStream
 
@@ -116,7 +117,32 @@ class AcceptanceSteering(Steering):
             "log_clip_scale": self._log_clip_scale,
         }
 
+    def settings(self) -> dict[str, Any]:
+        """Return the class name, the plan's expected batch size and the options."""
+        return {
+            "kind": type(self).__name__,
+            "expected_batch": self._expected_batch,
+            "accepted_batch": self._accepted_batch,
+            "acceptance": self._acceptance,
+            "gain": self._gain,
+        }
+
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from a stored state."""
+        """Continue from a stored state; raise an error if no run of this steering can have it."""
+        most = 0.0 if self._acceptance is None else _MOST_LOG_SCALE
+        ranges = {"accepted_share": (0.0, 1.0), "log_clip_scale": (-most, most)}
+        if state.keys() != ranges.keys():
+            raise OwnerwiseError(
+                f"the stored state of the steering has the entries {sorted(state)}; expected "
+                f"{sorted(ranges)}: it is corrupted or belongs to another mechanism"
+            )
+        problems = [
+            f"the stored state of the steering has {name} = {state[name]!r}; expected a number "
+            f"from {low:g} to {high:g}: it is corrupted or belongs to another mechanism"
+            for name, (low, high) in ranges.items()
+            if type(state[name]) not in (int, float) or not low <= state[name] <= high
+        ]
+        if problems:
+            raise OwnerwiseError(problems)
         self.accepted_share = float(state["accepted_share"])
         self._log_clip_scale = float(state["log_clip_scale"])

@@ -84,12 +84,18 @@ class Noise:
         return self._stream.private
 
     def gaussian(
-        self, step: int, sums: Sequence[Tensor], std: float, grid: float, factor: float = 1.0
+        self,
+        step: int,
+        sums: Sequence[Tensor],
+        std: float,
+        grid: float,
+        factor: float = 1.0,
+        like: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         """Return `sums` plus N(0, std^2) noise, rounded to the grid, times `factor`.
 
-        The results have the shapes, dtypes (at least float32) and devices of `sums`, which is not
-        modified.
+        The results have the shapes, dtypes and devices of the tensors in `like`, by default those
+        of `sums`, which is not modified.
         """
         _check_scale("std", std)
         self._stream.check_process()  # noise drawn ahead must not be used twice
@@ -97,13 +103,16 @@ class Noise:
         spread = std / grid
         if step in self._ahead or 2 * size <= _BLOCK:
             made = self._made_ahead(step, size, spread)
-            return _noised(sums, grid, factor, lambda start, count: made[start : start + count])
+            return _noised(
+                sums, grid, factor, lambda start, count: made[start : start + count], like
+            )
         stream = self._open(step)
         return _noised(
             sums,
             grid,
             factor,
             lambda start, count: standard_normal(stream, count).mul_(spread).round_(),
+            like,
         )
 
     def laplace(
@@ -201,7 +210,11 @@ def _box_muller(words: np.ndarray) -> Tensor:
 
 
 def _noised(
-    sums: Sequence[Tensor], grid: float, factor: float, noise: Callable[[int, int], Tensor]
+    sums: Sequence[Tensor],
+    grid: float,
+    factor: float,
+    noise: Callable[[int, int], Tensor],
+    like: Sequence[Tensor] | None = None,
 ) -> list[Tensor]:
     """Return (rounded sums + noise) * grid * factor; `noise` is given in units of the grid.
 
@@ -209,20 +222,24 @@ def _noised(
     whole units is exact: a float32 beyond 2^24 units is already whole. The sum of two whole numbers
     of units is exact in float64 up to 2^53; beyond that, it is a function of the exact sum.
     """
-    wide = torch.float64 in {tensor.dtype for tensor in sums}
-    dtype = torch.float64 if wide else torch.float32
+    if not sums:
+        return []
     devices = {tensor.device for tensor in sums}
     device = devices.pop() if len(devices) == 1 else torch.device("cpu")
-    parts = [tensor.detach().reshape(-1).to(device, dtype) for tensor in sums]
-    flat = torch.cat(parts) if parts else torch.empty(0)
+    flat = torch.cat([tensor.detach().reshape(-1).to(device) for tensor in sums])
+    flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
     start = 0
     for block in flat.split(_BLOCK) if len(flat) else ():
         units = noise(start, len(block)).to(device)
         units.add_(block.mul_(1.0 / grid).round_())
         torch.mul(units, grid * factor, out=block)
         start += len(block)
-    shaped = unflatten_dense_tensors(flat, sums)
-    return [part.to(t.device, t.dtype) for part, t in zip(shaped, sums, strict=True)]
+    like = sums if like is None else like
+    kinds = {(tensor.device, tensor.dtype) for tensor in like}
+    if len(kinds) == 1:  # one conversion for all
+        return list(unflatten_dense_tensors(flat.to(*kinds.pop()), like))
+    shaped = unflatten_dense_tensors(flat, like)
+    return [part.to(t.device, t.dtype) for part, t in zip(shaped, like, strict=True)]
 
 
 def _check_scale(name: str, value: float) -> None:

@@ -39,6 +39,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 _STEPS = 2**64
 _WORDS_PER_STEP = 2**65  # 2^64 AES blocks of two 64-bit words
+_FEWEST_WORDS = 256  # drawn together for coins
 
 
 class SecretStream:
@@ -143,6 +144,7 @@ class StepStream:
         self._step = step
         self._process = process
         self._position = 0  # words drawn so far
+        self._coins = np.zeros(0, dtype=np.uint8)  # drawn ahead
 
     def words(self, count: int) -> np.ndarray:
         """Return uniform 64-bit words, uint64 [count]."""
@@ -154,6 +156,15 @@ class StepStream:
         buffer = np.empty(size + 15, dtype=np.uint8)  # update_into needs a spare block
         self._encryptor.update_into(bytes(size), buffer.data)
         return buffer[:size].view("<u8")
+
+    def coins(self, count: int) -> np.ndarray:
+        """Return fair coins, each 0 or 1, uint8 [count]; many are drawn together."""
+        _check_process(self._process)
+        if count > len(self._coins):
+            words = self.words(max(_FEWEST_WORDS, -(-count // 64)))
+            self._coins = np.unpackbits(words.view(np.uint8))
+        drawn, self._coins = self._coins[:count], self._coins[count:]
+        return drawn
 
     def uniforms(self, count: int) -> np.ndarray:
         """Return multiples of 2^-53, uniform on [0, 1), float64 [count]."""

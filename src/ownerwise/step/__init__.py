@@ -5,13 +5,16 @@ randomness, batches, gradients and mechanisms; nothing here depends on runs, tra
 folders other than the one passed to it.
 """
 
-from ownerwise.step.account import OWN_FOLDER, Account, Balance, read_account
+from ownerwise.step.account import Account
+from ownerwise.step.account_file import OWN_FOLDER, Balance, read_account
+from ownerwise.step.performance import Performance
 from ownerwise.step.private_step import PrivateStep
 
 __all__ = [
     "OWN_FOLDER",
     "Account",
     "Balance",
+    "Performance",
     "PrivateStep",
     "read_account",
 ]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ownerwise.batches import Batch, Unloaded, row_counts
-from ownerwise.errors import OwnerwiseError, name_some
+from ownerwise.errors import OwnerwiseError, PlanError, name_some
 from ownerwise.mechanisms import ClippingRule, Release, Steering, Weights
 from ownerwise.planning import Plan
 
@@ -83,6 +83,30 @@ def release_problems(
         yield (
             "the steering releases a count, but the plan accounts for no release: make it with "
             "ow.plan(..., release_std=)"
+        )
+
+
+def refuse_unplanned(batch: Any, step: int, plan: Plan) -> None:
+    """Raise an error unless this is the plan's batch for step `step`, the next one."""
+    if not isinstance(batch, Batch):
+        raise OwnerwiseError(
+            f"got a {type(batch).__name__}; expected a Batch: iterate over PoissonBatches(data, "
+            "plan), which samples at the owners' rates, instead of a DataLoader"
+        )
+    if step >= plan.steps:
+        raise PlanError(
+            f"all {plan.steps} planned steps have been taken; another one would exceed the "
+            "budgets. Make a plan with more steps"
+        )
+    if batch.step != step:
+        raise PlanError(
+            f"the batch is for step {batch.step}, but the next step is {step}: use every batch "
+            "of PoissonBatches once and in order (PoissonBatches(..., start=) when resuming)"
+        )
+    if batch.plan_hash not in (None, plan.hash):
+        raise PlanError(
+            f"the batch was drawn with plan {batch.plan_hash[:12]}, but the step accounts for "
+            f"plan {plan.hash[:12]}: pass the step's plan to PoissonBatches"
         )
 
 

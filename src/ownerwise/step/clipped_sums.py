@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from ownerwise.gradients import (
 from ownerwise.gradients.calls import tensors_in
 from ownerwise.mechanisms import (
     ClippingRule,
+    Contributions,
     Loss,
     Peek,
     Randomness,
@@ -37,8 +39,10 @@ from ownerwise.mechanisms import (
 from ownerwise.planning import Plan
 from ownerwise.randomness import kept_generators
 from ownerwise.step import separation
+from ownerwise.step.loss_separation import LossCheck
 from ownerwise.step.micro_batches import bytes_per_record, slices
 from ownerwise.step.model_separation import check_model, check_part, is_due
+from ownerwise.step.performance import Performance
 from ownerwise.step.plug_separation import checked_contributions, checked_factors
 from ownerwise.step.rounding import Rounding, loss_roundoff, refuse_imprecise
 from ownerwise.step.secret_rows import Rows, place
@@ -61,7 +65,7 @@ class ClippedSums:
     added.
 
     Args:
-        model, plan, loss, clipping, micro_batch_size, memory_target, lean: as for `PrivateStep`.
+        model, plan, loss, clipping, performance: as for `PrivateStep`.
         weights, release: as for `PrivateStep`, already bound to the plan.
         steering: the clipping rule's steering, if any.
         not_private: whether to keep the losses, norms and factors of the last batch in `peek`.
@@ -77,9 +81,7 @@ class ClippedSums:
         weights: Weights | None,
         release: Release | None,
         steering: Steering | None,
-        micro_batch_size: int | None,
-        memory_target: int,
-        lean: bool,
+        performance: Performance,
         not_private: bool,
     ):
         self.model = model
@@ -90,8 +92,7 @@ class ClippedSums:
         self.weights = weights
         self.release = release
         self.steering = steering
-        self.micro_batch_size = micro_batch_size
-        self.memory_target = memory_target
+        self.performance = performance
         self.not_private = not_private
         self.peek: Peek | None = None
         self._bytes_per_record: float | None = None
@@ -101,85 +102,111 @@ class ClippedSums:
         self._due = False
         self._proven = proven(clipping)
         self._smallest_clip = float(plan.clip_norms.min())
-        self._tape = Tape(model, lean=lean)
+        self._tape = Tape(model, lean=performance.lean)
         self._buffers: list[tuple[str, Tensor, int]] = []  # as of the last forward pass
-        self._chain: Chain | None = None  # the current pass, if it needs no autograd tape
 
     def __call__(self, batch: Batch, randomness: Randomness) -> dict[nn.Parameter, Tensor]:
         """Return the weighted sum of clipped gradients for each trainable parameter."""
         self._keep_peek([], None)
         self._buffers = []
         if not 0 < len(batch) <= (self.plan.hardened_rows or len(batch)):
-            self._released([], None, [], np.zeros(0), randomness)
+            self._released([], np.zeros(0), randomness)
             return _zeros(self.model)
         rows = place(batch, self.plan.hardened_rows, randomness.rows)
-        inputs, targets = rows.inputs, rows.targets
-        clip_norms = self.plan.clip_norms[batch.owner_index]
-        scale = 1.0 if self.steering is None else self.steering.clip_scale
-        limits = rows.spread(clip_norms * (scale / (1 + self.rounding.slack)), empty=1.0)
-        totals: dict[nn.Parameter, Tensor] = {}
-        seen: list[tuple[Tensor, Tensor, Tensor]] = []
         with kept_generators(), torch.enable_grad():
-            self._check_model(batch, inputs, randomness)
-            parts = list(slices(len(rows), self._micro_batch_size(inputs, len(rows))))
-            single = len(parts) == 1
-            outputs: list[Any] = []
+            self._check_model(batch, rows.inputs, randomness)
+            parts = self._micro_batches(rows)
+            released, weights = self._of_whole_batch(batch, rows, parts, randomness)
+            limits = self._limits(rows)
+            totals: dict[nn.Parameter, Tensor] = {}
+            for part in parts:
+                sums = self._sum_of_part(part, rows, limits, weights, released, randomness)
+                totals = sums if len(parts) == 1 else _added(totals, sums)
+            self._refuse_written_buffers()
+        self._keep_peek(parts, rows)
+        return totals
+
+    def _micro_batches(self, rows: Rows) -> list[_MicroBatch]:
+        """Return the rows in parts that fit in memory."""
+        parts = list(slices(len(rows), self._micro_batch_size(rows.inputs, len(rows))))
+        if len(parts) == 1:
+            return [_MicroBatch(0, parts[0], rows.inputs, rows.targets)]
+        return [
+            _MicroBatch(number, part, take(rows.inputs, part), take(rows.targets, part))
+            for number, part in enumerate(parts)
+        ]
+
+    def _of_whole_batch(
+        self, batch: Batch, rows: Rows, parts: list[_MicroBatch], randomness: Randomness
+    ) -> tuple[tuple[Tensor, ...], np.ndarray | None]:
+        """Return what the step computes from all records: the noised release and the weights.
+
+        The outputs and losses of a single micro-batch are kept for its backward pass. Several
+        micro-batches run again one by one, so here they run without gradients, and only if needed.
+        """
+        single = len(parts) == 1
+        with torch.set_grad_enabled(single):
             if single or self.weights is not None or self.release is not None:
-                with torch.set_grad_enabled(single):
-                    outputs = [
-                        self._forward(take(inputs, part), number, randomness)
-                        for number, part in enumerate(parts)
-                    ]
-            released = self._released(outputs, targets, parts, self._scales(rows), randomness)
+                for part in parts:
+                    self._forward(part, randomness)
+            released = self._released(parts, self._scales(rows), randomness)
             check_part(
                 self.model, self.loss, batch, released,
                 fixed_shapes=self.plan.hardened_rows is not None,
             )  # fmt: skip
-            losses: list[Tensor] = []
-            weights = check = None
-            if single:
-                check = self._loss_check(outputs[0], targets, len(rows), released, randomness)
-            if single or self.weights is not None:
-                losses = [
-                    self.loss(output, take(targets, part), *released)
-                    for output, part in zip(outputs, parts, strict=True)
-                ]
+            weights = None
             if self.weights is not None:
-                if self.plan.hardened_rows is None:
-                    refuse_imprecise([*tensors_in(outputs), *losses], self._loss_roundoff)
-                values = rows.of_records(torch.cat(losses).detach().double().cpu().numpy())
-                weights = self._batch_weights(values, batch.owner_index, clip_norms)
-                weights = rows.spread(weights, empty=0.0)
-            for number, part in enumerate(parts):
-                if not single:
-                    output = self._forward(take(inputs, part), number, randomness)
-                    target = take(targets, part)
-                    size = part.stop - part.start
-                    check = self._loss_check(output, target, size, released, randomness)
-                    losses = [self.loss(output, target, *released)]
-                records = self._backward(losses[0])
-                factors = self._factors(records.norms, limits[part], randomness, len(rows))
-                if check is not None:
-                    lengths = functools.partial(torch.mul, factors, records.norms)
-                    check.compare(losses[0], lengths, self._smallest_clip * scale, len(rows))
-                if rows.occupied is not None:
-                    factors = factors * torch.as_tensor(rows.occupied[part]).to(factors)
-                if self.steering is not None:
-                    self.steering.observe(factors)
-                if weights is not None:
-                    factors = factors * torch.as_tensor(weights[part]).to(factors)
-                sums = self._sum(records, factors, rows, part)
-                if single:
-                    totals = sums
-                else:  # not in place: sums may share memory
-                    for parameter, total in sums.items():
-                        before = totals.get(parameter)
-                        totals[parameter] = total.double() if before is None else before + total
-                seen.append((losses[0].detach(), records.norms, factors))
-                del records  # frees its activations before the next forward pass
-            self._refuse_written_buffers()
-        self._keep_peek(seen, rows)
-        return totals
+                for part in parts:
+                    self._evaluate(part, released, randomness)
+                weights = self._weights_of(parts, rows)
+        if not single:
+            for part in parts:
+                part.outputs = part.losses = None
+        return released, weights
+
+    def _sum_of_part(
+        self,
+        part: _MicroBatch,
+        rows: Rows,
+        limits: np.ndarray,
+        weights: np.ndarray | None,
+        released: tuple[Tensor, ...],
+        randomness: Randomness,
+    ) -> dict[nn.Parameter, Tensor]:
+        """Return the weighted sum of clipped gradients of one micro-batch."""
+        if part.outputs is None:
+            self._forward(part, randomness)
+        if part.losses is None:
+            self._evaluate(part, released, randomness)
+        losses = part.losses
+        assert losses is not None
+        if part.chain is None:
+            records = self._tape.backward(losses)
+        else:
+            also = None if part.check is None else part.check.joint(losses)
+            records = part.chain.backward(losses, also=also)
+        factors = self._factors(records.norms, limits[part.rows], randomness, len(rows))
+        if part.check is not None:
+            lengths = functools.partial(torch.mul, factors, records.norms)
+            part.check.compare(losses, lengths, self._smallest_clip * self._clip_scale, len(rows))
+        if rows.occupied is not None:
+            factors = factors * torch.as_tensor(rows.occupied[part.rows]).to(factors)
+        if self.steering is not None:
+            self.steering.observe(factors)
+        if weights is not None:
+            factors = factors * torch.from_numpy(weights[part.rows]).to(factors)
+        part.seen = losses.detach(), records.norms, factors
+        part.outputs = part.losses = part.chain = part.check = None  # frees memory
+        return self._sum(records, factors, rows, part.rows)
+
+    @property
+    def _clip_scale(self) -> float:
+        return 1.0 if self.steering is None else self.steering.clip_scale
+
+    def _limits(self, rows: Rows) -> np.ndarray:
+        """Return each row's clip norm, reduced by the slack."""
+        clip_norms = self.plan.clip_norms[rows.owner_index]
+        return rows.spread(clip_norms * (self._clip_scale / (1 + self.rounding.slack)), empty=1.0)
 
     def _sum(
         self, records: PerRecordGradients | ChainGradients, factors: Tensor, rows: Rows, part: slice
@@ -196,24 +223,30 @@ class ClippedSums:
             if not (classes == number).any():
                 continue
             members = torch.as_tensor(classes == number, device=factors.device)
-            for parameter, total in records.weighted_sum(factors * members).items():
-                before = totals.get(parameter)
-                totals[parameter] = total.double() if before is None else before + total
-        return totals or {p: total.double() for p, total in _zeros(self.model).items()}
+            totals = _added(totals, records.weighted_sum(factors * members))
+        return totals or _added({}, _zeros(self.model))
 
-    def _forward(self, rows: Any, number: int, randomness: Randomness) -> Any:
-        """Run micro-batch `number`, with the same dropout masks in every pass."""
+    def _forward(self, part: _MicroBatch, randomness: Randomness) -> None:
+        """Compute the outputs of a micro-batch, with the same dropout masks in every pass."""
         self._refuse_written_buffers()
-        self._chain = Chain.of(self.model, rows)
-        if self._chain is not None:
-            return self._chain.forward(rows, in_blocks=self.rounding.in_blocks)
-        randomness.layers.enter(number)
+        part.chain = Chain.of(self.model, part.inputs)
+        if part.chain is not None:
+            part.outputs = part.chain.forward(part.inputs)
+            return
+        randomness.layers.enter(part.number)
         attributes = Attributes(self.model)
         with self._tape:
-            outputs = self.model(rows)
+            part.outputs = self.model(part.inputs)
         attributes.drop_data()
         self._buffers = [(name, b, b._version) for name, b in self.model.named_buffers()]
-        return outputs
+
+    def _evaluate(
+        self, part: _MicroBatch, released: tuple[Tensor, ...], randomness: Randomness
+    ) -> None:
+        """Compute the losses of a micro-batch, and begin their check if gradients follow."""
+        if torch.is_grad_enabled():
+            part.check = self._loss_check(part, released, randomness)
+        part.losses = self.loss(part.outputs, part.targets, *released)
 
     def _refuse_written_buffers(self) -> None:
         """Raise an error if a loss, rule or release wrote to a buffer after the forward pass."""
@@ -222,45 +255,30 @@ class ClippedSums:
             if buffer._version != version or self.model.get_buffer(name) is not buffer:
                 raise changed_by_data(name, "the loss, the clipping rule or the release")
 
-    def _backward(self, losses: Tensor) -> PerRecordGradients | ChainGradients:
-        """Return the per-record gradients of the last micro-batch."""
-        if self._chain is None:
-            return self._tape.backward(losses)
-        records = self._chain.backward(losses)
-        self._chain = None
-        return records
-
     def _released(
-        self,
-        outputs: list[Any],
-        targets: Any,
-        parts: list[slice],
-        scales: np.ndarray | None,
-        randomness: Randomness,
+        self, parts: list[_MicroBatch], scales: np.ndarray | None, randomness: Randomness
     ) -> tuple[Tensor, ...]:
         """Return a tuple of extra arguments for the loss: the noised release, if there is one."""
         release = self.release
         if release is None:
             return ()
-        with torch.no_grad():
-            pairs = [
-                (output, take(targets, part)) for output, part in zip(outputs, parts, strict=True)
-            ]
-            absolute = self.plan.release_noise == "laplace"
+        absolute = self.plan.release_noise == "laplace"
+        shares = self.plan.release_shares
+        share = separation.ROOM * (1.0 if shares is None else float(shares.min()))
+        share /= max(1, sum(map(len, parts)))
+
+        def contributions(part: _MicroBatch) -> Contributions:
             if proven(release):
-                found = [release.contributions(output, target) for output, target in pairs]
-            else:
-                shares = self.plan.release_shares
-                share = separation.ROOM * (1.0 if shares is None else float(shares.min()))
-                sizes = [part.stop - part.start for part in parts]
-                share /= max(1, sum(sizes))
-                found = [
-                    checked_contributions(
-                        release, output, target, size, share, randomness.parts, absolute=absolute
-                    )
-                    for (output, target), size in zip(pairs, sizes, strict=True)
-                ]
-            total = sum_of_unit_rows(found, parts, release.shape, scales, absolute=absolute)
+                return release.contributions(part.outputs, part.targets)
+            return checked_contributions(
+                release, part.outputs, part.targets, len(part), share, randomness.parts,
+                absolute=absolute,
+            )  # fmt: skip
+
+        with torch.no_grad():
+            found = [contributions(part) for part in parts]
+            places = [part.rows for part in parts]
+            total = sum_of_unit_rows(found, places, release.shape, scales, absolute=absolute)
             noised = randomness.release(total / (1 + self.rounding.release_slack))
             return (release.process(noised),)
 
@@ -279,36 +297,36 @@ class ClippedSums:
             check_model(self.model, batch, randomness.parts)
 
     def _loss_check(
-        self,
-        outputs: Any,
-        targets: Any,
-        rows: int,
-        released: tuple[Tensor, ...],
-        randomness: Randomness,
-    ) -> separation.LossCheck | None:
+        self, part: _MicroBatch, released: tuple[Tensor, ...], randomness: Randomness
+    ) -> LossCheck | None:
         """Return the loss check for a micro-batch, or None for a loss that cannot mix records."""
         if not separation.active:
             return None
-        if not released and never_mixes(self._plain_loss, outputs, targets):
+        if not released and never_mixes(self._plain_loss, part.outputs, part.targets):
             return None
-        return separation.LossCheck(
-            self._plain_loss, self.loss, outputs, targets, rows, released, randomness.parts,
-            thorough=self._due,
+        return LossCheck(
+            self._plain_loss, self.loss, part.outputs, part.targets, len(part), released,
+            randomness.parts, thorough=self._due,
         )  # fmt: skip
 
-    def _batch_weights(
-        self, losses: np.ndarray, owner_index: np.ndarray, clip_norms: np.ndarray
-    ) -> np.ndarray:
-        """Return one checked weight per record in the logical batch."""
+    def _weights_of(self, parts: list[_MicroBatch], rows: Rows) -> np.ndarray:
+        """Return one checked weight per row, computed from the losses of all records."""
         assert self.weights is not None
-        weights = self.weights.weights(losses, clip_norms, owner_index)
+        found = [part.losses for part in parts if part.losses is not None]
+        if self.plan.hardened_rows is None:
+            outputs = [tensor for part in parts for tensor in part.output_tensors()]
+            refuse_imprecise([*outputs, *found], self._loss_roundoff)
+        values = [losses.detach().to("cpu", torch.float64).numpy() for losses in found]
+        losses = rows.of_records(values[0] if len(values) == 1 else np.concatenate(values))
+        clip_norms = self.plan.clip_norms[rows.owner_index]
+        weights = self.weights.weights(losses, clip_norms, rows.owner_index)
         weights = np.asarray(weights, dtype=np.float64)
         if weights.shape != losses.shape or not 0 <= weights.min() <= weights.max() <= 1:
             raise OwnerwiseError(
                 f"{type(self.weights).__name__} returned weights of shape {weights.shape}, or "
                 f"weights outside [0, 1]; expected shape {losses.shape} and values in [0, 1]"
             )
-        return weights
+        return rows.spread(weights, empty=0.0)
 
     def _factors(
         self, norms: Tensor, clip_norms: np.ndarray, randomness: Randomness, records: int
@@ -335,13 +353,13 @@ class ClippedSums:
         return factors if finite is None else factors * finite
 
     def _micro_batch_size(self, inputs: Any, records: int) -> int:
-        if self.micro_batch_size is not None:
-            return self.micro_batch_size
+        if self.performance.micro_batch_size is not None:
+            return self.performance.micro_batch_size
         if self._bytes_per_record is None:
             self._bytes_per_record = bytes_per_record(self.model, inputs, records)
-        return max(1, int(self.memory_target // max(1.0, self._bytes_per_record)))
+        return max(1, int(self.performance.memory_target // max(1.0, self._bytes_per_record)))
 
-    def _keep_peek(self, seen: list[tuple[Tensor, Tensor, Tensor]], rows: Rows | None) -> None:
+    def _keep_peek(self, parts: list[_MicroBatch], rows: Rows | None) -> None:
         """Keep the losses, norms and factors if `not_private` is set."""
         self.peek = None
         if self.not_private:
@@ -349,10 +367,52 @@ class ClippedSums:
             if rows is not None:
                 losses, norms, factors = (
                     rows.of_records(torch.cat(column).double().cpu().numpy())
-                    for column in zip(*seen, strict=True)
+                    for column in zip(*(part.seen for part in parts), strict=True)
                 )
             owner_index = np.zeros(0, dtype=np.int64) if rows is None else rows.owner_index
             self.peek = Peek(losses, norms, factors, owner_index)
+
+
+@dataclass
+class _MicroBatch:
+    """Rows that are computed together, and what the current pass has computed from them.
+
+    Attributes:
+        number: position among the micro-batches.
+        rows: the rows of the batch.
+        inputs, targets: their data.
+        outputs, losses: results of the model and the loss.
+        chain: the pass through a chain of vector layers; None for a model that needs the tape.
+        check: the loss check, begun before the losses were computed.
+        seen: losses, norms and factors, for `peek`.
+    """
+
+    number: int
+    rows: slice
+    inputs: Any
+    targets: Any
+    outputs: Any = None
+    losses: Tensor | None = None
+    chain: Chain | None = None
+    check: LossCheck | None = None
+    seen: tuple[Tensor, ...] = ()
+
+    def __len__(self) -> int:
+        return self.rows.stop - self.rows.start
+
+    def output_tensors(self) -> list[Tensor]:
+        return tensors_in(self.outputs) if self.chain is None else [self.outputs]
+
+
+def _added(
+    totals: dict[nn.Parameter, Tensor], sums: dict[nn.Parameter, Tensor]
+) -> dict[nn.Parameter, Tensor]:
+    """Return both sums added in float64; not in place, because sums may share memory."""
+    added = dict(totals)
+    for parameter, total in sums.items():
+        before = totals.get(parameter)
+        added[parameter] = total.double() if before is None else before + total
+    return added
 
 
 def _zeros(model: nn.Module) -> dict[nn.Parameter, Tensor]:

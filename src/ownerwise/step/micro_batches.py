@@ -11,9 +11,6 @@ from torch import Tensor, nn
 from ownerwise.batches import take
 from ownerwise.gradients import State, run_made_up
 
-MEMORY_TARGET = 2 << 30
-"""Default memory for the activations of one micro-batch: 2 GiB."""
-
 _PROBE = 4  # records used to measure the memory per record
 
 

@@ -17,6 +17,7 @@ batch.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -27,10 +28,10 @@ from torch import Tensor, nn
 from ownerwise.batches import Batch, take
 from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import State, Tape, changed_by_data, differing
-from ownerwise.gradients.calls import map_tensors, tensors_in
+from ownerwise.gradients.calls import tensors_in
 from ownerwise.randomness import StepStream, kept_generators
 from ownerwise.step.checks import inputs_and_targets
-from ownerwise.step.separation import ROOM, rows_agree
+from ownerwise.step.separation import ROOM, agree_in_float64, in_float64, rows_agree
 
 _MOST_RECORDS = 128  # records in a trial run
 _MOST_GRADIENTS = 32  # records in a trial run with a backward pass
@@ -65,17 +66,19 @@ def check_model(model: nn.Module, batch: Batch, stream: StepStream) -> None:
 
 def _check_outputs(model: nn.Module, inputs: Any, rows: list[int], share: float) -> None:
     """Reject a model in which a record's output, or the model's state, depends on other records."""
+
+    def exact() -> tuple[list[Tensor], list[Tensor]]:
+        double = copy.deepcopy(model).double()
+        return _runs(double, _outputs(in_float64(inputs)), rows, check_state=False)
+
     with torch.no_grad():
         pair = _runs(model, _outputs(inputs), rows, check_state=True)
-        if _same_outputs(*pair, share):
-            return
-        same = _same_outputs(*pair, max(share, _MOST_IN_FLOAT32, _ROUNDINGS * _roundoff(pair[0])))
-        try:
-            double = copy.deepcopy(model).double()
-            pair = _runs(double, _outputs(_double(inputs)), rows, check_state=False)
-        except Exception:  # fall back to the model's own precision
-            share = max(share, _SHARE_IN_FLOAT32, _ROUNDINGS * _roundoff(pair[0]))
-        if not same or not _same_outputs(*pair, share):
+        roundings = _ROUNDINGS * _roundoff(pair[0])
+        if not _same_outputs(*pair, share) and not agree_in_float64(
+            _same_outputs, pair, exact, share,
+            rounded=max(_MOST_IN_FLOAT32, roundings),
+            fallback=max(_SHARE_IN_FLOAT32, roundings),
+        ):  # fmt: skip
             raise OwnerwiseError(
                 "the output of a record changes with the other records in its batch, so its "
                 "influence cannot be bounded: make the model treat each record separately (no "
@@ -99,7 +102,7 @@ def _check_gradients(
         return
     try:
         double = copy.deepcopy(model).double()
-        pair = _runs(double, _gradient_norms(_double(inputs), factors), rows, check_state=False)
+        pair = _runs(double, _gradient_norms(in_float64(inputs), factors), rows, check_state=False)
         same = _same_outputs(*pair, share)
     except Exception:  # in the model's own precision, single records may differ more
         room = max(_MOST_IN_FLOAT32, _ROUNDINGS * _roundoff(pair[0]))
@@ -225,24 +228,29 @@ def check_part(
             "the numbers in the Dataset"
         )
     share = ROOM / len(batch)
-    with kept_generators(), torch.no_grad():
-        found = [_losses(model, losses, data, released) for data in (within, part.data)]
-        if _close(found[0], found[1], share):
-            return
-        try:
-            double = copy.deepcopy(model).double()
-            found = [
-                _losses(double, losses, _double(data), _double(released))
-                for data in (within, part.data)
-            ]
-        except Exception:
-            share = max(share, _SHARE_IN_FLOAT32, _ROUNDINGS * _roundoff(found[0]))
-    if not _close(found[0], found[1], share):
-        raise OwnerwiseError(
-            "the loss of a record changes with the padding of its batch, and the longest record in "
-            "the batch determines the padding, so that record's influence cannot be bounded: "
-            f"{_PUBLIC_LENGTH}, or make the model and loss ignore padding"
+
+    def exact() -> tuple[Tensor, Tensor]:
+        double = copy.deepcopy(model).double()
+        extra = in_float64(released)
+        return (
+            _losses(double, losses, in_float64(within), extra),
+            _losses(double, losses, in_float64(part.data), extra),
         )
+
+    with kept_generators(), torch.no_grad():
+        pair = (
+            _losses(model, losses, within, released),
+            _losses(model, losses, part.data, released),
+        )
+        if not _close(*pair, share) and not agree_in_float64(
+            _close, pair, exact, share,
+            rounded=math.inf, fallback=max(_SHARE_IN_FLOAT32, _ROUNDINGS * _roundoff(pair[0])),
+        ):  # fmt: skip
+            raise OwnerwiseError(
+                "the loss of a record changes with the padding of its batch, and the longest "
+                "record in the batch determines the padding, so that record's influence cannot be "
+                f"bounded: {_PUBLIC_LENGTH}, or make the model and loss ignore padding"
+            )
 
 
 def _losses(model: nn.Module, losses: Losses, data: Any, released: Any) -> Tensor:
@@ -267,10 +275,6 @@ def _close(first: Tensor, second: Tensor, share: float) -> bool:
     first, second = first.double().reshape(count, -1), second.double().reshape(count, -1)
     sizes = torch.linalg.vector_norm(first, dim=1).nan_to_num(0.0, 0.0, 0.0)
     return rows_agree(first, second, share * (sizes + 1e-3))
-
-
-def _double(data: Any) -> Any:
-    return map_tensors(lambda t: t.double() if t.is_floating_point() else t, data)
 
 
 def _roundoff(outputs: Any) -> float:

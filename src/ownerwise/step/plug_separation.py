@@ -1,12 +1,11 @@
-"""Check that user-defined clipping rules and releases treat every record independently.
+"""Check at every step that user-defined clipping rules and releases treat records separately.
 
-See `separation` for the method and the tolerance. The rules and releases in this package have been
-proven to treat records independently, so they are not called a second time.
+See `separation` for the method and the tolerance. The rules and releases in this package are proven
+to treat records separately, so they are not called a second time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.gradients.calls import map_tensors
 from ownerwise.mechanisms import Cells, ClippingRule, Contributions, Release
 from ownerwise.mechanisms.plugs import unit_rows
 from ownerwise.randomness import StepStream
@@ -23,9 +21,12 @@ from ownerwise.step.separation import (
     ROOM,
     ROUNDINGS,
     TREAT_APART,
+    agree_in_float64,
     choose,
+    in_float64,
+    others,
     rows_agree,
-    to_double,
+    rows_at,
 )
 
 _FLOAT32_ROUNDOFF = torch.finfo(torch.float32).eps
@@ -50,32 +51,33 @@ def checked_factors(
     """
     drawn = None if stream is None else Replay(stream, len(norms))
 
-    def factors(norms: Tensor, clips: Tensor, numbers: Any) -> Tensor:
-        return rule.factors(norms, clips, numbers)
+    def factors(rows: Tensor, norms: Tensor, clips: Tensor) -> Tensor:
+        at = rows.to(norms.device)
+        numbers: Any = None if drawn is None else drawn.of(rows)
+        return rule.factors(norms[at], clips[at], numbers)
 
-    found = factors(norms, clips, drawn)
+    given: Any = drawn
+    found = rule.factors(norms, clips, given)
     if len(norms) < 2 or found.shape != norms.shape:
         return found
     index = choose(len(norms), len(norms), parts)
     at = index.to(norms.device)
+    share, roundoff = ROOM / records, torch.finfo(norms.dtype).eps
 
-    def replayed(rows: Tensor) -> _Replayed | None:
-        return None if drawn is None else drawn.of(rows)
-
-    def agree(whole: Tensor, part: Tensor, norms: Tensor, share: float) -> bool:
-        pair = (whole[at] * norms[at])[:, None], (part * norms[at])[:, None]
+    def agree(whole: Tensor, part: Tensor, share: float) -> bool:
+        lengths = norms[at].to(whole.dtype)
+        pair = (whole[at] * lengths)[:, None], (part * lengths)[:, None]
         return rows_agree(*pair, share * float(clips.min()))
 
-    share = ROOM / records
-    alone = factors(norms[at], clips[at], replayed(index))
-    if agree(found, alone, norms, share):
-        return found
-    rounded = max(share, MOST_ROUNDINGS * torch.finfo(norms.dtype).eps)
-    same = agree(found, alone, norms, rounded)
-    wide, wide_clips = norms.double(), clips.double()
-    whole = factors(wide, wide_clips, replayed(torch.arange(len(norms))))
-    alone = factors(wide[at], wide_clips[at], replayed(index))
-    if not same or not agree(whole, alone, wide, share):
+    def exact() -> tuple[Tensor, Tensor]:
+        wide = norms.double(), clips.double()
+        return factors(torch.arange(len(norms)), *wide), factors(index, *wide)
+
+    pair = found, factors(index, norms, clips)
+    if not agree(*pair, share) and not agree_in_float64(
+        agree, pair, exact, share,
+        rounded=MOST_ROUNDINGS * roundoff, fallback=ROUNDINGS * roundoff,
+    ):  # fmt: skip
         raise OwnerwiseError(
             f"{type(rule).__name__}: the factor of a record changes with the other records in its "
             "batch, " + TREAT_APART.format("factor")
@@ -163,47 +165,38 @@ def checked_contributions(
     if rows < 2:
         return release.contributions(outputs, targets)
 
-    def taken(given: Any, index: Tensor, change: Callable[[Tensor], Tensor]) -> Any:
-        def take(tensor: Tensor) -> Tensor:
-            whole = not tensor.dim() or len(tensor) != rows
-            return change(tensor if whole else tensor.index_select(0, index.to(tensor.device)))
-
-        return map_tensors(take, given)
-
     def unit(found: Contributions) -> Tensor:
         if not isinstance(found, Cells):
             return unit_rows(found, absolute=absolute)
         clipped = unit_rows(found.rows, absolute=absolute)
         return torch.cat([clipped, found.index[:, None].to(clipped)], dim=1)
 
-    def of_part(
-        index: Tensor, change: Callable[[Tensor], Tensor] = lambda tensor: tensor
-    ) -> Tensor:
-        return unit(
-            release.contributions(taken(outputs, index, change), taken(targets, index, change))
-        )
+    def of_part(part: Tensor) -> Tensor:
+        return unit(release.contributions(*rows_at((outputs, targets), part, rows)))
 
     first = choose(rows, rows, stream)
-    others = torch.from_numpy(np.setdiff1d(np.arange(rows), first.numpy()))
     before = of_part(first)
     contributions = release.contributions(outputs, targets)
     values = contributions.rows if isinstance(contributions, Cells) else contributions
     if not values.dim() or len(values) != rows:
         return contributions  # `sum_of_unit_rows` refuses them
     whole = unit(contributions)
+    rest = others(rows, first)
     roundoff = torch.finfo(values.dtype).eps if values.is_floating_point() else 0.0
-    for index, part in ((first, before), (others, of_part(others))):
+    for index, part in ((first, before), (rest, of_part(rest))):
         at = index.to(whole.device)
-        if rows_agree(whole[at], part, share):
-            continue
-        same = rows_agree(whole[at], part, max(share, MOST_ROUNDINGS * roundoff))
-        room = share
-        try:
-            exact = unit(release.contributions(*map_tensors(to_double, (outputs, targets))))[at]
-            part = of_part(index, to_double)
-        except Exception:  # fall back to the release's own precision, if it is float32 or better
-            exact, room = whole[at], max(share, ROUNDINGS * min(roundoff, _FLOAT32_ROUNDOFF))
-        if not same or not rows_agree(exact, part, room):
+
+        def exact(index: Tensor = index, at: Tensor = at) -> tuple[Tensor, Tensor]:
+            part = in_float64(rows_at((outputs, targets), index, rows))
+            exact_whole = release.contributions(*in_float64((outputs, targets)))
+            return unit(exact_whole)[at], unit(release.contributions(*part))
+
+        pair = whole[at], part
+        if not rows_agree(*pair, share) and not agree_in_float64(
+            rows_agree, pair, exact, share,
+            rounded=MOST_ROUNDINGS * roundoff,
+            fallback=ROUNDINGS * min(roundoff, _FLOAT32_ROUNDOFF),
+        ):  # fmt: skip
             raise OwnerwiseError(
                 f"{type(release).__name__}: the contribution of a record changes with the other "
                 "records in its batch, " + TREAT_APART.format("contribution")

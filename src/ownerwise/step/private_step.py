@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,19 +29,23 @@ from ownerwise.mechanisms import (
     loss_problems,
 )
 from ownerwise.planning import Plan
-from ownerwise.randomness import LayerRandomness, Noise, SecretStream, grid_of
+from ownerwise.randomness import SecretStream
 from ownerwise.step import checkpoints
-from ownerwise.step.account import OWN_FOLDER, Account, read_account
+from ownerwise.step.account import Account
+from ownerwise.step.account_file import OWN_FOLDER, read_account
 from ownerwise.step.checks import (
     optimizer_problems,
     plug_problems,
     refuse_unloaded,
+    refuse_unplanned,
     release_problems,
 )
 from ownerwise.step.clipped_sums import ClippedSums
-from ownerwise.step.micro_batches import MEMORY_TARGET
 from ownerwise.step.parameter_watch import ParameterWatch, learns, step_hooks
-from ownerwise.step.rounding import GRID_TOLERANCE, rounding_problems
+from ownerwise.step.performance import Performance
+from ownerwise.step.plug_states import load_states, settings_of, states_of
+from ownerwise.step.rounding import rounding_problems
+from ownerwise.step.run_randomness import RunRandomness
 
 
 class PrivateStep:
@@ -75,10 +77,8 @@ class PrivateStep:
         release: an additional release computed from the outputs; the plan needs `release_std`.
         stream: the run's secret stream (one root for batches and noise). The default is a new
             private stream; a stream with a fixed seed makes the run NOT private.
-        micro_batch_size: number of records computed together; derived from `memory_target` by
-            default.
-        memory_target: bytes available for the activations of one micro-batch.
-        lean: whether to save memory at the cost of speed.
+        performance: options that change only speed and memory, such as
+            `ow.Performance(micro_batch_size=64)`.
         not_private: whether to keep the losses, norms and factors of the last batch in `peek`.
     """
 
@@ -93,9 +93,7 @@ class PrivateStep:
         clipping: ClippingRule | None = None,
         release: Release | None = None,
         stream: SecretStream | None = None,
-        micro_batch_size: int | None = None,
-        memory_target: int = MEMORY_TARGET,
-        lean: bool = False,
+        performance: Performance | None = None,
         not_private: bool = False,
     ):
         problems = [str(problem) for problem in check(model)]
@@ -113,8 +111,8 @@ class PrivateStep:
         problems += release_problems(rule, steering, release, plan)
         bound = None if weights is None else weights.bind(plan)
         problems += rounding_problems(plan, model, bound, release)
-        if micro_batch_size is not None and micro_batch_size < 1:
-            problems.append(f"micro_batch_size={micro_batch_size}: expected at least 1")
+        performance = Performance() if performance is None else performance
+        problems += performance.problems()
         if problems:
             raise OwnerwiseError(problems)
         self.model = model
@@ -133,19 +131,11 @@ class PrivateStep:
             weights=self.weights,
             release=self.release,
             steering=steering,
-            micro_batch_size=micro_batch_size,
-            memory_target=memory_target,
-            lean=lean,
+            performance=performance,
             not_private=not_private,
         )
         root = SecretStream() if stream is None else stream
-        self._seed = root.seed
-        self._noise = Noise(root)
-        self._release_noise = Noise(root, purpose="release")
-        self._rule_stream = root.child("clipping rule") if self.clipping.randomised else None
-        self._layer_stream = root.child("layers")
-        self._parts = root.child("parts").at_step(0)  # for the checks, which do not affect a step
-        self._row_stream = None if plan.hardened_rows is None else root.child("rows")
+        self._randomness = RunRandomness(plan, root, rule_draws=rule.randomised)
         self._spent = 0
         self._updates = 0
         self._private_so_far = not marks_of(model)
@@ -156,7 +146,7 @@ class PrivateStep:
     @property
     def private(self) -> bool:
         """True if the guarantee holds: all randomness is secret, and no unnoised data is kept."""
-        secret = self._noise.private and self._private_so_far and not self.not_private
+        secret = self._randomness.noise.private and self._private_so_far and not self.not_private
         return secret and (self.weights is None or self.weights.private)
 
     @property
@@ -237,9 +227,10 @@ class PrivateStep:
                 self.optimizer,
                 updates=self._updates,
                 steps_spent=self._spent,
-                seed=self._seed,
+                seed=self._randomness.seed,
                 private=self.private,
-                plugs=self._states(),
+                plugs=states_of(self._plugs()),
+                plug_settings=settings_of(self._plugs()),
             )
 
     def settle(self, steps: int) -> None:
@@ -263,22 +254,9 @@ class PrivateStep:
     def _restore(self, folder: Path) -> None:
         if self._updates or self._spent or self._account is not None:
             raise OwnerwiseError("call restore on a new PrivateStep, before its first step")
-        stored = checkpoints.load(folder, self.plan, self.model, self.optimizer, self._seed)
-        states = self._states()
-        if stored.plugs.keys() != states.keys():
-            raise OwnerwiseError(
-                f"{stored.path.name} contains the state of {', '.join(stored.plugs) or 'no plug'}, "
-                f"but this step has {', '.join(states) or 'none'}: build the step as in the "
-                "original run"
-            )
-        for name, state in stored.plugs.items():
-            try:
-                self._plugs()[name].load_state(state)
-            except (LookupError, TypeError, ValueError) as error:
-                raise OwnerwiseError(
-                    f"the state of {name} in {stored.path.name} does not fit "
-                    f"({type(error).__name__}): build the step as in the original run"
-                ) from error
+        seed = self._randomness.seed
+        stored = checkpoints.load(folder, self.plan, self.model, self.optimizer, seed)
+        load_states(self._plugs(), stored.plugs, stored.plug_settings, stored.path.name)
         self._private_so_far &= stored.private
         self._account = Account.resume(folder, self.plan, stored.balance, private=self.private)
         self._updates, self._spent = stored.updates, stored.steps_spent
@@ -323,10 +301,6 @@ class PrivateStep:
         }
         return {name: plug for name, plug in plugs.items() if plug is not None}
 
-    def _states(self) -> dict[str, dict[str, Any]]:
-        """Return the states of all plugs that have one, by name."""
-        return {name: plug.state() for name, plug in self._plugs().items() if plug.stateful}
-
     def __call__(self, batch: Batch) -> None:
         """Take one step. The optimizer updates the model; nothing else is released.
 
@@ -337,28 +311,8 @@ class PrivateStep:
             self._take(batch)
 
     def _take(self, batch: Batch) -> None:
-        if not isinstance(batch, Batch):
-            raise OwnerwiseError(
-                f"got a {type(batch).__name__}; expected a Batch: iterate over "
-                "PoissonBatches(data, plan), which samples at the owners' rates, instead of a "
-                "DataLoader"
-            )
         step = self._spent
-        if step >= self.plan.steps:
-            raise PlanError(
-                f"all {self.plan.steps} planned steps have been taken; another one would exceed "
-                "the budgets. Make a plan with more steps"
-            )
-        if batch.step != step:
-            raise PlanError(
-                f"the batch is for step {batch.step}, but the next step is {step}: use every batch "
-                "of PoissonBatches once and in order (PoissonBatches(..., start=) when resuming)"
-            )
-        if batch.plan_hash not in (None, self.plan.hash):
-            raise PlanError(
-                f"the batch was drawn with plan {batch.plan_hash[:12]}, but the step accounts for "
-                f"plan {self.plan.hash[:12]}: pass the step's plan to PoissonBatches"
-            )
+        refuse_unplanned(batch, step, self.plan)
         self._refuse_undeclared_changes()
         self._private_so_far &= batch.private
         if self.private and step_hooks(self.optimizer):
@@ -373,19 +327,14 @@ class PrivateStep:
             self._account.take(step, self.private)  # on disk before any noise is drawn
         self._spent = step + 1  # a step that fails midway counts: its noise may already be drawn
         refuse_unloaded(batch)
-        randomness, steering = self._randomness(step), self.steering
-        scale = 1 / self.plan.expected_batch_size
-        std = self.plan.noise_std_at(step)
+        randomness, steering = self._randomness.of_step(step), self.steering
+        scale, clip_scale = 1 / self.plan.expected_batch_size, 1.0
         if steering is not None:
             assert randomness.rule is not None
             batch = steering.select(batch, randomness.rule)
-            scale, std = scale / steering.keep_probability, std * steering.clip_scale
+            scale, clip_scale = scale / steering.keep_probability, steering.clip_scale
         sums = self.clipped_sum(batch, randomness)
-        numbers = sum(total.numel() for total in sums.values())
-        shortest = float(self.plan.clip_norms.min()) * std / self.plan.noise_std_at(step)
-        grid = grid_of(std, numbers, GRID_TOLERANCE * shortest)
-        noised = self._noise.gaussian(step, list(sums.values()), std, grid, factor=scale)
-        self._update(dict(zip(sums, noised, strict=True)), self._watch)
+        self._update(self._randomness.noised(step, sums, clip_scale, scale), self._watch)
         if steering is not None:
             count = torch.tensor([steering.count], dtype=torch.float64)
             steering.update(float(randomness.release(count)))
@@ -404,7 +353,7 @@ class PrivateStep:
             for parameter in group["params"]:
                 parameter.grad = None  # for frozen parameters too
         for parameter, gradient in gradients.items():
-            parameter.grad = gradient.to(parameter.dtype)
+            parameter.grad = gradient
         updated = True
         try:
             self.optimizer.step()
@@ -425,28 +374,6 @@ class PrivateStep:
     ) -> dict[nn.Parameter, Tensor]:
         """Return the weighted sum of clipped gradients; it is NOT private until noise is added."""
         return self._sums(batch, Randomness() if randomness is None else randomness)
-
-    def _randomness(self, step: int) -> Randomness:
-        """Return the random numbers for one step."""
-
-        def noised(total: Tensor) -> Tensor:
-            std = self.plan.release_std_at(step)
-            shares = self.plan.release_shares
-            tolerance = GRID_TOLERANCE * (1.0 if shares is None else float(shares.min()))
-            if self.plan.release_noise == "laplace":  # its sensitivity is an L1 norm
-                scale = std / math.sqrt(2)
-                grid = grid_of(scale, total.numel() ** 2, tolerance)
-                return self._release_noise.laplace(step, [total], scale, grid)[0]
-            grid = grid_of(std, total.numel(), tolerance)
-            return self._release_noise.gaussian(step, [total], std, grid)[0]
-
-        return Randomness(
-            layers=LayerRandomness(lambda: self._layer_stream.at_step(step)),
-            rule=self._rule_stream.at_step(step) if self._rule_stream else None,
-            rows=self._row_stream.at_step(step) if self._row_stream else None,
-            parts=self._parts,
-            release=noised,
-        )
 
     def __repr__(self) -> str:
         kind = "private" if self.private else "NOT PRIVATE"

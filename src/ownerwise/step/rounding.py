@@ -8,6 +8,7 @@ only on public constants.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -167,17 +168,21 @@ def refuse_imprecise(outputs: Iterable[Tensor], roundoff: float) -> None:
     have lost precision.
     """
     kinds = {(output.dtype, output.device.type) for output in outputs if output.is_floating_point()}
-    kinds |= {
-        (torch.get_autocast_dtype(device), device)
-        for _, device in kinds
-        if torch.is_autocast_enabled(device)
-    }
-    if any(torch.finfo(dtype).eps / 2 > roundoff for dtype, _ in kinds):
+    dtypes = {dtype for dtype, _ in kinds}
+    for device in {device for _, device in kinds}:
+        if torch.is_autocast_enabled(device):
+            dtypes.add(torch.get_autocast_dtype(device))
+    if any(_roundoff(dtype) > roundoff for dtype in dtypes):
         raise OwnerwiseError(
             "the model computes in half precision (autocast, or a cast in its forward pass), but "
             "the allowance for ordering records by their losses assumes the precision of the "
             "parameters: plan with hardened=True, or compute the losses at full precision"
         )
+
+
+@functools.cache
+def _roundoff(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps / 2
 
 
 def loss_roundoff(model: nn.Module) -> float:

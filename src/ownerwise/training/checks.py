@@ -104,8 +104,7 @@ def _make_step(settings: TrainerSettings, stream: SecretStream) -> PrivateStep:
         clipping=settings.clipping,
         release=settings.constraints,
         stream=stream,
-        micro_batch_size=settings.micro_batch_size,
-        lean=settings.lean,
+        performance=settings.performance,
     )
 
 

@@ -20,6 +20,7 @@ from ownerwise.mechanisms import ClippingRule, Loss, Release, Weights
 from ownerwise.planning import NO_CONSTRAINTS, Plan
 from ownerwise.runs import Run, default_label
 from ownerwise.runs.settings import describe_plug
+from ownerwise.step import Performance
 from ownerwise.training.learning_rates import LearningRateSchedule, schedule_problems
 from ownerwise.training.loggers import Logger
 from ownerwise.training.values import POSITIVE, ValueRule, is_number, is_whole, whole
@@ -57,8 +58,7 @@ class TrainerSettings:
     weights: Weights | None = None
     clipping: ClippingRule | None = None
     constraints: Release | None = None
-    micro_batch_size: int | None = None
-    lean: bool = False
+    performance: Performance = Performance()
     seed: int | None = None
     folder: str | PathLike | None = None
     name: str | None = None

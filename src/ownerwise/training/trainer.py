@@ -51,7 +51,7 @@ class Trainer(TrainerSettings):
             is post-processing and has no privacy cost. The history, the final checkpoint and the
             trained model then use the average.
         loss: as for `PrivateStep`.
-        weights, clipping, micro_batch_size, lean: as for `PrivateStep`.
+        weights, clipping, performance: as for `PrivateStep`.
         constraints: rate constraints, or another release, to train under. With rate constraints,
             the targets in all data contain the class and the cell (see `Partition.targets`). The
             plan accounts for the release (`plan(..., constraints=)`).
@@ -230,8 +230,8 @@ class Trainer(TrainerSettings):
             "clipping": settings.describe_plug(self.clipping or CLIPPING_RULES.make("standard")),
             "evaluate_every": self.evaluate_every,
             "checkpoint_every": self.checkpoint_every,
-            "micro_batch_size": self.micro_batch_size,
-            "lean": self.lean,
+            "micro_batch_size": self.performance.micro_batch_size,
+            "lean": self.performance.lean,
             "num_workers": num_workers,
             "loggers": [x if isinstance(x, str) else type(x).__name__ for x in self.loggers],
             "validation_records": validating.records if validating else 0,

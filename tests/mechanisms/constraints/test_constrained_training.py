@@ -91,7 +91,7 @@ def test_any_model_can_be_constrained():
     model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 2))
     trainer = Trainer(
         model, make_plan(), lr=1.0, schedule="linear", constraints=fair(), seed=3, progress=False,
-        micro_batch_size=700,
+        performance=ow.Performance(micro_batch_size=700),
     )  # fmt: skip
     assert gap(trainer.fit(data(), validation=data())) < BOUND + 0.05
 

@@ -287,7 +287,10 @@ def test_micro_batches_change_nothing(size):
     for number in range(3):
         steps = [(model, None), (other, size)]
         if number == 0:
-            pair = [constrained_step(m, made(), plan(), micro_batch_size=s) for m, s in steps]
+            pair = [
+                constrained_step(m, made(), plan(), performance=ow.Performance(micro_batch_size=s))
+                for m, s in steps
+            ]
         for step in pair:
             step(tools.batch_of(inputs, targets, number))
     torch.testing.assert_close(tools.weights_of(model), tools.weights_of(other))

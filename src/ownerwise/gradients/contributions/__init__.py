@@ -7,8 +7,8 @@ budget, layouts, precision and saved tensors, but not the rules or the tape.
 
 from ownerwise.gradients.contributions.blocks import (
     BLOCK,
-    rows_in_blocks,
     sum_of_outer_products,
+    sums_in_float64,
 )
 from ownerwise.gradients.contributions.contribution import Contribution, Dense, few_rows
 from ownerwise.gradients.contributions.convolved import Convolved, Geometry
@@ -29,7 +29,7 @@ __all__ = [
     "Repeated",
     "SharedLeft",
     "few_rows",
-    "rows_in_blocks",
     "shared_ghost_norms",
     "sum_of_outer_products",
+    "sums_in_float64",
 ]

@@ -2,7 +2,8 @@
 
 For any order of summation, the error of a float32 sum over k vectors is at most k unit roundoffs
 times the sum of their norms. Here k is at most `BLOCK`, because the sums over blocks are added in
-float64. The step's slack relies on this (docs/proofs/arithmetic.md).
+float64; small layers are summed in float64 throughout. The step's slack relies on this
+(docs/proofs/arithmetic.md).
 
 A convolution or a layer on sequences adds many terms per record in one kernel call, and calls on
 few records are slow. For such layers, each block therefore has `LONG_BLOCK` records. It is tested
@@ -17,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "LONG_BLOCK", "blocked_sum", "rows_in_blocks", "sum_of_outer_products"]
+__all__ = ["BLOCK", "LONG_BLOCK", "blocked_sum", "sum_of_outer_products", "sums_in_float64"]
 
 BLOCK = 64
 """The largest number of vectors that may be summed in float32."""
@@ -25,6 +26,8 @@ LONG_BLOCK = 256
 """The largest number of records that may be summed in float32 if each adds several terms."""
 # Above this many bytes, sums of blocks are added one by one instead of all at once.
 _AT_ONCE = 8 << 20
+# Up to this many products, one product in float64 is faster than blocks in float32.
+_SMALL = 1 << 20
 
 
 def blocked_sum(
@@ -45,20 +48,20 @@ def blocked_sum(
     return total
 
 
-def rows_in_blocks(count: int) -> int:
-    """Return `count`, rounded up so that the rows can be divided into blocks of equal size."""
-    blocks = -(-count // BLOCK) or 1
-    return blocks * -(-count // blocks)
+def sums_in_float64(left: Tensor, right: Tensor) -> bool:
+    """Return whether the sum of outer products is a single product in float64."""
+    return len(left) > BLOCK and left.numel() * right.shape[1] <= _SMALL
 
 
 def sum_of_outer_products(left: Tensor, right: Tensor) -> Tensor:
     """Return sum_i left[i] (x) right[i] for `left [count, rows]`, `right [count, columns]`."""
     count, rows, columns = *left.shape, right.shape[1]
     blocks = -(-count // BLOCK)
+    if sums_in_float64(left, right):
+        return left.double().mT @ right.double()
     if blocks <= 1 or blocks * rows * columns * left.element_size() > _AT_ONCE:
         return blocked_sum(count, lambda start, stop: left[start:stop].mT @ right[start:stop])
-    size = BLOCK if count % blocks else count // blocks
-    whole = count - count % size
-    sums = torch.bmm(left[:whole].view(-1, size, rows).mT, right[:whole].view(-1, size, columns))
+    whole = count - count % BLOCK
+    sums = torch.bmm(left[:whole].view(-1, BLOCK, rows).mT, right[:whole].view(-1, BLOCK, columns))
     total = sums.sum(dim=0, dtype=torch.float64)
     return total if whole == count else total.add_(left[whole:].mT @ right[whole:])

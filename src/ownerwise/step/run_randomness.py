@@ -1,0 +1,72 @@
+"""The random numbers of a run: its noise, and the streams of its layers, rule, rows and checks."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from ownerwise.mechanisms import Randomness
+from ownerwise.planning import Plan
+from ownerwise.randomness import LayerRandomness, Noise, SecretStream, grid_of
+from ownerwise.step.rounding import GRID_TOLERANCE
+
+
+class RunRandomness:
+    """Draws everything random in a run from one secret stream, each number for one purpose.
+
+    Args:
+        plan: the run's plan, which determines the noise.
+        root: the run's secret stream.
+        rule_draws: whether the clipping rule is randomised.
+    """
+
+    def __init__(self, plan: Plan, root: SecretStream, *, rule_draws: bool):
+        self.plan = plan
+        self.seed = root.seed
+        self.noise = Noise(root)
+        self._release_noise = Noise(root, purpose="release")
+        self._rule = root.child("clipping rule") if rule_draws else None
+        self._layers = root.child("layers")
+        self._parts = root.child("parts").at_step(0)  # for the checks, which do not affect a step
+        self._rows = None if plan.hardened_rows is None else root.child("rows")
+
+    def of_step(self, step: int) -> Randomness:
+        """Return the random numbers for one step, except those for the gradient noise."""
+        return Randomness(
+            layers=LayerRandomness(lambda: self._layers.at_step(step)),
+            rule=self._rule.at_step(step) if self._rule else None,
+            rows=self._rows.at_step(step) if self._rows else None,
+            parts=self._parts,
+            release=lambda total: self._released(step, total),
+        )
+
+    def noised(
+        self, step: int, sums: dict[nn.Parameter, Tensor], clip_scale: float, factor: float
+    ) -> dict[nn.Parameter, Tensor]:
+        """Return the sums of a step with noise, times `factor`, in the parameters' dtypes.
+
+        Args:
+            step: the step.
+            sums: the weighted sum of clipped gradients for each parameter.
+            clip_scale: factor applied to all clip norms and to the noise.
+            factor: factor applied to the noised sums.
+        """
+        std = self.plan.noise_std_at(step) * clip_scale
+        shortest = float(self.plan.clip_norms.min()) * clip_scale
+        numbers = sum(total.numel() for total in sums.values())
+        grid = grid_of(std, numbers, GRID_TOLERANCE * shortest)
+        like = list(sums)
+        noised = self.noise.gaussian(step, list(sums.values()), std, grid, factor, like)
+        return dict(zip(like, noised, strict=True))
+
+    def _released(self, step: int, total: Tensor) -> Tensor:
+        std = self.plan.release_std_at(step)
+        shares = self.plan.release_shares
+        tolerance = GRID_TOLERANCE * (1.0 if shares is None else float(shares.min()))
+        if self.plan.release_noise == "laplace":  # its sensitivity is an L1 norm
+            scale = std / math.sqrt(2)
+            grid = grid_of(scale, total.numel() ** 2, tolerance)
+            return self._release_noise.laplace(step, [total], scale, grid)[0]
+        grid = grid_of(std, total.numel(), tolerance)
+        return self._release_noise.gaussian(step, [total], std, grid)[0]
