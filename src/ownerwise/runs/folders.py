@@ -21,7 +21,7 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.files import ANYTHING, drop_temporary, mapping_of, read_json, write_json
+from ownerwise.files import ANYTHING, drop_temporary, mapping_of, read_json, write_json, writing
 from ownerwise.planning import Plan
 from ownerwise.runs import reading
 from ownerwise.runs.run import Run
@@ -47,21 +47,29 @@ class FolderLock:
         self._process = os.getpid()
 
     def __enter__(self) -> Self:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise OwnerwiseError(
-                f"{self._folder} is in use: {self._holder()} is training there; wait for it to "
-                f"finish, or {OWN_FOLDER}"
-            ) from None
-        (self._folder / _HOLDER).write_text(f"{os.getpid()}\n", encoding="utf-8")
+        with writing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock.acquire()
+            except Timeout:
+                raise OwnerwiseError(
+                    f"{self._folder} is in use: {self._holder()} is training there; wait for it to "
+                    f"finish, or {OWN_FOLDER}"
+                ) from None
+            try:
+                (self._folder / _HOLDER).write_text(f"{os.getpid()}\n", encoding="utf-8")
+            except OSError:
+                self.__exit__()
+                raise
         return self
 
     def __exit__(self, *error: object) -> None:
         if os.getpid() == self._process:  # a forked process does not hold the lock
-            (self._folder / _HOLDER).unlink(missing_ok=True)
-            self._lock.release()
+            try:
+                with writing(self._folder):
+                    (self._folder / _HOLDER).unlink(missing_ok=True)
+            finally:
+                self._lock.release()
 
     def _holder(self) -> str:
         try:
@@ -101,13 +109,16 @@ def folder_problems(folder: Path, config: dict[str, Any], plan: Plan, resume: bo
 
 
 def begin(run: Run, identity: str) -> None:
-    """Write a run's settings, plan and environment into its folder."""
+    """Write a run's plan, environment and settings into its folder.
+
+    The settings come last: a folder without them is refused, so no run lacks the other files.
+    """
     assert run.folder is not None
     run.identity = identity
-    names = {reading.FORMAT_KEY: checkpoints.FORMAT, reading.RUN_KEY: identity}
-    write_json(run.folder / reading.CONFIG, {**names, **run.config})
     run.plan.save(run.folder / reading.PLAN)
     write_json(run.folder / reading.ENVIRONMENT, run.environment)
+    names = {reading.FORMAT_KEY: checkpoints.FORMAT, reading.RUN_KEY: identity}
+    write_json(run.folder / reading.CONFIG, {**names, **run.config})
 
 
 def with_earlier(folder: Path, environment: dict[str, Any]) -> dict[str, Any]:
@@ -128,8 +139,9 @@ def kept_history(folder: Path, identity: str, updates: int) -> list[dict[str, An
 
 def drop_half_written(folder: Path) -> None:
     """Delete partial files left by a killed process; only the lock's holder may call this."""
-    for name in ("checkpoint-*", "plan.*", "config.json", "environment.json", "history.jsonl"):
-        drop_temporary(folder, name)
+    with writing(folder):
+        for name in ("checkpoint-*", "plan.*", "config.json", "environment.json", "history.jsonl"):
+            drop_temporary(folder, name)
 
 
 def _remains(folder: Path) -> list[str]:

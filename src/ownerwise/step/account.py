@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Self
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.files import DIGEST, WHOLE, fields, read_json
+from ownerwise.files import DIGEST, WHOLE, fields, read_json, writing
 from ownerwise.planning import Plan
 
 ACCOUNT = "account.db"
@@ -170,7 +170,8 @@ class Account:
     @classmethod
     def open(cls, folder: Path, plan: Plan, *, private: bool, spent: int = 0) -> Self:
         """Open the account of a new run that has already taken `spent` steps in memory."""
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         account = cls(folder, plan)
         account._connect(create=True)
         entries = [("open", 0, plan.steps, private)]
@@ -183,7 +184,8 @@ class Account:
         """Take over an account whose state is `balance`, and upgrade it if it has format 1."""
         if balance.head is None:
             account = cls.open(folder, plan, private=private, spent=balance.spent)
-            (folder / STEPS).unlink()
+            with writing(folder):
+                (folder / STEPS).unlink()
             return account
         account = cls(folder, plan)
         account._connect()

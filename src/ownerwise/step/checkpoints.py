@@ -46,6 +46,7 @@ from ownerwise.files import (
     or_null,
     parse_json,
     write_whole,
+    writing,
 )
 from ownerwise.planning import Plan
 from ownerwise.step.account import Balance, read_account
@@ -157,8 +158,9 @@ def save(
     text = json.dumps(header)
     metadata = {_HEADER: text, _HASH: hashlib.sha256(text.encode()).hexdigest()}
     write_whole(path, lambda file: save_file(contents, file, metadata=metadata))
-    for older in stored(folder)[_GENERATIONS:]:
-        older.unlink()
+    with writing(folder):
+        for older in stored(folder)[_GENERATIONS:]:
+            older.unlink()
     return path
 
 
