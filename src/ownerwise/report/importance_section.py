@@ -10,10 +10,11 @@ import numpy as np
 
 from ownerwise.planning import Plan
 from ownerwise.report import plots
-from ownerwise.report.blocks import Block, Section, Text
+from ownerwise.report.blocks import Block, Notes, Section, Text
 from ownerwise.report.comparison import Comparison, MethodRuns
 from ownerwise.report.curves import MOST_POINTS
 from ownerwise.report.plots import Figure, LegendEntry, Panel, Trace, View
+from ownerwise.runs import Run
 
 INTRODUCTION = (
     "INO ranks the records in a batch and reduces the weight of the least important ones. Records "
@@ -24,14 +25,20 @@ Rebuild = Callable[[Mapping[str, Any], Plan], Any]
 """Recreates a method's weights from their settings; None if the settings do not determine them."""
 
 
-def section(rebuild: Rebuild) -> Section:
-    """Return the section about the weights that `rebuild` recreates."""
+def section(kind: str, rebuild: Rebuild) -> Section:
+    """Return the section about weights of this kind, which `rebuild` recreates."""
+
+    def notes(run: Run) -> Notes | None:
+        used = (run.config.get("weights") or {}).get("kind") == kind
+        return Notes(["the shape and length of the importance tail"]) if used else None
+
     return Section(
         "importance",
         "Weights",
         "Importance weights within a batch",
         partial(_build, rebuild=rebuild),
         _why_missing,
+        notes=notes,
     )
 
 
