@@ -11,7 +11,7 @@ from ownerwise.report import plots
 from ownerwise.report.blocks import Block, Notes, Section, Table, Text
 from ownerwise.report.comparison import Comparison, MethodRuns, last
 from ownerwise.report.curves import MOST_POINTS, Curve
-from ownerwise.report.plots import Figure, LegendEntry, Panel, View
+from ownerwise.report.plots import Figure, Panel, View
 from ownerwise.runs import Run
 
 MOST_DRAWN = 12
@@ -58,10 +58,7 @@ def figure(comparison: Comparison) -> Figure | None:
         dict.fromkeys(constraint["name"] for m in methods for constraint in _constraints(m.runs[0]))
     )
     drawn = names[:MOST_DRAWN]
-    legend = [
-        LegendEntry(str(at), name, plots.colour(at), plots.dash(at))
-        for at, name in enumerate(drawn)
-    ]
+    legend = [plots.legend_entry(at, name) for at, name in enumerate(drawn)]
     panels = []
     for method in methods:
         views = {
@@ -98,8 +95,7 @@ def _curve(runs: Sequence[Run], kind: str, name: str) -> Curve | None:
     values = np.array([[track[step] for step in steps] for track in tracks], dtype=np.float64)
     if not steps or not np.isfinite(values).any():
         return None
-    deviation = values.std(axis=0, ddof=1) if len(runs) > 1 else None
-    return Curve(np.array(steps, dtype=np.float64), values.mean(axis=0), deviation)
+    return Curve.over_seeds(np.array(steps, dtype=np.float64), values)
 
 
 def table(comparison: Comparison) -> Table:

@@ -14,13 +14,12 @@ someone may have read those lines.
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import OwnerwiseError, Problems
 from ownerwise.files import ANYTHING, drop_temporary, mapping_of, read_json, write_json, writing
 from ownerwise.planning import Plan
 from ownerwise.runs import reading
@@ -88,7 +87,8 @@ def folder_problems(folder: Path, config: dict[str, Any], plan: Plan, resume: bo
     """Return all reasons why a run with these settings cannot be written to a folder."""
     if folder.exists() and not folder.is_dir():
         return [f"{folder} is a file; expected a folder for the run"]
-    try:
+    problems, unused = Problems(), Problems()
+    with problems.guard():
         if not holds_a_run(folder):
             return _remains(folder)
         if not resume:
@@ -101,11 +101,13 @@ def folder_problems(folder: Path, config: dict[str, Any], plan: Plan, resume: bo
         changes += [f"plan: {text}" for text in _plan_differences(folder, plan)]
         if changes:
             return [f"{change} (a resumed run keeps its original settings)" for change in changes]
-        balance, header = read_account(folder), checkpoints.newest_header(folder, [])
-        history = reading.read_history(folder / reading.HISTORY, balance.run if balance else "", [])
-        return reading.disagreements(folder, plan.hash, balance, header, stored, identity, history)
-    except OwnerwiseError as error:
-        return error.problems
+        balance, header = read_account(folder), checkpoints.newest_header(folder, unused)
+        run = balance.run if balance else ""
+        history = reading.read_history(folder / reading.HISTORY, run, unused)
+        problems += reading.disagreements(
+            folder, plan.hash, balance, header, stored, identity, history
+        )
+    return list(problems)
 
 
 def begin(run: Run, identity: str) -> None:
@@ -123,8 +125,8 @@ def begin(run: Run, identity: str) -> None:
 
 def with_earlier(folder: Path, environment: dict[str, Any]) -> dict[str, Any]:
     """Return the environment, together with earlier ones in which the run was trained."""
-    previous = reading.read_environment(folder, problems := [])
-    _warn(problems)
+    previous = reading.read_environment(folder, problems := Problems())
+    problems.warn()
     earlier = previous.pop("earlier", [])
     earlier += [previous] if previous and previous != environment else []
     return {**environment, "earlier": earlier} if earlier else environment
@@ -132,8 +134,8 @@ def with_earlier(folder: Path, environment: dict[str, Any]) -> dict[str, Any]:
 
 def kept_history(folder: Path, identity: str, updates: int) -> list[dict[str, Any]]:
     """Return the history lines for models with at most `updates` updates."""
-    lines = reading.read_history(folder / reading.HISTORY, identity, problems := [])
-    _warn(problems)
+    lines = reading.read_history(folder / reading.HISTORY, identity, problems := Problems())
+    problems.warn()
     return [line for line in lines if line["updates"] <= updates]
 
 
@@ -165,8 +167,3 @@ def _plan_differences(folder: Path, plan: Plan) -> list[str]:
     stored.pop("arrays", None)
     headers = differences(stored, plan.header())
     return headers or ["the owners' budgets, rates or clip norms differ"]
-
-
-def _warn(problems: list[str]) -> None:
-    for problem in problems:
-        warnings.warn(problem, stacklevel=3)

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import TensorDataset
 
-from ownerwise.batches import COLLATE_NEEDS_DATASET, data_problems, ownerless_problems
-from ownerwise.errors import OwnerwiseError, PrivacyWarning
+from ownerwise.batches import COLLATE_NEEDS_DATASET, arrays_of, data_problems, ownerless_problems
+from ownerwise.errors import PrivacyWarning, Problems
 from ownerwise.evaluation import Collate, Evaluation, trial_problems
 from ownerwise.gradients import check
 from ownerwise.mechanisms import (
@@ -78,7 +77,7 @@ def prepare(
     resume: bool,
 ) -> tuple[PrivateStep, SecretStream, list[Logger]]:
     """Return the step, stream and loggers for a run, or raise an error that lists all problems."""
-    problems = list(_setting_problems(trainer, resume))
+    problems = Problems(_setting_problems(trainer, resume))
     problems += schedule_problems(trainer.schedule, trainer.plan.steps)
     problems += averaging_problems(trainer.averaging)
     stream = SecretStream() if trainer.seed is None else _seeded(trainer.seed, problems)
@@ -98,14 +97,14 @@ def prepare(
     if trainer.folder is not None:
         loggers.insert(0, JsonLines(trainer.folder / HISTORY))
         problems += folder_problems(trainer.folder, config, trainer.plan, resume)
-    if problems or step is None:
-        raise OwnerwiseError(problems)
+    problems.raise_()
+    assert step is not None
     _warn_of_large_inputs(data, trainer.plan)
     return step, stream, loggers
 
 
 def _make_step(
-    trainer: TrainerSettings, stream: SecretStream, problems: list[str]
+    trainer: TrainerSettings, stream: SecretStream, problems: Problems
 ) -> PrivateStep | None:
     """Return the private step, or add problems to the list and return None."""
     model, loss = trainer.model, trainer.loss
@@ -117,10 +116,10 @@ def _make_step(
             model.parameters(), lr=trainer.lr, **trainer.optimizer_options
         )
     except (TypeError, ValueError) as error:
-        problems.append(f"optimizer {describe_function(trainer.optimizer)}: {error}")
+        problems.add(f"optimizer {describe_function(trainer.optimizer)}: {error}")
         problems += [*map(str, check(model)), *loss_problems(loss, model)]
         return None
-    try:
+    with problems.guard():
         return PrivateStep(
             model,
             trainer.plan,
@@ -133,9 +132,7 @@ def _make_step(
             micro_batch_size=trainer.micro_batch_size,
             lean=trainer.lean,
         )
-    except OwnerwiseError as error:
-        problems += error.problems
-        return None
+    return None
 
 
 def _plug_problems(trainer: TrainerSettings) -> Iterator[str]:
@@ -161,11 +158,11 @@ def _short(given: Any) -> str:
     return getattr(given, "__name__", f"<{type(given).__name__} object>")
 
 
-def _seeded(seed: Any, problems: list[str]) -> SecretStream:
+def _seeded(seed: Any, problems: Problems) -> SecretStream:
     try:
         return SecretStream.from_seed(seed)
     except TypeError:
-        problems.append(
+        problems.add(
             f"seed={seed!r}: expected None (secret randomness), or a whole number, which makes the "
             "run NOT private"
         )
@@ -196,8 +193,8 @@ def _training_data_problems(data: Any, collate: Collate | None, plan: Plan) -> l
     index = plan.owners.record_owner_index
     assert index is not None
     problems = data_problems(data, len(index))
-    arrays = data.tensors if type(data) is TensorDataset else data
-    if not isinstance(arrays, tuple) or problems:
+    arrays = arrays_of(data)
+    if arrays is None or problems:
         return problems
     if len(arrays) != 2:
         return [f"the data has {len(arrays)} arrays; expected two, (X, y)"]
@@ -215,8 +212,8 @@ def _warn_of_large_inputs(data: Any, plan: Plan) -> None:
 
     Only arrays are checked: a Dataset would have to be loaded in full.
     """
-    arrays = data.tensors if type(data) is TensorDataset else data
-    if plan.hardened_rows is not None or not isinstance(arrays, tuple):
+    arrays = arrays_of(data)
+    if plan.hardened_rows is not None or arrays is None:
         return
     inputs = arrays[0]
     largest = 0.0

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ownerwise.errors import OwnerwiseError, require
+from ownerwise.errors import Problems, require
 from ownerwise.files import append_text, write_text
 from ownerwise.runs import RUN_KEY, Run
 from ownerwise.runs.settings import flat
@@ -114,21 +114,19 @@ LOGGERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 """Loggers that can be selected by name."""
 
 
-def make_loggers(requested: Sequence[str | Logger], problems: list[str]) -> list[Logger]:
+def make_loggers(requested: Sequence[str | Logger], problems: Problems) -> list[Logger]:
     """Return the requested loggers, passed by name or as objects; add problems to the list."""
     loggers: list[Logger] = []
     for logger in requested:
         if not isinstance(logger, str):
             loggers.append(logger)
         elif logger not in LOGGERS:
-            problems.append(
+            problems.add(
                 f"logger {logger!r}: expected one of {', '.join(LOGGERS)}, or a logger object"
             )
         else:
-            try:
+            with problems.guard():
                 loggers.append(LOGGERS[logger]())
-            except OwnerwiseError as error:
-                problems += error.problems
     return loggers
 
 

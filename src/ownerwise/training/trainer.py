@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from ownerwise.batches import PoissonBatches
 from ownerwise.errors import OwnerwiseError, printable
-from ownerwise.evaluation import Collate, Evaluation, Predict, group_name, predicted_classes
+from ownerwise.evaluation import Collate, Evaluation, Predict, predicted_classes
 from ownerwise.mechanisms import ClippingRule, Loss, Release, Weights, plain_loss
 from ownerwise.planning import NO_CONSTRAINTS, Plan
 from ownerwise.runs import Run, default_label, environment, settings
@@ -32,6 +32,7 @@ from ownerwise.training.learning_rates import LearningRateSchedule, factors
 from ownerwise.training.loggers import Logger
 from ownerwise.training.outside_the_plan import not_private_reasons, note_training
 from ownerwise.training.recording import Recorder
+from ownerwise.wording import name_of
 
 _EVALUATIONS = 20  # approximate default number per run
 
@@ -321,13 +322,13 @@ class Trainer:
             name
             for evaluation in (validating, testing)
             if evaluation is not None and evaluation.groups is not None
-            for name in map(group_name, np.unique(evaluation.groups).tolist())
+            for name in map(name_of, np.unique(evaluation.groups).tolist())
         }
         budgets = settings.owner_budgets(names, self.plan.owners)
         if groups_are is None:
             known = "owners" if names == set(budgets) else "groups"
             groups_are = known if names else "classes"
-        given = {group_name(group): value for group, value in (self.group_budgets or {}).items()}
+        given = {name_of(group): value for group, value in (self.group_budgets or {}).items()}
         return {"groups_are": groups_are, "group_budgets": budgets | given}
 
     def _evaluation(self, data: Any, groups: Any, collate: Collate | None) -> Evaluation | None:
