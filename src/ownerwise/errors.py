@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 IS_A_FOLDER = "--out {} is a folder; expected a file name"
 
@@ -61,12 +62,16 @@ class Problems:
         ['steps 0; expected at least 1', 'lr -1; expected a positive number']
     """
 
-    def __init__(self) -> None:
-        self._found: list[str] = []
+    def __init__(self, found: Iterable[str] = ()) -> None:
+        self._found = list(found)
 
     def add(self, *problems: str) -> None:
         """Add problems to the list."""
         self._found += problems
+
+    def __iadd__(self, problems: Iterable[str]) -> Self:
+        self._found += problems
+        return self
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -80,6 +85,11 @@ class Problems:
         """Raise an error of this kind that lists all problems, if there are any."""
         if self._found:
             raise kind(self._found)
+
+    def warn(self) -> None:
+        """Show each problem as a warning about the call of the caller."""
+        for problem in self._found:
+            warnings.warn(problem, stacklevel=3)
 
     def __len__(self) -> int:
         return len(self._found)

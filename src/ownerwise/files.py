@@ -12,9 +12,12 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from ownerwise.errors import OwnerwiseError
 
@@ -25,25 +28,39 @@ _DEEPEST = 50  # levels of nesting; ownerwise itself writes fewer than 10
 _ABANDONED = 3600.0  # seconds after which a temporary file's writer is assumed dead
 
 
+@contextmanager
+def writing(path: str | PathLike) -> Iterator[None]:
+    """Turn a failed write, such as to a full disk, into an error that names the file."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OwnerwiseError(
+            f"{path} cannot be written: {reason}; check the free space of the disk and the "
+            "permissions of the folder"
+        ) from error
+
+
 def write_whole(path: str | PathLike, write: Callable[[str], Any]) -> None:
     """Write a temporary file with `write`, then rename it, so `path` is never partially written.
 
     Temporary files left behind by killed writers of the same file are removed.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    drop_temporary(path.parent, path.name, older=_ABANDONED)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        write(temporary)
-        os.chmod(temporary, 0o644)
-        _to_disk(temporary)
-        os.replace(temporary, path)
-        _to_disk(path.parent)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drop_temporary(path.parent, path.name, older=_ABANDONED)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        try:
+            write(temporary)
+            os.chmod(temporary, 0o644)
+            _to_disk(temporary)
+            os.replace(temporary, path)
+            _to_disk(path.parent)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
 
 
 def write_text(path: str | PathLike, text: str) -> None:
@@ -54,6 +71,21 @@ def write_text(path: str | PathLike, text: str) -> None:
 def write_json(path: str | PathLike, content: Any, *, indent: int | None = 2) -> None:
     """Write JSON, with a newline at the end."""
     write_text(path, json.dumps(content, indent=indent) + "\n")
+
+
+def append_text(path: str | PathLike, text: str) -> None:
+    """Append text to a file and flush it to disk; if that fails, the file stays as it was."""
+    path = Path(path)
+    with writing(path):
+        size = path.stat().st_size
+        try:
+            with path.open("ab") as file:
+                file.write(text.encode("utf-8"))
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            os.truncate(path, size)
+            raise
 
 
 def drop_temporary(folder: Path, name: str, older: float = 0.0) -> None:
@@ -204,6 +236,8 @@ def fields(required: Mapping[str, Kind], optional: Mapping[str, Kind] | None = N
 def _deeper_than(content: Any, levels: int) -> bool:
     level = [content]
     for _ in range(levels):
+        if not level:
+            break
         level = [
             entry
             for value in level

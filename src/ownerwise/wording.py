@@ -24,6 +24,14 @@ class Amount:
         return cls(float(np.mean(values)), deviation, len(values))
 
 
+def name_of(value: object) -> str:
+    """Return a class, a group or a cell as text: 1, 1.0 and "1" become "1".
+
+    Missing values turn columns of ints into floats.
+    """
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
 def percent(share: float) -> str:
     """Format a fraction as a percentage: "71.2%"."""
     return "unknown" if not math.isfinite(share) else f"{100 * share:.1f}%"

@@ -152,7 +152,7 @@ def test_a_failed_save_leaves_no_half_written_file(plan, tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(plan_files, "save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(ow.OwnerwiseError, match=r"plan\.safetensors cannot be written: disk full"):
         plan.save(path)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 

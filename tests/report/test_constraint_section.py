@@ -2,7 +2,7 @@
 
 import pytest
 
-from ownerwise.report import constraint_section, write_report
+from ownerwise.report import card_text, constraint_section, write_report
 from ownerwise.report.comparison import Comparison
 from tools.report_tools import made_run, small_plan
 
@@ -40,6 +40,7 @@ def test_values_bounds_and_multipliers_are_shown(tmp_path):
         assert words in text
     assert "one histogram of predictions" in text
     assert "rule that assigns records to cells" in text
+    assert f"| Rate constraints | {UPPER}; {LOWER} |" in card_text(constrained_run())
     assert "is larger than the bound" not in text
     assert "stayed at its cap" not in text
 

@@ -8,6 +8,7 @@ import socket
 import pytest
 
 import ownerwise as ow
+from ownerwise.errors import Problems
 from ownerwise.runs import (
     Run,
     reading,
@@ -151,7 +152,7 @@ def test_half_a_line_is_no_line(folder):
     whole = Run.load(folder).history
     for cut in (1, 30):  # without its end a line may be cut
         path.write_bytes(path.read_bytes()[:-cut])
-        assert reading.read_history(path, Run.load(folder).identity, []) == whole[:-1]
+        assert reading.read_history(path, Run.load(folder).identity, Problems()) == whole[:-1]
 
 
 def test_the_model_of_a_run_is_found_in_its_folder(tmp_path):

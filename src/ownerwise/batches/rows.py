@@ -117,15 +117,31 @@ def rows_of(
     """Return the rows of a dataset, or raise an error if it cannot supply `records` records."""
     if problems := data_problems(dataset, records):
         raise OwnerwiseError(problems)
-    if type(dataset) is TensorDataset and collate is None:  # a subclass may transform its rows
-        dataset = dataset.tensors
-    if isinstance(dataset, torch.Tensor | np.ndarray):
-        dataset = (dataset,)
-    if not isinstance(dataset, tuple):
+    arrays = arrays_of(dataset, collate)
+    if arrays is None:
         return DatasetRows(dataset, collate)
     if collate is not None:
         raise OwnerwiseError(COLLATE_NEEDS_DATASET)
-    return ArrayRows(dataset)
+    return ArrayRows(arrays)
+
+
+def arrays_of(data: Any, collate: Callable[[list[Any]], Any] | None = None) -> Any:
+    """Return the arrays of data in memory as a tuple; None for a Dataset, which loads its rows."""
+    if type(data) is TensorDataset and collate is None:  # a subclass may transform its rows
+        return data.tensors
+    if isinstance(data, torch.Tensor | np.ndarray):
+        return (data,)
+    return data if isinstance(data, tuple) else None
+
+
+def is_map_style(data: Any) -> bool:
+    """Return whether rows can be fetched by index, as from a Dataset; not from a table's columns.
+
+    A DataLoader, an iterator and a dictionary do not have rows either.
+    """
+    by_column = isinstance(data, dict) or hasattr(data, "iloc")
+    indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    return indexed and not by_column and not isinstance(data, DataLoader)
 
 
 def ownerless_problems(plan: Plan) -> list[str]:
@@ -164,8 +180,7 @@ def data_problems(dataset: Any, records: int) -> list[str]:
         named = [(f"array {number} in the data", array) for number, array in enumerate(dataset)]
         problems = [text for name, array in named for text in _array_problems(name, array, records)]
         return problems if dataset else ["the data is an empty tuple: pass (X, y)"]
-    by_column = isinstance(dataset, dict) or hasattr(dataset, "iloc")
-    if by_column or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+    if not is_map_style(dataset):
         return [
             f"a {kind} does not support access by index: pass (X, y) as tensors or arrays, or a "
             "Dataset with __getitem__ and __len__"

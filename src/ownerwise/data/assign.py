@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ownerwise.data.records import DataSet, Records
-from ownerwise.errors import OwnerwiseError, name_some
+from ownerwise.errors import OwnerwiseError, Problems, name_some
 from ownerwise.registry import Registry
 
 Budgets = Mapping[str, float] | Sequence[float]
@@ -106,42 +106,39 @@ and possibly other options. Other packages can add assignments through the entry
 
 def named_budgets(given: Budgets, names: tuple[str, ...]) -> dict[str, float]:
     """Return a budget for each name, in the order of the names."""
-    problems = []
+    problems = Problems()
     if isinstance(given, Mapping):
         lacking = [name for name in names if name not in given]
         unknown = [name for name in given if name not in names]
         if lacking:
-            problems.append(f"no budget for {name_some(lacking, repr)}; expected one for each name")
+            problems.add(f"no budget for {name_some(lacking, repr)}; expected one for each name")
         if unknown:
-            problems.append(
+            problems.add(
                 f"budget given for the unknown name {name_some(unknown, repr)}; expected names "
                 f"among {name_some(names, repr, shown=10)}"
             )
         budgets = dict(given)
     else:
         if len(given) != len(names):
-            problems.append(
-                f"{len(given)} budgets for {len(names)} names; expected one for each name"
-            )
+            problems.add(f"{len(given)} budgets for {len(names)} names; expected one for each name")
         budgets = dict(zip(names, given, strict=False))
     wrong = [f"{name} ({value!r})" for name, value in budgets.items() if not value > 0]
     if wrong:
-        problems.append(f"invalid epsilon for {name_some(wrong)}; expected a number above 0")
-    if problems:
-        raise OwnerwiseError(problems)
+        problems.add(f"invalid epsilon for {name_some(wrong)}; expected a number above 0")
+    problems.raise_()
     return {name: float(budgets[name]) for name in names}
 
 
 def owners_of_classes(data: DataSet, classes: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Return each class's owner; raise an error unless each class is known and has one owner."""
     owners: dict[str, list[str]] = {name: [] for name in data.classes}
-    problems = []
+    problems = Problems()
     for owner, names in classes.items():
         for name in names:
             if name in owners:
                 owners[name].append(owner)
             else:
-                problems.append(f"owner {owner!r}: {data.name} has no class {name!r}")
+                problems.add(f"owner {owner!r}: {data.name} has no class {name!r}")
     problems += [
         f"class {name!r} has {len(holders)} owners; expected exactly one: "
         + (
@@ -152,8 +149,7 @@ def owners_of_classes(data: DataSet, classes: Mapping[str, Sequence[str]]) -> tu
         for name, holders in owners.items()
         if len(holders) != 1
     ]
-    if problems:
-        raise OwnerwiseError(problems)
+    problems.raise_()
     return tuple(holders[0] for holders in owners.values())
 
 

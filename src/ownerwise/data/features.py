@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ownerwise.data.records import DataSet, Records
-from ownerwise.errors import OwnerwiseError, PrivacyWarning, name_some
+from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, name_some
 
 SCALES = ("ranges", "statistics", "none")
 MISSING = ("", "?", None)
@@ -78,7 +78,7 @@ def encode(
     """
     if scale not in SCALES:
         raise OwnerwiseError(f"scale {scale!r}; expected one of {', '.join(map(repr, SCALES))}")
-    problems: list[str] = []
+    problems = Problems()
     blocks, names = [], []
     for feature in schema:
         column = cells[feature.name]
@@ -90,14 +90,13 @@ def encode(
             values = _scaled(_numbers(column, feature.name, problems), feature, scale, train)
             if len(problems) == before and np.isnan(values).any():
                 missing = name_some(np.flatnonzero(np.isnan(values)), record)
-                problems.append(
+                problems.add(
                     f"column {feature.name}: a value is missing in {missing}, which is allowed "
                     "only with a declared range: declare one, or fill in the value"
                 )
             blocks.append(values[:, None])
             names.append(feature.name)
-    if problems:
-        raise OwnerwiseError(problems)
+    problems.raise_()
     not_private = ()
     if scale == "statistics":
         not_private = ("means and standard deviations of the features in the training records",)
@@ -165,7 +164,7 @@ def class_of(cells: Sequence[Any], values: Sequence[Any], what: str) -> np.ndarr
     return np.array([place[cell] for cell in cells], dtype=np.int64)
 
 
-def _numbers(column: Sequence[Any], name: str, problems: list[str]) -> np.ndarray:
+def _numbers(column: Sequence[Any], name: str, problems: Problems) -> np.ndarray:
     """Return a column as float64, with NaN for missing values."""
     if isinstance(column, np.ndarray) and column.dtype.kind in "iufb":
         values = column.astype(np.float64)
@@ -188,7 +187,7 @@ def _numbers(column: Sequence[Any], name: str, problems: list[str]) -> np.ndarra
         advice = ""
         if texts:
             advice = f", or declare its categories from public knowledge: {name} = ['a', 'b', ...]"
-        problems.append(
+        problems.add(
             f"column {name}: no finite number in {name_some(wrong, record)}; expected one in every "
             f"record: correct the cell{advice}"
         )
@@ -219,12 +218,12 @@ def _signed_log(values: Any) -> Any:
     return np.sign(values) * np.log1p(np.abs(values))
 
 
-def _one_hot(column: Sequence[Any], feature: Category, problems: list[str]) -> np.ndarray:
+def _one_hot(column: Sequence[Any], feature: Category, problems: Problems) -> np.ndarray:
     place = {value: at for at, value in enumerate(feature.values)}
     cells = [None if cell in MISSING else str(cell) for cell in column]
     unknown = [at for at, cell in enumerate(cells) if cell is not None and cell not in place]
     if unknown:
-        problems.append(
+        problems.add(
             f"column {feature.name}: the value in {name_some(unknown, record)} is not in the "
             f"declared list {name_some(feature.values, repr)}; add it, or correct the cell"
         )

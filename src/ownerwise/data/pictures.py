@@ -11,7 +11,7 @@ import numpy as np
 
 from ownerwise.data.pixels import scale_images
 from ownerwise.data.reading import reading
-from ownerwise.errors import OwnerwiseError, name_some, require
+from ownerwise.errors import OwnerwiseError, Problems, name_some, require
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,14 @@ class Pictures:
     scale: str = "unit"
 
     def __post_init__(self):
-        problems = []
+        problems = Problems()
         if self.channels not in (1, 3):
-            problems.append(f"channels={self.channels}: expected 3 (colour) or 1 (greyscale)")
+            problems.add(f"channels={self.channels}: expected 3 (colour) or 1 (greyscale)")
         if self.size is not None and (
             len(self.size) != 2 or not all(isinstance(s, int) and s > 0 for s in self.size)
         ):
-            problems.append(f"size={self.size}: expected (height, width) in pixels, or None")
-        if problems:
-            raise OwnerwiseError(problems)
+            problems.add(f"size={self.size}: expected (height, width) in pixels, or None")
+        problems.raise_()
 
     def read(self, names: Sequence[str], table: Path) -> np.ndarray:
         """Return the pictures, float32 [records, channels, height, width], in the table's order."""

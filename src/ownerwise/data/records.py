@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ownerwise.errors import OwnerwiseError, name_some
+from ownerwise.errors import Problems, name_some
 from ownerwise.marks import mark, marks_of
 
 
@@ -33,19 +33,18 @@ class Records:
     def __post_init__(self):
         lengths = {"inputs": len(self.inputs), "targets": len(self.targets)}
         lengths |= {f"column {name}": len(values) for name, values in self.columns.items()}
-        problems = []
+        problems = Problems()
         if len(set(lengths.values())) > 1:
             given = ", ".join(f"{what} {length}" for what, length in lengths.items())
-            problems.append(
+            problems.add(
                 f"the numbers of records differ (not private): {given}; expected equal numbers"
             )
         if self.targets.dtype != np.int64 or self.targets.ndim != 1:
-            problems.append(
+            problems.add(
                 f"targets are {self.targets.dtype} {list(self.targets.shape)}; expected int64 "
                 "[records], the position of each record's class"
             )
-        if problems:
-            raise OwnerwiseError(problems)
+        problems.raise_()
         for array in (self.inputs, self.targets):
             mark(array, *self.not_private)
 
@@ -94,19 +93,18 @@ class DataSet:
     not_private: tuple[str, ...] = ()
 
     def __post_init__(self):
-        problems = []
+        problems = Problems()
         if len(set(self.classes)) < len(self.classes):
-            problems.append(f"{self.name}: a class appears twice in {name_some(self.classes)}")
+            problems.add(f"{self.name}: a class appears twice in {name_some(self.classes)}")
         for part, records in self.parts().items():
             stray = (records.targets < 0) | (records.targets >= len(self.classes))
             if stray.any():
-                problems.append(
+                problems.add(
                     f"{self.name}, {part}: the target of "
                     f"{name_some(np.flatnonzero(stray), 'record {}'.format)} is not a position in "
                     f"the list of classes; expected 0 to {len(self.classes) - 1}"
                 )
-        if problems:
-            raise OwnerwiseError(problems)
+        problems.raise_()
         self._share_marks()
 
     def _share_marks(self) -> None:
@@ -146,14 +144,13 @@ class DataSet:
 def class_positions(data: DataSet, classes: Sequence[str]) -> list[int]:
     """Return the positions of classes given by name; reject unknown or repeated names."""
     unknown = [name for name in classes if name not in data.classes]
-    problems = []
+    problems = Problems()
     if unknown:
-        problems.append(
+        problems.add(
             f"{data.name} has no class {name_some(unknown, repr)}; expected names among "
             f"{name_some(data.classes, repr, shown=10)}"
         )
     if len(set(classes)) < len(classes) or not classes:
-        problems.append(f"classes {list(classes)!r}: expected at least one, and no duplicates")
-    if problems:
-        raise OwnerwiseError(problems)
+        problems.add(f"classes {list(classes)!r}: expected at least one, and no duplicates")
+    problems.raise_()
     return [data.classes.index(name) for name in classes]

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from ownerwise.wording import name_of
+
 TEST_SHARE = 0.2
 """Default probability that a record in a table becomes a test record."""
 
@@ -55,13 +57,8 @@ def _cells(column: Any) -> list[bytes]:
         rows = list(map(_row, np.ascontiguousarray(column)))
     else:
         listed = column.tolist() if isinstance(column, np.ndarray) else column
-        rows = [_written(cell).encode("utf-8", "surrogatepass") for cell in listed]
+        rows = [name_of(cell).encode("utf-8", "surrogatepass") for cell in listed]
     return [len(row).to_bytes(8, "big") + row for row in rows]
-
-
-def _written(cell: Any) -> str:
-    """Return a cell as text; 3.0 becomes "3", since missing values turn int columns into floats."""
-    return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell)
 
 
 def _row(row: np.ndarray) -> bytes:

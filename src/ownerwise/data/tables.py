@@ -18,6 +18,7 @@ from ownerwise.data.records import DataSet, Records
 from ownerwise.data.splits import TEST_SHARE, content_rows, held_out
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, name_some
 from ownerwise.owners import HEADER_ALONE, PARQUET, as_array, as_ids, parquet_columns, text_ids
+from ownerwise.wording import name_of
 
 Declared = tuple[float, float] | Sequence[str] | Number | Category | Pictures | None
 """The declaration of a feature: a range, categories, picture files, or nothing."""
@@ -178,16 +179,16 @@ def _pictures(name: str, options: Mapping[str, Any]) -> Pictures:
 
 def _schema(cells: Mapping[str, Any], declared: Mapping[str, Declared]) -> Schema:
     schema: list[Number | Category] = []
-    problems = []
+    problems = Problems()
     for name, said in declared.items():
         if np.ndim(cells[name]) > 1:
             shape = list(np.shape(cells[name]))
-            problems.append(
+            problems.add(
                 f"column {name} has shape {shape}; a column with more than one dimension must be "
                 "the only feature"
             )
         if isinstance(said, Pictures):
-            problems.append(f"column {name} names picture files, so it must be the only feature")
+            problems.add(f"column {name} names picture files, so it must be the only feature")
         elif said is None:
             schema.append(Number(name))
         elif isinstance(said, Number | Category):
@@ -197,7 +198,7 @@ def _schema(cells: Mapping[str, Any], declared: Mapping[str, Declared]) -> Schem
         elif len(said) == 2 and not any(isinstance(value, str) for value in said):
             schema.append(Number(name, float(said[0]), float(said[1])))
         else:
-            problems.append(
+            problems.add(
                 f"feature {name}: {said!r} was declared; expected a range (low, high), a list of "
                 "categories (str), or None"
             )
@@ -207,8 +208,7 @@ def _schema(cells: Mapping[str, Any], declared: Mapping[str, Declared]) -> Schem
         if isinstance(number, Number) and number.low is not None and number.high is not None
         and not number.low < number.high
     ]  # fmt: skip
-    if problems:
-        raise OwnerwiseError(problems)
+    problems.raise_()
     return schema
 
 
@@ -216,7 +216,7 @@ def _labels(
     cells: Any, classes: Sequence[Any] | None, target: str
 ) -> tuple[tuple[np.ndarray, tuple[str, ...]], tuple[str, ...]]:
     """Return (targets, class names), and a description of anything in them that is not private."""
-    written = [_written(cell) for cell in (cells.tolist() if hasattr(cells, "tolist") else cells)]
+    written = list(map(name_of, cells.tolist() if hasattr(cells, "tolist") else cells))
     missing = [at for at, cell in enumerate(written) if cell in (*MISSING, "nan", "None")]
     if missing:
         raise OwnerwiseError(
@@ -237,13 +237,8 @@ def _labels(
             stacklevel=3,
         )
     else:
-        names = tuple(map(_written, classes))
+        names = tuple(map(name_of, classes))
     return (class_of(written, names, f"column {target}"), names), not_private
-
-
-def _written(cell: Any) -> str:
-    """Return a label as text, so that 1, 1.0 and "1" are the same class."""
-    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
 
 
 def _array_data(

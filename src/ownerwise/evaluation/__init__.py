@@ -8,7 +8,6 @@ from ownerwise.evaluation.metrics import (
     Collate,
     Evaluation,
     Predict,
-    group_name,
     predicted_classes,
     trial_problems,
 )
@@ -18,7 +17,6 @@ __all__ = [
     "Collate",
     "Evaluation",
     "Predict",
-    "group_name",
     "predicted_classes",
     "trial_problems",
 ]

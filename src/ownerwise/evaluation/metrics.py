@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
+from ownerwise.batches import arrays_of, is_map_style
 from ownerwise.errors import OwnerwiseError, name_some
 from ownerwise.evaluation.groups import group_recalls
 from ownerwise.evaluation.target_checks import run_on_first, target_problems, value_problems
 from ownerwise.mechanisms import Loss, Release, per_record
 from ownerwise.owners import as_array, is_missing
+from ownerwise.wording import name_of
 
 _RECORDS_AT_ONCE = 512
 FEW_GROUPS = 4
@@ -135,7 +137,7 @@ class Evaluation:
 
 def parts_of(data: Any, size: int, collate: Collate | None) -> Iterator[tuple[Any, Any]]:
     """Yield (inputs, targets) for `size` records at a time, in the data's order."""
-    arrays = _arrays(data, collate)
+    arrays = arrays_of(data, collate)
     if arrays is not None:
         for start in range(0, len(arrays[0]), size):
             inputs, targets = (_tensor(array[start : start + size]) for array in arrays)
@@ -143,13 +145,6 @@ def parts_of(data: Any, size: int, collate: Collate | None) -> Iterator[tuple[An
         return
     generator = torch.Generator()  # does not advance the global generator
     yield from DataLoader(data, size, collate_fn=collate, generator=generator)
-
-
-def _arrays(data: Any, collate: Collate | None) -> tuple[Any, ...] | None:
-    """Return the arrays if the data is in memory, else None."""
-    if type(data) is TensorDataset and collate is None:  # a subclass may transform its rows
-        data = data.tensors
-    return data if isinstance(data, tuple) else None
 
 
 def _tensor(rows: Tensor | np.ndarray) -> Tensor:
@@ -168,7 +163,7 @@ def trial_problems(
 
     Target values are checked for all records if they are in memory.
     """
-    arrays = _arrays(data, collate)
+    arrays = arrays_of(data, collate)
     try:
         with evaluation_mode(model):
             inputs, targets = next(parts_of(data, 2, collate))
@@ -208,8 +203,7 @@ def _data_problems(data: Any, name: str) -> list[str]:
         if rows[0] != rows[1] or not rows[0]:
             return [f"{name} has {rows[0]} inputs and {rows[1]} targets; expected equal numbers"]
         return []
-    usable = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-    if not usable or isinstance(data, DataLoader | dict) or hasattr(data, "iloc"):
+    if not is_map_style(data) or isinstance(data, Tensor | np.ndarray):
         return [
             f"{name} is a {type(data).__name__}; expected (X, y), or a map-style Dataset that "
             "yields (x, y)"
@@ -244,10 +238,10 @@ def _summary(
         "loss": _finite(losses.mean()),
         "accuracy": by_class.overall,
         "balanced_accuracy": by_class.balanced,
-        "worst_group": {"name": group_name(worst), "recall": by_group.worst},
+        "worst_group": {"name": name_of(worst), "recall": by_group.worst},
         "spread": by_group.spread,
         "groups": {
-            group_name(name): {
+            name_of(name): {
                 "loss": _finite(losses[names == name].mean()),
                 "recall": recall,
                 "records": int((names == name).sum()),
@@ -255,12 +249,6 @@ def _summary(
             for name, recall in by_group.recalls.items()
         },
     }
-
-
-def group_name(group: Any) -> str:
-    """Return a group's name for the history and reports; classes 0.0 and 1.0 become "0" and "1"."""
-    whole = isinstance(group, float) and group.is_integer()
-    return str(int(group) if whole else group)
 
 
 def _finite(value: float) -> float | None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ownerwise.report.comparison import Comparison
 from ownerwise.report.plots import Figure
+from ownerwise.runs import Run
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,20 @@ Block = (
 )  # fmt: skip
 
 
+class Notes(NamedTuple):
+    """What a mechanism states about a run that used it, in the report and on the privacy card.
+
+    Attributes:
+        assumed_public: what the guarantee assumes to be public, besides the mechanism's settings.
+        released: the sum that the mechanism releases at every step.
+        card: lines for the card's table of the mechanism.
+    """
+
+    assumed_public: Sequence[str] = ()
+    released: str = ""
+    card: Mapping[str, str] = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class Section:
     """A section of the report.
@@ -130,6 +146,8 @@ class Section:
         build: returns its content, or None if these runs have none.
         why_missing: returns why there is no content; "" if that is not worth mentioning.
         follows: for a mechanism's section, the id of the section before it.
+        notes: for a mechanism's section, returns what it states about a run; None if the run did
+            not use the mechanism.
     """
 
     id: str
@@ -138,3 +156,4 @@ class Section:
     build: Callable[[Comparison], Sequence[Block] | None]
     why_missing: Callable[[Comparison], str] = lambda comparison: ""
     follows: str = "meaning"
+    notes: Callable[[Run], Notes | None] = lambda run: None

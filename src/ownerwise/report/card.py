@@ -27,6 +27,8 @@ from ownerwise.report.facts import (
     Facts,
 )
 from ownerwise.report.guarantees import attacker_words
+from ownerwise.report.limits import Limits
+from ownerwise.report.mechanism_sections import notes_of
 from ownerwise.report.rendering import render_markdown
 from ownerwise.runs import Run
 from ownerwise.wording import delta_span, span, span_up, up, whole
@@ -49,7 +51,7 @@ def write_card(run: Run, path: str | PathLike) -> None:
 def card_text(run: Run) -> str:
     """Return a run's privacy card as Markdown with a YAML header."""
     comparison = Comparison.of([run])
-    facts = comparison.facts
+    facts, limits = comparison.facts, Limits.of([run])
     data = _data_name(run)
     return render_markdown(
         "card.md.jinja",
@@ -62,7 +64,8 @@ def card_text(run: Run) -> str:
         facts=facts,
         budgets=_budgets(facts),
         mechanism=_mechanism(run, facts),
-        accounting=_accounting(run, facts),
+        limits=limits,
+        accounting=_accounting(run, facts, limits),
         check=_check(run, int(facts.plans[0].budgets[0].budget.members[0])),
         data=data,
         data_slug=re.sub(r"[^a-z0-9]+", "-", data.lower()).strip("-") or "unnamed",
@@ -103,6 +106,7 @@ def _mechanism(run: Run, facts: Facts) -> dict[str, str]:
         **facts.plans[0].mechanism,
         "Clipping rule": _plug(run.config.get("clipping")),
         "Importance weights": _plug(run.config.get("weights")),
+        **{name: words for notes in notes_of(run) for name, words in notes.card.items()},
         "Steps spent": f"{whole(run.steps_spent)} (model updates: {whole(run.updates)})",
     }
 
@@ -116,13 +120,13 @@ def _plug(plug: Mapping[str, Any] | None) -> str:
     return f"{plug.get('kind', 'custom')}{options}"
 
 
-def _accounting(run: Run, facts: Facts) -> dict[str, str]:
+def _accounting(run: Run, facts: Facts, limits: Limits) -> dict[str, str]:
     stated = facts.plans[0].accounting
     version = run.environment.get("ownerwise", "")
     return {
         **stated,
         "Accountant": f"{stated['Accountant']}, ownerwise {version}".rstrip(),
-        "Randomness": facts.randomness[0],
+        "Randomness": limits.randomness[0],
     }
 
 

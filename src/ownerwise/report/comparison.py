@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import Problems
 from ownerwise.report.facts import Facts
 from ownerwise.report.groups import ValidationGroup, groups_of, nouns_of
 from ownerwise.runs import Run
@@ -68,15 +68,14 @@ class Comparison:
     def of(cls, runs: Sequence[Run]) -> Comparison:
         """Group the runs into methods by their labels."""
         runs = list(runs)
-        problems = [
+        problems = Problems(
             f"run {number} is a {type(run).__name__}; expected a Run from Trainer.fit or Run.load"
             for number, run in enumerate(runs, 1)
             if not isinstance(run, Run)
-        ]
+        )
         if not runs:
-            problems.append("no runs were passed; expected at least one Run")
-        if problems:
-            raise OwnerwiseError(problems)
+            problems.add("no runs were passed; expected at least one Run")
+        problems.raise_()
         by_label: dict[str, list[Run]] = {}
         for run in runs:
             by_label.setdefault(run.label, []).append(run)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ownerwise.report import plots
-from ownerwise.report.blocks import Block, Section, Table, Text
+from ownerwise.report.blocks import Block, Notes, Section, Table, Text
 from ownerwise.report.comparison import Comparison, MethodRuns, last
 from ownerwise.report.curves import MOST_POINTS, Curve
-from ownerwise.report.plots import Figure, LegendEntry, Panel, View
+from ownerwise.report.plots import Figure, Panel, View
 from ownerwise.runs import Run
 
 MOST_DRAWN = 12
@@ -31,11 +31,22 @@ def constrained(comparison: Comparison) -> list[MethodRuns]:
 
 
 def _tracks(run: Run) -> list[dict[str, Any]]:
-    return [line for line in run.history if line.get("constraints")]
+    """Return the lines of the history about constraints; none if another mechanism wrote them."""
+    return [line for line in run.history if line.get("constraints") and _constraints(run)]
 
 
-def _constraints(method: MethodRuns) -> list[dict[str, Any]]:
-    return method.runs[0].config["constraints"]["constraints"]
+def _constraints(run: Run) -> list[dict[str, Any]]:
+    return (run.config.get("constraints") or {}).get("constraints", [])
+
+
+def _notes(run: Run) -> Notes | None:
+    if not (constraints := _constraints(run)):
+        return None
+    public = (
+        "the constraints and the rule that assigns records to cells (but not the cells themselves)"
+    )
+    names = "; ".join(constraint["name"] for constraint in constraints)
+    return Notes([public], "one histogram of predictions", {"Rate constraints": names})
 
 
 def figure(comparison: Comparison) -> Figure | None:
@@ -44,13 +55,10 @@ def figure(comparison: Comparison) -> Figure | None:
     if not methods:
         return None
     names = list(
-        dict.fromkeys(constraint["name"] for m in methods for constraint in _constraints(m))
+        dict.fromkeys(constraint["name"] for m in methods for constraint in _constraints(m.runs[0]))
     )
     drawn = names[:MOST_DRAWN]
-    legend = [
-        LegendEntry(str(at), name, plots.colour(at), plots.dash(at))
-        for at, name in enumerate(drawn)
-    ]
+    legend = [plots.legend_entry(at, name) for at, name in enumerate(drawn)]
     panels = []
     for method in methods:
         views = {
@@ -87,15 +95,14 @@ def _curve(runs: Sequence[Run], kind: str, name: str) -> Curve | None:
     values = np.array([[track[step] for step in steps] for track in tracks], dtype=np.float64)
     if not steps or not np.isfinite(values).any():
         return None
-    deviation = values.std(axis=0, ddof=1) if len(runs) > 1 else None
-    return Curve(np.array(steps, dtype=np.float64), values.mean(axis=0), deviation)
+    return Curve.over_seeds(np.array(steps, dtype=np.float64), values)
 
 
 def table(comparison: Comparison) -> Table:
     """Return each constraint's final values and whether it is satisfied."""
     rows = []
     for method in constrained(comparison):
-        for constraint in _constraints(method):
+        for constraint in _constraints(method.runs[0]):
             at_end = [_tracks(run)[-1]["constraints"] for run in method.runs]
             noisy, noise, multiplier = (
                 float(np.mean([end[kind][constraint["name"]] for end in at_end]))
@@ -183,4 +190,6 @@ def _build(comparison: Comparison) -> Sequence[Block] | None:
     return [Text(INTRODUCTION), *notes, table(comparison), drawn]
 
 
-SECTION = Section("constraints", "Constraints", "Constraints", _build, follows="trade-off")
+SECTION = Section(
+    "constraints", "Constraints", "Constraints", _build, follows="trade-off", notes=_notes
+)

@@ -21,6 +21,12 @@ class Curve:
     mean: np.ndarray
     deviation: np.ndarray | None
 
+    @classmethod
+    def over_seeds(cls, steps: np.ndarray, values: np.ndarray) -> Curve:
+        """Return the curve of the values [seeds, steps] at these steps."""
+        deviation = values.std(axis=0, ddof=1) if len(values) > 1 else None
+        return cls(steps, values.mean(axis=0), deviation)
+
     def thinned(self, most: int = MOST_POINTS) -> Curve:
         """Return at most `most` points, including the first and the last."""
         if len(self.steps) <= most:
@@ -46,8 +52,7 @@ def curve(runs: Sequence[Run], value: Callable[[dict[str, Any]], float | None]) 
     if not len(steps):
         return None
     values = np.array([np.interp(steps, *track) for track in tracks])
-    deviation = values.std(axis=0, ddof=1) if len(runs) > 1 else None
-    return Curve(steps, values.mean(axis=0), deviation)
+    return Curve.over_seeds(steps, values)
 
 
 def _track(

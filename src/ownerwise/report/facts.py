@@ -115,10 +115,6 @@ class Facts:
         status: what private runs guarantee; otherwise why there is no guarantee.
         cautions: deltas that are too large to protect a record.
         unit: the unit of privacy, and what it means for an owner with many records.
-        randomness: the sources of randomness for batches and noise.
-        released: everything that was computed from training records and released.
-        assumed_public: everything that the guarantee assumes to be public.
-        not_covered: everything that is not covered by a guarantee or not accounted for.
     """
 
     plans: tuple[PlanFacts, ...]
@@ -126,10 +122,6 @@ class Facts:
     status: str
     cautions: tuple[str, ...]
     unit: str
-    randomness: tuple[str, ...]
-    released: tuple[str, ...]
-    assumed_public: tuple[str, ...]
-    not_covered: tuple[str, ...]
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Facts:
@@ -141,10 +133,6 @@ class Facts:
             status=_no_guarantee(unprotected, len(runs)) if unprotected else _protected(runs),
             cautions=tuple(sorted({caution for run in runs if (caution := _large_delta(run))})),
             unit=_unit(runs[0]),
-            randomness=tuple(sorted({_random_source(run) for run in runs})),
-            released=tuple(dict.fromkeys(item for run in runs for item in _released(run))),
-            assumed_public=tuple(dict.fromkeys(i for run in runs for i in _assumed_public(run))),
-            not_covered=tuple(_not_covered(runs)),
         )
 
     @cached_property
@@ -241,77 +229,3 @@ def _unit(run: Run) -> str:
             "them, not for all of them together."
         )
     return words
-
-
-def _random_source(run: Run) -> str:
-    if run.seed is not None:
-        return f"a fixed seed, for tests and comparisons only: {NOT_PRIVATE}"
-    return (
-        "AES-256 in counter mode for batches and noise, with a fresh key from the operating "
-        "system; the key was never stored"
-    )
-
-
-def _released(run: Run) -> list[str]:
-    items = [
-        f"the model after {whole(run.updates)} updates, and every earlier version of it (the "
-        "accounting covers all of them)"
-    ]
-    if run.plan.release_std is not None:
-        what = "one histogram of predictions" if run.config.get("constraints") else "one sum"
-        kind = run.plan.release_noise.capitalize()
-        items.append(
-            f"at every step, {what} over per-record vectors of norm at most 1, with {kind} noise "
-            f"of std {run.plan.release_std:g} (accounted for together with the gradient)"
-        )
-    return items
-
-
-def _assumed_public(run: Run) -> list[str]:
-    items = [
-        "the table of budgets: which owner set which ε and δ",
-        "the declared number of records for each owner",
-        "the model architecture, the loss, the optimizer and all settings",
-        "the plan: sampling rates, clip norms, noise, expected batch size, number of steps",
-        "the lists of classes, features and groups, and any constants used to normalise the data; "
-        "if any of these were derived from private records, the accounting does not cover that",
-    ]
-    if run.config.get("weights"):
-        items.append("the shape and length of the importance tail")
-    if run.config.get("constraints"):
-        items.append(
-            "the constraints and the rule that assigns records to cells (but not the cells "
-            "themselves)"
-        )
-    return items
-
-
-def _not_covered(runs: Sequence[Run]) -> list[str]:
-    items = [
-        "Validation and test metrics are computed without noise. The records they were measured "
-        "on are NOT covered by any guarantee: the metrics are not private.",
-        "Decisions based on these metrics (settings, method, when to stop) are not accounted for; "
-        "neither is a hyper-parameter search on the private records.",
-    ]
-    if len(runs) > 1:
-        items.append(
-            f"Each ε holds for a single run. This page shows {len(runs)} runs: if several of them "
-            "used the same records and all are released, the privacy costs to each record add up."
-        )
-    earlier = max(run.config.get("earlier_trainings", 0) for run in runs)
-    if earlier:
-        items.append(
-            "The process that trained this model had already trained on owners with the same ids "
-            f"and counts ({earlier} {'time' if earlier == 1 else 'times'}): if the records were "
-            "the same and those models are released too, the privacy costs to each record add up."
-        )
-    items += [
-        "General facts about people that a model can learn with or without any single record, and "
-        "anything an attacker already knows.",
-        "The training time and any other side channel.",
-    ]
-    if any(run.plan.hardened_rows is None for run in runs):
-        items.append(
-            "Records crafted to change how others are rounded, because the plan is not hardened."
-        )
-    return items

@@ -27,10 +27,7 @@ def method_legend(comparison: Comparison) -> list[LegendEntry]:
     """Return the legend for the methods; empty if there is only one."""
     if len(comparison.methods) == 1:
         return []
-    return [
-        LegendEntry(str(m.number), m.label, plots.colour(m.number), plots.dash(m.number))
-        for m in comparison.methods
-    ]
+    return [plots.legend_entry(method.number, method.label) for method in comparison.methods]
 
 
 def learning_curves(comparison: Comparison) -> Figure | None:
@@ -306,17 +303,9 @@ def trade_off(comparison: Comparison) -> Figure | None:
         return None
     layout = plots.axes("overall accuracy (%)", "spread over groups (points)", hovermode="closest")
     layout["annotations"] = [
-        {
-            "text": "better: lower right ↘",
-            "xref": "paper",
-            "yref": "paper",
-            "x": 1,
-            "y": 1,
-            "xanchor": "right",
-            "yanchor": "top",
-            "showarrow": False,
-        }
-    ]
+        {"text": "better: lower right ↘", "xref": "paper", "yref": "paper", "x": 1, "y": 1,
+         "xanchor": "right", "yanchor": "top", "showarrow": False}
+    ]  # fmt: skip
     caption = (
         "Spread is the standard deviation of recall over groups; 0 means equal recall for all. "
         "Large markers are means over runs, with error bars of one standard deviation; faint "

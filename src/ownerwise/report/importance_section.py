@@ -10,10 +10,11 @@ import numpy as np
 
 from ownerwise.planning import Plan
 from ownerwise.report import plots
-from ownerwise.report.blocks import Block, Section, Text
+from ownerwise.report.blocks import Block, Notes, Section, Text
 from ownerwise.report.comparison import Comparison, MethodRuns
 from ownerwise.report.curves import MOST_POINTS
-from ownerwise.report.plots import Figure, LegendEntry, Panel, Trace, View
+from ownerwise.report.plots import Figure, Panel, Trace, View
+from ownerwise.runs import Run
 
 INTRODUCTION = (
     "INO ranks the records in a batch and reduces the weight of the least important ones. Records "
@@ -24,14 +25,20 @@ Rebuild = Callable[[Mapping[str, Any], Plan], Any]
 """Recreates a method's weights from their settings; None if the settings do not determine them."""
 
 
-def section(rebuild: Rebuild) -> Section:
-    """Return the section about the weights that `rebuild` recreates."""
+def section(kind: str, rebuild: Rebuild) -> Section:
+    """Return the section about weights of this kind, which `rebuild` recreates."""
+
+    def notes(run: Run) -> Notes | None:
+        used = (run.config.get("weights") or {}).get("kind") == kind
+        return Notes(["the shape and length of the importance tail"]) if used else None
+
     return Section(
         "importance",
         "Weights",
         "Importance weights within a batch",
         partial(_build, rebuild=rebuild),
         _why_missing,
+        notes=notes,
     )
 
 
@@ -85,10 +92,7 @@ def figure(comparison: Comparison, rebuild: Rebuild) -> Figure | None:
         "average clip norm; no private batch was inspected. The weights have no privacy cost: "
         "adding or removing a record still changes the sum by at most its clip norm."
     )
-    legend = [
-        LegendEntry(str(m.number), m.label, plots.colour(m.number), plots.dash(m.number))
-        for m, _ in used
-    ]
+    legend = [plots.legend_entry(method.number, method.label) for method, _ in used]
     return Figure("importance", panels, caption, legend if len(legend) > 1 else [], height=280)
 
 
@@ -102,18 +106,8 @@ def _typical_weights(method: MethodRuns, ino: Any) -> np.ndarray:
 
 def _line(method: MethodRuns, x: np.ndarray, y: np.ndarray, filled: bool) -> Trace:
     return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": plots.text(method.label),
-        "legendgroup": str(method.number),
-        "x": plots.numbers(x),
-        "y": plots.numbers(y),
+        **plots.line(plots.numbers(x), plots.numbers(y), method.number, method.label),
         "hovertemplate": "%{y:.2f}",
-        "line": {
-            "color": plots.colour(method.number),
-            "dash": plots.dash(method.number),
-            "width": 2.2,
-        },
         "fill": "tozeroy" if filled else "none",
         "fillcolor": plots.colour(method.number, band=True),
     }

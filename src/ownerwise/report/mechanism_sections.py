@@ -1,7 +1,9 @@
 """The sections that mechanisms add to the report, by the mechanism's name.
 
-A package with its own mechanism adds a `Section` (see `blocks`) with an entry point in the group
-`ownerwise.report_sections`. Its `build` finds the mechanism's settings in each run's `config`.
+This is the only file of the report that names mechanisms. A package with its own mechanism adds a
+`Section` (see `blocks`) with an entry point in the group `ownerwise.report_sections`. The section
+finds the mechanism's settings in each run's `config`. A mechanism without a section is reported by
+its settings alone.
 """
 
 from __future__ import annotations
@@ -13,19 +15,24 @@ from ownerwise.mechanisms import INO
 from ownerwise.planning import Plan
 from ownerwise.registry import Registry
 from ownerwise.report import constraint_section, importance_section
-from ownerwise.report.blocks import Section
+from ownerwise.report.blocks import Notes, Section
+from ownerwise.runs import Run
 
 
 def ino(settings: Mapping[str, Any], plan: Plan) -> INO | None:
     """Return the weights with these settings for a plan; None if their tail is not stored."""
-    if settings.get("kind") != "INO" or settings.get("shape") is not None:
-        return None
-    known = ("tail", "tail_length", "alpha", "beta")
-    options = {name: settings[name] for name in known if settings.get(name) is not None}
-    return INO(**options).bind(plan)
+    of_tail = ("kind", "tail", "tail_length", "alpha", "beta", "shape")
+    found = INO.from_settings({name: settings[name] for name in of_tail if name in settings})
+    return None if found is None else found.bind(plan)
 
 
 MECHANISM_SECTIONS: Registry[Section] = Registry(
     "ownerwise.report_sections",
-    {"RateConstraints": constraint_section.SECTION, "INO": importance_section.section(ino)},
+    {"RateConstraints": constraint_section.SECTION, "INO": importance_section.section("INO", ino)},
 )
+
+
+def notes_of(run: Run) -> list[Notes]:
+    """Return what the mechanisms of a run state about it."""
+    stated = (section.notes(run) for section in MECHANISM_SECTIONS.values())
+    return [notes for notes in stated if notes is not None]

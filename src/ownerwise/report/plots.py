@@ -69,6 +69,11 @@ class Figure:
     small: bool = False
 
 
+def legend_entry(number: int, label: str) -> LegendEntry:
+    """Return the legend entry of series `number`."""
+    return LegendEntry(str(number), label, colour(number), dash(number))
+
+
 def dash(number: int) -> str:
     """Return the dash pattern for method `number`; the baseline, 0, is dashed."""
     return _DASHES[number % len(_DASHES)]
@@ -92,18 +97,9 @@ def numbers(values: Iterable[float], digits: int = 5) -> list[float | None]:
 def line_with_band(curve: Curve, number: int, label: str, form: str, most: int) -> list[Trace]:
     """Return a method's line over steps and its band of one standard deviation."""
     curve = curve.thinned(most)
-    steps = numbers(curve.steps, 9)
     traces: list[Trace] = []
     hover = f"%{{y:{form}}}"
-    line: Trace = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": text(label),
-        "legendgroup": str(number),
-        "x": steps,
-        "y": numbers(curve.mean),
-        "line": {"color": colour(number), "dash": dash(number), "width": 2.2},
-    }
+    drawn = line(numbers(curve.steps, 9), numbers(curve.mean), number, label)
     if curve.deviation is not None:
         known = np.isfinite(curve.mean) & np.isfinite(curve.deviation)
         x, mean, deviation = (a[known] for a in (curve.steps, curve.mean, curve.deviation))
@@ -122,10 +118,23 @@ def line_with_band(curve: Curve, number: int, label: str, form: str, most: int) 
                 "fillcolor": colour(number, band=True),
             }
         )
-        line["customdata"] = numbers(curve.deviation, 3)
+        drawn["customdata"] = numbers(curve.deviation, 3)
         hover += f" ± %{{customdata:{form}}}"
-    line["hovertemplate"] = hover
-    return [*traces, line]
+    drawn["hovertemplate"] = hover
+    return [*traces, drawn]
+
+
+def line(x: Sequence[Any], y: Sequence[Any], number: int, label: str) -> Trace:
+    """Return the line of series `number` through these points."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": text(label),
+        "legendgroup": str(number),
+        "x": x,
+        "y": y,
+        "line": {"color": colour(number), "dash": dash(number), "width": 2.2},
+    }
 
 
 def points(

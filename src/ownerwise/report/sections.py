@@ -21,6 +21,7 @@ from ownerwise.report.comparison import Comparison
 from ownerwise.report.facts import ADJACENCY, ATTACKER, BudgetFacts, PlanFacts
 from ownerwise.report.groups import MOST_NAMED
 from ownerwise.report.guarantees import attacker_words
+from ownerwise.report.limits import Limits
 from ownerwise.report.mechanism_sections import MECHANISM_SECTIONS
 from ownerwise.report.overview import overview
 from ownerwise.report.plan_section import plan_section
@@ -167,16 +168,16 @@ def _attacker_table(budgets: list[BudgetFacts]) -> Table:
 
 def _limits(comparison: Comparison) -> list[Block]:
     """Return the assumptions, the releases and anything not covered by a guarantee."""
-    facts = comparison.facts
+    limits = Limits.of(comparison.runs)
     return [
         Columns(
             [
-                {"Assumed public": facts.assumed_public},
-                {"Released": facts.released, "Source of randomness": facts.randomness},
+                {"Assumed public": limits.assumed_public},
+                {"Released": limits.released, "Source of randomness": limits.randomness},
             ]
         ),
         Heading("Not covered, not private"),
-        Bullets(facts.not_covered),
+        Bullets(limits.not_covered),
     ]
 
 

@@ -14,14 +14,13 @@ someone may have read those lines.
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
-from ownerwise.errors import OwnerwiseError
-from ownerwise.files import ANYTHING, drop_temporary, mapping_of, read_json, write_json
+from ownerwise.errors import OwnerwiseError, Problems
+from ownerwise.files import ANYTHING, drop_temporary, mapping_of, read_json, write_json, writing
 from ownerwise.planning import Plan
 from ownerwise.runs import reading
 from ownerwise.runs.run import Run
@@ -47,21 +46,29 @@ class FolderLock:
         self._process = os.getpid()
 
     def __enter__(self) -> Self:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise OwnerwiseError(
-                f"{self._folder} is in use: {self._holder()} is training there; wait for it to "
-                f"finish, or {OWN_FOLDER}"
-            ) from None
-        (self._folder / _HOLDER).write_text(f"{os.getpid()}\n", encoding="utf-8")
+        with writing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock.acquire()
+            except Timeout:
+                raise OwnerwiseError(
+                    f"{self._folder} is in use: {self._holder()} is training there; wait for it to "
+                    f"finish, or {OWN_FOLDER}"
+                ) from None
+            try:
+                (self._folder / _HOLDER).write_text(f"{os.getpid()}\n", encoding="utf-8")
+            except OSError:
+                self.__exit__()
+                raise
         return self
 
     def __exit__(self, *error: object) -> None:
         if os.getpid() == self._process:  # a forked process does not hold the lock
-            (self._folder / _HOLDER).unlink(missing_ok=True)
-            self._lock.release()
+            try:
+                with writing(self._folder):
+                    (self._folder / _HOLDER).unlink(missing_ok=True)
+            finally:
+                self._lock.release()
 
     def _holder(self) -> str:
         try:
@@ -80,7 +87,8 @@ def folder_problems(folder: Path, config: dict[str, Any], plan: Plan, resume: bo
     """Return all reasons why a run with these settings cannot be written to a folder."""
     if folder.exists() and not folder.is_dir():
         return [f"{folder} is a file; expected a folder for the run"]
-    try:
+    problems, unused = Problems(), Problems()
+    with problems.guard():
         if not holds_a_run(folder):
             return _remains(folder)
         if not resume:
@@ -93,27 +101,32 @@ def folder_problems(folder: Path, config: dict[str, Any], plan: Plan, resume: bo
         changes += [f"plan: {text}" for text in _plan_differences(folder, plan)]
         if changes:
             return [f"{change} (a resumed run keeps its original settings)" for change in changes]
-        balance, header = read_account(folder), checkpoints.newest_header(folder, [])
-        history = reading.read_history(folder / reading.HISTORY, balance.run if balance else "", [])
-        return reading.disagreements(folder, plan.hash, balance, header, stored, identity, history)
-    except OwnerwiseError as error:
-        return error.problems
+        balance, header = read_account(folder), checkpoints.newest_header(folder, unused)
+        run = balance.run if balance else ""
+        history = reading.read_history(folder / reading.HISTORY, run, unused)
+        problems += reading.disagreements(
+            folder, plan.hash, balance, header, stored, identity, history
+        )
+    return list(problems)
 
 
 def begin(run: Run, identity: str) -> None:
-    """Write a run's settings, plan and environment into its folder."""
+    """Write a run's plan, environment and settings into its folder.
+
+    The settings come last: a folder without them is refused, so no run lacks the other files.
+    """
     assert run.folder is not None
     run.identity = identity
-    names = {reading.FORMAT_KEY: checkpoints.FORMAT, reading.RUN_KEY: identity}
-    write_json(run.folder / reading.CONFIG, {**names, **run.config})
     run.plan.save(run.folder / reading.PLAN)
     write_json(run.folder / reading.ENVIRONMENT, run.environment)
+    names = {reading.FORMAT_KEY: checkpoints.FORMAT, reading.RUN_KEY: identity}
+    write_json(run.folder / reading.CONFIG, {**names, **run.config})
 
 
 def with_earlier(folder: Path, environment: dict[str, Any]) -> dict[str, Any]:
     """Return the environment, together with earlier ones in which the run was trained."""
-    previous = reading.read_environment(folder, problems := [])
-    _warn(problems)
+    previous = reading.read_environment(folder, problems := Problems())
+    problems.warn()
     earlier = previous.pop("earlier", [])
     earlier += [previous] if previous and previous != environment else []
     return {**environment, "earlier": earlier} if earlier else environment
@@ -121,15 +134,16 @@ def with_earlier(folder: Path, environment: dict[str, Any]) -> dict[str, Any]:
 
 def kept_history(folder: Path, identity: str, updates: int) -> list[dict[str, Any]]:
     """Return the history lines for models with at most `updates` updates."""
-    lines = reading.read_history(folder / reading.HISTORY, identity, problems := [])
-    _warn(problems)
+    lines = reading.read_history(folder / reading.HISTORY, identity, problems := Problems())
+    problems.warn()
     return [line for line in lines if line["updates"] <= updates]
 
 
 def drop_half_written(folder: Path) -> None:
     """Delete partial files left by a killed process; only the lock's holder may call this."""
-    for name in ("checkpoint-*", "plan.*", "config.json", "environment.json", "history.jsonl"):
-        drop_temporary(folder, name)
+    with writing(folder):
+        for name in ("checkpoint-*", "plan.*", "config.json", "environment.json", "history.jsonl"):
+            drop_temporary(folder, name)
 
 
 def _remains(folder: Path) -> list[str]:
@@ -153,8 +167,3 @@ def _plan_differences(folder: Path, plan: Plan) -> list[str]:
     stored.pop("arrays", None)
     headers = differences(stored, plan.header())
     return headers or ["the owners' budgets, rates or clip norms differ"]
-
-
-def _warn(problems: list[str]) -> None:
-    for problem in problems:
-        warnings.warn(problem, stacklevel=3)

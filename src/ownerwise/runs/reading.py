@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import OwnerwiseError, Problems
 from ownerwise.files import (
     ANYTHING,
     INTEGER,
@@ -100,18 +100,15 @@ def read_config(folder: Path) -> tuple[dict[str, Any], str]:
     return config, identity
 
 
-def read_environment(folder: Path, problems: list[str]) -> dict[str, Any]:
+def read_environment(folder: Path, problems: Problems) -> dict[str, Any]:
     """Return the versions a run used; if they are unreadable, return {} and extend `problems`."""
-    try:
-        return read_json(
-            folder / ENVIRONMENT, _ENVIRONMENT, f"no {ENVIRONMENT} in {folder}: {NO_RUN}"
-        )
-    except OwnerwiseError as error:
-        problems += error.problems
-        return {}
+    missing = f"no {ENVIRONMENT} in {folder}: {NO_RUN}"
+    with problems.guard():
+        return read_json(folder / ENVIRONMENT, _ENVIRONMENT, missing)
+    return {}
 
 
-def read_history(path: Path, identity: str, problems: list[str]) -> list[dict[str, Any]]:
+def read_history(path: Path, identity: str, problems: Problems) -> list[dict[str, Any]]:
     """Return the readable lines of a run's history, without a partial last line.
 
     Corrupted lines and lines from other runs are skipped; `problems` then says how many there were.
@@ -122,7 +119,7 @@ def read_history(path: Path, identity: str, problems: list[str]) -> list[dict[st
     except FileNotFoundError:
         return []
     except OSError as error:
-        problems.append(f"{path} cannot be read: {error.strerror}")
+        problems.add(f"{path} cannot be read: {error.strerror}")
         return []
     kept, damaged, foreign = [], 0, 0
     for number, line in enumerate(lines, 1):
@@ -136,9 +133,9 @@ def read_history(path: Path, identity: str, problems: list[str]) -> list[dict[st
         else:
             foreign += 1
     if damaged:
-        problems.append(f"{path} is corrupted: {damaged} of {len(lines)} lines cannot be read")
+        problems.add(f"{path} is corrupted: {damaged} of {len(lines)} lines cannot be read")
     if foreign:
-        problems.append(f"{path}: {foreign} of {len(lines)} lines belong to another run")
+        problems.add(f"{path}: {foreign} of {len(lines)} lines belong to another run")
     return kept
 
 

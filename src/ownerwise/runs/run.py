@@ -9,7 +9,6 @@ statistics computed from them without noise.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -19,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 from torch import Tensor
 
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import OwnerwiseError, Problems
 from ownerwise.planning import Plan
 from ownerwise.runs.reading import (
     HISTORY,
@@ -131,14 +130,13 @@ class Run:
                 needs is corrupted or belongs to another run.
         """
         folder = Path(folder)
-        problems: list[str] = []
+        problems, lines = Problems(), Problems()
         config, identity = read_config(folder)
         plan = Plan.load(folder / PLAN)
         header = checkpoints.newest_header(folder, problems)
         environment = read_environment(folder, problems)
         balance = read_account(folder)  # read last: an active run updates it before the checkpoint
         known = identity or (balance.run if balance else "")
-        lines: list[str] = []
         history = read_history(folder / HISTORY, known, lines)
         if history and balance is not None and history[-1]["step"] > balance.spent:
             balance = read_account(folder)  # an active run has continued in the meantime
@@ -146,8 +144,7 @@ class Run:
         if refused or balance is None:
             raise OwnerwiseError(refused)
         problems += lines
-        for problem in problems:
-            warnings.warn(problem, stacklevel=2)
+        problems.warn()
         says_private = balance.private is not False
         says_private &= header is None or header.get("private", config["seed"] is None)
         if not says_private and config["seed"] is None and not config.get("not_private"):
@@ -161,7 +158,7 @@ class Run:
             updates=0 if header is None else header["updates"],
             folder=folder,
             identity=balance.run,
-            problems=problems,
+            problems=list(problems),
         )
 
 

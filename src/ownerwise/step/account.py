@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Self
 
 from ownerwise.errors import OwnerwiseError
+from ownerwise.files import writing
 from ownerwise.planning import Plan
 from ownerwise.step.account_file import (
     ACCOUNT,
@@ -61,7 +62,8 @@ class Account:
     @classmethod
     def open(cls, folder: Path, plan: Plan, *, private: bool, spent: int = 0) -> Self:
         """Open the account of a new run that has already taken `spent` steps in memory."""
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         account = cls(folder, plan)
         account._connect(create=True)
         entries = [("open", 0, plan.steps, private)]
@@ -74,7 +76,8 @@ class Account:
         """Take over an account whose state is `balance`, and upgrade it if it has format 1."""
         if balance.head is None:
             account = cls.open(folder, plan, private=private, spent=balance.spent)
-            (folder / STEPS).unlink()
+            with writing(folder):
+                (folder / STEPS).unlink()
             return account
         account = cls(folder, plan)
         account._connect()

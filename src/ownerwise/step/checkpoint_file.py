@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import OwnerwiseError, Problems
 from ownerwise.files import (
     ANYTHING,
     DIGEST,
@@ -36,6 +36,7 @@ from ownerwise.files import (
     or_null,
     parse_json,
     write_whole,
+    writing,
 )
 
 FORMAT = 2
@@ -87,8 +88,9 @@ def write(
     text = json.dumps(header)
     metadata = {_HEADER: text, _HASH: hashlib.sha256(text.encode()).hexdigest()}
     write_whole(path, lambda file: save_file(contents, file, metadata=metadata))
-    for older in stored(folder)[_GENERATIONS:]:
-        older.unlink()
+    with writing(folder):
+        for older in stored(folder)[_GENERATIONS:]:
+            older.unlink()
     return path
 
 
@@ -102,7 +104,7 @@ def latest(folder: str | os.PathLike) -> Path | None:
     return next(iter(stored(folder)), None)
 
 
-def newest_header(folder: str | os.PathLike, problems: list[str]) -> dict[str, Any] | None:
+def newest_header(folder: str | os.PathLike, problems: Problems) -> dict[str, Any] | None:
     """Return the header of the newest checkpoint that is not corrupted; None if there is none.
 
     Error messages about newer, corrupted checkpoints are added to `problems`. If all checkpoints

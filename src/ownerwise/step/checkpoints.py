@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import Problems
 from ownerwise.planning import Plan
 from ownerwise.step.account_file import Balance, read_account
 from ownerwise.step.checkpoint_file import (
@@ -139,35 +139,38 @@ def load(
     `seed` is the seed of the resuming run (None if private) and must match the stored one.
     """
     path, header, tensors = newest(folder)
-    problems = []
+    problems = Problems()
     if header["plan"] != plan.hash:
-        problems.append(
+        problems.add(
             f"{path.name} belongs to plan {header['plan'][:12]}, but this run has plan "
             f"{plan.hash[:12]}: resume with the run's original plan"
         )
     if header["seed"] != seed:
-        problems.append(
+        problems.add(
             f"{path.name} comes from a run with {_seed_name(header['seed'])}, but this run has "
             f"{_seed_name(seed)}: resume with the same kind of stream"
         )
-    balance = _checked_balance(path, header, problems)
+    balance = None
+    with problems.guard():
+        balance = read_account(path.parent)
+        problems += account_problems(balance, header, path.name)
     model_tensors = _model_tensors(tensors)
     expected, actual = kinds(model_tensors), kinds(model.state_dict())
     if wrong := sorted({name for name, _ in expected.items() ^ actual.items()}):
         name = wrong[0]
-        problems.append(
+        problems.add(
             f"{path.name} contains a different model: {name} is {expected.get(name, 'missing')} in "
             f"the file and {actual.get(name, 'missing')} here; build the same model as in the "
             "original run"
         )
     elif header["held"] != _optimizer_layout(model, optimizer):
-        problems.append(
+        problems.add(
             f"{path.name} contains the state of {header['held'][0]}, but this run has "
             f"{type(optimizer).__name__} or different parameter groups; build the same optimizer "
             "as in the original run"
         )
-    if problems or balance is None:
-        raise OwnerwiseError(problems)
+    problems.raise_()
+    assert balance is not None
 
     def write_to_model() -> None:
         model.load_state_dict(model_tensors)
@@ -217,16 +220,6 @@ def account_problems(balance: Balance | None, header: dict[str, Any], name: str)
             "the account was restored. Restore the newest account"
         )
     return problems
-
-
-def _checked_balance(path: Path, header: dict[str, Any], problems: list[str]) -> Balance | None:
-    try:
-        balance = read_account(path.parent)
-    except OwnerwiseError as error:
-        problems += error.problems
-        return None
-    problems += account_problems(balance, header, path.name)
-    return balance
 
 
 def _model_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -237,8 +237,10 @@ class PrivateStep:
         """Count the first `steps` steps in the account, and give back any reserved beyond them."""
         with self._lock:
             if self._account is not None:
-                self._account.settle(steps)
-                self._account.close()
+                try:
+                    self._account.settle(steps)
+                finally:
+                    self._account.close()
 
     def restore(self, folder: str | PathLike) -> None:
         """Resume from the newest checkpoint in `folder`, counting every spent step.

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.data import TensorDataset
 
-from ownerwise.batches import COLLATE_NEEDS_DATASET, data_problems, ownerless_problems
+from ownerwise.batches import COLLATE_NEEDS_DATASET, arrays_of, data_problems, ownerless_problems
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems
 from ownerwise.evaluation import Collate, Evaluation, trial_problems
 from ownerwise.gradients import check
@@ -147,8 +146,8 @@ def _training_data_problems(data: Any, collate: Collate | None, plan: Plan) -> l
     index = plan.owners.record_owner_index
     assert index is not None
     problems = data_problems(data, len(index))
-    arrays = data.tensors if type(data) is TensorDataset else data
-    if not isinstance(arrays, tuple) or problems:
+    arrays = arrays_of(data)
+    if arrays is None or problems:
         return problems
     if len(arrays) != 2:
         return [f"the data has {len(arrays)} arrays; expected two, (X, y)"]
@@ -166,8 +165,8 @@ def _warn_of_large_inputs(data: Any, plan: Plan) -> None:
 
     Only arrays are checked: a Dataset would have to be loaded in full.
     """
-    arrays = data.tensors if type(data) is TensorDataset else data
-    if plan.hardened_rows is not None or not isinstance(arrays, tuple):
+    arrays = arrays_of(data)
+    if plan.hardened_rows is not None or arrays is None:
         return
     inputs = arrays[0]
     largest = 0.0

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ownerwise.errors import Problems, require
-from ownerwise.files import write_text
+from ownerwise.files import append_text, write_text
 from ownerwise.registry import Registry
 from ownerwise.runs import RUN_KEY, Run
 from ownerwise.runs.settings import flat
@@ -52,10 +52,7 @@ class JsonLines:
 
     def log(self, line: Line) -> None:
         """Append the line and flush it to disk."""
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(self._text(line))
-            file.flush()
-            os.fsync(file.fileno())
+        append_text(self._path, self._text(line))
 
     def finish(self, run: Run) -> None:
         """Do nothing, because every line is already on disk."""

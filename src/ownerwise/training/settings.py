@@ -58,7 +58,7 @@ class TrainerSettings:
     weights: Weights | None = None
     clipping: ClippingRule | None = None
     constraints: Release | None = None
-    performance: Performance = Performance()
+    performance: Performance = field(default_factory=Performance)
     seed: int | None = None
     folder: str | PathLike | None = None
     name: str | None = None

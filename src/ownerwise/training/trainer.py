@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from ownerwise.batches import PoissonBatches
 from ownerwise.errors import OwnerwiseError, printable
-from ownerwise.evaluation import Collate, Evaluation, group_name
+from ownerwise.evaluation import Collate, Evaluation
 from ownerwise.mechanisms import CLIPPING_RULES, Release, plain_loss
 from ownerwise.planning import Plan
 from ownerwise.runs import Run, environment, settings
@@ -26,6 +26,7 @@ from ownerwise.training.learning_rates import factors
 from ownerwise.training.outside_the_plan import not_private_reasons, note_training
 from ownerwise.training.recording import Recorder
 from ownerwise.training.settings import TrainerSettings
+from ownerwise.wording import name_of
 
 
 class Trainer(TrainerSettings):
@@ -254,13 +255,13 @@ class Trainer(TrainerSettings):
             name
             for evaluation in (validating, testing)
             if evaluation is not None and evaluation.groups is not None
-            for name in map(group_name, np.unique(evaluation.groups).tolist())
+            for name in map(name_of, np.unique(evaluation.groups).tolist())
         }
         budgets = settings.owner_budgets(names, self.plan.owners)
         if groups_are is None:
             known = "owners" if names == set(budgets) else "groups"
             groups_are = known if names else "classes"
-        given = {group_name(group): value for group, value in (self.group_budgets or {}).items()}
+        given = {name_of(group): value for group, value in (self.group_budgets or {}).items()}
         return {"groups_are": groups_are, "group_budgets": budgets | given}
 
     def _evaluation(self, data: Any, groups: Any, collate: Collate | None) -> Evaluation | None:

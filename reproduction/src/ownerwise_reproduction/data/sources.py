@@ -130,7 +130,7 @@ def fetch(item: Download, path: Path) -> None:
             write_whole(path, lambda temporary, url=url: _stream(url, Path(temporary), item))
             return
         except (OSError, HTTPException, OwnerwiseError) as error:
-            problems.append(f"{url}: {error}")
+            problems.append(f"{url}: {error.__cause__ or error}")
     raise OwnerwiseError(problems)
 
 

@@ -7,12 +7,12 @@ bounded from both sides; with two groups, it is enough to bound one gap.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.mechanisms.constraints.partition import LABEL, Column, Condition, Partition
-from ownerwise.mechanisms.constraints.rates import Constraint, Expression, rate
+from ownerwise.mechanisms.constraints.rates import Constraint, rate
 
 
 def demographic_parity(
@@ -34,7 +34,7 @@ def equalized_odds(
     part: Partition, column: str, *, max_gap: float, pred: Any = None
 ) -> list[Constraint]:
     """Apply the limit of `demographic_parity` within each true class."""
-    return _gaps("odds", part, column, max_gap, _counted(part, pred), _classes(part))
+    return _gaps("odds", part, column, max_gap, _counted(part, pred), part[LABEL].values)
 
 
 def equal_opportunity(
@@ -49,39 +49,32 @@ def false_negative_rate(
     part: Partition, *, max_rate: float, positive: Any = None, by: str | None = None
 ) -> list[Constraint]:
     """Cap the fraction of a class's records predicted as another class, overall or by group."""
-    positive = _positive(part, positive)
-    given = part[LABEL] == positive
-    event = part.predicted != positive
-    return _bounded("false negatives", part, by, event, given, max_rate=max_rate)
+    predicted, actual = _conditions(part, positive)
+    return _bounded("false negatives", part, by, ~predicted, actual, max_rate=max_rate)
 
 
 def false_positive_rate(
     part: Partition, *, max_rate: float, positive: Any = None, by: str | None = None
 ) -> list[Constraint]:
     """Cap the fraction of records of other classes that are predicted as this class."""
-    positive = _positive(part, positive)
-    event = part.predicted == positive
-    given = part[LABEL] != positive
-    return _bounded("false positives", part, by, event, given, max_rate=max_rate)
+    predicted, actual = _conditions(part, positive)
+    return _bounded("false positives", part, by, predicted, ~actual, max_rate=max_rate)
 
 
 def recall(
     part: Partition, *, min_rate: float, positive: Any = None, by: str | None = None
 ) -> list[Constraint]:
     """Require at least a given fraction of a class's records to be predicted correctly."""
-    positive = _positive(part, positive)
-    event = part.predicted == positive
-    return _bounded("recall", part, by, event, part[LABEL] == positive, min_rate=min_rate)
+    predicted, actual = _conditions(part, positive)
+    return _bounded("recall", part, by, predicted, actual, min_rate=min_rate)
 
 
 def precision(
     part: Partition, *, min_rate: float, positive: Any = None, by: str | None = None
 ) -> list[Constraint]:
     """Require at least a given fraction of the predictions of a class to be correct."""
-    positive = _positive(part, positive)
-    event = part[LABEL] == positive
-    given = part.predicted == positive
-    return _bounded("precision", part, by, event, given, min_rate=min_rate)
+    predicted, actual = _conditions(part, positive)
+    return _bounded("precision", part, by, actual, predicted, min_rate=min_rate)
 
 
 def selection_rate(
@@ -127,13 +120,11 @@ def _gaps(
                 rest = rate(pred=pred, where=groups != value, given=given)
                 words = f"{kind} of {pred}: {column} {value} - {_rest(groups, value)}"
                 words += "" if label is None else f", {given.name}"
-                constraints += _two_sided(words, here - rest, max_gap)
+                constraints += [
+                    (here - rest <= max_gap).named(f"{words} ≤ {max_gap:g}"),
+                    (here - rest >= -max_gap).named(f"{words} ≥ {-max_gap:g}"),
+                ]
     return constraints
-
-
-def _two_sided(words: str, gap: Expression, most: float) -> Iterator[Constraint]:
-    yield (gap <= most).named(f"{words} ≤ {most:g}")
-    yield (gap >= -most).named(f"{words} ≥ {-most:g}")
 
 
 def _rest(groups: Column, value: Any) -> str:
@@ -177,11 +168,13 @@ def _positive(part: Partition, given: Any) -> Any:
     return part.classes[-1] if given is None else given
 
 
+def _conditions(part: Partition, positive: Any) -> tuple[Condition, Condition]:
+    """Return the conditions that the predicted and the true class are the positive one."""
+    positive = _positive(part, positive)
+    return part.predicted == positive, part[LABEL] == positive
+
+
 def _counted(part: Partition, pred: Any) -> list[Any]:
     if pred is not None:
         return [pred]
     return list(part.classes[1:] if len(part.classes) == 2 else part.classes)
-
-
-def _classes(part: Partition) -> tuple[Any, ...]:
-    return part[LABEL].values

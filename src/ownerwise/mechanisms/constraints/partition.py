@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ownerwise.errors import OwnerwiseError, name_some
+from ownerwise.errors import OwnerwiseError, Problems, name_some
 
 LABEL = "label"
 """Name of the column that contains the record's class."""
@@ -42,24 +42,23 @@ class Partition:
         if classes is None:
             classes = self.columns.get(LABEL, ())
         self.classes = tuple(range(classes) if isinstance(classes, int) else classes)
-        problems = [
+        problems = Problems(
             f"column {name!r} has the values {values}; expected at least one value and no "
             "duplicates"
             for name, values in self.columns.items()
             if not values or len(set(values)) < len(values)
-        ]
+        )
         if len(set(self.classes)) < max(2, len(self.classes)):
-            problems.append(
+            problems.add(
                 f"classes {self.classes}: expected at least two distinct classes; pass classes= "
                 f"or add a {LABEL!r} column that lists the class labels"
             )
         elif LABEL in self.columns and self.columns[LABEL] != self.classes:
-            problems.append(
+            problems.add(
                 f"column {LABEL!r} has the values {self.columns[LABEL]}, but the classes are "
                 f"{self.classes}; expected the same values in the same order"
             )
-        if problems:
-            raise OwnerwiseError(problems)
+        problems.raise_()
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -68,20 +67,19 @@ class Partition:
 
     def cells(self, columns: Mapping[str, Any]) -> np.ndarray:
         """Return each record's cell (int64), given one value per record for each column."""
-        problems = self._column_problems(set(columns))
+        problems = Problems(self._column_problems(set(columns)))
         cells = np.int64(0)
         for name, values in self.columns.items():
             if name in columns:
                 at = _positions(columns[name], values, f"column {name!r}", problems)
                 if np.shape(cells) not in ((), at.shape):
-                    problems.append(
+                    problems.add(
                         f"column {name!r} has {len(at)} records, but the columns before it have "
                         f"{np.size(cells)}; expected the same number"
                     )
                     continue
                 cells = cells * len(values) + at
-        if problems:
-            raise OwnerwiseError(problems)
+        problems.raise_()
         return np.atleast_1d(cells)
 
     def targets(self, labels: Any, columns: Mapping[str, Any] | None = None) -> Tensor:
@@ -92,10 +90,9 @@ class Partition:
             columns: the other columns, as a mapping or DataFrame with one value per record in each
                 column.
         """
-        problems: list[str] = []
+        problems = Problems()
         classes = _positions(labels, self.classes, "labels", problems)
-        if problems:
-            raise OwnerwiseError(problems)
+        problems.raise_()
         columns = {} if columns is None else {name: columns[name] for name in columns}
         if LABEL in self.columns:
             columns[LABEL] = labels
@@ -210,7 +207,7 @@ class Column:
         return Condition(self.partition, f"{self.name} = {' or '.join(map(str, values))}", mask)
 
 
-def _positions(given: Any, values: tuple[Any, ...], what: str, problems: list[str]) -> np.ndarray:
+def _positions(given: Any, values: tuple[Any, ...], what: str, problems: Problems) -> np.ndarray:
     """Return the int64 index of each record's value in the public list; report unknown values."""
     array = given.numpy() if isinstance(given, Tensor) else np.asarray(given)
     place = {value: at for at, value in enumerate(values)}
@@ -222,11 +219,11 @@ def _positions(given: Any, values: tuple[Any, ...], what: str, problems: list[st
     strange = np.array([value not in place for value in known], dtype=bool)[index]
     if strange.any():
         where = name_some(np.flatnonzero(strange), "record {}".format)
-        problems.append(
+        problems.add(
             f"{what} has an unknown value in {where}; expected one of "
             f"{name_some(values, repr, shown=9)}. Correct it or add it to the list; give missing "
             "values a name, such as 'unknown'"
         )
     if array.ndim != 1:
-        problems.append(f"{what} has shape {list(array.shape)}; expected one value per record")
+        problems.add(f"{what} has shape {list(array.shape)}; expected one value per record")
     return np.array([place.get(value, 0) for value in known], dtype=np.int64)[index]

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ownerwise.batches import described
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import OwnerwiseError, Problems
 from ownerwise.mechanisms.constraints.rates import Constraint, Rate, flattened
 from ownerwise.mechanisms.losses import Loss, per_record
 from ownerwise.mechanisms.plugs import Cells, Release
@@ -88,17 +88,16 @@ class RateConstraints(Release):
             "ascent": ascent, "damping": damping, "cap": cap, "temperature": temperature,
             "hard": hard, "smoothing": smoothing, "floor": floor,
         }  # fmt: skip
-        problems = [
+        problems = Problems(
             f"{name}={self.options[name]}: expected a positive finite number"
             for name in ("ascent", "cap", "temperature", "floor")
             if not 0 < self.options[name] < math.inf
-        ]
+        )
         if not 0 <= damping < math.inf:
-            problems.append(f"damping={damping}: expected a finite number of at least 0")
+            problems.add(f"damping={damping}: expected a finite number of at least 0")
         if not 0 <= smoothing < 1:
-            problems.append(f"smoothing={smoothing}: expected a number of at least 0 and below 1")
-        if problems:
-            raise OwnerwiseError(problems)
+            problems.add(f"smoothing={smoothing}: expected a number of at least 0 and below 1")
+        problems.raise_()
         terms = [term for constraint in self.constraints for term in constraint.expression.terms]
         rates = list({id(rate): rate for _, rate in terms}.values())
         self._numerators = _rows([rate.numerator for rate in rates])

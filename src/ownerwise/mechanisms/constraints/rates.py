@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import OwnerwiseError, Problems
 from ownerwise.mechanisms.constraints.partition import Condition, Partition
 
 
@@ -184,15 +184,14 @@ def flattened(constraints: Constraint | Sequence[Any]) -> list[Constraint]:
             "rate(pred=1, where=...) <= 0.1, or a list of such constraints"
         )
     flat = [constraint for nested in constraints for constraint in flattened(nested)]
-    problems = []
+    problems = Problems()
     if not flat:
-        problems.append("expected at least one constraint, got none")
+        problems.add("expected at least one constraint, got none")
     if len({id(constraint.partition) for constraint in flat}) > 1:
-        problems.append(
+        problems.add(
             "the constraints use several partitions; use a single partition with all columns"
         )
     names = [constraint.name for constraint in flat]
     problems += [f"two constraints are named {n!r}" for n in set(names) if names.count(n) > 1]
-    if problems:
-        raise OwnerwiseError(problems)
+    problems.raise_()
     return flat
