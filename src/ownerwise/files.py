@@ -77,7 +77,7 @@ def append_text(path: str | PathLike, text: str) -> None:
     """Append text to a file and flush it to disk; if that fails, the file stays as it was."""
     path = Path(path)
     with writing(path):
-        size = path.stat().st_size
+        size = path.stat().st_size if path.exists() else 0
         try:
             with path.open("ab") as file:
                 file.write(text.encode("utf-8"))
