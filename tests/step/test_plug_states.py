@@ -32,9 +32,7 @@ def test_the_state_of_other_constraints_of_the_same_shape_is_refused(tmp_path):
     step, inputs, targets = constrained(0.02)
     step(tools.batch_of(inputs, targets))
     step.save(tmp_path)
-    with pytest.raises(
-        ow.OwnerwiseError, match=r"in checkpoint-.*constraints = .*0.02"
-    ):
+    with pytest.raises(ow.OwnerwiseError, match=r"the release in .*constraints = .*0.02"):
         constrained(0.3)[0].restore(tmp_path)
     with pytest.raises(ow.OwnerwiseError, match=r"temperature = 1.*but this step has 2"):
         constrained(0.02, temperature=2.0)[0].restore(tmp_path)

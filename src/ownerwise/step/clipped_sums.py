@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ownerwise.batches import Batch, take
+from ownerwise.batches import Batch
 from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import (
     Attributes,
@@ -21,7 +20,6 @@ from ownerwise.gradients import (
     Tape,
     changed_by_data,
 )
-from ownerwise.gradients.calls import tensors_in
 from ownerwise.mechanisms import (
     ClippingRule,
     Contributions,
@@ -40,7 +38,7 @@ from ownerwise.planning import Plan
 from ownerwise.randomness import kept_generators
 from ownerwise.step import separation
 from ownerwise.step.loss_separation import LossCheck
-from ownerwise.step.micro_batches import bytes_per_record, slices
+from ownerwise.step.micro_batches import MicroBatch, Split
 from ownerwise.step.model_separation import check_model, check_part, is_due
 from ownerwise.step.performance import Performance
 from ownerwise.step.plug_separation import checked_contributions, checked_factors
@@ -92,10 +90,9 @@ class ClippedSums:
         self.weights = weights
         self.release = release
         self.steering = steering
-        self.performance = performance
         self.not_private = not_private
         self.peek: Peek | None = None
-        self._bytes_per_record: float | None = None
+        self._split = Split(model, performance)
         self.rounding = Rounding.of(plan, model, weights, release)
         self._loss_roundoff = loss_roundoff(model)
         self._batches = 0  # number of batches with at least two records
@@ -115,7 +112,7 @@ class ClippedSums:
         rows = place(batch, self.plan.hardened_rows, randomness.rows)
         with kept_generators(), torch.enable_grad():
             self._check_model(batch, rows.inputs, randomness)
-            parts = self._micro_batches(rows)
+            parts = self._split(rows)
             released, weights = self._of_whole_batch(batch, rows, parts, randomness)
             limits = self._limits(rows)
             totals: dict[nn.Parameter, Tensor] = {}
@@ -126,18 +123,8 @@ class ClippedSums:
         self._keep_peek(parts, rows)
         return totals
 
-    def _micro_batches(self, rows: Rows) -> list[_MicroBatch]:
-        """Return the rows in parts that fit in memory."""
-        parts = list(slices(len(rows), self._micro_batch_size(rows.inputs, len(rows))))
-        if len(parts) == 1:
-            return [_MicroBatch(0, parts[0], rows.inputs, rows.targets)]
-        return [
-            _MicroBatch(number, part, take(rows.inputs, part), take(rows.targets, part))
-            for number, part in enumerate(parts)
-        ]
-
     def _of_whole_batch(
-        self, batch: Batch, rows: Rows, parts: list[_MicroBatch], randomness: Randomness
+        self, batch: Batch, rows: Rows, parts: list[MicroBatch], randomness: Randomness
     ) -> tuple[tuple[Tensor, ...], np.ndarray | None]:
         """Return what the step computes from all records: the noised release and the weights.
 
@@ -166,7 +153,7 @@ class ClippedSums:
 
     def _sum_of_part(
         self,
-        part: _MicroBatch,
+        part: MicroBatch,
         rows: Rows,
         limits: np.ndarray,
         weights: np.ndarray | None,
@@ -226,7 +213,7 @@ class ClippedSums:
             totals = _added(totals, records.weighted_sum(factors * members))
         return totals or _added({}, _zeros(self.model))
 
-    def _forward(self, part: _MicroBatch, randomness: Randomness) -> None:
+    def _forward(self, part: MicroBatch, randomness: Randomness) -> None:
         """Compute the outputs of a micro-batch, with the same dropout masks in every pass."""
         self._refuse_written_buffers()
         part.chain = Chain.of(self.model, part.inputs)
@@ -241,7 +228,7 @@ class ClippedSums:
         self._buffers = [(name, b, b._version) for name, b in self.model.named_buffers()]
 
     def _evaluate(
-        self, part: _MicroBatch, released: tuple[Tensor, ...], randomness: Randomness
+        self, part: MicroBatch, released: tuple[Tensor, ...], randomness: Randomness
     ) -> None:
         """Compute the losses of a micro-batch, and begin their check if gradients follow."""
         if torch.is_grad_enabled():
@@ -256,7 +243,7 @@ class ClippedSums:
                 raise changed_by_data(name, "the loss, the clipping rule or the release")
 
     def _released(
-        self, parts: list[_MicroBatch], scales: np.ndarray | None, randomness: Randomness
+        self, parts: list[MicroBatch], scales: np.ndarray | None, randomness: Randomness
     ) -> tuple[Tensor, ...]:
         """Return a tuple of extra arguments for the loss: the noised release, if there is one."""
         release = self.release
@@ -267,7 +254,7 @@ class ClippedSums:
         share = separation.ROOM * (1.0 if shares is None else float(shares.min()))
         share /= max(1, sum(map(len, parts)))
 
-        def contributions(part: _MicroBatch) -> Contributions:
+        def contributions(part: MicroBatch) -> Contributions:
             if proven(release):
                 return release.contributions(part.outputs, part.targets)
             return checked_contributions(
@@ -297,7 +284,7 @@ class ClippedSums:
             check_model(self.model, batch, randomness.parts)
 
     def _loss_check(
-        self, part: _MicroBatch, released: tuple[Tensor, ...], randomness: Randomness
+        self, part: MicroBatch, released: tuple[Tensor, ...], randomness: Randomness
     ) -> LossCheck | None:
         """Return the loss check for a micro-batch, or None for a loss that cannot mix records."""
         if not separation.active:
@@ -309,7 +296,7 @@ class ClippedSums:
             randomness.parts, thorough=self._due,
         )  # fmt: skip
 
-    def _weights_of(self, parts: list[_MicroBatch], rows: Rows) -> np.ndarray:
+    def _weights_of(self, parts: list[MicroBatch], rows: Rows) -> np.ndarray:
         """Return one checked weight per row, computed from the losses of all records."""
         assert self.weights is not None
         found = [part.losses for part in parts if part.losses is not None]
@@ -352,14 +339,7 @@ class ClippedSums:
                 )
         return factors if finite is None else factors * finite
 
-    def _micro_batch_size(self, inputs: Any, records: int) -> int:
-        if self.performance.micro_batch_size is not None:
-            return self.performance.micro_batch_size
-        if self._bytes_per_record is None:
-            self._bytes_per_record = bytes_per_record(self.model, inputs, records)
-        return max(1, int(self.performance.memory_target // max(1.0, self._bytes_per_record)))
-
-    def _keep_peek(self, parts: list[_MicroBatch], rows: Rows | None) -> None:
+    def _keep_peek(self, parts: list[MicroBatch], rows: Rows | None) -> None:
         """Keep the losses, norms and factors if `not_private` is set."""
         self.peek = None
         if self.not_private:
@@ -371,37 +351,6 @@ class ClippedSums:
                 )
             owner_index = np.zeros(0, dtype=np.int64) if rows is None else rows.owner_index
             self.peek = Peek(losses, norms, factors, owner_index)
-
-
-@dataclass
-class _MicroBatch:
-    """Rows that are computed together, and what the current pass has computed from them.
-
-    Attributes:
-        number: position among the micro-batches.
-        rows: the rows of the batch.
-        inputs, targets: their data.
-        outputs, losses: results of the model and the loss.
-        chain: the pass through a chain of vector layers; None for a model that needs the tape.
-        check: the loss check, begun before the losses were computed.
-        seen: losses, norms and factors, for `peek`.
-    """
-
-    number: int
-    rows: slice
-    inputs: Any
-    targets: Any
-    outputs: Any = None
-    losses: Tensor | None = None
-    chain: Chain | None = None
-    check: LossCheck | None = None
-    seen: tuple[Tensor, ...] = ()
-
-    def __len__(self) -> int:
-        return self.rows.stop - self.rows.start
-
-    def output_tensors(self) -> list[Tensor]:
-        return tensors_in(self.outputs) if self.chain is None else [self.outputs]
 
 
 def _added(

@@ -3,15 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ownerwise.batches import take
-from ownerwise.gradients import State, run_made_up
+from ownerwise.gradients import Chain, State, run_made_up
+from ownerwise.gradients.calls import tensors_in
+from ownerwise.step.loss_separation import LossCheck
+from ownerwise.step.performance import Performance
+from ownerwise.step.secret_rows import Rows
 
 _PROBE = 4  # records used to measure the memory per record
+
+
+@dataclass
+class MicroBatch:
+    """Rows that are computed together, and what the current pass has computed from them.
+
+    Attributes:
+        number: position among the micro-batches.
+        rows: the rows of the batch.
+        inputs, targets: their data.
+        outputs, losses: results of the model and the loss.
+        chain: the pass through a chain of vector layers; None for a model that needs the tape.
+        check: the loss check, begun before the losses were computed.
+        seen: losses, norms and factors, for `peek`.
+    """
+
+    number: int
+    rows: slice
+    inputs: Any
+    targets: Any
+    outputs: Any = None
+    losses: Tensor | None = None
+    chain: Chain | None = None
+    check: LossCheck | None = None
+    seen: tuple[Tensor, ...] = ()
+
+    def __len__(self) -> int:
+        return self.rows.stop - self.rows.start
+
+    def output_tensors(self) -> list[Tensor]:
+        """Return all tensors in the outputs."""
+        return tensors_in(self.outputs) if self.chain is None else [self.outputs]
+
+
+class Split:
+    """Splits batches into micro-batches, whose size follows from the memory that a record needs.
+
+    Args:
+        model: the model.
+        performance: the micro-batch size, or the memory target.
+    """
+
+    def __init__(self, model: nn.Module, performance: Performance):
+        self._model = model
+        self._performance = performance
+        self._bytes_per_record: float | None = None
+
+    def __call__(self, rows: Rows) -> list[MicroBatch]:
+        """Return the rows of a batch in parts that fit in memory."""
+        parts = list(slices(len(rows), self._size(rows)))
+        if len(parts) == 1:
+            return [MicroBatch(0, parts[0], rows.inputs, rows.targets)]
+        return [
+            MicroBatch(number, part, take(rows.inputs, part), take(rows.targets, part))
+            for number, part in enumerate(parts)
+        ]
+
+    def _size(self, rows: Rows) -> int:
+        if self._performance.micro_batch_size is not None:
+            return self._performance.micro_batch_size
+        if self._bytes_per_record is None:
+            self._bytes_per_record = bytes_per_record(self._model, rows.inputs, len(rows))
+        return max(1, int(self._performance.memory_target // max(1.0, self._bytes_per_record)))
 
 
 def slices(records: int, size: int) -> Iterator[slice]:
