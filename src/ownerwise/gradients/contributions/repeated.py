@@ -122,7 +122,7 @@ class Repeated(Contribution):
         """Compare calls on single records with the call on the batch.
 
         Returns:
-            Whether outputs and gradients are the same; whether this batch had gradients to compare.
+            Whether outputs and gradients are the same, and whether there were gradients to compare.
         """
         values = self.call.values(self.dtype)
         whole = self._records(self.call(values))

@@ -53,8 +53,10 @@ def pointwise(context: Context, func: Function, *args: Any, **kwargs: Any) -> An
     where = f"{name_of(func)}({uses[0][1].name})"
     # the gradient of a sum does not need the operands, so they may change in place afterwards
     additive = in_place or name_of(func) in ("add", "sub", "__add__", "__radd__", "__sub__")
-    leaves, spec = pytree.tree_flatten((values, kwargs))
-    call = None if additive else Call(func, leaves, spec, where)
+    call = None
+    if not additive:
+        leaves, spec = pytree.tree_flatten((values, kwargs))
+        call = Call(func, leaves, spec, where)
 
     def build(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
         for place, tracked in uses:
