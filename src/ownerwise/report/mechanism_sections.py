@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ownerwise.mechanisms import INO
+from ownerwise.errors import OwnerwiseError
+from ownerwise.mechanisms import WEIGHTS, Weights
 from ownerwise.planning import Plan
 from ownerwise.registry import Registry
 from ownerwise.report import constraint_section, importance_section
@@ -19,11 +20,14 @@ from ownerwise.report.blocks import Notes, Section
 from ownerwise.runs import Run
 
 
-def ino(settings: Mapping[str, Any], plan: Plan) -> INO | None:
+def ino(settings: Mapping[str, Any], plan: Plan) -> Weights | None:
     """Return the weights with these settings for a plan; None if their tail is not stored."""
-    of_tail = ("kind", "tail", "tail_length", "alpha", "beta", "shape")
-    found = INO.from_settings({name: settings[name] for name in of_tail if name in settings})
-    return None if found is None else found.bind(plan)
+    of_tail = ("tail", "tail_length", "alpha", "beta", "shape")
+    options = {name: settings[name] for name in of_tail if name in settings}
+    try:
+        return WEIGHTS.make({"name": "ino", **options}).bind(plan)
+    except OwnerwiseError:  # a tail of the user's own
+        return None
 
 
 MECHANISM_SECTIONS: Registry[Section] = Registry(
