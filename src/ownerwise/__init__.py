@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ownerwise.owners import Owners
     from ownerwise.planning import Plan, Verification, plan
     from ownerwise.randomness import SecretStream
+    from ownerwise.repair import Calibration, PullAdjustment
     from ownerwise.runs import Run
     from ownerwise.step import Performance, PrivateStep
     from ownerwise.training import Trainer
@@ -47,6 +48,7 @@ __all__ = [
     "Batch",
     "BudgetAware",
     "BudgetError",
+    "Calibration",
     "ImportanceSampling",
     "Owners",
     "OwnerwiseError",
@@ -59,6 +61,7 @@ __all__ = [
     "PrivateClassifier",
     "PrivateStep",
     "Psac",
+    "PullAdjustment",
     "RateConstraints",
     "Run",
     "Schedule",
@@ -86,6 +89,7 @@ _NAMES_BY_ROOM = {
     "owners": "Owners",
     "planning": "Plan Verification plan",
     "randomness": "SecretStream",
+    "repair": "Calibration PullAdjustment",
     "runs": "Run",
     "step": "Performance PrivateStep",
     "training": "Trainer",

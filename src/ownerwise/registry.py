@@ -5,8 +5,9 @@ A name is one of the library's own, one that an installed package registers with
 precedence. The entry-point groups are `ownerwise.datasets`, `ownerwise.models`,
 `ownerwise.assignments` (methods for assigning records to owners), `ownerwise.losses`,
 `ownerwise.weights`, `ownerwise.orders` (orders of records in INO-SGD), `ownerwise.clipping_rules`,
-`ownerwise.releases`, `ownerwise.noise_schedules`, `ownerwise.learning_rates`, `ownerwise.loggers`
-and `ownerwise.report_sections` (mechanisms' sections in the report).
+`ownerwise.releases`, `ownerwise.calibrations` (releases after training),
+`ownerwise.noise_schedules`, `ownerwise.learning_rates`, `ownerwise.loggers` and
+`ownerwise.report_sections` (mechanisms' sections in the report).
 """
 
 from __future__ import annotations

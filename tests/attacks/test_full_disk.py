@@ -26,7 +26,7 @@ import ownerwise as ow
 from ownerwise.planning import storage
 from ownerwise.randomness import Noise
 from ownerwise.runs import Run
-from ownerwise.step import account, checkpoints, read_account
+from ownerwise.step import account, checkpoint_file, read_account
 from tools import step_tools
 from tools import training_tools as tools
 
@@ -76,7 +76,7 @@ def take_all_steps(kind: str, folder: Path) -> None:
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = ow.PrivateStep(model, plan, optimizer, functional.cross_entropy)
-    if checkpoints.latest(folder) is None:
+    if checkpoint_file.latest(folder) is None:
         step.save(folder)
     else:
         step.restore(folder)
@@ -101,7 +101,7 @@ class Disk:
             patch.setattr(os, name, self.failing(getattr(os, name)))
         patch.setattr(os, "open", self.creating(os.open))
         patch.setattr(Path, "open", self.opening(Path.open))
-        for module in (checkpoints, storage):
+        for module in (checkpoint_file, storage):
             patch.setattr(module, "save_file", self.saving(module.save_file))
         connect = partial(sqlite3.connect, factory=self.database())
         patch.setattr(account.sqlite3, "connect", connect)

@@ -92,7 +92,7 @@ def test_the_trainer_refuses_such_a_plan_and_names_all_problems():
     plan = own_plan()
     weaker = changed(plan, noise_std=plan.noise_std * 0.99)
     trainer = ow.Trainer(tools.mlp(), weaker, lr=0.1, evaluate_every=0, progress=False)
-    with pytest.raises(ow.OwnerwiseError, match=r"every=0(.|\n)*spend more than budgeted"):
+    with pytest.raises(ow.OwnerwiseError, match=r"every is 0(.|\n)*spend more than budgeted"):
         trainer.fit(DATA)
 
 

@@ -29,7 +29,7 @@ def calibrate(plan, logits, labels, std=None, seed=0):
     """Return the calibration after exact sums plus noise, in a float64 loop over records."""
     bound = Calibration().bind(plan)
     if std is not None:
-        object.__setattr__(bound, "_std", std)
+        bound._std = std
     rng = np.random.default_rng(seed)
     for _ in range(plan.closing_count):
         rows = bound.contributions(logits, labels)

@@ -6,6 +6,9 @@ This package may import owners, planning and randomness, but not models or gradi
 from ownerwise.batches.poisson import Batch, PoissonBatches
 from ownerwise.batches.rows import (
     COLLATE_NEEDS_DATASET,
+    ArrayRows,
+    Collate,
+    DatasetRows,
     Part,
     Unloaded,
     arrays_of,
@@ -14,13 +17,17 @@ from ownerwise.batches.rows import (
     dtype_name,
     is_map_style,
     ownerless_problems,
+    rows_of,
     shape_name,
 )
 from ownerwise.batches.trees import row_counts, same_tensors, take
 
 __all__ = [
     "COLLATE_NEEDS_DATASET",
+    "ArrayRows",
     "Batch",
+    "Collate",
+    "DatasetRows",
     "Part",
     "PoissonBatches",
     "Unloaded",
@@ -31,6 +38,7 @@ __all__ = [
     "is_map_style",
     "ownerless_problems",
     "row_counts",
+    "rows_of",
     "same_tensors",
     "shape_name",
     "take",

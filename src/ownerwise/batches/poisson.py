@@ -10,7 +10,7 @@ a batch and their number are private.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from ownerwise.batches.rows import ArrayRows, Part, ownerless_problems, rows_of
+from ownerwise.batches.rows import ArrayRows, Collate, Part, ownerless_problems, rows_of
 from ownerwise.batches.sampler import PoissonSampler
 from ownerwise.errors import OwnerwiseError
 from ownerwise.marks import marks_of
@@ -100,7 +100,7 @@ class PoissonBatches:
         start: int = 0,
         steps: int | None = None,
         num_workers: int = 0,
-        collate: Callable[[list[Any]], Any] | None = None,
+        collate: Collate | None = None,
     ) -> None:
         plan = Plan.verified(plan)  # not the method of a subclass
         steps = plan.steps - start if steps is None else steps

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ownerwise.planning import Plan
 
 _REPETITIONS = 16  # of collate: random masking is unlikely to choose the same tokens every time
+Collate = Callable[[list[Any]], Any]
+"""collate(samples) combines a Dataset's samples into one batch."""
+
 COLLATE_NEEDS_DATASET = "collate= applies to a Dataset only: rows of arrays do not need collating"
 
 
@@ -66,7 +69,7 @@ class Part:
 class DatasetRows:
     """Collated rows of a map-style Dataset; each DataLoader worker has its own copy."""
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None) -> None:
+    def __init__(self, dataset: Any, collate: Collate | None) -> None:
         self._dataset = dataset
         self._collate = default_collate if collate is None else collate
         self.foreign = collate is not None  # torch's default only stacks
@@ -111,9 +114,7 @@ class DatasetRows:
         return Part(positions, apart, random)
 
 
-def rows_of(
-    dataset: Any, records: int, collate: Callable[[list[Any]], Any] | None
-) -> ArrayRows | DatasetRows:
+def rows_of(dataset: Any, records: int, collate: Collate | None) -> ArrayRows | DatasetRows:
     """Return the rows of a dataset, or raise an error if it cannot supply `records` records."""
     if problems := data_problems(dataset, records):
         raise OwnerwiseError(problems)
@@ -125,7 +126,7 @@ def rows_of(
     return ArrayRows(arrays)
 
 
-def arrays_of(data: Any, collate: Callable[[list[Any]], Any] | None = None) -> Any:
+def arrays_of(data: Any, collate: Collate | None = None) -> Any:
     """Return the arrays of data in memory as a tuple; None for a Dataset, which loads its rows."""
     if type(data) is TensorDataset and collate is None:  # a subclass may transform its rows
         return data.tensors

@@ -57,6 +57,12 @@ def add(commands: Any) -> None:
         help="epsilon for a named budget level; may be repeated",
     )
     command.add_argument(
+        "--calibrate",
+        dest="calibration",
+        action="store_true",
+        help="pay for a release after training that takes out the tilt of the class biases",
+    )
+    command.add_argument(
         "--strict", action="store_true", help="refuse plans that cannot use up every budget"
     )
     command.add_argument(
@@ -79,7 +85,9 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     from ownerwise.owners import Hints, Owners
     from ownerwise.planning import PlanRequest, make_plan
+    from ownerwise.repair import as_calibration
 
+    options.calibration = as_calibration(options.calibration)
     arguments = {field.name for field in fields(PlanRequest)} & set(vars(options))
     request = PlanRequest(**{name: getattr(options, name) for name in arguments})
     problems = Problems()

@@ -25,6 +25,7 @@ from ownerwise.owners import Hints, Owners, text_ids
 from ownerwise.planning import Plan, plan
 from ownerwise.randomness import SecretStream
 from ownerwise.registry import Registry
+from ownerwise.repair import as_calibration
 from ownerwise.runs import PLAN, Run, holds_a_run
 from ownerwise.step import Performance
 from ownerwise.training import Trainer
@@ -98,7 +99,11 @@ def prepare_run(
         assignment, owners = make_owners(config, data)
         run_plan = stored_plan(place, owners) if resume else None
         if run_plan is None:
-            run_plan = plan(owners, **config["plan"], constraints=options["constraints"])
+            wanted = dict(config["plan"])
+            calibration = as_calibration(wanted.pop("calibration", None))
+            run_plan = plan(
+                owners, **wanted, constraints=options["constraints"], calibration=calibration
+            )
     problems.raise_()
     assert model is not None
     assert assignment is not None

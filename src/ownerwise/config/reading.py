@@ -11,11 +11,12 @@ from typing import Any
 
 from ownerwise.config.sections import ASSIGNMENT_KEYS, OPEN, SECTIONS
 from ownerwise.data import ASSIGNMENTS, LOADERS
-from ownerwise.errors import OwnerwiseError, known_names
+from ownerwise.errors import OwnerwiseError, Problems, known_names
 from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, RELEASES, WEIGHTS
 from ownerwise.models import BUILDERS
 from ownerwise.planning import PlanRequest
 from ownerwise.registry import Registry, split
+from ownerwise.repair import as_calibration
 from ownerwise.training import LOGGERS, schedule_problems
 from ownerwise.training.values import ValueRule, whole
 
@@ -218,7 +219,11 @@ def _assignment_problems(content: Mapping[str, Any]) -> Iterator[str]:
 
 def _plan_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     content = {key: value for key, value in sections["plan"].items() if key in SECTIONS["plan"]}
-    yield from _placed("plan", content, PlanRequest(**content).problems())
+    problems = Problems()
+    with problems.guard():
+        content["calibration"] = as_calibration(content.pop("calibration", None))
+    problems += PlanRequest(**content).problems()
+    yield from _placed("plan", sections["plan"], problems)
 
 
 def _model_problems(sections: Mapping[str, Any]) -> Iterator[str]:

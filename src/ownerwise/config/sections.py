@@ -158,6 +158,10 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "release_noise": elsewhere(f"one of {', '.join(NOISES)}").means(
             "`gaussian` by default; `laplace` needs `pld`, and vectors of L1 norm at most 1"
         ),
+        "calibration": elsewhere("true, a name, or a table with options").means(
+            "pay for a release after training that takes out the tilt of the class biases; options "
+            "`share` and `rounds` ([why](proofs/calibration.md))"
+        ),
         "strict": flag().means("refuse plans in which some owner cannot use up their budget"),
         "hardened": flag().means(
             "pad every batch to a fixed number of rows and place the records in secret, random "

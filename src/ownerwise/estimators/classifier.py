@@ -23,6 +23,7 @@ from ownerwise.marks import marks_of
 from ownerwise.mechanisms import WEIGHTS, Weights
 from ownerwise.models import hidden_problems, mlp
 from ownerwise.planning import PlanRequest, make_plan
+from ownerwise.repair import as_calibration
 from ownerwise.training import TRAINED_BEFORE, Trainer
 from ownerwise.training.settings import setting_problems
 
@@ -63,6 +64,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         input_range: a public range (low, high); each bound is one number or one per feature. Inputs
             are clipped to this range and scaled to [-1, 1]. With None, inputs are left unchanged.
         accountant: "pld" (tight) or "rdp".
+        calibration: True, or options such as {"share": 0.1}, to pay for a release after training
+            that takes out the tilt of the class biases (`Calibration`).
         verbose: whether to show a progress bar.
         random_state: None uses secret randomness. Any other value makes the result repeatable
             and NOT private.
@@ -105,6 +108,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         classes: Sequence[Any] | None = None,
         input_range: tuple[Any, Any] | None = None,
         accountant: str = "pld",
+        calibration: Any = None,
         verbose: bool = False,
         random_state: Any = None,
     ) -> None:
@@ -121,6 +125,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         self.classes = classes
         self.input_range = input_range
         self.accountant = accountant
+        self.calibration = calibration
         self.verbose = verbose
         self.random_state = random_state
 
@@ -147,12 +152,16 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         batch_size = self.batch_size
         if batch_size is None:
             batch_size = max(1.0, min(len(X) / 4, _LARGEST_DEFAULT_BATCH))
+        calibration = None
+        with problems.guard():
+            calibration = as_calibration(self.calibration)
         request = PlanRequest(
             method=self.method,
             steps=self.steps,
             batch_size=batch_size,
             clip_norm=self.clip_norm,
             accountant=self.accountant,
+            calibration=calibration,
         )
         problems.add(*request.problems(len(X)), *self._parameter_problems())
         problems.raise_()

@@ -5,7 +5,6 @@ This package imports batches and mechanisms (losses and constraints), but not th
 
 from ownerwise.evaluation.metrics import (
     FEW_GROUPS,
-    Collate,
     Evaluation,
     Predict,
     predicted_classes,
@@ -14,7 +13,6 @@ from ownerwise.evaluation.metrics import (
 
 __all__ = [
     "FEW_GROUPS",
-    "Collate",
     "Evaluation",
     "Predict",
     "predicted_classes",

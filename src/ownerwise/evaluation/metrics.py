@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from ownerwise.batches import arrays_of, is_map_style
+from ownerwise.batches import Collate, arrays_of, is_map_style
 from ownerwise.errors import OwnerwiseError, name_some
 from ownerwise.evaluation.groups import group_recalls
 from ownerwise.evaluation.target_checks import run_on_first, target_problems, value_problems
+from ownerwise.gradients import evaluation_mode
 from ownerwise.mechanisms import Loss, Release, per_record
 from ownerwise.owners import as_array, is_missing
 from ownerwise.wording import name_of
@@ -30,9 +30,6 @@ FEW_GROUPS = 4
 
 With fewer groups, a correlation would often be large by chance and have no confidence interval.
 """
-
-Collate = Callable[[list[Any]], Any]
-"""collate(samples) combines a Dataset's samples into one batch."""
 
 Predict = Callable[[Any], Tensor]
 """predict(outputs) returns the predicted class of each record."""
@@ -178,19 +175,6 @@ def trial_problems(
     except Exception as error:
         problems = [f"the model or loss fails on the first records; error (not private): {error}"]
     return [f"{name}: {problem}" for problem in problems]
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Run a model in evaluation mode without gradients, then restore every module's mode."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _data_problems(data: Any, name: str) -> list[str]:

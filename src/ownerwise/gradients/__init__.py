@@ -50,7 +50,7 @@ from ownerwise.gradients.contributions import BLOCK
 from ownerwise.gradients.per_record_gradients import PerRecordGradients
 from ownerwise.gradients.preflight import check
 from ownerwise.gradients.problems import Problem, Refused
-from ownerwise.gradients.state import Attributes, State, differing, run_made_up
+from ownerwise.gradients.state import Attributes, State, differing, evaluation_mode, run_made_up
 from ownerwise.gradients.tape import Tape
 from ownerwise.gradients.tracked_parameters import changed_by_data
 
@@ -67,5 +67,6 @@ __all__ = [
     "changed_by_data",
     "check",
     "differing",
+    "evaluation_mode",
     "run_made_up",
 ]

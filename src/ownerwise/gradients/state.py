@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,19 @@ def _same(first: Tensor, second: Tensor) -> bool:
     if torch.equal(first, second):
         return True
     return first.is_floating_point() and torch.allclose(first, second, 0.0, 0.0, equal_nan=True)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Run a model in evaluation mode without gradients, then restore every module's mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def _holds_values(value: Any, depth: int) -> bool:

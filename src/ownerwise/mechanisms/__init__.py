@@ -35,6 +35,7 @@ from ownerwise.mechanisms.plugs import (
     Steering,
     Weights,
     sum_of_unit_rows,
+    unit_rows,
 )
 from ownerwise.mechanisms.proven import proven
 from ownerwise.mechanisms.scores import (
@@ -85,4 +86,5 @@ __all__ = [
     "plain_loss",
     "proven",
     "sum_of_unit_rows",
+    "unit_rows",
 ]

@@ -22,7 +22,12 @@ class Closing(Plug, ABC):
     records, clips every record's contribution to L2 norm 1 (or to the owner's share, if the plan
     has shares), adds the contributions and draws the noise. Later sums may depend on earlier noised
     ones. The correction is computed from noised sums alone, so it costs nothing.
+
+    Attributes:
+        outside: True if the correction is not part of the model's parameters; part of the state.
     """
+
+    outside: bool = False
 
     @abstractmethod
     def closing(

@@ -5,7 +5,7 @@ Every random number in a private run comes from this package. It imports no othe
 
 from ownerwise.randomness.layers import LayerRandomness, kept_generators
 from ownerwise.randomness.noise import Noise, grid_of
-from ownerwise.randomness.stream import SecretStream, StepStream
+from ownerwise.randomness.stream import SecretStream, StepStream, random_order
 
 __all__ = [
     "LayerRandomness",
@@ -14,4 +14,5 @@ __all__ = [
     "StepStream",
     "grid_of",
     "kept_generators",
+    "random_order",
 ]

@@ -207,3 +207,8 @@ def _refuse_copy() -> NoReturn:
         "a secret stream cannot be pickled or copied: a copy would repeat its numbers, and a "
         "stored key would let a reader subtract the noise. Create a new SecretStream() instead"
     )
+
+
+def random_order(stream: StepStream, count: int) -> np.ndarray:
+    """Return the numbers from 0 to count - 1 in uniformly random order."""
+    return np.argsort(stream.words(count), kind="stable")

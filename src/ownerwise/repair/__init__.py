@@ -7,7 +7,16 @@ import accounting, planning and mechanisms.
 """
 
 from ownerwise.repair.calibration import Calibration, closing_for
-from ownerwise.repair.folding import subtract_from_outputs
+from ownerwise.repair.folding import subtract_from_outputs, subtract_in_hook
+from ownerwise.repair.named import CALIBRATIONS, as_calibration
 from ownerwise.repair.pull import PullAdjustment
 
-__all__ = ["Calibration", "PullAdjustment", "closing_for", "subtract_from_outputs"]
+__all__ = [
+    "CALIBRATIONS",
+    "Calibration",
+    "PullAdjustment",
+    "as_calibration",
+    "closing_for",
+    "subtract_from_outputs",
+    "subtract_in_hook",
+]

@@ -32,7 +32,7 @@ _RELAXATION = {1: 2.5, 2: 2.0}  # predictions move less than the biases
 _USUAL_RELAXATION = 1.5
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Calibration(Closing):
     """Shift the class biases until predictions and labels agree on all records alike.
 
@@ -55,7 +55,7 @@ class Calibration(Closing):
     classes: int = _CLASSES
     _std: float = field(default=math.nan, repr=False)
     _count: int = field(default=0, repr=False)
-    _sums: list[list[float] | None] = field(default_factory=list, repr=False, compare=False)
+    _sums: list[list[float] | None] = field(default_factory=list, repr=False)
 
     def __post_init__(self):
         problems = []
@@ -74,8 +74,9 @@ class Calibration(Closing):
         """Return the noise and the number of sums, and who contributes in full.
 
         Usually every record contributes in full. If a few strict owners would raise the noise for
-        everyone, they contribute less: the rule minimises the sum of two squares, the noise on a
-        class total relative to that total, and the fraction of all contributions that is lost.
+        everyone, they contribute less: the rule minimises the sum of two squares, the noise on an
+        average class total and the contributions lost to it if all lost ones belong to one class,
+        both relative to that total.
         """
         mu = _mus(epsilon, delta)
         total = float(records.sum())
@@ -83,7 +84,7 @@ class Calibration(Closing):
         for full in np.unique(np.quantile(mu, np.linspace(0, 1, _CANDIDATES), method="lower")):
             kept = float(records @ np.minimum(1.0, mu / full))
             noise = self.classes / (math.sqrt(self.share) * full * kept)
-            error = noise**2 + (1 - kept / total) ** 2
+            error = noise**2 + (self.classes * (1 - kept / total)) ** 2
             if best is None or error < best[0]:
                 best = error, float(full), noise
         assert best is not None
@@ -98,13 +99,9 @@ class Calibration(Closing):
 
     def bind(self, plan: Plan) -> Self:
         """Return the calibration in its initial state, with the plan's noise and rounds."""
+        assert plan.closing_std is not None
         bound = copy.copy(self)
-        for name, value in (
-            ("_std", plan.closing_std),
-            ("_count", plan.closing_count),
-            ("_sums", []),
-        ):
-            object.__setattr__(bound, name, value)
+        bound._std, bound._count, bound._sums = plan.closing_std, plan.closing_count, []
         return bound
 
     def contributions(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -173,7 +170,7 @@ class Calibration(Closing):
 
     def state(self) -> dict[str, Any]:
         """Return the noised sums released so far."""
-        return {"sums": self._sums}
+        return {"sums": self._sums, "outside": self.outside}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue after the sums that were released before."""
@@ -182,6 +179,7 @@ class Calibration(Closing):
         if len(state["sums"]) > self._count or not fits:
             raise ValueError("expected the finite noised sums of this release")
         self._sums[:] = state["sums"]
+        self.outside = bool(state.get("outside", False))
 
     def settings(self) -> dict[str, Any]:
         """Return the class name and the options, as JSON types."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ownerwise.batches.trees import map_tensors
+from ownerwise.gradients import evaluation_mode
 
 
 def subtract_from_outputs(model: nn.Module, shift: Tensor, inputs: Any) -> bool:
@@ -19,22 +20,29 @@ def subtract_from_outputs(model: nn.Module, shift: Tensor, inputs: Any) -> bool:
     Args:
         model: the model.
         shift: one number per class; with a single output, the second number minus the first.
-        inputs: inputs whose shapes and dtypes are used; their values are not.
+        inputs: inputs of a few rows; only their shapes and dtypes are used.
     """
-    outputs = 1 if len(shift) == 2 and _width(model, inputs) == 1 else len(shift)
-    amount = shift if outputs == len(shift) else (shift[1] - shift[0]).reshape(1)
-    layer = _last_layer(model, inputs, outputs)
+    amount = _amount(shift, _outputs(model, inputs))
+    layer = _last_layer(model, inputs, len(amount))
     if layer is None:
-        model.register_forward_hook(lambda module, arguments, result: result - amount.to(result))
+        subtract_in_hook(model, shift)
         return False
     with torch.no_grad():
         layer.bias.sub_(amount.to(layer.bias))
     return True
 
 
-def _width(model: nn.Module, inputs: Any) -> int:
-    outputs = _outputs(model, inputs)
-    return 1 if outputs.dim() == 1 else outputs.shape[1]
+def subtract_in_hook(model: nn.Module, shift: Tensor) -> None:
+    """Subtract `shift` from the outputs of `model` in a forward hook."""
+    model.register_forward_hook(
+        lambda module, arguments, result: result - _amount(shift, result).to(result)
+    )
+
+
+def _amount(shift: Tensor, outputs: Tensor) -> Tensor:
+    """Return the shift of each output; a single output is the logit of the second class."""
+    single = outputs.dim() == 1 or outputs.shape[1] == 1
+    return (shift[1] - shift[0]).reshape(1) if single and len(shift) == 2 else shift
 
 
 def _last_layer(model: nn.Module, inputs: Any, outputs: int) -> nn.Linear | None:
@@ -65,14 +73,8 @@ def _last_layer(model: nn.Module, inputs: Any, outputs: int) -> nn.Linear | None
 
 
 def _outputs(model: nn.Module, inputs: Any) -> Tensor:
-    mode = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            return model(map_tensors(torch.zeros_like, inputs))
-    finally:
-        for module, training in mode.items():
-            module.training = training
+    with evaluation_mode(model):
+        return model(map_tensors(torch.zeros_like, inputs))
 
 
 def _place(tensor: Tensor) -> int:

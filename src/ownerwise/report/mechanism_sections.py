@@ -22,6 +22,8 @@ from ownerwise.runs import Run
 
 def ino(settings: Mapping[str, Any], plan: Plan) -> Weights | None:
     """Return the weights with these settings for a plan; None if their tail is not stored."""
+    if settings.get("kind") != "INO":
+        return None
     of_tail = ("tail", "tail_length", "alpha", "beta", "shape")
     options = {name: settings[name] for name in of_tail if name in settings}
     try:

@@ -79,7 +79,12 @@ _LINE = fields(
         "learning_rate": NUMBER,
         "validation": or_null(_METRICS),
     },
-    {"test": or_null(_METRICS), "constraints": or_null(mapping_of(ANYTHING)), RUN_KEY: TEXT},
+    {
+        "test": or_null(_METRICS),
+        "constraints": or_null(mapping_of(ANYTHING)),
+        "calibration": mapping_of(ANYTHING),
+        RUN_KEY: TEXT,
+    },
 )
 _VERSIONS = dict.fromkeys(("python", "ownerwise", "torch", "numpy", "platform"), TEXT)
 _VERSIONS |= {"dp-accounting": TEXT, "threads": WHOLE}

@@ -154,7 +154,7 @@ class Run:
             plan=plan,
             history=history,
             environment=environment,
-            steps_spent=balance.spent,
+            steps_spent=min(balance.spent, plan.steps),
             updates=0 if header is None else header["updates"],
             folder=folder,
             identity=balance.run,

@@ -66,7 +66,7 @@ class Account:
             folder.mkdir(parents=True, exist_ok=True)
         account = cls(folder, plan)
         account._connect(create=True)
-        entries = [("open", 0, plan.steps, private)]
+        entries = [("open", 0, plan.steps + plan.closing_count, private)]
         entries += [("reserve", 0, spent, private)] if spent else []
         account._append(entries, run=secrets.token_hex(16))
         return account
@@ -140,7 +140,7 @@ class Account:
         if self._block is not None:
             seconds = (time.perf_counter() - self._since) / max(1, step - self._block)
             size = int(_SECONDS / max(seconds, 1e-9))
-        left = self.balance.planned - self.balance.spent
+        left = self._plan.steps - self.balance.spent  # sums after training are taken one by one
         return max(1, min(size, self.balance.planned // _BLOCKS, left))
 
     def _append(self, entries: Sequence[tuple[str, int, int, bool]], run: str = "") -> None:

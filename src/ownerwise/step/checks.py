@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ownerwise.batches import Batch, Unloaded, row_counts
 from ownerwise.errors import OwnerwiseError, PlanError, name_some
-from ownerwise.mechanisms import ClippingRule, Release, Steering, Weights
+from ownerwise.mechanisms import ClippingRule, Closing, Release, Steering, Weights
 from ownerwise.planning import Plan
 
 
@@ -36,11 +36,12 @@ def optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
 
 
 def plug_problems(**plugs: Any) -> Iterator[str]:
-    """Yield a problem for every weights, clipping and release that is not an object of its kind."""
+    """Yield a problem for every plug that is not an object of its kind."""
     kinds = {
         "weights": (Weights, "ow.INO()"),
         "clipping": (ClippingRule, "ow.AutoS()"),
         "release": (Release, "ow.RateConstraints(...)"),
+        "calibration": (Closing, "ow.Calibration()"),
     }
     for name, plug in plugs.items():
         kind, example = kinds[name]

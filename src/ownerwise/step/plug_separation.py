@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.mechanisms import Cells, ClippingRule, Contributions, Release
+from ownerwise.mechanisms import Cells, ClippingRule, Closing, Contributions, Release
 from ownerwise.mechanisms.plugs import unit_rows
 from ownerwise.randomness import StepStream
 from ownerwise.step.separation import (
@@ -140,7 +140,7 @@ class _Replayed:
 
 
 def checked_contributions(
-    release: Release,
+    release: Release | Closing,
     outputs: Any,
     targets: Any,
     rows: int,

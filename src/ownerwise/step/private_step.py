@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ownerwise.batches import Batch
+from ownerwise.batches import Batch, Collate, ownerless_problems, rows_of
 from ownerwise.errors import OwnerwiseError, PlanError
 from ownerwise.gradients import check
 from ownerwise.marks import marks_of
 from ownerwise.mechanisms import (
     ClippingRule,
+    Closing,
     Loss,
     Peek,
     Plug,
@@ -30,6 +32,7 @@ from ownerwise.mechanisms import (
 )
 from ownerwise.planning import Plan
 from ownerwise.randomness import SecretStream
+from ownerwise.repair import closing_for, subtract_from_outputs, subtract_in_hook
 from ownerwise.step import checkpoints
 from ownerwise.step.account import Account
 from ownerwise.step.account_file import OWN_FOLDER, read_account
@@ -41,11 +44,17 @@ from ownerwise.step.checks import (
     release_problems,
 )
 from ownerwise.step.clipped_sums import ClippedSums
+from ownerwise.step.closing import RECORDS_AT_ONCE, closing_sum, empty_inputs
 from ownerwise.step.parameter_watch import ParameterWatch, learns, step_hooks
 from ownerwise.step.performance import Performance
 from ownerwise.step.plug_states import load_states, settings_of, states_of
 from ownerwise.step.rounding import rounding_problems
 from ownerwise.step.run_randomness import RunRandomness
+
+NO_CLOSING = (
+    "the plan pays for no release after training: make it with "
+    "ow.plan(..., calibration=ow.Calibration())"
+)
 
 
 class PrivateStep:
@@ -75,6 +84,8 @@ class PrivateStep:
         clipping: the clipping rule. A steered rule (`ImportanceSampling`) releases a noisy count at
             every step, so the plan needs `release_std`.
         release: an additional release computed from the outputs; the plan needs `release_std`.
+        calibration: the release from all records after training, made by `calibrate`; by default
+            `Calibration()` if the plan pays for one.
         stream: the run's secret stream (one root for batches and noise). The default is a new
             private stream; a stream with a fixed seed makes the run NOT private.
         performance: options that change only speed and memory, such as
@@ -92,6 +103,7 @@ class PrivateStep:
         weights: Weights | None = None,
         clipping: ClippingRule | None = None,
         release: Release | None = None,
+        calibration: Closing | None = None,
         stream: SecretStream | None = None,
         performance: Performance | None = None,
         not_private: bool = False,
@@ -99,7 +111,8 @@ class PrivateStep:
         problems = [str(problem) for problem in check(model)]
         problems += optimizer_problems(model, optimizer)
         problems += loss_problems(loss, model)
-        unusable = list(plug_problems(weights=weights, clipping=clipping, release=release))
+        plugs = {"weights": weights, "clipping": clipping, "release": release}
+        unusable = list(plug_problems(**plugs, calibration=calibration))
         if unusable:
             raise OwnerwiseError([*problems, *unusable])
         try:
@@ -111,6 +124,8 @@ class PrivateStep:
         problems += release_problems(rule, steering, release, plan)
         bound = None if weights is None else weights.bind(plan)
         problems += rounding_problems(plan, model, bound, release)
+        if calibration is not None and plan.closing_std is None:
+            problems.append(NO_CLOSING)
         performance = Performance() if performance is None else performance
         problems += performance.problems()
         if problems:
@@ -122,6 +137,9 @@ class PrivateStep:
         self.clipping = rule
         self.steering = steering
         self.release = None if release is None else release.bind(plan)
+        closing = closing_for(plan) if calibration is None else calibration
+        self.calibration = None if closing is None else closing.bind(plan)
+        self.performance = performance
         self.not_private = not_private
         self._sums = ClippedSums(
             model,
@@ -162,7 +180,13 @@ class PrivateStep:
     @property
     def steps_spent(self) -> int:
         """Number of steps accounted for so far; exceeding `plan.steps` raises an error."""
-        return self._spent
+        return min(self._spent, self.plan.steps)
+
+    @property
+    def to_calibrate(self) -> bool:
+        """Whether `calibrate` is still to be called after the last step."""
+        closing = self.calibration
+        return closing is not None and closing.released < self.plan.closing_count
 
     @property
     def updates(self) -> int:
@@ -176,7 +200,7 @@ class PrivateStep:
 
     def epsilon(self) -> np.ndarray:
         """Return the epsilon spent so far for each owner's records."""
-        return self.plan.epsilon(steps=self._spent)
+        return self.plan.epsilon(steps=self.steps_spent)
 
     def open_account(self, folder: str | PathLike, *, private: bool = True) -> Account:
         """Open the account of this run in `folder`: from now on, steps are counted there.
@@ -238,7 +262,7 @@ class PrivateStep:
         with self._lock:
             if self._account is not None:
                 try:
-                    self._account.settle(steps)
+                    self._account.settle(max(steps, self._spent))
                 finally:
                     self._account.close()
 
@@ -263,6 +287,9 @@ class PrivateStep:
         self._account = Account.resume(folder, self.plan, stored.balance, private=self.private)
         self._updates, self._spent = stored.updates, stored.steps_spent
         stored.write()  # last: a run that is refused leaves nothing in the model
+        if (closing := self.calibration) is not None and closing.outside:
+            assert closing.shift is not None
+            subtract_in_hook(self.model, closing.shift)
         self._watch = ParameterWatch(self.model)
 
     @contextmanager
@@ -300,6 +327,7 @@ class PrivateStep:
             "clipping": self.clipping,
             "steering": self.steering,
             "release": self.release,
+            "calibration": self.calibration,
         }
         return {name: plug for name, plug in plugs.items() if plug is not None}
 
@@ -370,6 +398,60 @@ class PrivateStep:
                 "updates; a private step always uses a whole batch: remove the accumulation, and "
                 "set micro_batch_size if memory is limited"
             )
+
+    def calibrate(
+        self,
+        data: Any,
+        *,
+        collate: Collate | None = None,
+        after_sum: Callable[[], Any] | None = None,
+    ) -> None:
+        """Make the plan's release from all records, and correct the model by it.
+
+        Call this once, after the last step; the Trainer does so by itself. Steps that were not
+        taken count as spent. After a crash, a sum that was paid for but not saved is lost.
+
+        Args:
+            data, collate: as for `PoissonBatches`.
+            after_sum: called after every sum but the last, for example to save a checkpoint.
+        """
+        with self._lock:
+            self._calibrate(data, collate, after_sum)
+
+    def _calibrate(
+        self, data: Any, collate: Collate | None, after_sum: Callable[[], Any] | None
+    ) -> None:
+        closing, plan = self.calibration, self.plan
+        if closing is None:
+            raise PlanError(NO_CLOSING)
+        if not self.to_calibrate:
+            raise PlanError("the model has already been calibrated, and the plan pays for it once")
+        if problems := ownerless_problems(plan):
+            raise OwnerwiseError(problems)
+        assert plan.owners is not None
+        assert plan.owners.record_owner_index is not None
+        rows = rows_of(data, len(plan.owners.record_owner_index), collate)
+        self._refuse_undeclared_changes()
+        self._private_so_far &= not marks_of(data)
+        self._spent = max(self._spent, plan.steps)
+        if self._account is not None:
+            self._account.settle(self._spent)
+        while plan.steps + closing.released < self._spent:
+            closing.observe(None)  # paid for, then lost in a crash
+        at_once = self.performance.micro_batch_size or RECORDS_AT_ONCE
+        for number in range(closing.released, plan.closing_count):
+            if self._account is not None:
+                self._account.take(plan.steps + number, self.private)
+            self._spent = plan.steps + number + 1
+            streams = self._randomness.of_closing(number)
+            total = closing_sum(self.model, plan, closing, rows, *streams, at_once)
+            closing.observe(self._randomness.closing(number, total))
+            if after_sum is not None and number + 1 < plan.closing_count:
+                after_sum()
+        if (shift := closing.shift) is not None:
+            with self.data_free_changes():
+                inputs = empty_inputs(rows)
+                closing.outside = not subtract_from_outputs(self.model, shift, inputs)
 
     def clipped_sum(
         self, batch: Batch, randomness: Randomness | None = None

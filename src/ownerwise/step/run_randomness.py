@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ownerwise.mechanisms import Randomness
 from ownerwise.planning import Plan
-from ownerwise.randomness import LayerRandomness, Noise, SecretStream, grid_of
+from ownerwise.randomness import LayerRandomness, Noise, SecretStream, StepStream, grid_of
 from ownerwise.step.rounding import GRID_TOLERANCE
 
 
@@ -30,6 +30,8 @@ class RunRandomness:
         self._layers = root.child("layers")
         self._parts = root.child("parts").at_step(0)  # for the checks, which do not affect a step
         self._rows = None if plan.hardened_rows is None else root.child("rows")
+        self._closing_noise = Noise(root, purpose="closing")
+        self._closing_rows = root.child("closing rows")
 
     def of_step(self, step: int) -> Randomness:
         """Return the random numbers for one step, except those for the gradient noise."""
@@ -40,6 +42,18 @@ class RunRandomness:
             parts=self._parts,
             release=lambda total: self._released(step, total),
         )
+
+    def of_closing(self, number: int) -> tuple[StepStream, StepStream]:
+        """Return the random numbers for the rows, and for the checks, of a closing sum."""
+        return self._closing_rows.at_step(number), self._parts
+
+    def closing(self, number: int, total: Tensor) -> Tensor:
+        """Return a closing sum with noise."""
+        assert self.plan.closing_std is not None
+        shares = self.plan.closing_shares
+        least = 1.0 if shares is None else float(shares[shares > 0].min(initial=1.0))
+        grid = grid_of(self.plan.closing_std, total.numel(), GRID_TOLERANCE * least)
+        return self._closing_noise.gaussian(number, [total], self.plan.closing_std, grid)[0]
 
     def noised(
         self, step: int, sums: dict[nn.Parameter, Tensor], clip_scale: float, factor: float

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ownerwise.batches import Batch
 from ownerwise.batches.trees import map_tensors
-from ownerwise.randomness import StepStream
+from ownerwise.randomness import StepStream, random_order
 from ownerwise.step.checks import inputs_and_targets
 
 
@@ -68,7 +68,7 @@ def place(batch: Batch, rows: int | None, stream: StepStream | None) -> Rows:
     inputs, targets = inputs_and_targets(batch)
     if rows is None:
         return Rows(inputs, targets, batch.owner_index)
-    order = np.arange(rows) if stream is None else np.argsort(stream.words(rows), kind="stable")
+    order = np.arange(rows) if stream is None else random_order(stream, rows)
     where = order[: len(batch)]
     index = torch.from_numpy(where)
 

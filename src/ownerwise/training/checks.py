@@ -13,9 +13,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ownerwise.batches import COLLATE_NEEDS_DATASET, arrays_of, data_problems, ownerless_problems
+from ownerwise.batches import (
+    COLLATE_NEEDS_DATASET,
+    Collate,
+    arrays_of,
+    data_problems,
+    ownerless_problems,
+)
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems
-from ownerwise.evaluation import Collate, Evaluation, trial_problems
+from ownerwise.evaluation import Evaluation, trial_problems
 from ownerwise.gradients import check
 from ownerwise.mechanisms import loss_problems, plain_loss
 from ownerwise.planning import Plan
@@ -102,6 +108,7 @@ def _make_step(settings: TrainerSettings, stream: SecretStream) -> PrivateStep:
         weights=settings.weights,
         clipping=settings.clipping,
         release=settings.constraints,
+        calibration=settings.calibration,
         stream=stream,
         performance=settings.performance,
     )

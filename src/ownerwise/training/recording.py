@@ -55,6 +55,7 @@ class Recorder:
         self._loggers = loggers
         self._average = average
         self._averaged = step.updates
+        self._before: dict[str, Any] | None = None  # metrics before calibration
         self._seconds = run.history[-1]["seconds"] if run.history else 0.0
         self._since = time.perf_counter()
 
@@ -86,7 +87,8 @@ class Recorder:
         self._note_state()
         if self._due("checkpoint_every"):
             self.checkpoint()
-        written = self._due("evaluate_every") and not self._has_line()
+        unfinished = self._is_last() and self._step.to_calibrate  # the last line comes after that
+        written = self._due("evaluate_every") and not self._has_line() and not unfinished
         if written:
             with self._averaged_model():
                 line = self._line()
@@ -115,9 +117,10 @@ class Recorder:
         if self._step.updates > self._averaged:
             self._averaged = self._step.updates
             self._average.update(self._step.optimizer, self._averaged)
-        if self._step.steps_spent == self._run.plan.steps:
+        if self._is_last():
             with self._step.data_free_changes():
                 self._average.finish(self._step.optimizer)
+            self._average = None  # the parameters are the average from now on
 
     @contextmanager
     def _averaged_model(self) -> Iterator[None]:
@@ -128,9 +131,16 @@ class Recorder:
             with self._step.data_free_changes(), self._average.applied(self._step.optimizer):
                 yield
 
+    def evaluate_before_calibration(self) -> None:
+        """Evaluate the model on validation data, for comparison with the calibrated one."""
+        if self._validation is not None:
+            self._before = self._validation(self._step.model, self._loss)
+
+    def _is_last(self) -> bool:
+        return self._step.steps_spent == self._run.plan.steps
+
     def _due(self, setting: str) -> bool:
-        spent = self._step.steps_spent
-        return spent % self._run.config[setting] == 0 or spent == self._run.plan.steps
+        return self._step.steps_spent % self._run.config[setting] == 0 or self._is_last()
 
     def _has_line(self) -> bool:
         return bool(self._run.history) and self._run.history[-1]["step"] == self._step.steps_spent
@@ -146,6 +156,8 @@ class Recorder:
         }
         if self._step.release is not None:
             line["constraints"] = self._step.release.record()
-        if self._test is not None and spent == self._run.plan.steps:
+        if self._is_last() and self._step.calibration is not None:
+            line["calibration"] = {**self._step.calibration.record(), "before": self._before}
+        if self._test is not None and self._is_last():
             line["test"] = self._test(model, self._loss)
         return line

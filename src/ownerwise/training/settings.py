@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.evaluation import Predict, predicted_classes
-from ownerwise.mechanisms import ClippingRule, Loss, Release, Weights
+from ownerwise.mechanisms import ClippingRule, Closing, Loss, Release, Weights
 from ownerwise.planning import NO_CONSTRAINTS, Plan
 from ownerwise.runs import Run, default_label
 from ownerwise.runs.settings import describe_plug
@@ -58,6 +58,7 @@ class TrainerSettings:
     weights: Weights | None = None
     clipping: ClippingRule | None = None
     constraints: Release | None = None
+    calibration: Closing | None = None
     performance: Performance = field(default_factory=Performance)
     seed: int | None = None
     folder: str | PathLike | None = None
@@ -79,6 +80,7 @@ class TrainerSettings:
             raise OwnerwiseError(NO_CONSTRAINTS.format(self.constraints))
         label = default_label(self.plan, describe_plug(self.weights))
         label += "" if self.constraints is None else " constrained"
+        label += "" if self.plan.closing_std is None else " calibrated"
         every = self.evaluate_every
         every = max(1, self.plan.steps // _EVALUATIONS) if every is None else every
         vars(self).update(

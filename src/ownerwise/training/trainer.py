@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ownerwise.batches import PoissonBatches
+from ownerwise.batches import Collate, PoissonBatches
 from ownerwise.errors import OwnerwiseError, printable
-from ownerwise.evaluation import Collate, Evaluation
+from ownerwise.evaluation import Evaluation
 from ownerwise.mechanisms import CLIPPING_RULES, Release, plain_loss
 from ownerwise.planning import Plan
+from ownerwise.repair import closing_for
 from ownerwise.runs import Run, environment, settings
 from ownerwise.runs import folders as run_folders
 from ownerwise.runs.reading import read_config
@@ -56,6 +57,9 @@ class Trainer(TrainerSettings):
         constraints: rate constraints, or another release, to train under. With rate constraints,
             the targets in all data contain the class and the cell (see `Partition.targets`). The
             plan accounts for the release (`plan(..., constraints=)`).
+        calibration: the release from all records after training; by default `Calibration()` if the
+            plan pays for one (`plan(..., calibration=)`). The last history line then describes the
+            calibrated model.
         seed: None means secret randomness. A number makes the run repeatable and NOT PRIVATE.
         folder: run folder, created if needed; None keeps the run in memory, so it cannot be
             resumed.
@@ -137,11 +141,20 @@ class Trainer(TrainerSettings):
                 num_workers=num_workers,
                 collate=collate,
             )
-            self._train(batches, step, recorder)
+            self._train(batches, step, recorder, data, collate)
         return run
 
-    def _train(self, batches: PoissonBatches, step: PrivateStep, recorder: Recorder) -> None:
+    def _train(
+        self,
+        batches: PoissonBatches,
+        step: PrivateStep,
+        recorder: Recorder,
+        data: Any,
+        collate: Collate | None,
+    ) -> None:
         """Take the remaining steps, then give back those that were reserved but not begun.
+
+        If the plan pays for a release from all records (`data`), it follows the last step.
 
         After any failure, the step whose batch was being drawn or used counts as spent: if the
         batch were drawn again, the contents of batches would influence which batches are used.
@@ -161,6 +174,10 @@ class Trainer(TrainerSettings):
                     if interruption.requested and step.steps_spent < step.plan.steps:
                         raise self._stopped(step, recorder)
                     spent = step.steps_spent + 1
+                if step.to_calibrate:
+                    recorder.evaluate_before_calibration()
+                    step.calibrate(data, collate=collate, after_sum=recorder.checkpoint)
+                    recorder.record()
         finally:
             step.settle(min(spent, step.plan.steps))
 
@@ -245,6 +262,8 @@ class Trainer(TrainerSettings):
             config["averaging"] = self.averaging
         if self.constraints is not None:
             config["constraints"] = self.constraints.settings()
+        if (closing := self.calibration or closing_for(self.plan)) is not None:
+            config["calibration"] = closing.settings()
         return json.loads(json.dumps(config, default=str))  # tuples become lists, as in the file
 
     def _groups(

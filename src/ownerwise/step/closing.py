@@ -1,0 +1,118 @@
+"""Sums over all records after training, for the plan's closing release.
+
+Every record is placed in a secret random row out of a public number of rows (the declared number of
+records), as in `secret_rows`, and rows are computed in pieces of a public size. Removing a record
+leaves its row empty, and no kernel sees another number anywhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ownerwise.batches import ArrayRows, DatasetRows, Unloaded
+from ownerwise.batches.trees import leaves, map_tensors
+from ownerwise.errors import OwnerwiseError
+from ownerwise.gradients import evaluation_mode
+from ownerwise.mechanisms import Closing, unit_rows
+from ownerwise.planning import Plan
+from ownerwise.randomness import StepStream, random_order
+from ownerwise.step import separation
+from ownerwise.step.plug_separation import checked_contributions
+from ownerwise.step.rounding import GRID_TOLERANCE
+
+RECORDS_AT_ONCE = 512
+"""Rows in one piece, unless a micro-batch size is given."""
+
+
+def closing_sum(
+    model: nn.Module,
+    plan: Plan,
+    closing: Closing,
+    rows: ArrayRows | DatasetRows,
+    order: StepStream,
+    parts: StepStream,
+    at_once: int,
+) -> Tensor:
+    """Return the sum of all records' contributions, float64 [numbers]; NOT private without noise.
+
+    Adding or removing a record of owner o changes it by at most `plan.closing_shares[o]` (1 without
+    shares), rounding included.
+
+    Args:
+        model: the trained model, which runs in evaluation mode.
+        plan: the plan, with owners.
+        closing: what each record contributes.
+        rows: the records.
+        order: secret random numbers for the rows of the records.
+        parts: secret random numbers for the check that contributions are separate.
+        at_once: public number of rows in a piece.
+    """
+    assert plan.owners is not None
+    owner_index = plan.owners.record_owner_index
+    assert owner_index is not None
+    declared = int(plan.records.sum())
+    if len(owner_index) > declared:
+        raise OwnerwiseError(
+            "the data has more records than were declared for the plan: a release from all records "
+            "needs a public number of rows. Plan with at least as many declared records"
+        )
+    record_in = np.full(declared, -1)
+    record_in[random_order(order, declared)[: len(owner_index)]] = np.arange(len(owner_index))
+    shares = np.ones(len(plan.targets)) if plan.closing_shares is None else plan.closing_shares
+    # Rounding: a sum of n rows of length at most 1, in pieces, errs by at most this much.
+    pieces = -(-declared // at_once)
+    slack = GRID_TOLERANCE + 2.0**-52 * (at_once + pieces + 8) * max(declared, 1)
+    room = separation.ROOM * float(shares.min()) / max(declared, 1)
+    total: Tensor | None = None
+    with evaluation_mode(model):
+        for start in range(0, declared, at_once):
+            records = record_in[start : start + at_once]
+            there = records >= 0
+            inputs, targets = _placed(rows, records, there)
+            outputs = model(inputs)
+            found = checked_contributions(
+                closing, outputs, targets, len(records), room, parts, absolute=False
+            )
+            assert isinstance(found, Tensor)
+            scales = np.zeros(len(records))
+            scales[there] = shares[owner_index[records[there]]] / (1 + slack)
+            piece = unit_rows(found, torch.from_numpy(scales)).sum(dim=0)
+            total = piece if total is None else total + piece
+    assert total is not None
+    return total
+
+
+def empty_inputs(rows: ArrayRows | DatasetRows) -> Any:
+    """Return inputs of two empty rows, with the shapes and dtypes of the records'."""
+    nobody = np.full(2, -1)
+    return _placed(rows, nobody, nobody >= 0)[0]
+
+
+def _placed(
+    rows: ArrayRows | DatasetRows, records: np.ndarray, there: np.ndarray
+) -> tuple[Any, Any]:
+    """Return inputs and targets with one row per entry of `records`, zero for those below 0."""
+    wanted = records[there]
+    if isinstance(rows, ArrayRows):
+        data = rows[wanted]
+    else:
+        data, _ = rows[wanted, np.zeros(0, dtype=np.int64)]
+    if isinstance(data, Unloaded):
+        raise OwnerwiseError(
+            f"a record could not be loaded ({data.error}) for the release after training"
+        )
+    if not (isinstance(data, tuple) and len(data) == 2):
+        raise OwnerwiseError("the data yields no pairs; expected (inputs, targets)")
+    index = torch.from_numpy(np.flatnonzero(there))
+
+    def placed(tensor: Tensor) -> Tensor:
+        empty = tensor.new_zeros((len(records), *tensor.shape[1:]))
+        return empty.index_copy_(0, index.to(tensor.device), tensor)
+
+    if not all(isinstance(leaf, Tensor) for leaf in leaves(data)):
+        raise OwnerwiseError("the data yields something other than tensors")
+    return tuple(map_tensors(placed, data))  # type: ignore[return-value]
