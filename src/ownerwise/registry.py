@@ -1,9 +1,10 @@
 """Tables of names that other packages can extend.
 
 A package adds a name with an entry point in the group `ownerwise.datasets` (data sets),
-`ownerwise.models` (networks), `ownerwise.assignments` (methods for assigning records to owners),
-`ownerwise.orders` (orders of records in INO-SGD) or `ownerwise.report_sections` (mechanisms'
-sections in the report). The library's own names take precedence.
+`ownerwise.models` (networks), `ownerwise.extractors` (feature extractors), `ownerwise.assignments`
+(methods for assigning records to owners), `ownerwise.orders` (orders of records in INO-SGD) or
+`ownerwise.report_sections` (mechanisms' sections in the report). The library's own names take
+precedence.
 """
 
 from __future__ import annotations

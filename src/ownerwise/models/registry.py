@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -42,17 +42,27 @@ def build(name: str, **options: Any) -> nn.Module:
         >>> sum(p.numel() for p in build("mnist-cnn").parameters())
         26010
     """
-    if name not in BUILDERS:
-        raise OwnerwiseError(f"no model {name!r}; {known_names(name, BUILDERS)}")
-    builder = BUILDERS[name]
+    return build_from("model", BUILDERS, name, options)
+
+
+def build_from(
+    kind: str,
+    builders: Registry[Callable[..., nn.Module]],
+    name: str,
+    options: Mapping[str, Any],
+) -> nn.Module:
+    """Return `builders[name](**options)`; the error lists every problem with the options."""
+    if name not in builders:
+        raise OwnerwiseError(f"no {kind} {name!r}; {known_names(name, builders)}")
+    builder = builders[name]
     arguments = inspect.signature(builder).parameters
     problems = [
-        f"model {name!r} has no option {option!r}; {known_names(option, arguments)}"
+        f"{kind} {name!r} has no option {option!r}; {known_names(option, arguments)}"
         for option in options
         if option not in arguments
     ]
     problems += [
-        f"model {name!r} needs the option {argument.name!r}"
+        f"{kind} {name!r} needs the option {argument.name!r}"
         for argument in arguments.values()
         if argument.default is argument.empty and argument.name not in options
     ]

@@ -276,6 +276,11 @@ def _assumed_public(run: Run) -> list[str]:
         "the lists of classes, features and groups, and any constants used to normalise the data; "
         "if any of these were derived from private records, the accounting does not cover that",
     ]
+    if pretraining := run.config.get("pretraining"):
+        items.append(
+            f"the weights of features or layers {pretraining}; no guarantee covers the records "
+            "they were trained on"
+        )
     if run.config.get("weights"):
         items.append("the shape and length of the importance tail")
     if run.config.get("constraints"):

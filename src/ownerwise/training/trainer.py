@@ -77,8 +77,8 @@ class Trainer:
         loggers: "tensorboard", "wandb", or objects with start, log and finish (see `loggers`).
         progress: whether to show a progress bar; by default, only if the output is a terminal.
         notes: additional entries for the run's config, as JSON types. "model" and "data" describe
-            the model and the data in words; "not_private" lists anything computed in advance
-            without noise.
+            the model and the data in words; "pretraining" says what they were pretrained on;
+            "not_private" lists anything computed in advance without noise.
     """
 
     def __init__(
@@ -282,6 +282,7 @@ class Trainer:
         """Return the settings as JSON types."""
         is_function = callable(self.schedule)
         config = {
+            **settings.describe_pretraining(self.model),
             **self.notes,
             "name": self.name,
             "label": self.label,
