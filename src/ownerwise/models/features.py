@@ -58,6 +58,8 @@ def extract(
         progress: whether to show a progress bar; by default, only if the output is a terminal.
     """
     folder = cache_folder(cache, extractor)
+    if isinstance(extractor, EfficientNetLite0):
+        extractor.check(inputs)
     hidden = None if progress is None else not progress
     pieces: list[Tensor] = []
     with torch.no_grad(), tqdm(total=len(inputs), unit="record", disable=hidden) as bar:
