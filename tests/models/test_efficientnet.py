@@ -16,16 +16,9 @@ from ownerwise.models import efficientnet
 from ownerwise.models.features import EfficientNetLite0, build, extract
 from ownerwise.report import card_text
 from tools import step_tools as tools
-from tools.pretrained_tools import install, plain_activations, write_package
+from tools.pretrained_tools import install, is_installed, plain_activations, write_package
 
 _thread = pytest.fixture(autouse=True)(tools.one_thread)
-
-
-def is_installed() -> bool:
-    try:
-        return bool(metadata.distribution(efficientnet.PACKAGE))
-    except metadata.PackageNotFoundError:
-        return False
 
 
 real_weights = pytest.mark.skipif(

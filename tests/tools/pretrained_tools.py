@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -20,6 +21,11 @@ BLOCKS = [
     *((5, 2, 192, 672), (5, 1, 192, 1152), (5, 1, 192, 1152), (5, 1, 192, 1152)),
     (3, 1, 320, 1152),
 ]
+
+
+def is_installed() -> bool:
+    """Return whether the published weights are installed (`ownerwise[pretrained]`)."""
+    return any(metadata.distributions(name=efficientnet.PACKAGE))
 
 
 def made_weights(seed: int = 0) -> dict[str, Tensor]:

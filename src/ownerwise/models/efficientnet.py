@@ -37,7 +37,7 @@ Normalisation = Literal["none", "l2", "layer"]
 
 _MEAN, _STD = 127 / 255, 128 / 255  # pixels in [0, 1], as in the training on ImageNet
 _EPSILON = 1e-3  # of the batch normalisations
-_STAGES = (  # (kernel size, stride, expansion, channels, blocks)
+_STAGES = (  # (kernel size, stride of the first block, expansion, channels, blocks)
     (3, 1, 1, 16, 1),
     (3, 2, 6, 24, 2),
     (5, 2, 6, 40, 2),
@@ -51,9 +51,9 @@ _STAGES = (  # (kernel size, stride, expansion, channels, blocks)
 class EfficientNetLite0(nn.Module):
     """The 1280 features of EfficientNet-Lite0, a fixed function of each image.
 
-    Images have shape [batch, 3, height, width] and pixels in [0, 1]. They are resized to a square
-    and scaled by the constants that were used in the training on ImageNet. The module has no
-    trainable parameters.
+    Images of shape [batch, 3, height, width], with pixels in [0, 1], become features of shape
+    [batch, 1280]. Each image is resized to a square and scaled by the constants that were used in
+    the training on ImageNet. The module has no trainable parameters.
 
     Args:
         size: height and width, in pixels, of the resized images. The network was trained with 224
@@ -63,9 +63,9 @@ class EfficientNetLite0(nn.Module):
         weights: the file with the weights; by default, the one of the installed package. Its
             SHA-256 must be `SHA256`.
 
-    Example:
-        >>> EfficientNetLite0()(torch.rand(5, 3, 32, 32)).shape  # doctest: +SKIP
-        torch.Size([5, 1280])
+    Attributes:
+        pretraining: what the network was trained on, for `Trainer(..., notes={"pretraining":
+            ...})`. A Trainer whose model contains this module adds the note itself.
     """
 
     pretraining = "pretrained on ImageNet (EfficientNet-Lite0)"
@@ -152,8 +152,8 @@ class Convolution(nn.Conv2d):
         return functional.conv2d(padded, self.weight, self.bias, stride, groups=self.groups)
 
 
-class Block(nn.Module):
-    """An inverted residual: expand the channels, filter each of them, project to fewer channels."""
+class InvertedResidual(nn.Module):
+    """Expand the channels, filter each of them, and project them to fewer channels."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -173,9 +173,9 @@ class Block(nn.Module):
 def network() -> nn.Sequential:
     """Return the network without its classifier, from scaled images to 1280 features."""
     blocks, inputs = [], 32
-    for kernel, stride, expansion, outputs, repeats in _STAGES:
-        for repeat in range(repeats):
-            blocks.append(Block(inputs, outputs, kernel, 1 if repeat else stride, expansion))
+    for kernel, first_stride, expansion, outputs, repeats in _STAGES:
+        for stride in (first_stride, *[1] * (repeats - 1)):
+            blocks.append(InvertedResidual(inputs, outputs, kernel, stride, expansion))
             inputs = outputs
     layers: dict[str, nn.Module] = {
         "stem": Convolution(3, 32, 3, 2),
