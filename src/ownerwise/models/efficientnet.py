@@ -190,7 +190,7 @@ def network() -> nn.Sequential:
 
 
 def folded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the state of `network()`: each convolution combined with its batch normalisation."""
+    """Return the state of `network()`: convolutions combined with batch normalisation, float64."""
     names = {"stem": ("_conv_stem", "_bn0"), "head": ("_conv_head", "_bn1")}
     for number in range(sum(stage[-1] for stage in _STAGES)):
         layers = {"expand": "_bn0", "depthwise": "_bn1", "project": "_bn2"}
@@ -206,8 +206,8 @@ def folded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         )
         scale = scale / (variance + _EPSILON).sqrt()
         weight = weights[f"{convolution}.weight"]
-        state[f"{name}.weight"] = (weight.double() * scale[:, None, None, None]).float()
-        state[f"{name}.bias"] = (shift - mean * scale).float()
+        state[f"{name}.weight"] = weight.double() * scale[:, None, None, None]
+        state[f"{name}.bias"] = shift - mean * scale
     return state
 
 
