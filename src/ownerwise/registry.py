@@ -3,10 +3,10 @@
 A name is one of the library's own, one that an installed package registers with an entry point, or
 `package.module:Name` for any object that Python can import. The library's own names take
 precedence. The entry-point groups are `ownerwise.datasets`, `ownerwise.models`,
-`ownerwise.assignments` (methods for assigning records to owners), `ownerwise.losses`,
-`ownerwise.weights`, `ownerwise.orders` (orders of records in INO-SGD), `ownerwise.clipping_rules`,
-`ownerwise.releases`, `ownerwise.calibrations` (releases after training),
-`ownerwise.noise_schedules`, `ownerwise.learning_rates`, `ownerwise.loggers` and
+`ownerwise.extractors` (feature extractors), `ownerwise.assignments` (methods for assigning records
+to owners), `ownerwise.losses`, `ownerwise.weights`, `ownerwise.orders` (orders of records in
+INO-SGD), `ownerwise.clipping_rules`, `ownerwise.releases`, `ownerwise.calibrations` (releases after
+training), `ownerwise.noise_schedules`, `ownerwise.learning_rates`, `ownerwise.loggers` and
 `ownerwise.report_sections` (mechanisms' sections in the report).
 """
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ownerwise.config.build import load_data, make_owners, split_records
+from ownerwise.config.extraction import with_features
 from ownerwise.config.reading import Config
 from ownerwise.data import (
     Assignment,
@@ -86,7 +87,8 @@ def populate(
     Labels are flipped after owners are assigned, so every record stays with the owner of its true
     label.
     """
-    data, validation, test = split_records(_loaded(config, data_dir), config["data"])
+    parts = split_records(_loaded(config, data_dir), config["data"])
+    data, validation, test = with_features(*parts, config["data"])
     assert validation is not None
     assignment, owners = make_owners(config, data)
     assert owners.record_owner_index is not None

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from ownerwise import data as data_sets
+from ownerwise.config.extraction import with_features
 from ownerwise.config.reading import FROM_THE_DATA, Config
 from ownerwise.config.sections import OPTIMIZERS
 from ownerwise.data import ASSIGNMENTS, Assignment, DataSet, Records, assign
@@ -89,7 +90,8 @@ def prepare_run(
     run = config["run"]
     name = run.get("name", config.name)
     place = Path(folder or run.get("folder") or Path("runs") / name)
-    data, validation, test = split_records(load_data(config, data_dir), config["data"])
+    parts = split_records(load_data(config, data_dir), config["data"])
+    data, validation, test = with_features(*parts, config["data"])
     problems = Problems()
     model = assignment = run_plan = None
     with problems.guard():
@@ -126,7 +128,7 @@ def load_data(config: Config, data_dir: str | PathLike | None) -> DataSet:
     """Return the data set or the table that the configuration specifies."""
     settings = dict(config["data"])
     only = settings.pop("only", None)
-    for key in ("validation_share", "validation_seed"):
+    for key in ("validation_share", "validation_seed", "extractor"):
         settings.pop(key, None)
     if "name" in settings:
         data = data_sets.load(settings["name"], data_dir, **settings.get("options", {}))
@@ -281,6 +283,8 @@ def _notes(config: Config, data: DataSet, assignment: Assignment) -> dict[str, A
         "model": config["model"]["name"],
         "settings": {name: dict(config[name]) for name in ("data", "owners", "plan", "model")},
     }
+    if data.pretraining:
+        notes["pretraining"] = data.pretraining
     if data.not_private:
         notes["not_private"] = list(data.not_private)
     return notes

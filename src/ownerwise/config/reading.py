@@ -14,6 +14,7 @@ from ownerwise.data import ASSIGNMENTS, LOADERS
 from ownerwise.errors import OwnerwiseError, Problems, known_names
 from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, RELEASES, WEIGHTS
 from ownerwise.models import BUILDERS
+from ownerwise.models.features import EXTRACTORS
 from ownerwise.planning import PlanRequest
 from ownerwise.registry import Registry, split
 from ownerwise.repair import as_calibration
@@ -168,6 +169,9 @@ def _run_problems(sections: Mapping[str, Any]) -> Iterator[str]:
 
 def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     content = sections["data"]
+    extractor = content.get("extractor")
+    if isinstance(extractor, Mapping):
+        yield from EXTRACTORS.problems(extractor, "data.extractor.name", "data.extractor.")
     if ("name" in content) == ("file" in content):
         yield "data needs either a name (a known data set) or a file (your own table)"
         return

@@ -75,6 +75,10 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "options for the data set's loader, such as `scale`"
         ),
         "only": texts().means("keep only these classes"),
+        "extractor": table("a table with a name and options").means(
+            "[features](how-to/images.md#pretrained-features) that replace the inputs, such as "
+            '`{ name = "efficientnet-lite0", size = 112 }`'
+        ),
         "file": text().means("CSV, Parquet or .npz file with one row per record"),
         "target": text().means("column with the class of each record"),
         "owner": text().means("column with the owner of each record"),

@@ -81,6 +81,7 @@ class DataSet:
         not_private: descriptions of anything computed from the training records without noise,
             which no guarantee covers. The parts of the data set carry the same marks, so a run that
             uses them is NOT PRIVATE.
+        pretraining: what a network that computed the inputs was pretrained on, if any.
     """
 
     name: str
@@ -91,6 +92,7 @@ class DataSet:
     features: tuple[str, ...] = ()
     form: str = ""
     not_private: tuple[str, ...] = ()
+    pretraining: str = ""
 
     def __post_init__(self):
         problems = Problems()

@@ -2,23 +2,87 @@
 
 Anything fitted to private records (components, means, fine-tuned weights) would be released without
 noise. An extractor is therefore either a fixed transform (`Scattering`) or a network whose weights
-come from public data (`Frozen`).
+come from public data (`EfficientNetLite0`, or your own network in `Frozen`).
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
+from ownerwise.errors import OwnerwiseError
+from ownerwise.marks import mark, marks_of
+from ownerwise.models.efficientnet import EfficientNetLite0
+from ownerwise.models.feature_cache import cache_folder, cached
 from ownerwise.models.scattering import Scattering
+from ownerwise.registry import Registry
 
-__all__ = ["Frozen", "Scattering", "extract"]
+__all__ = ["EXTRACTORS", "EfficientNetLite0", "Frozen", "Scattering", "build", "extract"]
+
+EXTRACTORS: Registry[Callable[..., nn.Module]] = Registry(
+    "ownerwise.extractors",
+    {"efficientnet-lite0": EfficientNetLite0, "scattering": Scattering},
+    kind="extractor",
+)
+"""The extractor for each name. Other packages can add extractors through the entry-point group
+`ownerwise.extractors`."""
+
+_PIECE = 2048  # records in a file of the cache; an interrupted extraction loses at most one
 
 
-def extract(extractor: nn.Module, inputs: Tensor, batch_size: int = 32) -> Tensor:
-    """Return the features of all records, computed batch by batch, without gradients."""
-    with torch.no_grad():
-        return torch.cat([extractor(part) for part in inputs.split(batch_size)])
+def build(name: str, **options: Any) -> nn.Module:
+    """Return an extractor by name (one of `EXTRACTORS`) with options, such as `size=160`."""
+    described = {"name": name, **options}
+    if problems := EXTRACTORS.problems(described):
+        raise OwnerwiseError(problems)
+    return EXTRACTORS.make(described)
+
+
+def extract(
+    extractor: nn.Module,
+    inputs: Tensor,
+    batch_size: int = 32,
+    *,
+    cache: str | os.PathLike | None = None,
+    progress: bool | None = None,
+) -> Tensor:
+    """Return the features of all records, computed batch by batch, without gradients.
+
+    Args:
+        extractor: the transform or network.
+        inputs: the extractor's inputs, [records, ...].
+        batch_size: number of records to process at a time.
+        cache: folder in which features are stored and looked up; by default the one that the
+            environment variable `OWNERWISE_CACHE` names, if any. It needs the same protection as
+            the records. The extractor must have a `fingerprint`, as `EfficientNetLite0` does.
+        progress: whether to show a progress bar; by default, only if the output is a terminal.
+    """
+    folder = cache_folder(cache, extractor)
+    if isinstance(extractor, EfficientNetLite0):
+        extractor.check(inputs)
+    hidden = None if progress is None else not progress
+    pieces: list[Tensor] = []
+    with torch.no_grad(), tqdm(total=len(inputs), unit="record", disable=hidden) as bar:
+
+        def compute(piece: Tensor) -> Tensor:
+            parts = []
+            for part in piece.split(batch_size):
+                parts.append(extractor(part))
+                bar.update(len(part))
+            return torch.cat(parts)
+
+        for piece in inputs.split(_PIECE):
+            if folder is None:
+                pieces.append(compute(piece))
+            else:
+                pieces.append(cached(folder, str(extractor.fingerprint), piece, compute))
+                bar.update(sum(map(len, pieces)) - bar.n)  # no batches were computed
+    return mark(torch.cat(pieces), *marks_of(extractor, inputs))
 
 
 class Frozen(nn.Module):

@@ -59,10 +59,17 @@ def _released(run: Run) -> list[str]:
             f"at every step, {what} over per-record vectors of norm at most 1, with {kind} noise "
             f"of std {run.plan.release_std:g} (accounted for together with the gradient)"
         )
+    if run.plan.closing_std is not None:
+        items.append(
+            f"after training, {run.plan.closing_count} sums over all records of vectors of norm at "
+            f"most 1, with Gaussian noise of std {run.plan.closing_std:g} (accounted for together "
+            "with the steps), by which the model was corrected"
+        )
     return items
 
 
 def _assumed_public(run: Run) -> list[str]:
+    pretraining = run.config.get("pretraining")
     return [
         "the table of budgets: which owner set which ε and δ",
         "the declared number of records for each owner",
@@ -70,6 +77,14 @@ def _assumed_public(run: Run) -> list[str]:
         "the plan: sampling rates, clip norms, noise, expected batch size, number of steps",
         "the lists of classes, features and groups, and any constants used to normalise the data; "
         "if any of these were derived from private records, the accounting does not cover that",
+        *(
+            [
+                f"the weights of features or layers {pretraining}; no guarantee covers the records "
+                "they were trained on"
+            ]
+            if pretraining
+            else []
+        ),
         *(item for note in notes_of(run) for item in note.assumed_public),
     ]
 

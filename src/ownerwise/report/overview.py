@@ -40,6 +40,8 @@ def _trained(comparison: Comparison) -> Text:
     plan = run.plan
     count = len(comparison.runs)
     what = [f"{k.capitalize()}: {run.config[k]}." for k in ("model", "data") if _is_text(run, k)]
+    if _is_text(run, "pretraining"):
+        what.append(f"{run.config['pretraining'][0].upper()}{run.config['pretraining'][1:]}.")
     methods = _count(len(comparison.methods), "method")
     runs = "One run" if count == 1 else f"{count} runs of {methods}"
     words = f"{runs}; {_count(len(plan.targets), 'owner')} with "

@@ -20,6 +20,13 @@ def describe_model(model: nn.Module) -> str:
     return f"{type(model).__name__}, {count:,} parameters"
 
 
+def describe_pretraining(model: nn.Module) -> dict[str, str]:
+    """Return the entry "pretraining" if parts of the model state what they were pretrained on."""
+    stated = [getattr(module, "pretraining", None) for module in model.modules()]
+    words = "; ".join(dict.fromkeys(text for text in stated if isinstance(text, str)))
+    return {"pretraining": words} if words else {}
+
+
 def describe_data(data: Any) -> str:
     """Return the data's class, or each array's dtype and shape without the number of rows."""
     if not isinstance(data, tuple):

