@@ -141,7 +141,12 @@ def _check(run: Run, owner: int) -> dict[str, Any] | None:
     epsilon = float(plan.epsilon_of([owner], run.steps_spent)[0])
     multiplier, delta = float(plan.accounted_multipliers[owner]), float(plan.deltas[owner])
     schedule = plan.schedule.first(run.steps_spent)
+    closing = None
+    if plan.closing is not None and run.steps_spent == plan.steps:
+        shares = plan.closing_shares
+        closing = plan.closing.multiplier(1.0 if shares is None else float(shares[owner]))
     return {
+        "closing": closing,
         "options": _options_of(plan.accountant, epsilon, delta, run.steps_spent),
         "segments": [(count, float(multiplier * factor)) for count, factor in schedule.segments],
         "rate": float(plan.sampling_rates[owner]),

@@ -15,7 +15,7 @@ from ownerwise.errors import OwnerwiseError
 from ownerwise.mechanisms import WEIGHTS, Weights
 from ownerwise.planning import Plan
 from ownerwise.registry import Registry
-from ownerwise.report import constraint_section, importance_section
+from ownerwise.report import calibration_section, constraint_section, importance_section
 from ownerwise.report.blocks import Notes, Section
 from ownerwise.runs import Run
 
@@ -34,7 +34,11 @@ def ino(settings: Mapping[str, Any], plan: Plan) -> Weights | None:
 
 MECHANISM_SECTIONS: Registry[Section] = Registry(
     "ownerwise.report_sections",
-    {"RateConstraints": constraint_section.SECTION, "INO": importance_section.section("INO", ino)},
+    {
+        "RateConstraints": constraint_section.SECTION,
+        "INO": importance_section.section("INO", ino),
+        "Calibration": calibration_section.SECTION,
+    },
 )
 
 
