@@ -29,7 +29,7 @@ SEEDS = 5
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement in a paper, and how it is measured here.
+    """A claim made in a paper, and how it is tested here.
 
     Attributes:
         paper: name of the paper.

@@ -111,8 +111,8 @@ class EfficientNetLite0(nn.Module):
         if images.dim() != 4 or images.shape[1] != 3 or not images.is_floating_point():
             raise OwnerwiseError(
                 f"the images have shape {list(images.shape)} and type {images.dtype}; expected "
-                "floats of shape [batch, 3, height, width]; repeat grey images three times, and "
-                "divide whole numbers by 255"
+                "floats of shape [batch, 3, height, width]; repeat the channel of greyscale images "
+                "three times, and divide integer pixel values by 255"
             )
         resized = functional.interpolate(
             images.to(next(self.network.parameters())),

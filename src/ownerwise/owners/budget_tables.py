@@ -90,7 +90,7 @@ def read_budgets(
     """Return the budgets from each argument: epsilon, which may be a table, delta and records.
 
     The deltas in a table take precedence over `delta`, which fills the gaps. The `records` argument
-    takes precedence over the table's column, which is left out.
+    takes precedence over the table's column, which is then ignored.
     """
     if hasattr(epsilon, "columns") and hasattr(epsilon, "to_dict"):  # a DataFrame
         cells = [(str(name), as_array(epsilon[name])) for name in epsilon.columns]
@@ -127,7 +127,7 @@ def _read_argument(what: str, given: Any, problems: Problems) -> BudgetTable:
 
 
 def _read_file(path: Path, or_level: str, problems: Problems) -> BudgetTable:
-    """Return the table in a file."""
+    """Read a table from a file."""
     try:
         with problems.guard():
             if path.suffix.lower() in PARQUET:

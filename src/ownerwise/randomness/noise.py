@@ -60,7 +60,7 @@ def grid_of(std: float, numbers: int = 1, tolerance: float = math.inf) -> float:
 
 
 class Noise:
-    """A run's noise for one purpose, with one draw per step that is never repeated.
+    """The noise that a run uses for one purpose: one draw per step, never repeated.
 
     Args:
         stream: the run's stream; by default a new private stream.
@@ -220,7 +220,8 @@ def _noised(
 
     Every operation is exact or correctly rounded. Scaling by a power of two is exact. Rounding to
     whole units is exact: a float32 beyond 2^24 units is already whole. The sum of two whole numbers
-    of units is exact in float64 up to 2^53; beyond that, it is a function of the exact sum.
+    of units is exact in float64 up to 2^53; beyond that, the rounded result depends only on the exact
+    sum.
     """
     if not sums:
         return []

@@ -12,7 +12,7 @@ results for the records in the part must *agree*, up to a *share* of what a reco
 - `model_separation`: the model, at steps 0, 1, 2, 4, 8, ..., and `collate`, at every step
 
 Torch's own losses that by definition treat records separately are exempt (`losses.never_mixes`),
-and so are the plugs in this package, which are proven to.
+as are the plugs in this package, for which this is proven.
 
 Formal guarantee: let B be the number of records in the batch and C the smallest clip norm. A
 loss passes if no record in the part has a contribution that changes by more than 0.01 C / B,

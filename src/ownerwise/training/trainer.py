@@ -55,7 +55,7 @@ class Trainer(TrainerSettings):
         loss: as for `PrivateStep`.
         weights, clipping, performance: as for `PrivateStep`.
         constraints: rate constraints, or another release, to train under. With rate constraints,
-            the targets in all data contain the class and the cell (see `Partition.targets`). The
+            targets in every data set contain the class and the cell (see `Partition.targets`). The
             plan accounts for the release (`plan(..., constraints=)`).
         calibration: the release from all records after training; by default `Calibration()` if the
             plan pays for one (`plan(..., calibration=)`). The last history line then describes the

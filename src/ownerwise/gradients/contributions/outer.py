@@ -127,7 +127,7 @@ class OuterProducts(Contribution):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _cheapest(self) -> str:
-        """Return "ghost", "form" (and discard) or "hold", whichever costs least and fits."""
+        """Return "ghost", "form" or "hold": the cheapest way that fits in memory."""
         columns = self.columns * self.groups
         form = self.terms * self.rows * columns
         ghost = GRAM * self.terms * self.terms * (self.rows + columns)

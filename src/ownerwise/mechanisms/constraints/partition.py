@@ -105,7 +105,7 @@ class Partition:
         return torch.from_numpy(np.stack([classes, cells], axis=1))
 
     def __getitem__(self, column: str) -> Column:
-        """Return a column, which can be compared with its values: `part["sex"] == "F"`."""
+        """Return a column, to be compared with a value: `part["sex"] == "F"`."""
         if column not in self.columns:
             expected = name_some(list(self.columns)) or "none"
             if column == LABEL:
