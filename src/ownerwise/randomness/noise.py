@@ -220,8 +220,8 @@ def _noised(
 
     Every operation is exact or correctly rounded. Scaling by a power of two is exact. Rounding to
     whole units is exact: a float32 beyond 2^24 units is already whole. The sum of two whole numbers
-    of units is exact in float64 up to 2^53; beyond that, the rounded result depends only on the exact
-    sum.
+    of units is exact in float64 up to 2^53; beyond that, the rounded result depends only on the
+    exact sum.
     """
     if not sums:
         return []
