@@ -66,12 +66,12 @@ class Split:
 
     def __call__(self, rows: Rows) -> list[MicroBatch]:
         """Return the rows of a batch in parts that fit in memory."""
-        parts = list(slices(len(rows), self._size(rows)))
-        if len(parts) == 1:
-            return [MicroBatch(0, parts[0], rows.inputs, rows.targets)]
+        spans = list(slices(len(rows), self._size(rows)))
+        if len(spans) == 1:
+            return [MicroBatch(0, spans[0], rows.inputs, rows.targets)]
         return [
-            MicroBatch(number, part, take(rows.inputs, part), take(rows.targets, part))
-            for number, part in enumerate(parts)
+            MicroBatch(number, span, take(rows.inputs, span), take(rows.targets, span))
+            for number, span in enumerate(spans)
         ]
 
     def _size(self, rows: Rows) -> int:
