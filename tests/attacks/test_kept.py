@@ -49,9 +49,6 @@ class Keeps(ow.mechanisms.ClippingRule):
         self.model.shift.copy_(norms[:3])
         return (clip_norms / norms).clamp(max=1.0)
 
-    def sensitivity(self, clip_norm):
-        return clip_norm
-
 
 def test_a_rule_that_writes_to_a_buffer_is_refused():
     model = Shifted()

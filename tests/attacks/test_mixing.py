@@ -247,9 +247,6 @@ class ByLongest(ow.mechanisms.ClippingRule):
     def factors(self, norms, clip_norms, stream):
         return clip_norms / norms.max()
 
-    def sensitivity(self, clip_norm):
-        return clip_norm
-
 
 class DrawsMore(ow.Standard):
     randomised = True
@@ -429,9 +426,6 @@ class Normalised(ow.mechanisms.ClippingRule):
 
     def factors(self, norms, clip_norms, stream):
         return clip_norms / (norms + self.least)
-
-    def sensitivity(self, clip_norm):
-        return clip_norm
 
 
 def test_a_rule_that_divides_by_vanishing_norms_is_refused():

@@ -35,7 +35,6 @@ def test_no_factor_exceeds_the_clip_norm(rule, pairs, single):
     assert torch.isfinite(factors).all()
     assert (factors >= 0).all()
     assert (factors * norms <= clips * (1 + 1e-6)).all()
-    assert rule.sensitivity(0.7) == 0.7
     assert not rule.randomised
 
 
@@ -107,9 +106,6 @@ class Accepts(ow.mechanisms.ClippingRule):
         full = clip_norms / norms.clamp(min=1e-30)
         draws = torch.from_numpy(stream.uniforms(len(norms))).to(norms)
         return torch.where(draws * clip_norms < norms, full, torch.zeros_like(full))
-
-    def sensitivity(self, clip_norm):
-        return clip_norm
 
 
 def accepted(seed, size=None, steps=5):

@@ -95,7 +95,6 @@ def test_weights_rule_and_release_of_ones_own_work_together(tmp_path):
 def test_settings_and_state_have_defaults():
     assert Whole().settings() == {"kind": "Whole"}
     assert Whole().state() == {}
-    assert Whole().sensitivity(2.0) == 2.0
     assert Whole().steering(tools.make_plan()) is None
     assert Whole.from_settings().settings() == Whole().settings()
 

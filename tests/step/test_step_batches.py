@@ -60,9 +60,6 @@ class Greedy(ow.mechanisms.ClippingRule):
     def factors(self, norms, clip_norms, stream):
         return 2 * clip_norms / norms
 
-    def sensitivity(self, clip_norm):
-        return clip_norm
-
 
 def test_a_foreign_rule_that_exceeds_the_clip_norm_is_refused():
     step = linear_step(make_plan(), clipping=Greedy())

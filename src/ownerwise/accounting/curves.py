@@ -199,9 +199,10 @@ class _Equation(ABC):
 
     def solution(self, log_epsilon: float, start: float) -> float:
         """Return the solution, or the bound nearest to it."""
+        low, high = self.bounds
         return find_root(
             lambda value: self.miss(value, log_epsilon),
-            start, self.slope, *self.bounds, 0.5 * self.tolerance,
+            start, self.slope, low=low, high=high, tolerance=0.5 * self.tolerance,
         )  # fmt: skip
 
     def is_unreachable(self, log_epsilon: float, solution: float) -> bool:

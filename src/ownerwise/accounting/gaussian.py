@@ -20,4 +20,5 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
         value = ndtr(-epsilon / mu + mu / 2) - second
         return float(np.log(max(value, 1e-300)) - np.log(delta))
 
-    return float(np.exp(find_root(miss, np.log(epsilon / 4), 5.0, -18.0, 6.0, 1e-6)))
+    guess = np.log(epsilon / 4)
+    return float(np.exp(find_root(miss, guess, slope=5.0, low=-18.0, high=6.0, tolerance=1e-6)))

@@ -15,7 +15,7 @@ ACCOUNTANTS: dict[str, Callable[..., float]] = {"pld": pld.epsilon, "rdp": rdp.e
 
 
 class Exposure(NamedTuple):
-    """How much of one record a run may reveal, before noise is taken into account.
+    """The quantities of one record that determine its privacy cost in a given run.
 
     Attributes:
         sampling_rate: probability with which the record takes part in a step.
@@ -32,7 +32,7 @@ class Exposure(NamedTuple):
 
 @dataclass(frozen=True)
 class RunCost:
-    """The privacy cost of a run, as a function of how much of a record it may reveal.
+    """The privacy cost of a run, as a function of a record's exposure.
 
     Attributes:
         schedule: number of steps, and the noise at each step.
@@ -57,6 +57,8 @@ class RunCost:
         closing = math.inf if self.closing is None else self.closing.multiplier(in_closing)
         release = self.release
         if release is not None and release.noise == "laplace":
+            # Always PLD: requests refuse "rdp" for Laplace noise. The std of Laplace noise is
+            # sqrt(2) times its scale.
             scale = release.std / (math.sqrt(2.0) * in_release)
             return pld.epsilon(
                 rate, multiplier, self.schedule, delta, closing=closing, laplace=scale

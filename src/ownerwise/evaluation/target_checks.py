@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ownerwise.batches import described, dtype_name, shape_name
 from ownerwise.errors import OwnerwiseError
-from ownerwise.gradients import State, run_made_up
+from ownerwise.gradients import State, run_on_dummies
 from ownerwise.mechanisms import Loss, ignored_target, plain_loss
 
 _OF_CLASSES = (functional.cross_entropy, functional.nll_loss, nn.CrossEntropyLoss, nn.NLLLoss)
@@ -49,10 +49,11 @@ _AS_NUMBERS = ".float() (for an array, .astype('float32'))"
 def run_on_first(model: nn.Module, inputs: Any) -> Any:
     """Return the outputs for dummy inputs of the same shapes, and restore the model's state.
 
+    A model that fails on dummies runs on the inputs themselves (`run_on_dummies`).
     If the model does not accept the inputs, the error message names the call that converts them.
     """
     try:
-        return run_made_up(model, inputs, State(model))
+        return run_on_dummies(model, inputs, State(model))
     except Exception as error:
         message = f"the model fails on the first records: inputs are {described(inputs)}"
         call = _dtype_fix(model, inputs, str(error))

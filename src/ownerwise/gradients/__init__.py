@@ -14,34 +14,34 @@ This package imports only `errors` and `torch_internals` from the rest of the li
 How it works. The tape *taps* every torch function that combines a trainable parameter (or something
 computed from parameters only) with data. The function is called with the detached parameter, its
 other input is kept, and the backward pass delivers the gradient with respect to the output as it
-was before any in-place change. From the input and the output gradient, a *rule* (:mod:`rules`)
-builds a :class:`Contribution` (:mod:`contributions`). The contribution computes squared norms from
+was before any in-place change. From the input and the output gradient, a *rule* (`rules`)
+builds a `Contribution` (`contributions`). The contribution computes squared norms from
 Gram matrices or by forming the gradients in cache-sized chunks, whichever is cheaper for the given
 shapes. It later computes the weighted sum without a second backward pass. If a parameter is used
 several times, the gradients of its uses are added before the norm is taken, so all cross terms are
 included.
 
-Rules exist for linear layers on inputs of any rank and ``x @ w``; convolutions; embedding; layer,
+Rules exist for linear layers on inputs of any rank and `x @ w`; convolutions; embedding; layer,
 group, instance and RMS norm; RNN, GRU, LSTM and their cells; multi-head attention; pointwise calls
 and broadcasts of plain parameters; and, through vmap, any other call that treats records
 separately.
 
 Refusals. The tape observes which dimension the records lie along instead of guessing it
-(:mod:`layout`). A call that cannot be shown to treat records separately, a parameter used where the
-tape does not see it, an input changed in place, and batch statistics all raise :class:`Refused`
+(`layout`). A call that cannot be shown to treat records separately, a parameter used where the
+tape does not see it, an input changed in place, and batch statistics all raise `Refused`
 with a remedy. Some problems, such as mixing records before the first layer or through a detached
-statistic, are not visible in any gradient; ``check(model, inputs)`` finds those.
+statistic, are not visible in any gradient; `check(model, inputs)` finds those.
 
-Formal guarantees. With factors |f_i| <= C_i / norms[i], removing record i changes ``weighted_sum``
+Formal guarantees. With factors |f_i| <= C_i / norms[i], removing record i changes `weighted_sum`
 by at most C_i in L2 norm, up to rounding. (On five benchmark models at their initial weights, with
 24 records each, float32 norms were at most 5e-7 below the exact ones. Gram matrices lose precision
 where a record's own terms cancel.) A record whose gradient is not finite contributes exactly zero.
 An empty batch gives zero sums.
 
-A chain of vector layers (a tabular network) does not need the tape: :class:`Chain` runs it layer
+A chain of vector layers (a tabular network) does not need the tape: `Chain` runs it layer
 by layer with far fewer calls.
 
-``Tape(model, lean=True)`` is slower but uses less memory. The gradients of several micro-batches
+`Tape(model, lean=True)` is slower but uses less memory. The gradients of several micro-batches
 from one tape may exist at the same time. Use one tape per thread.
 """
 
@@ -50,7 +50,7 @@ from ownerwise.gradients.contributions import BLOCK
 from ownerwise.gradients.per_record_gradients import PerRecordGradients
 from ownerwise.gradients.preflight import check
 from ownerwise.gradients.problems import Problem, Refused
-from ownerwise.gradients.state import Attributes, State, differing, evaluation_mode, run_made_up
+from ownerwise.gradients.state import Attributes, State, differing, evaluation_mode, run_on_dummies
 from ownerwise.gradients.tape import Tape
 from ownerwise.gradients.tracked_parameters import changed_by_data
 
@@ -68,5 +68,5 @@ __all__ = [
     "check",
     "differing",
     "evaluation_mode",
-    "run_made_up",
+    "run_on_dummies",
 ]

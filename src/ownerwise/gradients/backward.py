@@ -19,7 +19,7 @@ def send_back(
     keep: bool,
     also: Tensor | None = None,
 ) -> None:
-    """Run one backward pass; raise :class:`Refused` if a parameter receives a gradient.
+    """Run one backward pass; raise `Refused` if a parameter receives a gradient.
 
     Such a parameter was used where the tape did not see it, so its gradient would not be clipped.
 
@@ -28,9 +28,10 @@ def send_back(
         losses: one loss per record, `[B]`.
         weights: the factor for each loss, `[B]`.
         parameters: the trainable parameters; their `grad` is left as it was.
-        keep: whether to keep the graph for another pass.
+        keep: whether to keep the graph for another pass; must be False with `also`.
         also: other numbers whose backward pass, with weights of 1, runs in the same call.
     """
+    assert also is None or not keep
     before = [(p, p.grad) for p in parameters if p.grad is not None]
     for parameter, _ in before:
         parameter.grad = None

@@ -1,6 +1,6 @@
 """Chains of vector layers, for networks in which call overhead exceeds the cost of arithmetic.
 
-A tabular network is a chain of ``Linear`` layers and activations on one vector per record. The tape
+A tabular network is a chain of `Linear` layers and activations on one vector per record. The tape
 could handle such a network, but in a network this small, tracing the calls takes longer than the
 calls themselves. This module runs the chain forward and backward layer by layer, with as few calls
 as possible; only the loss is left to autograd. If record i has input a_i and output gradient d_i at
@@ -8,7 +8,7 @@ a layer, its gradients are d_i a_i' (weight) and d_i (bias), so their squared no
 |d_i|^2 (|a_i|^2 + 1).
 
 A model qualifies only if the type of each module is exactly one of the known types, without hooks,
-shared weights or a replaced ``forward``. Every other model uses the tape.
+shared weights or a replaced `forward`. Every other model uses the tape.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[.
 _relu_backward = aten.threshold_backward.default
 
 # a layer's weight, bias, output gradient and input
-Use = tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]
+LayerUse = tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]
 
 
 class Chain:
-    """One forward and backward pass through a chain; create it with :meth:`of`."""
+    """One forward and backward pass through a chain; create it with `of`."""
 
     def __init__(
         self, model: nn.Module, layers: list[nn.Module], parameters: list[nn.Parameter]
@@ -52,7 +52,7 @@ class Chain:
 
     @staticmethod
     def of(model: nn.Module, inputs: object) -> Chain | None:
-        """Return ``model`` as a chain for these inputs, or None if it is not a chain."""
+        """Return `model` as a chain for these inputs, or None if it is not a chain."""
         if type(inputs) is not Tensor or inputs.dim() < 2 or inputs.requires_grad:
             return None
         if inputs.dtype not in (torch.float32, torch.float64):
@@ -93,7 +93,7 @@ class Chain:
         return values
 
     def backward(self, losses: Tensor, *, also: Tensor | None = None) -> ChainGradients:
-        """Run the backward pass from the losses ``[B]``; see :meth:`Tape.backward`.
+        """Run the backward pass from the losses `[B]`; see `Tape.backward`.
 
         Args:
             losses: one loss per record.
@@ -109,7 +109,7 @@ class Chain:
             ones = torch.ones_like(losses)
             send_back(self._model, losses, ones, self._parameters, keep=False, also=also)
         gradient = torch.zeros_like(outputs) if outputs.grad is None else outputs.grad
-        uses: list[Use] = []
+        uses: list[LayerUse] = []
         trained = [any(map(_trains, layer._parameters.values())) for layer in self._layers]
         first = trained.index(True)
         for number in range(len(self._layers) - 1, first - 1, -1):
@@ -127,11 +127,14 @@ class Chain:
 
 
 class ChainGradients:
-    """The per-record gradients of a chain, with the methods of :class:`PerRecordGradients`."""
+    """The per-record gradients of a chain, with the methods of `PerRecordGradients`."""
 
-    def __init__(self, parameters: list[nn.Parameter], uses: list[Use]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], uses: list[LayerUse]) -> None:
         self._parameters = parameters
         self._uses = uses
+        # |g_i|^2 is the sum over the layers of |d_i|^2 (|a_i|^2 + 1). `squares` is |d_i|^2. `sizes`
+        # becomes |a_i|^2 + 1, without |a_i|^2 if the weight is frozen, and without 1 if the bias is
+        # frozen or absent.
         gradients = [row_norms(gradient) for _, _, gradient, _ in uses]
         lengths = torch.stack(gradients + [row_norms(inputs) for _, _, _, inputs in uses])
         squares, sizes = lengths.square().split(len(uses))
@@ -154,7 +157,7 @@ class ChainGradients:
     def weighted_sum(
         self, factors: Tensor, *, in_blocks: bool = True
     ) -> dict[nn.Parameter, Tensor]:
-        """See :meth:`PerRecordGradients.weighted_sum`."""
+        """See `PerRecordGradients.weighted_sum`."""
         column = factors.detach().to(self.norms.dtype)[:, None]
         sums: dict[nn.Parameter, Tensor] = {}
         for weight, bias, gradient, inputs in reversed(self._uses):
@@ -169,7 +172,7 @@ class ChainGradients:
         return sums
 
     def per_record(self, start: int = 0, stop: int | None = None) -> dict[nn.Parameter, Tensor]:
-        """Return the gradients themselves, ``{parameter: [records, *shape]}``, for research."""
+        """Return the gradients themselves, `{parameter: [records, *shape]}`, for research."""
         rows = slice(start, len(self) if stop is None else stop)
         formed: dict[nn.Parameter, Tensor] = {}
         for weight, bias, gradient, inputs in reversed(self._uses):
@@ -180,7 +183,7 @@ class ChainGradients:
 
 
 def _unroll(model: nn.Module, layers: list[nn.Module]) -> bool:
-    """Append the layers of nested ``Sequential``s in order; return whether they form a chain."""
+    """Append the layers of nested `Sequential`s in order; return whether they form a chain."""
     kind, state = type(model), model.__dict__
     if "forward" in state or state["_forward_hooks"] or state["_forward_pre_hooks"]:
         return False

@@ -1,7 +1,7 @@
 """The position of the records in a tensor.
 
-A tensor inside a model may have its records along dimension 0, along another dimension (``[time,
-record, feature]``), or folded with another dimension (``[record * time, feature]``, in either
+A tensor inside a model may have its records along dimension 0, along another dimension (`[time,
+record, feature]`), or folded with another dimension (`[record * time, feature]`, in either
 order). The shape alone is ambiguous: if there are as many time steps as records, two layouts are
 possible. The tape therefore *observes* the layout. It runs a backward pass from the losses of a
 random subset of the records, and keeps a candidate layout only if the gradient is zero for every
@@ -26,18 +26,18 @@ Fold = Literal["none", "major", "minor", "whole"]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a tensor's records lie: along ``dim``, which may be folded with another dimension.
+    """Where a tensor's records lie: along `dim`, which may be folded with another dimension.
 
-    ``none``: index = record; ``major``: index = record * inner + other;
-    ``minor``: index = other * records + record;
-    ``whole``: the entire tensor belongs to the only record in the batch.
+    `none`: index = record; `major`: index = record * inner + other;
+    `minor`: index = other * records + record;
+    `whole`: the entire tensor belongs to the only record in the batch.
     """
 
     dim: int
     fold: Fold = "none"
 
     def records(self, tensor: Tensor, count: int) -> Tensor:
-        """View ``tensor`` as ``[count, ...]``; the other dimensions keep their order.
+        """View `tensor` as `[count, ...]`; the other dimensions keep their order.
 
         The remaining part of a folded dimension stays in place.
         """
@@ -51,7 +51,7 @@ class Layout:
         return tensor.unflatten(dim, (tensor.shape[dim] // count, count)).movedim(dim + 1, 0)
 
     def terms(self, tensor: Tensor, count: int) -> Tensor:
-        """View ``tensor`` as ``[count, terms, entries]``, keeping its last dimension."""
+        """View `tensor` as `[count, terms, entries]`, keeping its last dimension."""
         parts = self.records(tensor, count)
         return parts.reshape(count, math.prod(parts.shape[1:-1]), parts.shape[-1])
 
@@ -66,7 +66,7 @@ WHOLE = Layout(0, "whole")
 
 
 def candidates(shape: tuple[int, ...], count: int, dims: Iterable[int]) -> list[Layout]:
-    """Return all layouts of ``shape`` with records along one of ``dims``, most likely first."""
+    """Return all layouts of `shape` with records along one of `dims`, most likely first."""
     if count == 1:
         return [WHOLE]
     dims = sorted(d for d in dims if d < len(shape))
@@ -87,7 +87,7 @@ def fits(layout: Layout, shape: tuple[int, ...], count: int) -> bool:
 
 
 def keeps_apart(layout: Layout, gradient: Tensor, kept: Tensor) -> tuple[bool, bool]:
-    """Return whether only records in ``kept`` have nonzero gradients, and whether any of them do.
+    """Return whether only records in `kept` have nonzero gradients, and whether any of them do.
 
     Non-finite entries are ignored, because 0 * inf carries no information.
     """

@@ -27,7 +27,7 @@ def find_layouts(
     Args:
         taps: the uses of parameters, in the order of the forward pass.
         known_layouts: earlier observations, keyed by the sequence of calls; new ones are added.
-        losses: one loss per record, ``[B]``.
+        losses: one loss per record, `[B]`.
         observe: backpropagates the losses with the given weights, and passes every gradient to the
             given function.
 

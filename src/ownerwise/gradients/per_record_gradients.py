@@ -29,7 +29,7 @@ class PerRecordGradients:
     """The per-record gradients of one batch, available as norms and sums.
 
     Attributes:
-        norms: the L2 norm, ``[B]``, of each record's gradient over all trainable parameters,
+        norms: the L2 norm, `[B]`, of each record's gradient over all trainable parameters,
             float32 or better. A record whose gradient is not finite has a non-finite norm here and
             contributes exactly zero to every sum, whatever its factor.
     """
@@ -62,12 +62,12 @@ class PerRecordGradients:
         return len(self.norms)
 
     def weighted_sum(self, factors: Tensor, *, in_blocks: bool = True) -> Gradients:
-        """Return ``{parameter: sum_i factors[i] * g_i}`` for all trainable parameters.
+        """Return `{parameter: sum_i factors[i] * g_i}` for all trainable parameters.
 
         Args:
-            factors: one finite factor per record, ``[B]``.
+            factors: one finite factor per record, `[B]`.
             in_blocks: whether to sum blocks of records and add these sums in float64, which bounds
-                the rounding error (:mod:`contributions.blocks`) and takes a little longer.
+                the rounding error (`contributions.blocks`) and takes a little longer.
         """
         if factors.shape != self.norms.shape:
             raise ValueError(
@@ -83,10 +83,11 @@ class PerRecordGradients:
         if alone:
             factors = factors.clone()
             factors[self._cancelling] = 0
-        changed = (tracked for tracked, _ in self._uses if not tracked.isometric)
-        derived = {root for tracked in changed for root in tracked.roots}
-        direct = [use for use in self._uses if derived.isdisjoint(use[0].roots)]
-        through = [use for use in self._uses if not derived.isdisjoint(use[0].roots)]
+        distorted = {  # roots that reach some call through a derivation that may change norms
+            root for tracked, _ in self._uses if not tracked.isometric for root in tracked.roots
+        }
+        direct = [use for use in self._uses if distorted.isdisjoint(use[0].roots)]
+        through = [use for use in self._uses if not distorted.isdisjoint(use[0].roots)]
 
         def summed(tracked: TrackedParameter, contribution: Contribution) -> Tensor:
             given = factors.to(accumulation_dtype(tracked.tensor.dtype))
@@ -107,7 +108,7 @@ class PerRecordGradients:
         return sums
 
     def per_record(self, start: int = 0, stop: int | None = None) -> Gradients:
-        """Return the gradients themselves, ``{parameter: [records, *shape]}``, for research."""
+        """Return the gradients themselves, `{parameter: [records, *shape]}`, for research."""
         stop = len(self) if stop is None else stop
         formed = _form(self._uses, start, stop)
         return {p: formed[p] if p in formed else _zeros(p, stop - start) for p in self._parameters}
@@ -184,12 +185,12 @@ def _zeros(parameter: nn.Parameter, *records: int) -> Tensor:
 
 def _shared_norms(uses: list[Use], count: int, budget: MemoryBudget) -> Iterator[Tensor]:
     """Yield squared norms of parameters with several uses, taken of the SUM over the uses."""
-    derived = {root for tracked, _ in uses if not tracked.is_root for root in tracked.roots}
+    with_derived = {root for tracked, _ in uses if not tracked.is_root for root in tracked.roots}
     by_root: dict[nn.Parameter, list[Use]] = {}
     rest = []
     for use in uses:
         tracked, root = use[0], use[0].roots[0]
-        if tracked.is_root and root not in derived:
+        if tracked.is_root and root not in with_derived:
             by_root.setdefault(root, []).append(use)
         else:
             rest.append(use)
@@ -222,20 +223,20 @@ def _chunks(
 
 
 def _form(uses: Iterable[Use], start: int, stop: int) -> Gradients:
-    """Return per-record gradients of the roots, ``{root: [stop - start, *shape]}``."""
+    """Return per-record gradients of the roots, `{root: [stop - start, *shape]}`."""
     return _to_roots(((t, c.per_record(start, stop)) for t, c in uses), per_record=True)
 
 
 def _to_roots(parts: Iterable[tuple[TrackedParameter, Tensor]], *, per_record: bool) -> Gradients:
     """Return the gradients of the roots; those of a derived tensor are added up first."""
     sums: Gradients = {}
-    derived: dict[TrackedParameter, Tensor] = {}
+    of_derived: dict[TrackedParameter, Tensor] = {}
     for tracked, part in parts:
         if tracked.is_root:
             _add(sums, tracked.roots[0], part)
         else:
-            _add(derived, tracked, part)
-    for tracked, part in derived.items():
+            _add(of_derived, tracked, part)
+    for tracked, part in of_derived.items():
         for root, back in zip(tracked.roots, tracked.pull_back(part, per_record), strict=True):
             if back is not None:
                 _add(sums, root, back.to(accumulation_dtype(back.dtype)))
@@ -243,5 +244,5 @@ def _to_roots(parts: Iterable[tuple[TrackedParameter, Tensor]], *, per_record: b
 
 
 def _add(sums: dict[Any, Tensor], key: object, part: Tensor) -> None:
-    """Add ``part`` to the entry, but not in place, because other code may use these tensors."""
+    """Add `part` to the entry, but not in place, because other code may use these tensors."""
     sums[key] = sums[key] + part if key in sums else part

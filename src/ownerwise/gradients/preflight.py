@@ -28,7 +28,7 @@ __all__ = ["check"]
 
 
 def check(model: nn.Module, *inputs: Any) -> list[Problem]:
-    """Return all problems that prevent the computation of per-record gradients for ``model``.
+    """Return all problems that prevent the computation of per-record gradients for `model`.
 
     Args:
         model: the model exactly as it will be trained (its mode and frozen parameters matter).

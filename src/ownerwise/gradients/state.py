@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ownerwise.gradients.calls import map_tensors
 from ownerwise.gradients.tracked_parameters import changed_by_data
 
-__all__ = ["Attributes", "State", "differing", "run_made_up"]
+__all__ = ["Attributes", "State", "differing", "run_on_dummies"]
 
 _OF_TORCH = frozenset(vars(nn.Module()))  # parameters, buffers, submodules, hooks, the mode
 _CONTAINERS = (list, dict, set)
@@ -125,12 +125,13 @@ class State:
                     tensor.copy_(kept)
 
 
-def run_made_up(model: nn.Module, inputs: Any, state: State) -> Any:
-    """Return the model's outputs for all-zero inputs of the same shapes, and restore the state.
+def run_on_dummies(model: nn.Module, inputs: Any, state: State) -> Any:
+    """Return the model's outputs for dummy inputs, all zeros, and restore the state.
 
-    The zeros have the same dtypes as the inputs, and nearly every model accepts them as numbers,
-    tokens or flags. If a model fails on zeros, it is run on the actual inputs instead. The state is
-    restored, so no trace of the inputs remains.
+    The zeros have the same shapes and dtypes as the inputs, and nearly every model accepts them as
+    numbers, tokens or flags. If a model fails on zeros, it is run on the ACTUAL inputs instead. The
+    state is restored in either case, so no trace of the inputs remains in the model, but the
+    outputs may then depend on private data.
     """
     try:
         return model(map_tensors(torch.zeros_like, inputs))

@@ -83,7 +83,7 @@ class Tape:
         """Run one backward pass through the activations without computing parameter gradients.
 
         Args:
-            losses: ``[B]``, one loss per record (``reduction="none"``).
+            losses: `[B]`, one loss per record (`reduction="none"`).
 
         Raises:
             Refused: if records cannot be told apart, or the tape missed a use of a parameter.

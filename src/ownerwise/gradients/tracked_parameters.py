@@ -5,7 +5,7 @@ tensor computed only from parameters and constants, such as a transposed, normal
 weight), *constant* (a buffer, or a tensor created without data), or *data*. A call with both
 parametric and data arguments counts as a use of a parameter and is tapped. A derived parametric
 tensor keeps its autograd graph, so one vector-Jacobian product propagates sums back to the
-parameters. No operation in that graph is computed in half precision (:mod:`derivations`).
+parameters. No operation in that graph is computed in half precision (`derivations`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ISOMETRIC_PROPERTIES = frozenset((Tensor.T.__get__, Tensor.mT.__get__))  # type:
 def _walk(model: nn.Module) -> tuple[list[int], list[Any]]:
     """Return a fingerprint of a model's structure, and the model's modules.
 
-    The fingerprint lists the ids of modules, parameters (with ``requires_grad``) and buffers.
+    The fingerprint lists the ids of modules, parameters (with `requires_grad`) and buffers.
     """
     marks: list[int] = []
     modules: list[Any] = [model]
@@ -87,7 +87,7 @@ class TrackedParameter:
         return self.tensor.detach()
 
     def pull_back(self, gradients: Tensor, batched: bool) -> list[Tensor | None]:
-        """Turn gradients of this tensor, per record if ``batched``, into gradients of its roots."""
+        """Turn gradients of this tensor, per record if `batched`, into gradients of its roots."""
         tensor, roots = self.wide
         with torch.enable_grad():
             back = torch.autograd.grad(
@@ -137,7 +137,7 @@ class ParameterTracker:
     def derive(
         self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        """Register the output that ``func`` computed from parametric and constant tensors."""
+        """Register the output that `func` computed from parametric and constant tensors."""
         inputs = tensors_in((args, kwargs))
         outputs = tensors_in(output)
         parents = [self.parametric[id(t)] for t in inputs if id(t) in self.parametric]
@@ -174,8 +174,8 @@ class ParameterTracker:
     def refuse_write(self, func: Function, written: Tensor) -> None:
         """Reject a call that writes data into the model: the data would be released without noise.
 
-        A view or the ``.data`` of a buffer shares the buffer's memory, so addresses are compared.
-        The addresses are looked up on every call, because ``model.to`` changes them.
+        A view or the `.data` of a buffer shares the buffer's memory, so addresses are compared.
+        The addresses are looked up on every call, because `model.to` changes them.
         """
         if not written.numel():
             return

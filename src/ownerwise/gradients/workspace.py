@@ -57,7 +57,7 @@ class Workspace:
         return block
 
     def lend(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return a block that belongs to the caller until it is returned with :meth:`give_back`.
+        """Return a block that belongs to the caller until it is returned with `give_back`.
 
         Batch sizes vary, so a block is also used for requests as small as half its size. A larger
         block replaces a smaller one, so memory use does not grow from step to step.

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 SMALLEST_NORM = 1e-6
 """The smallest allowed clip norm, and the smallest allowed value of a rule's constant. In float32,
 a norm may be too small by up to 1e-10, because squares underflow
-(`ownerwise.gradients.precision.HUGE`).
+(`ownerwise.gradients.precision.HUGE`). Plans have the same limit on `clip_norm`
+(`ownerwise.planning.solver.MIN_CLIP_NORM`).
 """
 
 
@@ -48,10 +49,6 @@ class ClippingRule(Plug, ABC):
             clip_norms: the owners' clip norms, [records].
             stream: the step's secret random numbers, used by randomised rules.
         """
-
-    def sensitivity(self, clip_norm: float) -> float:
-        """Return how much one record with this clip norm can change the sum."""
-        return clip_norm
 
     def steering(self, plan: Plan) -> Steering | None:
         """Return the initial steering for one run, or None if the rule does not adapt."""

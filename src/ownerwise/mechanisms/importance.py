@@ -29,7 +29,7 @@ from ownerwise.randomness import StepStream
 if TYPE_CHECKING:
     from ownerwise.planning import Plan
 
-_SMALLEST_RESOLVED = SMALLEST_NORM / 10  # smaller float32 norms count as zero
+_COUNTS_AS_ZERO = SMALLEST_NORM / 10  # so do all smaller norms in float32
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class ImportanceSampling(ClippingRule):
         draws = torch.from_numpy(stream.uniforms(len(norms))).to(norms.device)
         least = clip_norms * torch.finfo(norms.dtype).eps ** 0.5
         if norms.dtype != torch.float64:
-            least = least.clamp(min=_SMALLEST_RESOLVED)
+            least = least.clamp(min=_COUNTS_AS_ZERO)
         accepted = draws * (clip_norms - least).clamp(min=0) < norms - least
         return torch.where(accepted, clip_norms / norms, torch.zeros_like(norms))
 

@@ -66,10 +66,10 @@ class Plug:
 
     @classmethod
     def from_settings(cls, **options: Any) -> Self:
-        """Return the plug with options as in a configuration file and in `settings()`.
+        """Return the plug with options as in a configuration file.
 
-        If it takes the argument `stream`, it gets the run's own stream if the seed is fixed, and
-        None otherwise.
+        By default, these are the arguments of the class. If it takes the argument `stream`, it gets
+        the run's own stream if the seed is fixed, and None otherwise.
         """
         return cls(**options)
 

@@ -66,7 +66,8 @@ class BudgetTable:
         if self.names is None or ids is None or len(ids) < len(self.names):
             return self
         order = np.argsort(ids, kind="stable")
-        names = ids = ids[order]
+        names = ids[order]
+        ids = names
         repeated = np.unique(ids[1:][ids[1:] == ids[:-1]])
         if len(repeated):
             ids = np.unique(ids)
@@ -175,7 +176,8 @@ def _from_columns(where: str, pairs: Pairs, lines: np.ndarray, problems: Problem
     if not len(lines):
         problems.add(HEADER_ALONE.format(where, "owner"))
         return BudgetTable(where, {})
-    return BudgetTable(where, columns, columns.pop("owner"), lines)
+    owners = columns.pop("owner")
+    return BudgetTable(where, columns, owners, lines)
 
 
 def _read_csv(path: Path, problems: Problems) -> tuple[Pairs, np.ndarray]:

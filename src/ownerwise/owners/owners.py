@@ -88,7 +88,9 @@ class Owners:
         meaning = read_levels(levels, problems)
         tables = read_budgets(epsilon, delta, records, meaning, hints, problems)
         listing = next((table for table in tables if table.names is not None), None)
-        ids, index, counts = None if listing is None else listing.ids, None, None
+        ids = None if listing is None else listing.ids
+        index = None
+        counts = None
         given = tables[0].columns.get("epsilon")
         if record_owner is None and listing is None and given is not None:
             if given.ndim:

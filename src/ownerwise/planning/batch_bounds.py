@@ -11,12 +11,20 @@ import math
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-__all__ = ["delta_reserve", "largest_total", "rows_needed"]
+__all__ = ["delta_reserve", "largest_total", "overflow_probability", "rows_needed"]
 
 
 def delta_reserve(hardened: bool) -> float:
     """Return the fraction of every delta that is reserved for batches that exceed their bounds."""
     return 1e-2 if hardened else 1e-9
+
+
+def overflow_probability(deltas: np.ndarray, steps: int, hardened: bool) -> float:
+    """Return the highest probability, per step, with which a batch may exceed each of its bounds.
+
+    There are two bounds, which share the reserved part of the smallest delta.
+    """
+    return delta_reserve(hardened) * float(deltas.min()) / (2 * steps)
 
 
 def rows_needed(rates: np.ndarray, records: np.ndarray, probability: float) -> int:

@@ -9,11 +9,11 @@ import numpy as np
 from ownerwise.accounting import MULTIPLIER_RANGE, PaidRelease, Schedule
 from ownerwise.errors import PlanError
 from ownerwise.owners import Owners
-from ownerwise.planning.batch_bounds import rows_needed
+from ownerwise.planning.batch_bounds import overflow_probability, rows_needed
 from ownerwise.planning.noise_schedules import NoiseSchedule
 from ownerwise.planning.plans import Plan
 from ownerwise.planning.request import ClosingMechanism, PaidMechanism, PlanRequest
-from ownerwise.planning.solver import MAX_STEPS, Planner, Trial
+from ownerwise.planning.solver import MAX_STEPS, Planner, Solution
 
 
 def plan(
@@ -102,17 +102,17 @@ def make_plan(owners: Owners, request: PlanRequest) -> Plan:
     release = _release(owners, request)
     reweighted = request.constraints is not None and request.method in ("sample", "both")
     planner = _planner(owners, request, release, reweighted)
-    schedule, batch_size, trial = _solve(owners, request, planner)
-    rates = trial.sampling_rates
+    schedule, batch_size, solution = _solve(owners, request, planner)
+    rates = solution.sampling_rates
     result = Plan(
         method=request.method,
         accountant=request.accountant,
         clip_norm=float(request.clip_norm),
-        noise_std=float(trial.noise * request.clip_norm),
+        noise_std=float(solution.noise * request.clip_norm),
         schedule=schedule,
         expected_batch_size=float(batch_size),
         sampling_rates=rates,
-        clip_norms=trial.relative_clips * request.clip_norm,
+        clip_norms=solution.relative_clips * request.clip_norm,
         targets=owners.epsilon,
         deltas=owners.delta,
         records=owners.records,
@@ -127,7 +127,7 @@ def make_plan(owners: Owners, request: PlanRequest) -> Plan:
         owners=owners,
     )
     if request.hardened:
-        probability = replace(result, hardened_rows=1).overflow_probability
+        probability = overflow_probability(result.deltas, result.steps, hardened=True)
         rows = rows_needed(result.sampling_rates, result.records, probability)
         result = replace(result, hardened_rows=rows)
     result.verify()
@@ -141,6 +141,9 @@ def _release(owners: Owners, request: PlanRequest) -> PaidRelease | None:
     share, std = request.release_share, request.release_std
     if share is None and std is None and request.constraints is not None:
         share = request.constraints.release_share
+    # The costs 1 / multiplier^2 of gradient and release add up to that of a step. If the gradient's
+    # multiplier is given, the release costs share / (1 - share) times as much as the gradient. If
+    # not, the multiplier of a step without a release is found, and the release costs its share.
     if share is not None and request.noise_multiplier is not None:
         std = request.noise_multiplier * ((1 - share) / share) ** 0.5
     elif share is not None:
@@ -172,7 +175,9 @@ def _planner(
     )
 
 
-def _solve(owners: Owners, request: PlanRequest, planner: Planner) -> tuple[Schedule, float, Trial]:
+def _solve(
+    owners: Owners, request: PlanRequest, planner: Planner
+) -> tuple[Schedule, float, Solution]:
     """Return the schedule, the expected batch size and the solution; one of them was not given."""
     schedule, batch_size, noise = request.schedule, request.batch_size, request.noise_multiplier
     if noise is None:
@@ -181,10 +186,10 @@ def _solve(owners: Owners, request: PlanRequest, planner: Planner) -> tuple[Sche
         return schedule, batch_size, planner.find_noise(schedule, batch_size)
     if schedule is None:
         assert batch_size is not None
-        steps, trial = planner.find_steps(batch_size, noise)
-        return Schedule.constant(steps), batch_size, trial
-    trial = planner.find_batch(schedule, noise)
-    return schedule, float(trial.sampling_rates @ owners.records), trial
+        steps, solution = planner.find_steps(batch_size, noise)
+        return Schedule.constant(steps), batch_size, solution
+    solution = planner.find_batch(schedule, noise)
+    return schedule, float(solution.sampling_rates @ owners.records), solution
 
 
 def _unspent_problem(owners: Owners, plan: Plan) -> str:

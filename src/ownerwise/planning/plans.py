@@ -16,7 +16,7 @@ from ownerwise.accounting import ClosingRelease, PaidRelease, RunCost, Schedule
 from ownerwise.errors import PlanError
 from ownerwise.owners import UNIT, Owners, frozen
 from ownerwise.planning import storage, verification
-from ownerwise.planning.batch_bounds import delta_reserve
+from ownerwise.planning.batch_bounds import delta_reserve, overflow_probability
 from ownerwise.planning.budget_classes import BudgetClass, class_members
 from ownerwise.planning.table import format_rows
 from ownerwise.planning.verification import Verification
@@ -153,8 +153,7 @@ class Plan:
     @property
     def overflow_probability(self) -> float:
         """Highest probability, per step, with which a batch may exceed each of its two bounds."""
-        reserve = delta_reserve(self.hardened_rows is not None)
-        return reserve * float(self.deltas.min()) / (2 * self.steps)
+        return overflow_probability(self.deltas, self.steps, self.hardened_rows is not None)
 
     def noise_std_at(self, step: int) -> float:
         """Return the std of the noise added to the sum at step `step` (counted from 0)."""

@@ -39,15 +39,21 @@ SAFETY = 8e-4
 """Relative margin by which plans stay below each epsilon. It covers the errors due to interpolation
 (4e-4) and to the grid of the reference accountant that checks plans (2e-4)."""
 
+# Relative tolerances of the searches. A search that must not end on the wrong side of its target
+# aims beside the target by its tolerance.
 _BATCH_TOLERANCE = 1.5e-4
+_NOISE_TOLERANCE = 3e-4
+_STEPS_TOLERANCE = 2e-4
 _MAX_SHARES = 256  # distinct shares in the closing release per delta
 MAX_STEPS = 10_000_000
-MIN_CLIP_NORM = 1e-6  # its square must fit in float32, even after scaling and steering
+# Its square must fit in float32, even after scaling and steering. It equals the smallest clip norm
+# that a step accepts (`mechanisms.SMALLEST_NORM`).
+MIN_CLIP_NORM = 1e-6
 
 
 @dataclass(frozen=True)
-class Trial:
-    """Noise, sampling rates and clip norms that the solver has tried.
+class Solution:
+    """Noise, sampling rates and clip norms that belong together.
 
     Attributes:
         noise: noise std divided by the plan's clip norm.
@@ -104,7 +110,7 @@ class Planner:
         self.last_rates: list[tuple[float, BudgetCurve]] = []  # up to two, each with its log noise
         self.last_multipliers: BudgetCurve | None = None
 
-    def find_noise(self, schedule: Schedule, batch_size: float) -> Trial:
+    def find_noise(self, schedule: Schedule, batch_size: float) -> Solution:
         """Return the solution for a given expected batch size."""
         run = self._run(schedule)
         rate = min(1.0, batch_size / self.total)
@@ -112,15 +118,15 @@ class Planner:
         if self.method == "uniform":
             curve = multiplier_curve(self.strictest, rate, run)
             self._refuse_unreachable(curve)
-            return Trial(float(curve(self.strictest).max()), rate * ones, ones, curve)
+            return Solution(float(curve(self.strictest).max()), rate * ones, ones, curve)
         if self.method == "scale":
             curve = self._multipliers(run, rate)
             multipliers = curve(self.budgets)
             noise = self.total / float(self.records @ (1.0 / multipliers))  # harmonic mean
-            return Trial(noise, rate * ones, noise / multipliers, curve)
+            return Solution(noise, rate * ones, noise / multipliers, curve)
         return self._find_noise_for_rates(run, batch_size, rate)
 
-    def find_batch(self, schedule: Schedule, noise: float) -> Trial:
+    def find_batch(self, schedule: Schedule, noise: float) -> Solution:
         """Return the solution for a given noise, which determines the rates and the batch size."""
         run = self._run(schedule)
         log_noise = float(np.log(noise))
@@ -130,94 +136,100 @@ class Planner:
             curve = self._rates(budgets, lambda _, x: np.full(np.shape(x), log_noise), run)
             self._refuse_unreachable(curve)
             rates = curve(budgets)
-            return Trial(
+            return Solution(
                 noise, rates if self.method == "sample" else rates.min() * ones, ones, curve
             )
-        bounds = (float(np.log(self.total * 1e-7)), float(np.log(self.total)))
-        guess = bounds[1] - 4.0
+        low, high = float(np.log(self.total * 1e-7)), float(np.log(self.total))
+        guess = high - 4.0
         if self.method == "both":
             return _search(
                 lambda log_batch: self._at_noise(run, noise, float(np.exp(log_batch))),
-                lambda log_batch, trial: log_batch - float(np.log(self._batch_size(trial))),
-                guess, 1.0, *bounds, _BATCH_TOLERANCE,
+                lambda log_batch, solution: log_batch - float(np.log(self._batch_size(solution))),
+                guess, slope=1.0, low=low, high=high,
             )  # fmt: skip
 
         def excess(log_batch: float) -> float:
             needed = self.find_noise(schedule, float(np.exp(log_batch))).noise
-            return float(np.log(needed)) - log_noise + 3e-4
+            return float(np.log(needed)) - log_noise + _NOISE_TOLERANCE
 
-        batch_size = float(np.exp(find_root(excess, guess, 1.0, *bounds, 3e-4)))
-        trial = self.find_noise(schedule, batch_size)
-        return self._with_noise(trial, noise, "a batch of", batch_size)
+        log_batch = find_root(
+            excess, guess, slope=1.0, low=low, high=high, tolerance=_NOISE_TOLERANCE
+        )
+        batch_size = float(np.exp(log_batch))
+        solution = self.find_noise(schedule, batch_size)
+        return self._with_noise(solution, noise, "a batch of", batch_size)
 
-    def find_steps(self, batch_size: float, noise: float) -> tuple[int, Trial]:
+    def find_steps(self, batch_size: float, noise: float) -> tuple[int, Solution]:
         """Return the number of steps that the budgets allow, and the solution."""
         individual_rates = self.method in ("sample", "both")
 
-        def attempt(steps: int) -> Trial:
+        def attempt(steps: int) -> Solution:
             schedule = Schedule.constant(steps)
             if individual_rates:
                 return self._at_noise(self._run(schedule), noise, batch_size)
             return self.find_noise(schedule, batch_size)
 
         def excess(log_steps: float) -> float:
-            trial = attempt(max(1, round(float(np.exp(log_steps)))))
+            solution = attempt(max(1, round(float(np.exp(log_steps)))))
             if individual_rates:
-                return float(np.log(batch_size / self._batch_size(trial))) + 2e-4
-            return float(np.log(trial.noise / noise)) + 2e-4
+                return float(np.log(batch_size / self._batch_size(solution))) + _STEPS_TOLERANCE
+            return float(np.log(solution.noise / noise)) + _STEPS_TOLERANCE
 
-        log_steps = find_root(excess, np.log(1000.0), 0.5, 0.0, np.log(MAX_STEPS), 2e-4)
+        log_steps = find_root(
+            excess, np.log(1000.0), slope=0.5, low=0.0, high=np.log(MAX_STEPS),
+            tolerance=_STEPS_TOLERANCE,
+        )  # fmt: skip
         steps = max(1, int(np.floor(np.exp(log_steps) + 1e-9)))
-        trial = attempt(steps)
+        solution = attempt(steps)
         if not individual_rates:
-            return steps, self._with_noise(trial, noise, "a step count of", steps)
-        reached = self._batch_size(trial)
+            return steps, self._with_noise(solution, noise, "a step count of", steps)
+        reached = self._batch_size(solution)
         if reached < batch_size:
             raise PlanError(
                 f"noise_multiplier {noise:g} is too small: in {steps} steps the budgets allow a "
                 f"batch of {reached:.4g}, not {batch_size:g}; use more noise, or a smaller batch"
             )
-        rates = trial.sampling_rates * (batch_size / reached)
-        return steps, replace(trial, sampling_rates=rates)
+        rates = solution.sampling_rates * (batch_size / reached)
+        return steps, replace(solution, sampling_rates=rates)
 
-    def _find_noise_for_rates(self, run: RunCost, batch_size: float, rate: float) -> Trial:
+    def _find_noise_for_rates(self, run: RunCost, batch_size: float, rate: float) -> Solution:
         """Solve `sample` and `both`: find the noise at which the rates add up to the batch size."""
         relative_clips, log_relative = self._relative_clips(run, rate)
         if rate > 1 - 4 * _BATCH_TOLERANCE:  # every record takes part in every step
             curve = self._multipliers(run, 1.0)
             noise = float((curve(self.budgets) * relative_clips).max())
-            return Trial(noise, np.full(len(self.owners), rate), relative_clips, curve)
+            return Solution(noise, np.full(len(self.owners), rate), relative_clips, curve)
 
-        def attempt(log_noise: float) -> Trial:
+        def attempt(log_noise: float) -> Solution:
             curve = self._rates_at(log_noise, log_relative, run)
-            return Trial(float(np.exp(log_noise)), curve(self.budgets), relative_clips, curve)
+            return Solution(float(np.exp(log_noise)), curve(self.budgets), relative_clips, curve)
 
-        def excess(log_noise: float, trial: Trial) -> float:
-            reached = self._batch_size(trial)
+        def excess(log_noise: float, solution: Solution) -> float:
+            reached = self._batch_size(solution)
             return float(np.log(reached) - np.log(batch_size)) - _BATCH_TOLERANCE
 
         middle = self._middle()
         rough = float(multiplier_curve(middle, rate, run, tolerance=0.05)(middle)[0])
-        trial = _search(
-            attempt, excess, float(np.log(rough)), 2.0, np.log(0.05), np.log(1e6),
-            _BATCH_TOLERANCE, longest_step=0.3,
+        solution = _search(
+            attempt, excess, float(np.log(rough)),
+            slope=2.0, low=np.log(0.05), high=np.log(1e6), longest_step=0.3,
         )  # fmt: skip
-        self._refuse_unreachable(trial.curve)
-        reached = self._batch_size(trial)
+        self._refuse_unreachable(solution.curve)
+        reached = self._batch_size(solution)
         if not 0 <= np.log(reached / batch_size) <= 2.1 * _BATCH_TOLERANCE:
             raise PlanError(
                 "no noise multiplier makes the sampling rates add up to a batch of "
-                f"{batch_size:g} (nearest: {reached:g} at noise multiplier {trial.noise:g}); "
+                f"{batch_size:g} (nearest: {reached:g} at noise multiplier {solution.noise:g}); "
                 "change batch_size or steps, or use method='scale'"
             )
-        return replace(trial, sampling_rates=trial.sampling_rates * (batch_size / reached))
+        return replace(solution, sampling_rates=solution.sampling_rates * (batch_size / reached))
 
-    def _at_noise(self, run: RunCost, noise: float, batch_size: float) -> Trial:
+    def _at_noise(self, run: RunCost, noise: float, batch_size: float) -> Solution:
         """Return individual rates at a given noise; `batch_size` sets the clip norms of `both`."""
         relative_clips, log_relative = self._relative_clips(run, min(1.0, batch_size / self.total))
         curve = self._rates_at(float(np.log(noise)), log_relative, run)
         self._refuse_unreachable(curve)
-        return Trial(noise, curve(self.budgets), relative_clips, curve)
+        return Solution(noise, curve(self.budgets), relative_clips, curve)
 
     def _run(self, schedule: Schedule) -> RunCost:
         return RunCost(schedule, self.accountant, self.release, self.closing)
@@ -241,8 +253,8 @@ class Planner:
             shares[group.members] = of_grid[np.searchsorted(grid, epsilon, side="right") - 1]
         return shares if shares.min() < 1 else None
 
-    def _batch_size(self, trial: Trial) -> float:
-        return float(self.records @ trial.sampling_rates)
+    def _batch_size(self, solution: Solution) -> float:
+        return float(self.records @ solution.sampling_rates)
 
     def _middle(self) -> Budgets:
         """Return the median budget, weighted by records, for an initial guess."""
@@ -305,14 +317,14 @@ class Planner:
             least = float(sampling_rate_curve(strict, log_multiplier, run)(strict).min())
         return sampling_rate_curve(budgets, log_multiplier, run, guess, least)
 
-    def _with_noise(self, trial: Trial, noise: float, what: str, value: float) -> Trial:
+    def _with_noise(self, solution: Solution, noise: float, what: str, value: float) -> Solution:
         """Return the solution with its noise raised to `noise`, which must not be smaller."""
-        if trial.noise > noise:
+        if solution.noise > noise:
             raise PlanError(
                 f"noise_multiplier {noise:g} is too small: even {what} {value:.4g} requires at "
-                f"least {trial.noise:.4g}; use more noise, or larger budgets"
+                f"least {solution.noise:.4g}; use more noise, or larger budgets"
             )
-        return replace(trial, noise=noise)
+        return replace(solution, noise=noise)
 
     def _refuse_unreachable(self, curve: BudgetCurve) -> None:
         if curve.quantity == MULTIPLIER:
@@ -337,18 +349,21 @@ class Planner:
 
 
 def _search(
-    attempt: Callable[[float], Trial],
-    excess: Callable[[float, Trial], float],
-    *where: float,
+    attempt: Callable[[float], Solution],
+    excess: Callable[[float, Solution], float],
+    guess: float,
+    *,
+    slope: float,
+    low: float,
+    high: float,
     longest_step: float = 2.0,
-) -> Trial:
-    """Return the trial at the root of `excess`; `where` are the other arguments of `find_root`."""
-    trials: dict[float, Trial] = {}
+) -> Solution:
+    """Return the solution at the root of `excess`; for the other arguments see `find_root`."""
+    solutions: dict[float, Solution] = {}
 
     def function(x: float) -> float:
-        trials[x] = attempt(x)
-        return excess(x, trials[x])
+        solutions[x] = attempt(x)
+        return excess(x, solutions[x])
 
-    guess, slope, low, high, tolerance = where
-    root = find_root(function, guess, slope, low, high, tolerance, longest_step)
-    return trials[root] if root in trials else attempt(root)
+    root = find_root(function, guess, slope, low, high, _BATCH_TOLERANCE, longest_step)
+    return solutions[root] if root in solutions else attempt(root)

@@ -21,8 +21,8 @@ def write_report(runs: Sequence[Run], path: str | PathLike, *, title: str | None
     """Write one self-contained HTML file about `runs`.
 
     Runs with the same label count as seeds of one method; the report shows their mean and standard
-    deviation. Methods are compared with a baseline: IDP-SGD if any run uses importance weights,
-    else DP-SGD, else the method of the first run.
+    deviation. Methods are compared with a baseline, the plain method that the others build on
+    (`ownerwise.report.comparison`).
 
     Args:
         runs: from `Trainer.fit` or `Run.load`.

@@ -25,7 +25,7 @@ from ownerwise.planning import Plan
 from ownerwise.runs import reading
 from ownerwise.runs.run import Run
 from ownerwise.runs.settings import differences
-from ownerwise.step import OWN_FOLDER, checkpoints, read_account
+from ownerwise.step import OWN_FOLDER_ADVICE, checkpoints, read_account
 
 _LOCK = ".lock"
 _HOLDER = ".holder"  # names the lock's holder: some systems cannot read a locked file
@@ -53,7 +53,7 @@ class FolderLock:
             except Timeout:
                 raise OwnerwiseError(
                     f"{self._folder} is in use: {self._holder()} is training there; wait for it to "
-                    f"finish, or {OWN_FOLDER}"
+                    f"finish, or {OWN_FOLDER_ADVICE}"
                 ) from None
             try:
                 (self._folder / _HOLDER).write_text(f"{os.getpid()}\n", encoding="utf-8")
@@ -94,7 +94,7 @@ def folder_problems(folder: Path, config: dict[str, Any], plan: Plan, resume: bo
         if not resume:
             return [
                 f"{folder} already contains a run; resume it (resume=True, or --resume), or "
-                f"{OWN_FOLDER}"
+                f"{OWN_FOLDER_ADVICE}"
             ]
         stored, identity = reading.read_config(folder)
         changes = differences(stored, config, MAY_CHANGE)
@@ -152,10 +152,10 @@ def _remains(folder: Path) -> list[str]:
     if balance is not None and balance.spent:
         return [
             f"{folder} has an account with {balance.spent} spent steps but no checkpoint to resume "
-            f"from: {OWN_FOLDER}"
+            f"from: {OWN_FOLDER_ADVICE}"
         ]
     if balance is None and (folder / reading.CONFIG).exists() and reading.read_config(folder)[1]:
-        return [f"{folder} contains a run whose account is missing: {OWN_FOLDER}"]
+        return [f"{folder} contains a run whose account is missing: {OWN_FOLDER_ADVICE}"]
     return []
 
 

@@ -6,12 +6,12 @@ folders other than the one passed to it.
 """
 
 from ownerwise.step.account import Account
-from ownerwise.step.account_file import OWN_FOLDER, Balance, read_account
+from ownerwise.step.account_file import OWN_FOLDER_ADVICE, Balance, read_account
 from ownerwise.step.performance import Performance
 from ownerwise.step.private_step import PrivateStep
 
 __all__ = [
-    "OWN_FOLDER",
+    "OWN_FOLDER_ADVICE",
     "Account",
     "Balance",
     "Performance",

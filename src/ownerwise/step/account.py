@@ -54,7 +54,7 @@ class Account:
         self._process = os.getpid()
         self._connection: sqlite3.Connection | None = None
         self._balance: Balance | None = None
-        self._place = (0, 0)
+        self._inode = (0, 0)  # device and number of the file
         self._block: int | None = None  # first step of the last block reserved here
         self._since = 0.0
         self._usable = True  # False after a failed commit, until one succeeds
@@ -65,7 +65,7 @@ class Account:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         account = cls(folder, plan)
-        account._connect(create=True)
+        account._connect(new=True)
         entries = [("open", 0, plan.steps + plan.closing_count, private)]
         entries += [("reserve", 0, spent, private)] if spent else []
         account._append(entries, run=secrets.token_hex(16))
@@ -107,7 +107,7 @@ class Account:
             entries.append(("not private", balance.spent, 0, private))
         if step >= balance.spent:
             entries.append(("reserve", balance.spent, self._block_size(step), private))
-        if entries or not self._usable:
+        if entries or not self._usable:  # without entries, this tests a commit after a failed one
             self._append(entries)
         if step >= balance.spent:
             self._block, self._since = balance.spent, time.perf_counter()
@@ -152,7 +152,7 @@ class Account:
             )
         self._usable = False
         connection = self._connect()
-        self._check_place()
+        self._check_inode()
         balance = self._balance
         with explained(self._path), transaction(connection):
             if run:
@@ -166,35 +166,35 @@ class Account:
                 number, previous = head_of(balance)
                 name, plan = run or self.balance.run, self._plan.hash
                 event = Event(number + 1, kind, name, plan, first, steps, private, previous)
-                balance = event.follow(balance)
+                balance = event.applied_to(balance)
                 connection.execute(
                     "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (*event.values, event.hash),
                 )
         self._balance = balance
-        self._check_place()
+        self._check_inode()
         self._usable = True
 
-    def _connect(self, create: bool = False) -> sqlite3.Connection:
+    def _connect(self, new: bool = False) -> sqlite3.Connection:
         if self._connection is None:
             with explained(self._path):
-                connection = connect(self._path, "rwc" if create else "rw")
+                connection = connect(self._path, "rwc" if new else "rw")
                 self._connection = connection
                 self._finalizer = weakref.finalize(self, _close, connection, self._process)
                 # not WAL: a copy of the file without its log would lack the newest events
                 connection.execute("PRAGMA journal_mode = DELETE")
                 connection.execute("PRAGMA synchronous = EXTRA")
-            place = os.stat(self._path)
+            status = os.stat(self._path)
             if self._balance is None:
-                self._place = place.st_dev, place.st_ino
+                self._inode = status.st_dev, status.st_ino
         return self._connection
 
-    def _check_place(self) -> None:
+    def _check_inode(self) -> None:
         try:
-            place = os.stat(self._path)
+            status = os.stat(self._path)
         except OSError:
-            place = None
-        if place is None or (place.st_dev, place.st_ino) != self._place:
+            status = None
+        if status is None or (status.st_dev, status.st_ino) != self._inode:
             raise OwnerwiseError(
                 f"{self._path} was deleted or replaced during the run: its steps can no longer be "
                 "counted, so the run stops"

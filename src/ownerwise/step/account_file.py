@@ -22,7 +22,7 @@ from ownerwise.files import DIGEST, WHOLE, fields, read_json
 
 ACCOUNT = "account.db"
 STEPS = "steps.json"  # the account in format 1
-OWN_FOLDER = "give each run its own folder"
+OWN_FOLDER_ADVICE = "give each run its own folder"
 
 _WAIT = 30.0  # seconds to wait for another process that is writing
 _APPLICATION = 0x4F574E52  # "OWNR" in the file's header
@@ -111,32 +111,45 @@ class Event:
         """Hash of the values."""
         return hashlib.sha256(json.dumps(self.values).encode()).hexdigest()
 
-    def follow(self, balance: Balance | None) -> Balance:
+    def applied_to(self, balance: Balance | None) -> Balance:
         """Return the balance after this event, or raise an error if the event is out of order."""
         number, previous = head_of(balance)
-        fits = (self.number, self.previous) == (number + 1, previous)
+        follows = (self.number, self.previous) == (number + 1, previous)
         if self.kind == "open":
-            fits = fits and self.first == 0 and (balance is None or not balance.spent)
-            spent, returnable = 0, 0
-            balance = Balance(self.run, self.plan, self.steps, 0, self.private)
+            fits = self.first == 0 and (balance is None or not balance.spent)
+            after = Balance(self.run, self.plan, self.steps, 0, self.private)
         elif balance is None or balance.planned is None:
             raise ValueError(f"event {self.number} precedes the opening of the account")
         else:
-            end = self.first + self.steps
-            spent = {"reserve": end, "return": self.first}.get(self.kind, balance.spent)
-            returnable = balance.returnable if self.kind == "not private" else self.first
-            fits = fits and (self.run, self.plan) == (balance.run, balance.plan)
-            fits = fits and self.private <= bool(balance.private)
-            fits = fits and {
-                "reserve": self.first == balance.spent < end <= balance.planned,
-                "return": balance.returnable <= self.first < end == balance.spent,
-                "resume": self.first == balance.spent == end,
-                "not private": self.first == balance.spent == end and not self.private,
-            }.get(self.kind, False)
-        if not fits:
+            fits, after = self._continue(balance, balance.planned)
+        if not (follows and fits):
             raise ValueError(f"event {self.number} does not follow the previous event")
-        head = self.number, self.hash
-        return replace(balance, spent=spent, private=self.private, head=head, returnable=returnable)
+        return replace(after, private=self.private, head=(self.number, self.hash))
+
+    def _continue(self, balance: Balance, planned: int) -> tuple[bool, Balance]:
+        """Return whether the event fits an open account, and the balance with its steps counted.
+
+        Only steps of the last reserved block may be given back.
+        """
+        first, end, spent = self.first, self.first + self.steps, balance.spent
+        returnable = first
+        if self.kind == "reserve":
+            fits = first == spent < end <= planned
+            spent = end
+        elif self.kind == "return":
+            fits = balance.returnable <= first < end == spent
+            spent = first
+        elif self.kind == "resume":
+            fits = first == spent == end
+        elif self.kind == "not private":
+            fits = first == spent == end and not self.private
+            returnable = balance.returnable
+        else:
+            fits = False
+        same_run = (self.run, self.plan) == (balance.run, balance.plan)
+        regains_privacy = self.private and not balance.private
+        after = replace(balance, spent=spent, returnable=returnable)
+        return fits and same_run and not regains_privacy, after
 
 
 def read_account(folder: str | os.PathLike) -> Balance | None:
@@ -209,7 +222,7 @@ def create(connection: sqlite3.Connection, folder: Path) -> Balance | None:
     if balance is not None and balance.spent:
         raise OwnerwiseError(
             f"{folder} contains the account of another run with {balance.spent} spent steps: "
-            f"{OWN_FOLDER}"
+            f"{OWN_FOLDER_ADVICE}"
         )
     if balance is None:
         for statement in _SCHEMA:
@@ -253,7 +266,7 @@ def _balance(connection: sqlite3.Connection) -> Balance | None:
         event = Event(number, kind, run, plan, first, steps, bool(private), previous)
         if event.hash != digest:
             raise ValueError(f"event {event.number} does not match its hash")
-        balance = event.follow(balance)
+        balance = event.applied_to(balance)
         hashes.append(digest)
     if balance is None:
         raise ValueError("there is no event")
@@ -276,5 +289,5 @@ def explained(path: Path) -> Iterator[None]:
 def _damaged(path: Path) -> str:
     return (
         f"the account {path} is corrupted, so the number of spent steps is unknown. Restore the "
-        f"newest backup of the whole folder, or {OWN_FOLDER}"
+        f"newest backup of the whole folder, or {OWN_FOLDER_ADVICE}"
     )

@@ -45,7 +45,7 @@ from ownerwise.step.plug_separation import checked_contributions, checked_factor
 from ownerwise.step.rounding import Rounding, loss_roundoff, refuse_imprecise
 from ownerwise.step.secret_rows import Rows, place
 
-_SMALLEST_RESOLVED = 1e-8  # user-defined rules see smaller float32 norms as this value
+_FLOAT32_FLOOR = 1e-8  # user-defined rules see smaller float32 norms as this value
 
 
 class ClippedSums:
@@ -106,54 +106,59 @@ class ClippedSums:
         """Return the weighted sum of clipped gradients for each trainable parameter."""
         self._keep_peek([], None)
         self._buffers = []
-        if not 0 < len(batch) <= (self.plan.hardened_rows or len(batch)):
+        empty = len(batch) == 0
+        rows_available = self.plan.hardened_rows
+        overflows = rows_available is not None and len(batch) > rows_available
+        # An overflowing batch counts as empty, so the step adds only noise. The probability of an
+        # overflow is reserved in every delta (`planning.batch_bounds.delta_reserve`).
+        if empty or overflows:
             self._released([], np.zeros(0), randomness)
             return _zeros(self.model)
         rows = place(batch, self.plan.hardened_rows, randomness.rows)
         with kept_generators(), torch.enable_grad():
             self._check_model(batch, rows.inputs, randomness)
-            parts = self._split(rows)
-            released, weights = self._of_whole_batch(batch, rows, parts, randomness)
+            micro_batches = self._split(rows)
+            released, weights = self._of_whole_batch(batch, rows, micro_batches, randomness)
             limits = self._limits(rows)
             totals: dict[nn.Parameter, Tensor] = {}
-            for part in parts:
-                sums = self._sum_of_part(part, rows, limits, weights, released, randomness)
-                totals = sums if len(parts) == 1 else _added(totals, sums)
+            for micro in micro_batches:
+                sums = self._sum_of_micro_batch(micro, rows, limits, weights, released, randomness)
+                totals = sums if len(micro_batches) == 1 else _added(totals, sums)
             self._refuse_written_buffers()
-        self._keep_peek(parts, rows)
+        self._keep_peek(micro_batches, rows)
         return totals
 
     def _of_whole_batch(
-        self, batch: Batch, rows: Rows, parts: list[MicroBatch], randomness: Randomness
+        self, batch: Batch, rows: Rows, micro_batches: list[MicroBatch], randomness: Randomness
     ) -> tuple[tuple[Tensor, ...], np.ndarray | None]:
         """Return what the step computes from all records: the noised release and the weights.
 
         The outputs and losses of a single micro-batch are kept for its backward pass. Several
         micro-batches run again one by one, so here they run without gradients, and only if needed.
         """
-        single = len(parts) == 1
+        single = len(micro_batches) == 1
         with torch.set_grad_enabled(single):
             if single or self.weights is not None or self.release is not None:
-                for part in parts:
-                    self._forward(part, randomness)
-            released = self._released(parts, self._scales(rows), randomness)
+                for micro in micro_batches:
+                    self._forward(micro, randomness)
+            released = self._released(micro_batches, self._scales(rows), randomness)
             check_part(
                 self.model, self.loss, batch, released,
                 fixed_shapes=self.plan.hardened_rows is not None,
             )  # fmt: skip
             weights = None
             if self.weights is not None:
-                for part in parts:
-                    self._evaluate(part, released, randomness)
-                weights = self._weights_of(parts, rows)
+                for micro in micro_batches:
+                    self._evaluate(micro, released, randomness)
+                weights = self._weights_of(micro_batches, rows)
         if not single:
-            for part in parts:
-                part.outputs = part.losses = None
+            for micro in micro_batches:
+                micro.outputs = micro.losses = None
         return released, weights
 
-    def _sum_of_part(
+    def _sum_of_micro_batch(
         self,
-        part: MicroBatch,
+        micro: MicroBatch,
         rows: Rows,
         limits: np.ndarray,
         weights: np.ndarray | None,
@@ -161,30 +166,30 @@ class ClippedSums:
         randomness: Randomness,
     ) -> dict[nn.Parameter, Tensor]:
         """Return the weighted sum of clipped gradients of one micro-batch."""
-        if part.outputs is None:
-            self._forward(part, randomness)
-        if part.losses is None:
-            self._evaluate(part, released, randomness)
-        losses = part.losses
+        if micro.outputs is None:
+            self._forward(micro, randomness)
+        if micro.losses is None:
+            self._evaluate(micro, released, randomness)
+        losses = micro.losses
         assert losses is not None
-        if part.chain is None:
+        if micro.chain is None:
             records = self._tape.backward(losses)
         else:
-            also = None if part.check is None else part.check.joint(losses)
-            records = part.chain.backward(losses, also=also)
-        factors = self._factors(records.norms, limits[part.rows], randomness, len(rows))
-        if part.check is not None:
+            also = None if micro.check is None else micro.check.joint(losses)
+            records = micro.chain.backward(losses, also=also)
+        factors = self._factors(records.norms, limits[micro.rows], randomness, len(rows))
+        if micro.check is not None:
             lengths = functools.partial(torch.mul, factors, records.norms)
-            part.check.compare(losses, lengths, self._smallest_clip * self._clip_scale, len(rows))
+            micro.check.compare(losses, lengths, self._smallest_clip * self._clip_scale, len(rows))
         if rows.occupied is not None:
-            factors = factors * torch.as_tensor(rows.occupied[part.rows]).to(factors)
+            factors = factors * torch.as_tensor(rows.occupied[micro.rows]).to(factors)
         if self.steering is not None:
             self.steering.observe(factors)
         if weights is not None:
-            factors = factors * torch.from_numpy(weights[part.rows]).to(factors)
-        part.seen = losses.detach(), records.norms, factors
-        part.outputs = part.losses = part.chain = part.check = None  # frees memory
-        return self._sum(records, factors, rows, part.rows)
+            factors = factors * torch.from_numpy(weights[micro.rows]).to(factors)
+        micro.seen = losses.detach(), records.norms, factors
+        micro.outputs = micro.losses = micro.chain = micro.check = None  # frees memory
+        return self._sum(records, factors, rows, micro.rows)
 
     @property
     def _clip_scale(self) -> float:
@@ -196,7 +201,11 @@ class ClippedSums:
         return rows.spread(clip_norms * (self._clip_scale / (1 + self.rounding.slack)), empty=1.0)
 
     def _sum(
-        self, records: PerRecordGradients | ChainGradients, factors: Tensor, rows: Rows, part: slice
+        self,
+        records: PerRecordGradients | ChainGradients,
+        factors: Tensor,
+        rows: Rows,
+        places: slice,
     ) -> dict[nn.Parameter, Tensor]:
         """Return the sum of gradients times factors.
 
@@ -204,7 +213,7 @@ class ClippedSums:
         """
         if self.rounding.classes is None:
             return records.weighted_sum(factors, in_blocks=self.rounding.in_blocks)
-        classes = rows.spread(self.rounding.classes[rows.owner_index], empty=-1)[part]
+        classes = rows.spread(self.rounding.classes[rows.owner_index], empty=-1)[places]
         totals: dict[nn.Parameter, Tensor] = {}
         for number in range(int(self.rounding.classes.max()) + 1):
             if not (classes == number).any():
@@ -213,27 +222,27 @@ class ClippedSums:
             totals = _added(totals, records.weighted_sum(factors * members))
         return totals or _added({}, _zeros(self.model))
 
-    def _forward(self, part: MicroBatch, randomness: Randomness) -> None:
+    def _forward(self, micro: MicroBatch, randomness: Randomness) -> None:
         """Compute the outputs of a micro-batch, with the same dropout masks in every pass."""
         self._refuse_written_buffers()
-        part.chain = Chain.of(self.model, part.inputs)
-        if part.chain is not None:
-            part.outputs = part.chain.forward(part.inputs)
+        micro.chain = Chain.of(self.model, micro.inputs)
+        if micro.chain is not None:
+            micro.outputs = micro.chain.forward(micro.inputs)
             return
-        randomness.layers.enter(part.number)
+        randomness.layers.enter(micro.number)
         attributes = Attributes(self.model)
         with self._tape:
-            part.outputs = self.model(part.inputs)
+            micro.outputs = self.model(micro.inputs)
         attributes.drop_data()
         self._buffers = [(name, b, b._version) for name, b in self.model.named_buffers()]
 
     def _evaluate(
-        self, part: MicroBatch, released: tuple[Tensor, ...], randomness: Randomness
+        self, micro: MicroBatch, released: tuple[Tensor, ...], randomness: Randomness
     ) -> None:
         """Compute the losses of a micro-batch, and begin their check if gradients follow."""
         if torch.is_grad_enabled():
-            part.check = self._loss_check(part, released, randomness)
-        part.losses = self.loss(part.outputs, part.targets, *released)
+            micro.check = self._loss_check(micro, released, randomness)
+        micro.losses = self.loss(micro.outputs, micro.targets, *released)
 
     def _refuse_written_buffers(self) -> None:
         """Raise an error if a loss, rule or release wrote to a buffer after the forward pass."""
@@ -243,7 +252,7 @@ class ClippedSums:
                 raise changed_by_data(name, "the loss, the clipping rule or the release")
 
     def _released(
-        self, parts: list[MicroBatch], scales: np.ndarray | None, randomness: Randomness
+        self, micro_batches: list[MicroBatch], scales: np.ndarray | None, randomness: Randomness
     ) -> tuple[Tensor, ...]:
         """Return a tuple of extra arguments for the loss: the noised release, if there is one."""
         release = self.release
@@ -252,19 +261,19 @@ class ClippedSums:
         absolute = self.plan.release_noise == "laplace"
         shares = self.plan.release_shares
         share = separation.ROOM * (1.0 if shares is None else float(shares.min()))
-        share /= max(1, sum(map(len, parts)))
+        share /= max(1, sum(map(len, micro_batches)))
 
-        def contributions(part: MicroBatch) -> Contributions:
+        def contributions(micro: MicroBatch) -> Contributions:
             if proven(release):
-                return release.contributions(part.outputs, part.targets)
+                return release.contributions(micro.outputs, micro.targets)
             return checked_contributions(
-                release, part.outputs, part.targets, len(part), share, randomness.parts,
-                absolute=absolute,
+                release, micro.outputs, micro.targets, len(micro), share,
+                randomness.parts, absolute=absolute,
             )  # fmt: skip
 
         with torch.no_grad():
-            found = [contributions(part) for part in parts]
-            places = [part.rows for part in parts]
+            found = [contributions(micro) for micro in micro_batches]
+            places = [micro.rows for micro in micro_batches]
             total = sum_of_unit_rows(found, places, release.shape, scales, absolute=absolute)
             noised = randomness.release(total / (1 + self.rounding.release_slack))
             return (release.process(noised),)
@@ -284,24 +293,24 @@ class ClippedSums:
             check_model(self.model, batch, randomness.parts)
 
     def _loss_check(
-        self, part: MicroBatch, released: tuple[Tensor, ...], randomness: Randomness
+        self, micro: MicroBatch, released: tuple[Tensor, ...], randomness: Randomness
     ) -> LossCheck | None:
         """Return the loss check for a micro-batch, or None for a loss that cannot mix records."""
         if not separation.active:
             return None
-        if not released and never_mixes(self._plain_loss, part.outputs, part.targets):
+        if not released and never_mixes(self._plain_loss, micro.outputs, micro.targets):
             return None
         return LossCheck(
-            self._plain_loss, self.loss, part.outputs, part.targets, len(part), released,
-            randomness.parts, thorough=self._due,
+            self._plain_loss, self.loss, micro.outputs, micro.targets, len(micro),
+            released, randomness.parts, thorough=self._due,
         )  # fmt: skip
 
-    def _weights_of(self, parts: list[MicroBatch], rows: Rows) -> np.ndarray:
+    def _weights_of(self, micro_batches: list[MicroBatch], rows: Rows) -> np.ndarray:
         """Return one checked weight per row, computed from the losses of all records."""
         assert self.weights is not None
-        found = [part.losses for part in parts if part.losses is not None]
+        found = [micro.losses for micro in micro_batches if micro.losses is not None]
         if self.plan.hardened_rows is None:
-            outputs = [tensor for part in parts for tensor in part.output_tensors()]
+            outputs = [tensor for micro in micro_batches for tensor in micro.output_tensors()]
             refuse_imprecise([*outputs, *found], self._loss_roundoff)
         values = [losses.detach().to("cpu", torch.float64).numpy() for losses in found]
         losses = rows.of_records(values[0] if len(values) == 1 else np.concatenate(values))
@@ -331,7 +340,7 @@ class ClippedSums:
                 self.clipping, norms, clips, records, randomness.rule, randomness.parts
             )
             if norms.dtype != torch.float64:  # squares underflow: a gradient may have norm 0
-                norms = norms.clamp(min=_SMALLEST_RESOLVED)
+                norms = norms.clamp(min=_FLOAT32_FLOOR)
             if not ((factors * norms).abs() <= clips * (1 + 1e-5)).all():
                 raise OwnerwiseError(
                     f"{type(self.clipping).__name__} lets a record exceed its clip norm: the plan "
@@ -339,7 +348,7 @@ class ClippedSums:
                 )
         return factors if finite is None else factors * finite
 
-    def _keep_peek(self, parts: list[MicroBatch], rows: Rows | None) -> None:
+    def _keep_peek(self, micro_batches: list[MicroBatch], rows: Rows | None) -> None:
         """Keep the losses, norms and factors if `not_private` is set."""
         self.peek = None
         if self.not_private:
@@ -347,7 +356,7 @@ class ClippedSums:
             if rows is not None:
                 losses, norms, factors = (
                     rows.of_records(torch.cat(column).double().cpu().numpy())
-                    for column in zip(*(part.seen for part in parts), strict=True)
+                    for column in zip(*(micro.seen for micro in micro_batches), strict=True)
                 )
             owner_index = np.zeros(0, dtype=np.int64) if rows is None else rows.owner_index
             self.peek = Peek(losses, norms, factors, owner_index)

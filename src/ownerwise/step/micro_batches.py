@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ownerwise.batches import take
-from ownerwise.gradients import Chain, State, run_made_up
+from ownerwise.gradients import Chain, State, run_on_dummies
 from ownerwise.gradients.calls import tensors_in
 from ownerwise.step.loss_separation import LossCheck
 from ownerwise.step.performance import Performance
@@ -66,12 +66,12 @@ class Split:
 
     def __call__(self, rows: Rows) -> list[MicroBatch]:
         """Return the rows of a batch in parts that fit in memory."""
-        parts = list(slices(len(rows), self._size(rows)))
-        if len(parts) == 1:
-            return [MicroBatch(0, parts[0], rows.inputs, rows.targets)]
+        spans = list(slices(len(rows), self._size(rows)))
+        if len(spans) == 1:
+            return [MicroBatch(0, spans[0], rows.inputs, rows.targets)]
         return [
-            MicroBatch(number, part, take(rows.inputs, part), take(rows.targets, part))
-            for number, part in enumerate(parts)
+            MicroBatch(number, span, take(rows.inputs, span), take(rows.targets, span))
+            for number, span in enumerate(spans)
         ]
 
     def _size(self, rows: Rows) -> int:
@@ -92,9 +92,10 @@ def slices(records: int, size: int) -> Iterator[slice]:
 def bytes_per_record(model: nn.Module, inputs: Any, records: int) -> float:
     """Return the number of bytes per record that are stored for the backward pass.
 
-    The number is measured on a few dummy records. Only the shapes of these records come from real
-    data, so a layer that initialises itself from its first batch sees no private data. All changes
-    to the model are undone, but random layers advance their random generators.
+    The number is measured on a few dummy records, which have only their shapes in common with real
+    ones, or on real records if the model fails on dummies. Either way, all changes to the model are
+    undone, so a layer that initialises itself from its first batch keeps no private data. Random
+    layers advance their random generators.
     """
     count = min(records, _PROBE)
     probe = take(inputs, list(range(count)))  # a copy: a view would count the whole batch
@@ -110,6 +111,6 @@ def bytes_per_record(model: nn.Module, inputs: Any, records: int) -> float:
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     state = State(model)
     with torch.enable_grad(), hooks:
-        run_made_up(model, probe, state)
+        run_on_dummies(model, probe, state)
     activations = sum(size for pointer, size in stored.items() if pointer not in fixed)
     return activations / count

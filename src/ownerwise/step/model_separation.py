@@ -43,9 +43,12 @@ _PUBLIC_LENGTH = "pad to a fixed, public length (max_length=)"
 Losses = Callable[..., Tensor]
 
 
-def is_due(step: int) -> bool:
-    """Return whether the model is checked at this step (steps 0, 1, 2, 4, 8, ...)."""
-    return step & (step - 1) == 0
+def is_due(earlier: int) -> bool:
+    """Return whether to check the model, after `earlier` batches (0, 1, 2, 4, 8, ...).
+
+    Only batches with two or more records count.
+    """
+    return (earlier & (earlier - 1)) == 0  # zero or a power of two
 
 
 def check_model(model: nn.Module, batch: Batch, stream: StepStream) -> None:
@@ -73,7 +76,7 @@ def _check_outputs(model: nn.Module, inputs: Any, rows: list[int], share: float)
 
     with torch.no_grad():
         pair = _runs(model, _outputs(inputs), rows, check_state=True)
-        roundings = _ROUNDINGS * _roundoff(pair[0])
+        roundings = _ROUNDINGS * _machine_epsilon(pair[0])
         if not _same_outputs(*pair, share) and not agree_in_float64(
             _same_outputs, pair, exact, share,
             rounded=max(_MOST_IN_FLOAT32, roundings),
@@ -105,7 +108,7 @@ def _check_gradients(
         pair = _runs(double, _gradient_norms(in_float64(inputs), factors), rows, check_state=False)
         same = _same_outputs(*pair, share)
     except Exception:  # in the model's own precision, single records may differ more
-        room = max(_MOST_IN_FLOAT32, _ROUNDINGS * _roundoff(pair[0]))
+        room = max(_MOST_IN_FLOAT32, _ROUNDINGS * _machine_epsilon(pair[0]))
         agreeing = [
             _same_outputs([first[at : at + 1]], [second[at : at + 1]], room)
             for first, second in zip(*pair, strict=True)
@@ -160,6 +163,10 @@ def _runs(
     The rows of each half are in reverse order. A model that draws random numbers (dropout) must
     draw the same masks, so it runs on the same number of rows instead, with copies of one half in
     place of the other.
+
+    Example: for the rows a b c d, the model runs on a b c d, then on c a, then on d b. Returned are
+    its results for a c and b d from the first run, and for a c and b d from the other two. With
+    dropout, the other runs are on a a c c and b b d d.
     """
     state = State(model)
 
@@ -244,7 +251,8 @@ def check_part(
         )
         if not _close(*pair, share) and not agree_in_float64(
             _close, pair, exact, share,
-            rounded=math.inf, fallback=max(_SHARE_IN_FLOAT32, _ROUNDINGS * _roundoff(pair[0])),
+            rounded=math.inf,
+            fallback=max(_SHARE_IN_FLOAT32, _ROUNDINGS * _machine_epsilon(pair[0])),
         ):  # fmt: skip
             raise OwnerwiseError(
                 "the loss of a record changes with the padding of its batch, and the longest "
@@ -277,6 +285,6 @@ def _close(first: Tensor, second: Tensor, share: float) -> bool:
     return rows_agree(first, second, share * (sizes + 1e-3))
 
 
-def _roundoff(outputs: Any) -> float:
+def _machine_epsilon(outputs: Any) -> float:
     kinds = [tensor.dtype for tensor in tensors_in(outputs) if tensor.is_floating_point()]
     return max((torch.finfo(kind).eps for kind in kinds), default=0.0)

@@ -35,7 +35,7 @@ from ownerwise.randomness import SecretStream
 from ownerwise.repair import closing_for, subtract_from_outputs, subtract_in_hook
 from ownerwise.step import checkpoints
 from ownerwise.step.account import Account
-from ownerwise.step.account_file import OWN_FOLDER, read_account
+from ownerwise.step.account_file import OWN_FOLDER_ADVICE, read_account
 from ownerwise.step.checks import (
     optimizer_problems,
     plug_problems,
@@ -133,7 +133,7 @@ class PrivateStep:
         self.model = model
         self.plan = plan
         self.optimizer = optimizer
-        self.weights = None if weights is None else weights.bind(plan)
+        self.weights = bound
         self.clipping = rule
         self.steering = steering
         self.release = None if release is None else release.bind(plan)
@@ -216,7 +216,8 @@ class PrivateStep:
         balance = read_account(folder)
         if checkpoints.latest(folder) is not None or (balance and balance.spent):
             raise OwnerwiseError(
-                f"{folder} already contains a run: restore it with step.restore, or {OWN_FOLDER}"
+                f"{folder} already contains a run: restore it with step.restore, or "
+                f"{OWN_FOLDER_ADVICE}"
             )
         private = private and self.private
         self._account = Account.open(folder, self.plan, private=private, spent=self._spent)

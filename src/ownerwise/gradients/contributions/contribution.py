@@ -1,6 +1,6 @@
 """The contribution of one use of a parameter to every record's gradient.
 
-A :class:`Contribution` computes three things from the per-record gradients ``g_i`` of one use of a
+A `Contribution` computes three things from the per-record gradients `g_i` of one use of a
 parameter: their squared norms, their weighted sum, and the gradients themselves for a range of
 records. The gradients are needed in tests, and for parameters with several uses, whose
 contributions must be added before the norm is taken.
@@ -18,19 +18,19 @@ from ownerwise.gradients.precision import accumulation_dtype, masked, row_norms
 __all__ = ["Contribution", "Dense", "few_rows"]
 
 
-def few_rows(factors: Tensor) -> Tensor | None:
-    """Return the rows with a nonzero factor if leaving out the others saves work, else None.
+def few_rows(weights: Tensor) -> Tensor | None:
+    """Return the rows with a nonzero weight if leaving out the others saves work, else None.
 
-    Importance sampling gives most records a factor of 0. Copying the rows with a nonzero factor
+    Importance sampling gives most records a weight of 0. Copying the rows with a nonzero weight
     pays off if they are fewer than half of all rows.
     """
-    if 2 * int(factors.count_nonzero()) >= len(factors):
+    if 2 * int(weights.count_nonzero()) >= len(weights):
         return None
-    return factors.nonzero().squeeze(1)
+    return weights.nonzero().squeeze(1)
 
 
 class Contribution(ABC):
-    """One use of a parameter of shape ``shape``, for ``count`` records."""
+    """One use of a parameter of shape `shape`, for `count` records."""
 
     count: int
     shape: tuple[int, ...]
@@ -42,41 +42,41 @@ class Contribution(ABC):
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
-        """Return |g_i|^2, ``[count]``."""
+        """Return |g_i|^2, `[count]`."""
 
     @abstractmethod
     def per_record(self, start: int, stop: int) -> Tensor:
-        """Return g_i for a range of records, ``[stop - start, *shape]``."""
+        """Return g_i for a range of records, `[stop - start, *shape]`."""
 
-    def weighted_sum(self, factors: Tensor, *, in_blocks: bool = True) -> Tensor:
-        """Return sum_i factors[i] * g_i, ``[*shape]``; in float64 for more than one block."""
+    def weighted_sum(self, weights: Tensor, *, in_blocks: bool = True) -> Tensor:
+        """Return sum_i weights[i] * g_i, `[*shape]`; in float64 for more than one block."""
         if not in_blocks:
-            return self.partial_sum(factors, 0, self.count)
+            return self.partial_sum(weights, 0, self.count)
         return blocked_sum(
             self.count,
-            lambda start, stop: self.partial_sum(factors[start:stop], start, stop),
+            lambda start, stop: self.partial_sum(weights[start:stop], start, stop),
             BLOCK if self.one_term else LONG_BLOCK,
         )
 
     @abstractmethod
-    def partial_sum(self, factors: Tensor, start: int, stop: int) -> Tensor:
-        """Return the weighted sum over a range of records, with the factors of that range."""
+    def partial_sum(self, weights: Tensor, start: int, stop: int) -> Tensor:
+        """Return the weighted sum over a range of records, with the weights of that range."""
 
     @abstractmethod
     def drop(self, bad: Tensor) -> None:
-        """Set g_i to exactly zero where ``bad`` is true."""
+        """Set g_i to exactly zero where `bad` is true."""
 
     def terms_bound(self) -> Tensor | None:
-        """Return an upper bound on the sum of the norms of each record's terms, ``[count]``.
+        """Return an upper bound on the sum of the norms of each record's terms, `[count]`.
 
         Return None if sums are computed from stored gradients, because each record then adds only
-        one term. Call this after :meth:`squared_norms`, which may form the gradients.
+        one term. Call this after `squared_norms`, which may form the gradients.
         """
         return None
 
 
 class Dense(Contribution):
-    """Per-record gradients that are small enough to store in full, ``[count, *shape]``."""
+    """Per-record gradients that are small enough to store in full, `[count, *shape]`."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values.to(accumulation_dtype(values.dtype))
@@ -84,17 +84,17 @@ class Dense(Contribution):
         self.shape = tuple(values.shape[1:])
 
     def squared_norms(self) -> Tensor:
-        """See :class:`Contribution`."""
+        """See `Contribution`."""
         return row_norms(self.values.reshape(self.count, -1)).square_()
 
     def per_record(self, start: int, stop: int) -> Tensor:
-        """See :class:`Contribution`."""
+        """See `Contribution`."""
         return self.values[start:stop]
 
-    def partial_sum(self, factors: Tensor, start: int, stop: int) -> Tensor:
-        """See :class:`Contribution`."""
-        return (factors @ self.values[start:stop].reshape(stop - start, -1)).reshape(self.shape)
+    def partial_sum(self, weights: Tensor, start: int, stop: int) -> Tensor:
+        """See `Contribution`."""
+        return (weights @ self.values[start:stop].reshape(stop - start, -1)).reshape(self.shape)
 
     def drop(self, bad: Tensor) -> None:
-        """See :class:`Contribution`."""
+        """See `Contribution`."""
         self.values = masked(self.values, bad)

@@ -1,6 +1,6 @@
 """Kernels of convolutions in one, two and three dimensions.
 
-A record's weight gradient is ``sum_t gradient[:, t] (x) patch[t]`` over output positions t. Patches
+A record's weight gradient is `sum_t gradient[:, t] (x) patch[t]` over output positions t. Patches
 are cut in channels-last format, so that their innermost dimension is contiguous, and for only a few
 records at a time, so that they stay in cache. For the six layers of the CIFAR CNN at batch size
 256, this method took 1.25 times as long as torch's batch weight gradient (97 versus 78 ms, two
@@ -44,7 +44,7 @@ class Geometry:
             self.before = self.after = _each(0 if padding == "valid" else padding, rank)
 
     def padded(self, last: Tensor, workspace: Workspace) -> Tensor:
-        """Return ``[n, *space, channels]`` as a zero-padded, contiguous scratch tensor."""
+        """Return `[n, *space, channels]` as a zero-padded, contiguous scratch tensor."""
         if not any(self.before) and not any(self.after):
             return last.contiguous()
         sides = list(zip(self.before, last.shape[1:-1], self.after, strict=True))
@@ -55,7 +55,7 @@ class Geometry:
         return block
 
     def patches(self, last: Tensor, out_space: tuple[int, ...], workspace: Workspace) -> Tensor:
-        """Cut ``[n, *space, channels]`` into patches ``[n, positions, kernel, channels]``."""
+        """Cut `[n, *space, channels]` into patches `[n, positions, kernel, channels]`."""
         last = self.padded(last, workspace)
         steps = last.stride()
         walk = [s * t for s, t in zip(self.stride, steps[1:-1], strict=True)]
@@ -83,8 +83,8 @@ class Geometry:
 class Convolved(OuterProducts):
     """One use of a kernel.
 
-    ``inputs`` has shape ``[count * frames, channels, *space]``; ``gradient`` has the corresponding
-    shape of the output. Each record has ``frames`` images.
+    `inputs` has shape `[count * frames, channels, *space]`; `gradient` has the corresponding
+    shape of the output. Each record has `frames` images.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class Convolved(OuterProducts):
         window = slice(start * self.frames, stop * self.frames)
         return self.left[window].to(self.dtype), self.right[window].to(self.dtype)
 
-    def factors(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """See :class:`OuterProducts`; the right factor consists of patches of the inputs."""
+    def left_right(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """See `OuterProducts`; the right factor consists of patches of the inputs."""
         gradient, inputs = (images.movedim(1, -1) for images in self._images(start, stop))
         patches = self.geometry.patches(inputs, gradient.shape[1:-1], self.budget.workspace)
         count, terms, groups = stop - start, self.terms, self.groups
@@ -115,31 +115,31 @@ class Convolved(OuterProducts):
         return gradient.flatten(0, 1), patches.flatten(3).flatten(0, 1)
 
     def shaped(self, formed: Tensor) -> Tensor:
-        """See :class:`OuterProducts`; a row of a formed gradient is ``[*kernel, channels]``."""
+        """See `OuterProducts`; a row of a formed gradient is `[*kernel, channels]`."""
         kernel = self.geometry.kernel
         parts = formed.unflatten(-1, (self.rows, *kernel, self.shape[1]))
         return parts.movedim(-1, -1 - len(kernel))
 
     def records_at_once(self, way: str) -> int:
-        """See :class:`OuterProducts`; the patches take most of the memory."""
+        """See `OuterProducts`; the patches take most of the memory."""
         width = self.columns + self.rows + (2 * self.terms if way == "ghost" else 0)
         return max(4, self.budget.chunk_bytes // (4 * self.terms * width))
 
-    def sum_of_factors(self, factors: Tensor, start: int, stop: int) -> Tensor:
-        """See :class:`OuterProducts`."""
+    def sum_of_products(self, weights: Tensor, start: int, stop: int) -> Tensor:
+        """See `OuterProducts`."""
         if self.frames > 1:
-            factors = factors.repeat_interleave(self.frames)
+            weights = weights.repeat_interleave(self.frames)
         gradient, inputs = self._images(start, stop)
-        rows = few_rows(factors)
+        rows = few_rows(weights)
         if rows is not None:
-            inputs, gradient, factors = inputs[rows], gradient[rows], factors[rows]
-        scale = factors.reshape(-1, *[1] * (gradient.dim() - 1))
+            inputs, gradient, weights = inputs[rows], gradient[rows], weights[rows]
+        scale = weights.reshape(-1, *[1] * (gradient.dim() - 1))
         if inputs.numel() < gradient.numel():
             return self.geometry.weight_gradient(inputs * scale, gradient)
         return self.geometry.weight_gradient(inputs, gradient * scale)
 
     def terms_bound(self) -> Tensor | None:
-        """See :class:`Contribution`.
+        """See `Contribution`.
 
         A kernel tap reads pixel p if position * stride + tap * dilation = p along each axis, for
         some position. Along an axis, the taps that read a given pixel are stride / gcd(stride,

@@ -1,7 +1,7 @@
 """Gradient norms of parameters with several uses, from Gram matrices that include cross terms.
 
-If use k of a matrix adds ``sum_t left_kt (x) right_kt``, all uses together form one longer sum over
-(k, t), whose squared norm is ``sum <left_s, left_t> <right_s, right_t>`` over all pairs. A look-up
+If use k of a matrix adds `sum_t left_kt (x) right_kt`, all uses together form one longer sum over
+(k, t), whose squared norm is `sum <left_s, left_t> <right_s, right_t>` over all pairs. A look-up
 (embedding) is such a sum whose left vectors are unit vectors: the inner product of two unit vectors
 is 1 if their ids are equal and 0 otherwise, and the inner product of a unit vector and a dense
 vector is an entry of the latter. This covers an embedding tied to the output projection.
@@ -25,7 +25,7 @@ __all__ = ["shared_ghost_norms"]
 
 
 def shared_ghost_norms(uses: Sequence[Contribution], budget: MemoryBudget) -> Tensor | None:
-    """Return the squared norms, ``[count]``, or None if forming the summed gradients is cheaper."""
+    """Return the squared norms, `[count]`, or None if forming the summed gradients is cheaper."""
     matrices = [use for use in uses if isinstance(use, Outer | Lookup)]
     if len(matrices) < len(uses) or any(getattr(use, "held", None) is not None for use in uses):
         return None
@@ -37,7 +37,7 @@ def shared_ghost_norms(uses: Sequence[Contribution], budget: MemoryBudget) -> Te
     step = max(1, budget.chunk_bytes // (2 * terms * terms + terms * (height + width)))
     parts = []
     for start in range(0, count, step):
-        pairs = [use.factors(start, min(start + step, count)) for use in matrices]
+        pairs = [use.left_right(start, min(start + step, count)) for use in matrices]
         right = gram(torch.cat([right for _, right in pairs], dim=1))
         rows = [torch.cat([_products(a, b, right.dtype) for b, _ in pairs], 2) for a, _ in pairs]
         form = partial(_formed, uses, start)
@@ -52,9 +52,9 @@ def _formed(uses: Sequence[Contribution], start: int, number: int) -> Tensor:
 
 
 def _products(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return <a_s, b_t>, ``[records, s, t]``, for vectors ``[records, terms, rows]``.
+    """Return <a_s, b_t>, `[records, s, t]`, for vectors `[records, terms, rows]`.
 
-    Unit vectors are given by their ids, ``[records, terms]``.
+    Unit vectors are given by their ids, `[records, terms]`.
     """
     if a.dim() == b.dim() == 2:
         return (a[:, :, None] == b[:, None, :]).to(dtype)

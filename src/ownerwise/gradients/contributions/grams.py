@@ -1,10 +1,10 @@
 """Norms from Gram matrices, protected against rounding errors.
 
-If a record's gradient is ``sum_t left_t (x) right_t``, its squared norm is the sum of all products
-``<left_s, left_t> <right_s, right_t>``. If the terms nearly cancel, as with gradients that add up
+If a record's gradient is `sum_t left_t (x) right_t`, its squared norm is the sum of all products
+`<left_s, left_t> <right_s, right_t>`. If the terms nearly cancel, as with gradients that add up
 to zero over equal tokens, that sum is much smaller than its terms. Rounding may then make it zero
 or negative, and the record would not be clipped at all. Such records are detected by comparing the
-sum with the square of the upper bound ``sum_t |left_t| |right_t|`` on the norm; their gradients are
+sum with the square of the upper bound `sum_t |left_t| |right_t|` on the norm; their gradients are
 formed explicitly, and their norms are rounded up.
 """
 
@@ -28,15 +28,15 @@ HIDDEN_ROUNDINGS = 4
 
 
 def gram(vectors: Tensor) -> Tensor:
-    """Return all inner products within each record, ``[count, terms, terms]``."""
+    """Return all inner products within each record, `[count, terms, terms]`."""
     return torch.bmm(vectors, vectors.mT)
 
 
 def squares_from_grams(left: Tensor, right: Tensor, form: Callable[[int], Tensor]) -> Tensor:
-    """Return squared norms, ``[count]``.
+    """Return squared norms, `[count]`.
 
     Args:
-        left: inner products of the left factors, ``[count, terms, terms]``.
+        left: inner products of the left factors, `[count, terms, terms]`.
         right: inner products of the right factors, of the same shape; overwritten.
         form: returns the gradient of the record at the given index.
     """

@@ -16,7 +16,7 @@ PAIRWISE_LIMIT = 64
 
 
 class Lookup(Contribution):
-    """Look-ups of rows ``ids [count, terms]`` with ``gradient [count, terms, columns]``."""
+    """Look-ups of rows `ids [count, terms]` with `gradient [count, terms, columns]`."""
 
     def __init__(self, ids: Tensor, gradient: Tensor, rows: int) -> None:
         self.ids = ids
@@ -25,13 +25,13 @@ class Lookup(Contribution):
         self.shape = (rows, gradient.shape[2])
         self.dtype = accumulation_dtype(gradient.dtype)
 
-    def factors(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def left_right(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return the ids and the gradients of the look-ups for a range of records."""
         return self.ids[start:stop], self.gradient[start:stop].to(self.dtype)
 
     def squared_norms(self) -> Tensor:
-        """See :class:`Contribution`; first adds up repeated look-ups of a row within a record."""
-        ids, gradient = self.factors(0, self.count)
+        """See `Contribution`; first adds up repeated look-ups of a row within a record."""
+        ids, gradient = self.left_right(0, self.count)
         if self.terms <= PAIRWISE_LIMIT:
             same = (ids[:, :, None] == ids[:, None, :]).to(self.dtype)
             return squares_from_grams(gram(gradient), same, lambda i: self.per_record(i, i + 1))
@@ -43,8 +43,8 @@ class Lookup(Contribution):
         return squares.index_add_(0, keys // self.shape[0], rows.square_().sum(dim=1))
 
     def per_record(self, start: int, stop: int) -> Tensor:
-        """See :class:`Contribution`."""
-        (ids, gradient), rows = self.factors(start, stop), self.shape[0]
+        """See `Contribution`."""
+        (ids, gradient), rows = self.left_right(start, stop), self.shape[0]
         shift = rows * torch.arange(len(ids), device=ids.device)[:, None]
         full = gradient.new_zeros(len(ids) * rows, self.shape[1])
         full.index_add_(0, (ids + shift).flatten(), gradient.flatten(0, 1))
@@ -52,19 +52,19 @@ class Lookup(Contribution):
 
     @property
     def one_term(self) -> bool:
-        """See :class:`Contribution`."""
+        """See `Contribution`."""
         return self.terms == 1
 
-    def partial_sum(self, factors: Tensor, start: int, stop: int) -> Tensor:
-        """See :class:`Contribution`."""
-        ids, gradient = self.factors(start, stop)
-        weighted = (gradient * factors[:, None, None]).flatten(0, 1)
+    def partial_sum(self, weights: Tensor, start: int, stop: int) -> Tensor:
+        """See `Contribution`."""
+        ids, gradient = self.left_right(start, stop)
+        weighted = (gradient * weights[:, None, None]).flatten(0, 1)
         return gradient.new_zeros(self.shape).index_add_(0, ids.flatten(), weighted)
 
     def drop(self, bad: Tensor) -> None:
-        """See :class:`Contribution`."""
+        """See `Contribution`."""
         self.gradient = masked(self.gradient, bad)
 
     def terms_bound(self) -> Tensor:
-        """See :class:`Contribution`."""
+        """See `Contribution`."""
         return lengths(self.gradient, self.count) * self.terms**0.5

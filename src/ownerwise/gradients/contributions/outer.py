@@ -1,10 +1,10 @@
-"""Gradients that are sums of outer products: ``g_i = sum_t left[i, t] (x) right[i, t]``.
+"""Gradients that are sums of outer products: `g_i = sum_t left[i, t] (x) right[i, t]`.
 
 Every use of a matrix has this form: linear layers (left = gradient of the output, right = input),
 recurrent weights, attention projections. With T terms, O rows and I columns, a record's norm
-costs ``T^2 (O + I)`` through Gram matrices ("ghost norm": |g_i|^2 = sum_st <left_s, left_t>
-<right_s, right_t>) and ``T O I`` by forming the gradient. If these gradients can be kept in
-memory, the weighted sum is a matrix-vector product; otherwise it costs another ``T O I`` per
+costs `T^2 (O + I)` through Gram matrices ("ghost norm": |g_i|^2 = sum_st <left_s, left_t>
+<right_s, right_t>) and `T O I` by forming the gradient. If these gradients can be kept in
+memory, the weighted sum is a matrix-vector product; otherwise it costs another `T O I` per
 record.
 
 References: Goodfellow 2015 (T = 1); Li et al. 2022, "Large language models can be strong
@@ -51,7 +51,7 @@ class SharedLeft:
 
     @cached_property
     def gram(self) -> Tensor:
-        """The Gram matrices ``[count, terms, terms]`` in the accumulation type."""
+        """The Gram matrices `[count, terms, terms]` in the accumulation type."""
         return gram(self.left.to(accumulation_dtype(self.left.dtype)))
 
 
@@ -60,7 +60,7 @@ class OuterProducts(Contribution):
 
     Attributes:
         left, right: all records' factors; deleted when the formed gradients are held instead.
-        held: the formed gradients, ``[count, rows * columns]``, or None.
+        held: the formed gradients, `[count, rows * columns]`, or None.
         terms, rows, columns: the size of a record's sum; `columns` counts those of one group.
         groups: the number of separate sums, each with its own share of the rows.
     """
@@ -82,31 +82,31 @@ class OuterProducts(Contribution):
         self.dtype = accumulation_dtype(left.dtype)
 
     @abstractmethod
-    def factors(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def left_right(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return the factors of a range of records in the accumulation type.
 
-        Their shapes are ``[records * groups, terms, rows / groups]`` and ``[..., columns]``.
+        Their shapes are `[records * groups, terms, rows / groups]` and `[..., columns]`.
         """
 
     @abstractmethod
     def shaped(self, formed: Tensor) -> Tensor:
-        """Turn formed gradients ``[..., rows * columns]`` into ``[..., *shape]``."""
+        """Turn formed gradients `[..., rows * columns]` into `[..., *shape]`."""
 
     @abstractmethod
     def records_at_once(self, way: str) -> int:
         """Return the number of records whose norms are computed in one chunk, within the cache."""
 
     @abstractmethod
-    def sum_of_factors(self, factors: Tensor, start: int, stop: int) -> Tensor:
-        """Return :meth:`partial_sum` if the gradients are not held."""
+    def sum_of_products(self, weights: Tensor, start: int, stop: int) -> Tensor:
+        """Return `partial_sum` if the gradients are not held."""
 
     @property
     def one_term(self) -> bool:
-        """See :class:`Contribution`."""
+        """See `Contribution`."""
         return self.held is not None or self.terms == 1
 
     def squared_norms(self) -> Tensor:
-        """See :class:`Contribution`; may replace the factors with the gradients themselves."""
+        """See `Contribution`; may replace the factors with the gradients themselves."""
         way = self._cheapest()
         held = None
         if way == "hold":
@@ -140,7 +140,7 @@ class OuterProducts(Contribution):
         return "ghost" if ghost <= form and self.groups == 1 else "form"
 
     def _ghost(self, start: int, stop: int) -> Tensor:
-        left, right = self.factors(start, stop)
+        left, right = self.left_right(start, stop)
         shared = self.shared if stop - start == self.count else None
         left_gram = gram(left) if shared is None else shared.gram
 
@@ -150,27 +150,27 @@ class OuterProducts(Contribution):
         return squares_from_grams(left_gram, gram(right), form)
 
     def _form(self, start: int, stop: int, into: Tensor | None = None) -> Tensor:
-        """Return the gradients of a range of records, ``[records, rows * columns]``."""
-        left, right = self.factors(start, stop)
+        """Return the gradients of a range of records, `[records, rows * columns]`."""
+        left, right = self.left_right(start, stop)
         if into is None:
             return torch.bmm(left.mT, right).view(stop - start, -1)
         torch.bmm(left.mT, right, out=into.view(len(left), -1, self.columns))
         return into
 
     def per_record(self, start: int, stop: int) -> Tensor:
-        """See :class:`Contribution`."""
+        """See `Contribution`."""
         if self.held is None:
             return self.shaped(self._form(start, stop))
         return self.shaped(self.held[start:stop].clone())
 
-    def partial_sum(self, factors: Tensor, start: int, stop: int) -> Tensor:
-        """See :class:`Contribution`."""
+    def partial_sum(self, weights: Tensor, start: int, stop: int) -> Tensor:
+        """See `Contribution`."""
         if self.held is None:
-            return self.sum_of_factors(factors, start, stop)
-        return self.shaped(factors @ self.held[start:stop])
+            return self.sum_of_products(weights, start, stop)
+        return self.shaped(weights @ self.held[start:stop])
 
     def drop(self, bad: Tensor) -> None:
-        """See :class:`Contribution`."""
+        """See `Contribution`."""
         if self.held is not None:
             self.held[bad] = 0
             return
@@ -178,7 +178,7 @@ class OuterProducts(Contribution):
         self.left, self.right = masked(self.left, bad), masked(self.right, bad)
 
     def terms_bound(self) -> Tensor | None:
-        """See :class:`Contribution`; this is the Cauchy-Schwarz bound."""
+        """See `Contribution`; this is the Cauchy-Schwarz bound."""
         if self.one_term:
             return None
         return lengths(self.left, self.count) * lengths(self.right, self.count)
@@ -189,7 +189,7 @@ class OuterProducts(Contribution):
 
 
 class Outer(OuterProducts):
-    """The use of a matrix: ``left [count, terms, rows]``, ``right [count, terms, columns]``.
+    """The use of a matrix: `left [count, terms, rows]`, `right [count, terms, columns]`.
 
     With one term (a layer applied to one vector per record), |g_i| = |left_i| |right_i|.
     """
@@ -201,45 +201,45 @@ class Outer(OuterProducts):
         self.shape = (rows, right.shape[2])
         super().__init__(left, right, (terms, *self.shape), budget, shared=shared)
 
-    def factors(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """See :class:`OuterProducts`."""
+    def left_right(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """See `OuterProducts`."""
         return self.left[start:stop].to(self.dtype), self.right[start:stop].to(self.dtype)
 
     def shaped(self, formed: Tensor) -> Tensor:
-        """See :class:`OuterProducts`."""
+        """See `OuterProducts`."""
         return formed.unflatten(-1, self.shape)
 
     def records_at_once(self, way: str) -> int:
-        """See :class:`OuterProducts`; the factors are in memory, only the results are new."""
+        """See `OuterProducts`; the factors are in memory, only the results are new."""
         if way == "ghost":
             return max(4, self.budget.chunk_bytes // (8 * self.terms * self.terms))
         return max(1, self.budget.chunk_bytes // (4 * self.rows * self.columns))
 
     def squared_norms(self) -> Tensor:
-        """See :class:`Contribution`."""
+        """See `Contribution`."""
         if self.terms > 1:
             return super().squared_norms()
-        left, right = (row_norms(factor[:, 0]) for factor in self.factors(0, self.count))
+        left, right = (row_norms(factor[:, 0]) for factor in self.left_right(0, self.count))
         return without_huge((left * right).square_(), left, right)
 
-    def weighted_sum(self, factors: Tensor, *, in_blocks: bool = True) -> Tensor:
-        """See :class:`Contribution`."""
+    def weighted_sum(self, weights: Tensor, *, in_blocks: bool = True) -> Tensor:
+        """See `Contribution`."""
         if self.terms > 1 or not in_blocks:
-            return super().weighted_sum(factors, in_blocks=in_blocks)
-        left, right = self._scaled(*self.factors(0, self.count), factors)
+            return super().weighted_sum(weights, in_blocks=in_blocks)
+        left, right = self._scaled(*self.left_right(0, self.count), weights)
         return sum_of_outer_products(left[:, 0], right[:, 0])
 
-    def sum_of_factors(self, factors: Tensor, start: int, stop: int) -> Tensor:
-        """See :class:`OuterProducts`."""
-        left, right = self.factors(start, stop)
-        rows = few_rows(factors)
+    def sum_of_products(self, weights: Tensor, start: int, stop: int) -> Tensor:
+        """See `OuterProducts`."""
+        left, right = self.left_right(start, stop)
+        rows = few_rows(weights)
         if rows is not None:
-            left, right, factors = left[rows], right[rows], factors[rows]
-        left, right = self._scaled(left, right, factors)
+            left, right, weights = left[rows], right[rows], weights[rows]
+        left, right = self._scaled(left, right, weights)
         if left.stride(0) < left.stride(1):  # time comes first in memory: avoid a copy
             left, right = left.transpose(0, 1), right.transpose(0, 1)
         return left.flatten(0, 1).mT @ right.flatten(0, 1)
 
-    def _scaled(self, left: Tensor, right: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-        scale = factors[:, None, None]
+    def _scaled(self, left: Tensor, right: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        scale = weights[:, None, None]
         return (left * scale, right) if self.rows <= self.columns else (left, right * scale)

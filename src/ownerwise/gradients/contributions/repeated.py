@@ -1,6 +1,6 @@
 """Contributions of any per-record call, which vmap differentiates record by record.
 
-The call is ``output = func(..., parameter, data, ...)``. For each record, the call is repeated on
+The call is `output = func(..., parameter, data, ...)`. For each record, the call is repeated on
 the record's slices of the data arguments that share the batch dimension of the output. The
 vector-Jacobian product with the record's output gradient is the record's parameter gradient.
 """
@@ -48,7 +48,7 @@ class Call:
 
 
 class Repeated(Contribution):
-    """A call's use of argument number ``place``; the ``fixed`` arguments are not sliced."""
+    """A call's use of argument number `place`; the `fixed` arguments are not sliced."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Repeated(Contribution):
         ]
 
     def per_record(self, start: int, stop: int) -> Tensor:
-        """See :class:`Contribution`."""
+        """See `Contribution`."""
         values = self.call.values(self.dtype)
         rows = [self._records(self.gradient.to(self.dtype)), *self._slices(values)]
         rows = [row[start:stop] for row in rows]
@@ -144,19 +144,19 @@ class Repeated(Contribution):
         same = _close(total, self._whole_sum(values, weights), 1e-3, 1e-3)
         return same, bool(usable.any()) and bool(finite.all())
 
-    def _whole_sum(self, values: list[Any], factors: Tensor) -> Tensor:
+    def _whole_sum(self, values: list[Any], weights: Tensor) -> Tensor:
         """Return the weighted sum by backpropagating the scaled gradients through the call once."""
         rows = self._records(self.gradient.to(self.dtype))
-        factors = factors.reshape(-1, *[1] * (rows.dim() - 1))
+        weights = weights.reshape(-1, *[1] * (rows.dim() - 1))
         scaled = torch.empty_like(self.gradient, dtype=self.dtype)
-        self._records(scaled).copy_(torch.where(factors != 0, rows * factors, 0.0))
+        self._records(scaled).copy_(torch.where(weights != 0, rows * weights, 0.0))
         with torch.enable_grad():
             parameter = values[self.place].detach().requires_grad_()
             output = self.call(self._with_parameter(values, parameter))
             return torch.autograd.grad(output, parameter, scaled)[0]
 
     def _chunks(self, first: int, last: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield chunks of a range of records with their gradients ``[records, entries]``."""
+        """Yield chunks of a range of records with their gradients `[records, entries]`."""
         size = 4 * max(1, self.gradient[0].numel(), torch.Size(self.shape).numel())
         step = max(1, 8 * self.budget.chunk_bytes // size)
         for start in range(first, last, step):
@@ -164,18 +164,18 @@ class Repeated(Contribution):
             yield slice(start, start + len(formed)), formed.reshape(len(formed), -1)
 
     def squared_norms(self) -> Tensor:
-        """See :class:`Contribution`."""
+        """See `Contribution`."""
         return torch.cat([row_norms(formed).square_() for _, formed in self._chunks(0, self.count)])
 
-    def partial_sum(self, factors: Tensor, start: int, stop: int) -> Tensor:
-        """See :class:`Contribution`."""
-        total = torch.zeros((), dtype=self.dtype, device=factors.device)
+    def partial_sum(self, weights: Tensor, start: int, stop: int) -> Tensor:
+        """See `Contribution`."""
+        total = torch.zeros((), dtype=self.dtype, device=weights.device)
         for rows, formed in self._chunks(start, stop):
-            total = total + factors[rows.start - start : rows.stop - start].to(formed) @ formed
+            total = total + weights[rows.start - start : rows.stop - start].to(formed) @ formed
         return total.reshape(self.shape)
 
     def drop(self, bad: Tensor) -> None:
-        """See :class:`Contribution`."""
+        """See `Contribution`."""
         self.bad = bad
 
 

@@ -1,7 +1,7 @@
 """Rules that compute per-record gradients for torch functions: one file per family of layers.
 
 A rule runs the call, taps its output, and defines how the gradient of the output is turned into
-contributions. Rules see a forward pass only as a :class:`Context`. This package may import
+contributions. Rules see a forward pass only as a `Context`. This package may import
 `contributions` and the modules that it needs, but never the tape.
 """
 

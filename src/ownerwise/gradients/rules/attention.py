@@ -1,6 +1,6 @@
 """The rule for multi-head attention, which runs the body of torch's own function.
 
-``torch.nn.functional.multi_head_attention_forward`` is a single torch function, so its projections
+`torch.nn.functional.multi_head_attention_forward` is a single torch function, so its projections
 are invisible from outside. It is plain Python, however, so the rule runs the same code object again
 while the tape traces the calls inside it.
 """
@@ -32,7 +32,7 @@ _signature = inspect.signature(_forward)
 
 
 def multi_head_attention(context: Context, func: Function, *args: Any, **kwargs: Any) -> Any:
-    """Handle ``multi_head_attention_forward``."""
+    """Handle `multi_head_attention_forward`."""
     call = _signature.bind(*args, **kwargs)
     call.apply_defaults()
     given = call.arguments

@@ -18,7 +18,7 @@ from ownerwise.gradients.tracked_parameters import ParameterTracker, TrackedPara
 __all__ = ["Context", "Rule"]
 
 Rule = Callable[..., Any]
-"""``rule(context, func, *args, **kwargs)``: run the call, tap its output, and return it.
+"""`rule(context, func, *args, **kwargs)`: run the call, tap its output, and return it.
 
 A rule returns NotImplemented for arguments that it does not support.
 """

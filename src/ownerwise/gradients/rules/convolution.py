@@ -30,7 +30,7 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    """Handle ``conv1d``, ``conv2d`` and ``conv3d``."""
+    """Handle `conv1d`, `conv2d` and `conv3d`."""
     kernel, offset = context.tracked(weight), context.tracked(bias)
     if context.tracked(input) is not None or input.dim() != weight.dim():
         return NotImplemented

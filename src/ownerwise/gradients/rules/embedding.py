@@ -1,4 +1,4 @@
-"""The rule for ``embedding``."""
+"""The rule for `embedding`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """Handle ``embedding``; padding rows receive no gradient (pitfall 33)."""
+    """Handle `embedding`; padding rows receive no gradient (pitfall 33)."""
     tracked = context.tracked(weight)
     if tracked is None:
         return NotImplemented

@@ -18,7 +18,7 @@ __all__ = ["as_strided", "view"]
 
 
 def view(context: Context, func: Function, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Let ``view`` work on a tensor that is channels-last only because of the convolution rule."""
+    """Let `view` work on a tensor that is channels-last only because of the convolution rule."""
     if tensor.dim() != 4 or tensor.is_contiguous():
         return NotImplemented
     try:
@@ -30,7 +30,7 @@ def view(context: Context, func: Function, tensor: Tensor, *args: Any, **kwargs:
 
 
 def as_strided(context: Context, func: Function, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Reject ``as_strided`` where the convolution rule may have changed the memory format."""
+    """Reject `as_strided` where the convolution rule may have changed the memory format."""
     if tensor.is_contiguous():
         return NotImplemented
     raise Refused(

@@ -1,4 +1,4 @@
-"""The rules for matrix products with a parameter: ``linear`` at any rank and ``x @ weight``."""
+"""The rules for matrix products with a parameter: `linear` at any rank and `x @ weight`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["linear", "matmul", "project"]
 def linear(
     context: Context, func: Function, input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Any:
-    """Handle ``linear``."""
+    """Handle `linear`."""
     if context.tracked(input) is not None:
         return NotImplemented
     return project(context, func, input, weight, bias)
@@ -31,7 +31,7 @@ def linear(
 def project(
     context: Context, func: Function, input: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """Run ``linear`` on data and tap its output; other rules also use this."""
+    """Run `linear` on data and tap its output; other rules also use this."""
     matrix, offset = context.tracked(weight), context.tracked(bias)
     output = functional.linear(input, context.value(weight), context.value(bias))
     used = [tracked for tracked in (matrix, offset) if tracked is not None]
@@ -53,7 +53,7 @@ def project(
 
 
 def matmul(context: Context, func: Function, input: Tensor, other: Tensor) -> Any:
-    """Handle ``input @ other`` with a parametric matrix on the right."""
+    """Handle `input @ other` with a parametric matrix on the right."""
     matrix = context.tracked(other)
     if matrix is None or context.tracked(input) is not None or other.dim() != 2 or input.dim() < 2:
         return NotImplemented

@@ -4,9 +4,9 @@ Torch's own call hides the gradients of the gates, from which per-record gradien
 This loop computes the same values and returns those gradients. Pointwise operations run step by
 step on blocks that stay in cache. With autograd, a private step would take up to 20% longer.
 
-The shapes for ``T`` time steps, ``B`` records, ``I`` inputs and ``H`` hidden units are ``inputs
-[T, B, I]``, ``recurrent [T, B, 4*H]``, ``matrix [4*H, I]`` and ``weight [4*H, H]``. ``recurrent``
-contains zeros that represent the recurrent part of the gates and receive its gradient. ``order``
+The shapes for `T` time steps, `B` records, `I` inputs and `H` hidden units are `inputs
+[T, B, I]`, `recurrent [T, B, 4*H]`, `w_ih [4*H, I]` and `w_hh [4*H, H]`. `recurrent`
+contains zeros that represent the recurrent part of the gates and receive its gradient. `order`
 lists the time steps in the order of the loop.
 """
 
@@ -30,7 +30,7 @@ _tanh_back = aten.tanh_backward.grad_input
 
 
 class LSTM(torch.autograd.Function):
-    """One direction of a layer, with gates i, f, g, o; ``bias`` is the sum of both biases."""
+    """One direction of a layer, with gates i, f, g, o; `bias` is the sum of both biases."""
 
     @staticmethod
     def forward(
@@ -39,25 +39,25 @@ class LSTM(torch.autograd.Function):
         recurrent: Tensor,
         first: Tensor,
         first_cell: Tensor,
-        matrix: Tensor,
-        weight: Tensor,
+        w_ih: Tensor,
+        w_hh: Tensor,
         bias: Tensor | None,
         order: Sequence[int],
         loan: Loan,
         delivery: Delivery,
     ) -> tuple[Tensor, Tensor]:
-        """Return the hidden states ``[T, B, H]`` and the last cell state ``[B, H]``.
+        """Return the hidden states `[T, B, H]` and the last cell state `[B, H]`.
 
-        The gates are stored in the block of ``loan``. In the last backward pass, the gates are
+        The gates are stored in the block of `loan`. In the last backward pass, the gates are
         overwritten by their gradients.
         """
-        size = weight.shape[1]
+        size = w_hh.shape[1]
         gates = loan.block
         flat, rows = gates.flatten(0, 1), inputs.flatten(0, 1)
-        torch.mm(rows, matrix.t(), out=flat)
+        torch.mm(rows, w_ih.t(), out=flat)
         states = gates.new_empty(*gates.shape[:2], size)
         cells, squashed = torch.empty_like(states), torch.empty_like(states)
-        transposed = weight.t()
+        transposed = w_hh.t()
         state, cell = first, first_cell
         for t in order:
             gate = gates[t] if bias is None else gates[t].add_(bias)  # already in cache here
@@ -68,7 +68,7 @@ class LSTM(torch.autograd.Function):
             o.sigmoid_()
             cell = torch.mul(f, cell, out=cells[t]).addcmul_(i, g)
             state = torch.mul(torch.tanh(cell, out=squashed[t]), o, out=states[t])
-        ctx.save_for_backward(gates, cells, squashed, first_cell, matrix, weight)
+        ctx.save_for_backward(gates, cells, squashed, first_cell, w_ih, w_hh)
         ctx.order, ctx.loan, ctx.delivery = order, loan, delivery
         return states, cell.clone()
 
@@ -79,7 +79,7 @@ class LSTM(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """Return the gradients of the inputs, the gates, and the first hidden and cell states."""
         d_states, d_last = gradients
-        gates, cells, squashed, first_cell, matrix, weight = ctx.saved_tensors
+        gates, cells, squashed, first_cell, w_ih, w_hh = ctx.saved_tensors
         order = ctx.order
         d_gates = gates if ctx.delivery.last else torch.empty_like(gates)
         d_state, d_cell = d_states[order[-1]], d_last.clone()
@@ -99,8 +99,8 @@ class LSTM(torch.autograd.Function):
             torch.mul(d_cell, before, out=part)
             d_cell.mul_(f)
             _sigmoid_back(part, f, grad_input=d_f)
-            d_state = d_gates[t] @ weight
+            d_state = d_gates[t] @ w_hh
             if at:
                 d_state += d_states[order[at - 1]]
-        d_inputs = d_gates @ matrix if ctx.needs_input_grad[0] else None
+        d_inputs = d_gates @ w_ih if ctx.needs_input_grad[0] else None
         return d_inputs, d_gates, d_state, d_cell, None, None, None, None, None, None

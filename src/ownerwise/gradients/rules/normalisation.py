@@ -1,7 +1,7 @@
 """The rule for normalisations within a record: layer, group, instance and RMS norm.
 
-The output is ``y = z * weight + bias``, where ``z`` is the normalised input, so a record's
-gradients are ``sum_t g_t z_t`` and ``sum_t g_t``. ``z`` is not stored: the call is repeated without
+The output is `y = z * weight + bias`, where `z` is the normalised input, so a record's
+gradients are `sum_t g_t z_t` and `sum_t g_t`. `z` is not stored: the call is repeated without
 its parameters. Batch norm is covered only with fixed statistics; otherwise it mixes records.
 """
 

@@ -73,7 +73,7 @@ def pointwise(context: Context, func: Function, *args: Any, **kwargs: Any) -> An
 
 
 def _broadcast_gradient(call: Call, place: int, gradient: Tensor) -> Tensor:
-    """Return the gradient of argument ``place`` as if it had been broadcast before the call."""
+    """Return the gradient of argument `place` as if it had been broadcast before the call."""
     values = call.values(accumulation_dtype(gradient.dtype))
     with torch.enable_grad():
         full = values[place].expand(gradient.shape).detach().requires_grad_()
@@ -85,7 +85,7 @@ def _broadcast_gradient(call: Call, place: int, gradient: Tensor) -> Tensor:
 def reduced(
     broadcast: Tensor, layout: Layout, count: int, shape: tuple[int, ...], where: str
 ) -> Dense:
-    """Sum a broadcast gradient down to ``[count, *shape]``."""
+    """Sum a broadcast gradient down to `[count, *shape]`."""
     aligned = (1,) * (broadcast.dim() - len(shape)) + shape
     if layout.fold != "whole" and aligned[layout.dim] != 1:
         raise Refused(

@@ -1,10 +1,10 @@
 """The rules for RNN, LSTM and GRU: cells, and layers of any depth in one or both directions.
 
 Each direction of a layer consists of a projection of the whole input (an ordinary tapped
-``linear``) followed by a time loop. The recurrent weights are used at every time step, so their
-gradient is a sum of outer products over time, ``sum_t gates_gradient[t] (x) state[t - 1]``. To
-obtain the gradient of the gates, zeros ``[T, B, gates]`` are added to the recurrent part of the
-gates and tapped. An LSTM has its own loop (:mod:`lstm`), which is faster.
+`linear`) followed by a time loop. The recurrent weights are used at every time step, so their
+gradient is a sum of outer products over time, `sum_t gates_gradient[t] (x) state[t - 1]`. To
+obtain the gradient of the gates, zeros `[T, B, gates]` are added to the recurrent part of the
+gates and tapped. An LSTM has its own loop (`lstm`), which is faster.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def recurrent(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """Handle ``lstm``, ``gru``, ``rnn_tanh`` and ``rnn_relu``, which have the same signature."""
+    """Handle `lstm`, `gru`, `rnn_tanh` and `rnn_relu`, which have the same signature."""
     name = name_of(func)
     if not isinstance(has_biases, bool):  # batch sizes precede the other arguments
         raise Refused(
@@ -96,7 +96,7 @@ def cell(
     b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> Any:
-    """Handle ``lstm_cell``, ``gru_cell``, ``rnn_tanh_cell`` and ``rnn_relu_cell``."""
+    """Handle `lstm_cell`, `gru_cell`, `rnn_tanh_cell` and `rnn_relu_cell`."""
     states = list(hx) if isinstance(hx, list | tuple) else [hx]
     if len(input) == 1:
         states = [as_single_record(context, func, state) for state in states]
@@ -133,24 +133,24 @@ def _direction(
     weights: Sequence[Tensor],
     order: range,
 ) -> tuple[Tensor, ...]:
-    """Run an RNN or GRU: return the outputs ``[T, B, H]`` and the last state."""
-    weight, matrix, *biases = weights
-    bias, offset = biases or (None, None)
+    """Run an RNN or GRU: return the outputs `[T, B, H]` and the last state."""
+    w_ih, w_hh, *biases = weights
+    b_ih, b_hh = biases or (None, None)
     kind, before = name_of(func), []
 
     def states_before() -> Tensor:
         return torch.stack([state.get() for state in before[:: order.step]])
 
-    gates = project(context, functional.linear, input, weight, bias)
-    zeros = _tapped_zeros(context, func, input, gates.shape, [(matrix, offset, states_before)])
-    matrix, offset = context.value(matrix), context.value(offset)
+    gates = project(context, functional.linear, input, w_ih, b_ih)
+    zeros = _tapped_zeros(context, func, input, gates.shape, [(w_hh, b_hh, states_before)])
+    w_hh, b_hh = context.value(w_hh), context.value(b_hh)
     gate, zero = gates.unbind(0), zeros.unbind(0)
     (state,), outputs = firsts, [input] * len(input)
     for t in order:
         before.append(Saved(state, kind))
-        from_state = torch.addmm(zero[t], state, matrix.t())
-        if offset is not None:
-            from_state = from_state + offset
+        from_state = torch.addmm(zero[t], state, w_hh.t())
+        if b_hh is not None:
+            from_state = from_state + b_hh
         (state,) = _advance(kind, gate[t], from_state, [state])
         outputs[t] = state
     return torch.stack(outputs), state
@@ -164,27 +164,27 @@ def _lstm_direction(
     weights: Sequence[Tensor],
     order: range,
 ) -> tuple[Tensor, ...]:
-    """Run an LSTM: return the outputs ``[T, B, H]``, the last state and the last cell state.
+    """Run an LSTM: return the outputs `[T, B, H]`, the last state and the last cell state.
 
     Its two matrices share a tap because they contribute to the same gates.
     """
-    weight, matrix, *biases = weights
-    bias, offset = biases or (None, None)
+    w_ih, w_hh, *biases = weights
+    b_ih, b_hh = biases or (None, None)
     input = input.contiguous()
     saved, first = Saved(input, "lstm"), Saved(firsts[0], "lstm")
 
-    def states_before() -> Tensor:
+    def states_before() -> Tensor:  # called in the backward pass, when `outputs` below is set
         ends, states = first.get()[None], outputs.get()
         return torch.cat([states[1:], ends] if order.step < 0 else [ends, states[:-1]])
 
-    shape = (*input.shape[:2], len(weight))
+    shape = (*input.shape[:2], len(w_ih))
     loan = context.budget.workspace.loan(shape, input)
-    products = [(matrix, offset, states_before), (weight, bias, saved.get)]
+    products = [(w_hh, b_hh, states_before), (w_ih, b_ih, saved.get)]
     zeros = _tapped_zeros(context, func, input, shape, products, loan)
-    total = None if bias is None else context.value(bias) + context.value(offset)
-    matrices = (context.value(weight), context.value(matrix))
+    bias = None if b_ih is None else context.value(b_ih) + context.value(b_hh)
+    matrices = (context.value(w_ih), context.value(w_hh))
     out, last_cell = LSTM.apply(  # type: ignore[misc]
-        input, zeros, *firsts, *matrices, total, order, loan, context.delivery
+        input, zeros, *firsts, *matrices, bias, order, loan, context.delivery
     )
     outputs = Saved(out, "lstm")
     return out, out[order[-1]], last_cell
@@ -202,9 +202,9 @@ def _tapped_zeros(
 
     Args:
         input: a tensor of the gates' type.
-        shape: the shape of the gates, ``[T, B, gates]``.
+        shape: the shape of the gates, `[T, B, gates]`.
         products: each matrix and bias that contribute to the gates, and a function that returns the
-            inputs of the matrix, ``[T, B, columns]``.
+            inputs of the matrix, `[T, B, columns]`.
         loan: the memory in which the gradient may be stored.
     """
     zeros = input.new_zeros(()).expand(shape)
