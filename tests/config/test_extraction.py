@@ -81,7 +81,7 @@ def test_pretrained_features_are_declared(tmp_path, monkeypatch):
 
 def test_unknown_extractors_and_options_are_refused():
     settings = SETTINGS | {"data": {"name": "digits", "extractor": {"name": "efficientnet"}}}
-    with pytest.raises(OwnerwiseError, match=r"data.extractor.name 'efficientnet' is unknown"):
+    with pytest.raises(OwnerwiseError, match=r"data.extractor.name is 'efficientnet'"):
         make_config(settings)
     settings["data"]["extractor"] = {"name": "scattering", "height": 8, "breadth": 8}
     with pytest.raises(OwnerwiseError) as refused:

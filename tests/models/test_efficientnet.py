@@ -170,9 +170,9 @@ def test_all_problems_are_listed(weights):
         "size 16",
         "normalise 'batch'",
     ]
-    with pytest.raises(OwnerwiseError, match="no extractor 'efficientnet-lite1'"):
+    with pytest.raises(OwnerwiseError, match="extractor is 'efficientnet-lite1'; did you mean"):
         build("efficientnet-lite1")
-    with pytest.raises(OwnerwiseError, match="has no option 'sise'"):
+    with pytest.raises(OwnerwiseError, match="has no option sise; did you mean 'size'"):
         build("efficientnet-lite0", sise=112)
 
 
@@ -181,7 +181,7 @@ def test_all_problems_are_listed(weights):
     [
         (torch.zeros(2, 1, 32, 32), r"shape \[2, 1, 32, 32\]"),
         (torch.zeros(3, 32, 32), r"shape \[3, 32, 32\]"),
-        (torch.ones(2, 3, 32, 32, dtype=torch.uint8), "divide whole numbers by 255"),
+        (torch.ones(2, 3, 32, 32, dtype=torch.uint8), "divide integer pixel values by 255"),
         (torch.full((2, 3, 32, 32), 255.0), r"\[255, 255\] \(not private\)"),
         (torch.full((2, 3, 32, 32), -1.0), r"expected \[0, 1\]"),
         (torch.full((2, 3, 32, 32), float("nan")), r"expected \[0, 1\]"),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ownerwise.batches.trees import map_tensors
 from ownerwise.gradients import evaluation_mode
+
+_HOOKS: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary()
 
 
 def subtract_from_outputs(model: nn.Module, shift: Tensor, inputs: Any) -> bool:
@@ -32,10 +36,18 @@ def subtract_from_outputs(model: nn.Module, shift: Tensor, inputs: Any) -> bool:
     return True
 
 
-def subtract_in_hook(model: nn.Module, shift: Tensor) -> None:
-    """Subtract `shift` from the outputs of `model` in a forward hook."""
-    model.register_forward_hook(
-        lambda module, arguments, result: result - _amount(shift, result).to(result)
+def subtract_in_hook(model: nn.Module, shift: Tensor, *, again: bool = False) -> None:
+    """Subtract `shift` from the outputs of `model` in a forward hook.
+
+    With `again`, it replaces what earlier calls subtract from this model, as after a restore.
+    """
+    handles = _HOOKS.setdefault(model, [])
+    while again and handles:
+        handles.pop().remove()
+    handles.append(
+        model.register_forward_hook(
+            lambda module, arguments, result: result - _amount(shift, result).to(result)
+        )
     )
 
 

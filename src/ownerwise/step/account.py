@@ -106,7 +106,8 @@ class Account:
         if private != balance.private:
             entries.append(("not private", balance.spent, 0, private))
         if step >= balance.spent:
-            entries.append(("reserve", balance.spent, self._block_size(step), private))
+            count = max(self._block_size(step), step + 1 - balance.spent)  # `step` is counted too
+            entries.append(("reserve", balance.spent, count, private))
         if entries or not self._usable:  # without entries, this tests a commit after a failed one
             self._append(entries)
         if step >= balance.spent:

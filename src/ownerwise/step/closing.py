@@ -7,7 +7,9 @@ leaves its row empty, and no kernel sees another number anywhere else.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -16,11 +18,12 @@ from torch import Tensor, nn
 from ownerwise.batches import ArrayRows, DatasetRows, Unloaded
 from ownerwise.batches.trees import leaves, map_tensors
 from ownerwise.errors import OwnerwiseError
-from ownerwise.gradients import evaluation_mode
+from ownerwise.gradients import State, changed_by_data, evaluation_mode
 from ownerwise.mechanisms import Closing, unit_rows
 from ownerwise.planning import Plan
 from ownerwise.randomness import StepStream, random_order
 from ownerwise.step import separation
+from ownerwise.step.model_separation import check_outputs, is_due
 from ownerwise.step.plug_separation import checked_contributions
 from ownerwise.step.rounding import GRID_TOLERANCE
 
@@ -63,21 +66,31 @@ def closing_sum(
     record_in = np.full(declared, -1)
     record_in[random_order(order, declared)[: len(owner_index)]] = np.arange(len(owner_index))
     shares = np.ones(len(plan.targets)) if plan.closing_shares is None else plan.closing_shares
+    at_once = max(2, at_once)  # a single row cannot be compared with others
+    least = float(shares[shares > 0].min(initial=1.0))
     # Rounding: a sum of n rows of length at most 1, in pieces, errs by at most this much.
     pieces = -(-declared // at_once)
-    slack = GRID_TOLERANCE + 2.0**-52 * (at_once + pieces + 8) * max(declared, 1)
-    room = separation.ROOM * float(shares.min()) / max(declared, 1)
+    slack = GRID_TOLERANCE + 2.0**-52 * (at_once + pieces + 8) * max(declared, 1) / least
+    room = separation.ROOM * least / max(declared, 1)
     total: Tensor | None = None
-    with evaluation_mode(model):
-        for start in range(0, declared, at_once):
+    with evaluation_mode(model), _unchanged(model):
+        for piece_number, start in enumerate(range(0, declared, at_once)):
             records = record_in[start : start + at_once]
             there = records >= 0
-            inputs, targets = _placed(rows, records, there)
+            inputs, targets = _placed(rows, records, there, parts)
+            if len(records) > 1 and is_due(piece_number):
+                check_outputs(model, inputs, len(records), room, parts)
             outputs = model(inputs)
             found = checked_contributions(
                 closing, outputs, targets, len(records), room, parts, absolute=False
             )
-            assert isinstance(found, Tensor)
+            width = None if total is None else len(total)
+            if not _is_table(found, len(records), width):
+                raise OwnerwiseError(
+                    f"{type(closing).__name__} returned contributions that are not a tensor "
+                    "[records, numbers], or not always with the same numbers; expected one row "
+                    "per record"
+                )
             scales = np.zeros(len(records))
             scales[there] = shares[owner_index[records[there]]] / (1 + slack)
             piece = unit_rows(found, torch.from_numpy(scales)).sum(dim=0)
@@ -86,21 +99,58 @@ def closing_sum(
     return total
 
 
+def _is_table(found: Any, records: int, width: int | None) -> TypeGuard[Tensor]:
+    """Return whether contributions have one row per record, and `width` columns if it is known."""
+    if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != records:
+        return False
+    return width is None or found.shape[1] == width
+
+
 def empty_inputs(rows: ArrayRows | DatasetRows) -> Any:
     """Return inputs of two empty rows, with the shapes and dtypes of the records'."""
     nobody = np.full(2, -1)
     return _placed(rows, nobody, nobody >= 0)[0]
 
 
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Undo and refuse changes of the model's buffers and attributes: they would keep data."""
+    state = State(model)
+    try:
+        yield
+    finally:
+        changed = sorted(state.changed())
+        state.restore()
+    if changed:
+        raise changed_by_data(changed[0])
+
+
 def _placed(
-    rows: ArrayRows | DatasetRows, records: np.ndarray, there: np.ndarray
+    rows: ArrayRows | DatasetRows,
+    records: np.ndarray,
+    there: np.ndarray,
+    parts: StepStream | None = None,
 ) -> tuple[Any, Any]:
-    """Return inputs and targets with one row per entry of `records`, zero for those below 0."""
+    """Return inputs and targets with one row per entry of `records`, zero for those below 0.
+
+    With `parts`, some records are also collated separately, which must not change their rows.
+    """
     wanted = records[there]
+    part = None
     if isinstance(rows, ArrayRows):
         data = rows[wanted]
     else:
-        data, _ = rows[wanted, np.zeros(0, dtype=np.int64)]
+        none = np.zeros(0, dtype=np.int64)
+        chosen = none
+        if parts is not None and rows.foreign and len(wanted) > 1:
+            chosen = np.sort(random_order(parts, len(wanted))[: max(1, len(wanted) // 64)])
+        data, part = rows[wanted, chosen]
+    if part is not None:
+        raise OwnerwiseError(
+            "collate gives a record other rows if it is collated with other records, so its "
+            "influence on the release after training cannot be bounded: pad to a fixed length, and "
+            "use no statistics over the batch"
+        )
     if isinstance(data, Unloaded):
         raise OwnerwiseError(
             f"a record could not be loaded ({data.error}) for the release after training"

@@ -29,7 +29,7 @@ from ownerwise.batches import Batch, take
 from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import State, Tape, changed_by_data, differing
 from ownerwise.gradients.calls import tensors_in
-from ownerwise.randomness import StepStream, kept_generators
+from ownerwise.randomness import StepStream, kept_generators, random_order
 from ownerwise.step.checks import inputs_and_targets
 from ownerwise.step.separation import ROOM, agree_in_float64, in_float64, rows_agree
 
@@ -60,11 +60,23 @@ def check_model(model: nn.Module, batch: Batch, stream: StepStream) -> None:
         stream: secret random numbers used to choose the records.
     """
     inputs, _ = inputs_and_targets(batch)
-    rows = np.argsort(stream.words(len(batch)))[:_MOST_RECORDS].tolist()
+    rows = random_order(stream, len(batch))[:_MOST_RECORDS].tolist()
     share = ROOM / len(batch)
     with kept_generators():
         _check_outputs(model, inputs, rows, share)
         _check_gradients(model, inputs, rows[:_MOST_GRADIENTS], share, stream)
+
+
+def check_outputs(
+    model: nn.Module, inputs: Any, count: int, share: float, stream: StepStream
+) -> None:
+    """Reject a model whose output for one of `count` records depends on the other records.
+
+    `share` is the largest change that is allowed, relative to the output.
+    """
+    rows = random_order(stream, count)[:_MOST_RECORDS].tolist()
+    with kept_generators():
+        _check_outputs(model, inputs, rows, share)
 
 
 def _check_outputs(model: nn.Module, inputs: Any, rows: list[int], share: float) -> None:

@@ -290,7 +290,7 @@ class PrivateStep:
         stored.write()  # last: a run that is refused leaves nothing in the model
         if (closing := self.calibration) is not None and closing.outside:
             assert closing.shift is not None
-            subtract_in_hook(self.model, closing.shift)
+            subtract_in_hook(self.model, closing.shift, again=True)
         self._watch = ParameterWatch(self.model)
 
     @contextmanager

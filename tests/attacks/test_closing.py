@@ -1,0 +1,139 @@
+"""Attacks on the release after training: its account, and models and plugs that mix records."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+import ownerwise as ow
+
+RECORDS, CLASSES = 300, 3
+
+
+def setting(steps=20, micro_batch_size=None, model=None, **options):
+    rng = np.random.default_rng(0)
+    x = torch.tensor(rng.normal(0, 1, (RECORDS, 4)), dtype=torch.float32)
+    y = torch.tensor(rng.integers(0, CLASSES, RECORDS))
+    owners = ow.Owners(np.arange(RECORDS) % 3, np.array([1.0, 2.0, 4.0]), 1e-5)
+    plan = ow.plan(owners, steps=steps, batch_size=30, calibration=ow.Calibration())
+    torch.manual_seed(0)
+    model = nn.Linear(4, CLASSES) if model is None else model
+    step = ow.PrivateStep(
+        model, plan, torch.optim.SGD(model.parameters(), lr=0.1), functional.cross_entropy,
+        performance=ow.Performance(micro_batch_size=micro_batch_size), **options,
+    )  # fmt: skip
+    return step, x, y
+
+
+def test_a_commit_that_failed_leaves_nothing_uncounted(tmp_path):
+    """Another connection holds the account while calibration begins; then it is tried again."""
+    step, x, y = setting()
+    batches = iter(ow.PoissonBatches((x, y), step.plan))
+    for _ in range(5):
+        step(next(batches))
+    step.save(tmp_path)
+    step._account._connection = None
+    other = sqlite3.connect(tmp_path / "account.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    connect = sqlite3.connect
+
+    def impatient(*arguments, **keywords):
+        return connect(*arguments, **{**keywords, "timeout": 0.05})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite3, "connect", impatient)
+        with pytest.raises(ow.OwnerwiseError, match="locked"):
+            step.calibrate((x, y))
+    other.execute("ROLLBACK")
+    other.close()
+    step.calibrate((x, y))
+    assert step._account.balance.spent == step.plan.steps + step.plan.closing_count
+    again, *_ = setting()
+    step.save(tmp_path)
+    again.restore(tmp_path)
+    assert again.steps_spent == step.plan.steps
+    assert not again.to_calibrate
+
+
+class MixesInEvaluation(nn.Linear):
+    def forward(self, x):
+        outputs = super().forward(x)
+        return outputs if self.training else outputs - 1e3 * outputs.mean(dim=0)
+
+
+class KeepsTheLargest(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, x):
+        if not self.training:
+            self.largest.copy_(torch.maximum(self.largest, x.abs().max()))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [MixesInEvaluation, KeepsTheLargest])
+def test_models_that_mix_or_keep_records_in_evaluation_mode_are_refused(kind):
+    """Steps run in training mode, and so do their checks."""
+    model = kind(4, CLASSES)
+    step, x, y = setting(model=model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(ow.OwnerwiseError, match="records"):
+        step.calibrate((x, y))
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    assert step.calibration.shift is None
+
+
+class OneRow(ow.Calibration):
+    def contributions(self, outputs, targets):
+        return super().contributions(outputs, targets).mean(dim=0, keepdim=True)
+
+
+class Remembers(ow.Calibration):
+    largest = 1e-9
+
+    def contributions(self, outputs, targets):
+        self.largest = max(self.largest, float(outputs.abs().max()))
+        return outputs.double() / self.largest
+
+
+class ChangesItsMind(ow.Calibration):
+    def contributions(self, outputs, targets):
+        rows = super().contributions(outputs, targets)
+        return rows if len(rows) == 128 else rows[:, :2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [(OneRow, None), (Remembers, None), (Remembers, 1), (ChangesItsMind, 128)]
+)
+def test_contributions_that_are_no_rows_of_single_records_are_refused(kind, size):
+    step, x, y = setting(calibration=kind(), micro_batch_size=size)
+    with pytest.raises(ow.OwnerwiseError):
+        step.calibrate((x, y))
+
+
+def test_a_collate_that_mixes_records_is_refused():
+    def scaled(samples):
+        x, y = torch.utils.data.default_collate(samples)
+        return x / x.abs().max(), y
+
+    step, x, y = setting()
+    with pytest.raises(ow.OwnerwiseError, match="collate"):
+        step.calibrate(TensorDataset(x, y), collate=scaled)
+
+
+def test_a_restored_shift_is_not_subtracted_twice(tmp_path):
+    model = nn.Linear(4, CLASSES, bias=False)
+    step, x, y = setting(model=model)
+    step.calibrate((x, y))
+    step.save(tmp_path)
+    expected = model(x)
+    again, *_ = setting(model=model)  # the same module, which has the hook already
+    again.restore(tmp_path)
+    assert torch.allclose(model(x), expected)
