@@ -14,6 +14,7 @@ import os
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from tqdm import tqdm
@@ -127,11 +128,22 @@ def fetch(item: Download, path: Path) -> None:
         ) from error
     for url in item.urls:
         try:
-            write_whole(path, lambda temporary, url=url: _stream(url, Path(temporary), item))
+            write_whole(path, lambda temporary, url=url: _download(url, Path(temporary), item))
             return
-        except (OSError, HTTPException, OwnerwiseError) as error:
-            problems.append(f"{url}: {error.__cause__ or error}")
+        except OwnerwiseError as error:
+            problems.append(f"{url}: {error}")
     raise OwnerwiseError(problems)
+
+
+def _download(url: str, temporary: Path, item: Download) -> None:
+    """Stream a file; report what goes wrong with the connection, which is then closed."""
+    try:
+        _stream(url, temporary, item)
+    except HTTPError as error:
+        error.close()
+        raise OwnerwiseError(str(error)) from None
+    except (OSError, HTTPException) as error:
+        raise OwnerwiseError(str(error)) from None
 
 
 def _root(source: Source, data_dir: str | os.PathLike | None) -> Path | None:
