@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
+from scipy import stats
 
 import ownerwise as ow
-from ownerwise.report.comparison import METRICS, Comparison, differences
+from ownerwise.report.comparison import METRICS, Comparison, difference, differences
 from ownerwise.wording import Amount
 from tools.report_tools import evaluation, made_run, small_plan, two_methods
 
-ACCURACY, _, WORST, STRICTEST, SPREAD = METRICS
+ACCURACY, _, WORST, STRICTEST, STRICT_HALF, SPREAD = METRICS
 
 
 def run_ending(label, seed, clinic, cohort=0.8, **options):
@@ -105,6 +106,43 @@ def test_differences_say_what_is_better_and_what_may_be_chance():
         d.metric.key: d for d in differences(comparison, comparison.others[0], comparison.baseline)
     }
     assert not found["worst"].clear
+
+
+def test_runs_on_the_same_splits_are_compared_split_by_split():
+    """Splits differ far more than methods do, so that only pairs show the difference."""
+    gains = {"1": 0.04, "2": 0.05, "3": 0.06}
+    clinic = {"1": 0.2, "2": 0.5, "3": 0.7}
+    runs = [
+        run_ending(label, seed, clinic[split] + (label == "INO-SGD") * gains[split], split=split)
+        for label in ("IDP-SGD", "INO-SGD")
+        for split in gains
+        for seed in (0, 1)
+    ]
+    comparison = Comparison.of(runs)
+    found = difference(comparison, comparison.others[0], comparison.baseline, STRICTEST)
+    assert found.by == pytest.approx(0.05)
+    error = stats.ttest_1samp(list(gains.values()), 0).confidence_interval(0.95)
+    assert found.interval == pytest.approx((error.low, error.high))
+    assert found.clear
+    assert found.outcome == "gained"
+    # without the splits the spread over runs hides it, also if one method lacks a split
+    for others in (runs[:-2], [run_ending("INO-SGD", 0, 0.25), *runs]):
+        comparison = Comparison.of(others)
+        unpaired = difference(comparison, comparison.others[0], comparison.baseline, STRICTEST)
+        assert not unpaired.clear
+
+
+def test_the_stricter_half_is_the_half_of_the_groups_with_the_smallest_budgets():
+    budgets = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
+    run = made_run(budgets=budgets, evaluations=2)
+    recalls = {"a": 0.1, "b": 0.3, "c": 0.8, "d": 0.9}
+    run.history[-1]["validation"] = evaluation(recalls, dict.fromkeys(recalls, 1.0))
+    comparison = Comparison.of([run])
+    assert comparison.value(run, STRICT_HALF) == pytest.approx(0.2)
+    run.config["group_budgets"] = {"a": 1.0, "b": 2.0, "c": 2.0, "d": 4.0}
+    assert comparison.value(run, STRICT_HALF) == pytest.approx(0.4)  # c is as strict as b
+    run.config["group_budgets"] = dict.fromkeys(budgets, 1.0)
+    assert comparison.value(run, STRICT_HALF) is None
 
 
 def test_single_runs_leave_chance_unknown():

@@ -13,10 +13,10 @@ def add(commands: Any) -> None:
     """Add the command's parser."""
     command = commands.add_parser(
         "demo",
-        help="compare DP-SGD, IDP-SGD and INO-SGD on bundled data, in minutes",
+        help="compare DP-SGD, IDP-SGD, INO-SGD and a calibrated model on bundled data, in minutes",
         description="Compare four methods on ten owners, one per digit, with budgets from strict "
-        "to lax. All methods are tuned over the same search space and run with several seeds. The "
-        "command prints tables and writes a report. Nothing is downloaded.",
+        "to lax. All methods are tuned over the same search space, on several splits of the data. "
+        "The command prints tables and writes a report. Nothing is downloaded.",
     )
     command.set_defaults(command=_run)
     command.add_argument(
@@ -26,47 +26,52 @@ def add(commands: Any) -> None:
         help="file to write the report to [demo-report.html]",
     )
     command.add_argument(
-        "--quick", action="store_true", help="use two seeds and a tiny search space"
+        "--quick", action="store_true", help="use two splits, one seed and no search"
     )
 
 
 def _run(options: argparse.Namespace) -> None:
     from ownerwise.cli import demo_comparison
     from ownerwise.report import plotly_script, write_report
+    from ownerwise.report.comparison import Comparison
+    from ownerwise.report.overview import chance, findings
     from ownerwise.wording import duration
 
     plotly_script()  # fails before training, not after it, if plotly is missing
     search = demo_comparison.DemoSearch()
     if options.quick:
-        search = demo_comparison.DemoSearch((1.0,), (4.0,), (101,), (1, 2), steps=20, evaluations=4)
+        search = demo_comparison.DemoSearch(
+            (1.0,), (4.0,), (101,), (1,), splits=2, steps=20, evaluations=4
+        )
     demo = demo_comparison.Demo(search)
     start = time.monotonic()
-    train, validation, test = demo.parts
+    train, validation, test = demo.splits[0]
     budgets = demo.assignment.group_budgets
     print(
         f"{len(train)} images of digits, one owner per digit. Budgets per record: epsilon "
-        f"{min(budgets.values()):g} (digit {demo.strictest}) to {max(budgets.values()):g}, "
-        "delta 1e-5.\n"
-        f"Each method tries {_count(len(search.cells), 'pair')} of clip norm and learning rate, "
-        f"each with {_count(len(search.search_seeds), 'seed')}, on {len(validation)} validation "
-        f"images. The best pair is then run with {_count(len(search.seeds), 'seed')} and "
-        f"evaluated on {len(test)} test images."
+        f"{min(budgets.values()):g} (digit 0) to {max(budgets.values()):g}, delta 1e-5.\n"
+        f"{_count(search.splits, 'random split')} of the data. On each, every method tries "
+        f"{_count(len(search.cells), 'pair')} of clip norm and learning rate on {len(validation)} "
+        f"validation images. The best pair is then run with {_count(len(search.seeds), 'seed')} "
+        f"and evaluated on {len(test)} test images."
     )
     compared = demo.compare(progress=sys.stderr.isatty())
-    summaries = demo.summaries(compared)
     runs = [run for of_method in compared.values() for run in of_method]
+    comparison = Comparison.of(runs)
     write_report(runs, options.out, title="The digits: ten owners with ten budgets")
-    print("\nRecall on test images, mean ± standard deviation over seeds:")
-    print("\n".join(demo_comparison.table(summaries)))
+    print("\nRecall on test images in percent, mean ± standard deviation over runs:")
+    print("\n".join(demo_comparison.table(comparison)))
     print("\nRecall of each owner's digit:")
-    print("\n".join(demo_comparison.owner_table(summaries, budgets)))
+    print("\n".join(demo_comparison.owner_table(comparison, budgets)))
     print()
     if options.quick:
         print("This is only a quick trial: nothing was tuned, so do not draw conclusions from it.")
     else:
-        print("\n".join(demo_comparison.findings(summaries)))
-        chosen = ", ".join(f"{s.label}: clip norm {s.clip_norm:g}, lr {s.lr:g}" for s in summaries)
-        print(f"Chosen by validation accuracy: {chosen}.")
+        for pair, words in findings(comparison).items():
+            print(f"{pair}. {words}")
+        print(chance(comparison))
+        print("Clip norm and learning rate chosen on each split:")
+        print("\n".join(demo_comparison.chosen_cells(comparison)))
     print(
         "NOT private: the seeds are fixed to make the runs repeatable. The digits are public; "
         "the epsilon values are what the same runs would spend with secret randomness."

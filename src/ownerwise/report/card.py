@@ -39,6 +39,7 @@ _METRIC_NAMES = {
     "balanced_accuracy": ("balanced_accuracy", "Balanced accuracy"),
     "worst": ("recall", "Recall of the worst group"),
     "strictest": ("recall", "Recall of the strictest owner"),
+    "strict_half": ("recall", "Recall of the stricter half of the owners"),
     "spread": ("standard_deviation", "Standard deviation of recall over groups"),
 }
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from ownerwise.errors import Problems
 from ownerwise.report.facts import Facts
@@ -31,6 +32,7 @@ METRICS = (
     Metric("balanced_accuracy", "Balanced accuracy"),
     Metric("worst", "Worst group"),
     Metric("strictest", "Strictest owner"),
+    Metric("strict_half", "Stricter half"),
     Metric("spread", "Spread", higher_is_better=False),
 )
 
@@ -139,7 +141,9 @@ class Comparison:
         if metric.key == "worst":
             value = (evaluation.get("worst_group") or {}).get("recall")
         elif metric.key == "strictest":
-            value = _strictest_recall(run, evaluation)
+            value = _strict_recall(run, evaluation, 0)
+        elif metric.key == "strict_half":
+            value = _strict_recall(run, evaluation, 0.5)
         else:
             value = evaluation.get(metric.key)
         return None if value is None or not math.isfinite(value) else float(value)
@@ -156,8 +160,14 @@ def last(run: Run, kind: str) -> dict[str, Any] | None:
     return next((line[kind] for line in reversed(run.history) if line.get(kind)), None)
 
 
-def _strictest_recall(run: Run, evaluation: dict[str, Any]) -> float | None:
-    """Return the mean recall of the groups with the smallest epsilon."""
+def _strict_recall(run: Run, evaluation: dict[str, Any], share: float) -> float | None:
+    """Return the mean recall of the groups with the smallest budgets.
+
+    Args:
+        run: the run, which knows the groups' budgets.
+        evaluation: the groups' recalls.
+        share: the fraction of groups to take; groups with the same budget as one of them count too.
+    """
     recalls = {
         name: group["recall"]
         for name, group in (evaluation.get("groups") or {}).items()
@@ -165,17 +175,20 @@ def _strictest_recall(run: Run, evaluation: dict[str, Any]) -> float | None:
     }
     if not recalls:
         return None
-    least = min(run.group_budgets[name] for name in recalls)
-    return float(np.mean([recalls[name] for name in recalls if run.group_budgets[name] == least]))
+    budgets = sorted(run.group_budgets[name] for name in recalls)
+    if share and budgets[0] == budgets[-1]:
+        return None
+    largest = budgets[max(math.floor(share * len(budgets)) - 1, 0)]
+    return float(np.mean([recalls[name] for name in recalls if run.group_budgets[name] <= largest]))
 
 
 def _baseline(by_label: dict[str, list[Run]]) -> str:
     """Return the label of the baseline: the plain method that the others build on.
 
-    The choice depends on the settings, not on the labels. A plain run has neither weights nor
-    constraints. If other runs have either, the baseline is the plain run with the same kind of
-    plan, or else any plain run with individual budgets. If all runs are plain, it is the one with
-    uniform budgets.
+    The choice depends on the settings, not on the labels. A plain run has no weights, constraints
+    or calibration. If other runs have any of these, the baseline is the plain run with the same
+    kind of plan, or else any plain run with individual budgets. If all runs are plain, it is the
+    one with uniform budgets.
     """
     first = {label: runs[0] for label, runs in by_label.items()}
     plain = [label for label, run in first.items() if not _extended(run)]
@@ -194,30 +207,47 @@ def _baseline(by_label: dict[str, list[Run]]) -> str:
 
 
 def _extended(run: Run) -> bool:
-    """Return whether a run uses weights within batches or constraints."""
-    return bool(run.config.get("weights") or run.config.get("constraints"))
+    """Return whether a run uses weights within batches, constraints or a calibration."""
+    extras = run.config.get("weights"), run.config.get("constraints"), run.plan.closing_std
+    return any(extras)
 
 
 @dataclass(frozen=True)
 class Difference:
     """The difference between two methods in one metric.
 
-    `clear` tells whether the difference exceeds two standard errors; it is None if either method
-    has only one run, because the standard error is then unknown.
+    `interval` is the 95% confidence interval. With runs on several splits of the data, on which
+    both methods were trained, it is the interval of the paired differences over splits (Student's
+    t). Otherwise it is two standard errors over seeds on either side, or None if either method has
+    a single run.
     """
 
     metric: Metric
     by: float
-    clear: bool | None
+    interval: tuple[float, float] | None
 
     @classmethod
     def between(cls, metric: Metric, mine: Amount, theirs: Amount) -> Difference:
         """Return the difference between two means over seeds, `mine` minus `theirs`."""
-        by, clear = mine.mean - theirs.mean, None
-        if mine.deviation is not None and theirs.deviation is not None:
-            error = math.sqrt(mine.deviation**2 / mine.count + theirs.deviation**2 / theirs.count)
-            clear = abs(by) > 2 * error
-        return cls(metric, by, clear)
+        by = mine.mean - theirs.mean
+        if mine.deviation is None or theirs.deviation is None:
+            return cls(metric, by, None)
+        error = math.sqrt(mine.deviation**2 / mine.count + theirs.deviation**2 / theirs.count)
+        return cls(metric, by, (by - 2 * error, by + 2 * error))
+
+    @classmethod
+    def paired(cls, metric: Metric, mine: Sequence[float], theirs: Sequence[float]) -> Difference:
+        """Return the mean difference over splits, given one value per split and method."""
+        change = Amount.of(np.subtract(mine, theirs).tolist())
+        assert change.deviation is not None
+        quantile = float(stats.t.ppf(0.975, change.count - 1))
+        error = quantile * change.deviation / math.sqrt(change.count)
+        return cls(metric, change.mean, (change.mean - error, change.mean + error))
+
+    @property
+    def clear(self) -> bool | None:
+        """Whether the interval excludes 0; None if there is no interval."""
+        return None if self.interval is None else self.interval[0] > 0 or self.interval[1] < 0
 
     @property
     def better(self) -> bool:
@@ -234,9 +264,35 @@ class Difference:
 
 def differences(comparison: Comparison, method: MethodRuns, other: MethodRuns) -> list[Difference]:
     """Return the difference, `method` minus `other`, for every metric that both have."""
-    amounts = [(m, comparison.amounts(method, m), comparison.amounts(other, m)) for m in METRICS]
-    return [
-        Difference.between(metric, mine, theirs)
-        for metric, mine, theirs in amounts
-        if mine is not None and theirs is not None
-    ]
+    found = (difference(comparison, method, other, metric) for metric in METRICS)
+    return [each for each in found if each is not None]
+
+
+def difference(
+    comparison: Comparison, method: MethodRuns, other: MethodRuns, metric: Metric
+) -> Difference | None:
+    """Return the difference, `method` minus `other`, in one metric; None unless both have it."""
+    mine, theirs = comparison.amounts(method, metric), comparison.amounts(other, metric)
+    if mine is None or theirs is None:
+        return None
+    if splits := shared_splits(method, other):
+        means = [
+            [
+                np.mean([comparison.value(run, metric) for run in m.runs if run.split == split])
+                for split in splits
+            ]
+            for m in (method, other)
+        ]
+        return Difference.paired(metric, *means)
+    return Difference.between(metric, mine, theirs)
+
+
+def shared_splits(*methods: MethodRuns) -> list[str]:
+    """Return the splits of the data on which every method was trained.
+
+    The list is empty unless there are at least two, and every run is on one of them.
+    """
+    splits = [{run.split for run in method.runs} for method in methods]
+    if None in splits[0] or len(splits[0]) < 2 or any(each != splits[0] for each in splits):
+        return []
+    return sorted(filter(None, splits[0]))

@@ -9,14 +9,16 @@ from ownerwise.report.comparison import (
     Difference,
     MethodRuns,
     Metric,
+    difference,
     differences,
+    shared_splits,
 )
 from ownerwise.report.facts import HYPOTHETICAL_EPSILON, NO_VALIDATION, NOT_PRIVATE
 from ownerwise.report.groups import nouns_of
 from ownerwise.runs import Run
 from ownerwise.wording import amount, epsilon, percent, percent_up, signed_points, span_up, whole
 
-_ACCURACY, _, _WORST, _STRICTEST, _SPREAD = METRICS
+_ACCURACY, _, _WORST, _STRICTEST, _STRICT_HALF, _ = METRICS
 
 
 def default_title(comparison: Comparison) -> str:
@@ -32,7 +34,7 @@ def overview(comparison: Comparison) -> list[Block]:
     content = [_trained(comparison), _status(comparison), _tiles(comparison)]
     if comparison.source is None:
         return [*content, Text(NO_VALIDATION)]
-    return [*content, _methods_table(comparison), *_findings(comparison), _measured_on(comparison)]
+    return [*content, *_findings(comparison), _methods_table(comparison), _measured_on(comparison)]
 
 
 def _trained(comparison: Comparison) -> Text:
@@ -80,7 +82,7 @@ def _status(comparison: Comparison) -> Banner:
 def _tiles(comparison: Comparison) -> Tiles:
     plan, facts = comparison.runs[0].plan, comparison.facts
     steps = max(run.steps_spent for run in comparison.runs)
-    lead = comparison.methods[-1] if len(comparison.methods) == 2 else _best(comparison)
+    lead = comparison.methods[-1] if len(comparison.methods) == 2 else _lead(comparison)
     tiles = [
         Tile(
             span_up(float(plan.targets.min()), float(plan.targets.max()), 3),
@@ -94,7 +96,7 @@ def _tiles(comparison: Comparison) -> Tiles:
         ),
         Tile(f"{whole(steps)} of {whole(plan.steps)}", "steps spent", f"plan “{plan.method}”"),
     ]
-    for metric in (_ACCURACY, _WORST, _STRICTEST):
+    for metric in (_ACCURACY, _STRICT_HALF, _WORST):
         value = comparison.amounts(lead, metric)
         if value is not None:
             note = _against(comparison, lead, metric)
@@ -102,20 +104,39 @@ def _tiles(comparison: Comparison) -> Tiles:
     return Tiles(tiles)
 
 
-def _best(comparison: Comparison) -> MethodRuns:
-    """Return the method with the best worst-group recall; the baseline if there are no groups."""
-    known = [
-        (worst.mean, m) for m in comparison.methods if (worst := comparison.amounts(m, _WORST))
-    ]
-    return max(known, key=lambda pair: pair[0])[1] if known else comparison.baseline
+def _lead(comparison: Comparison) -> MethodRuns:
+    """Return the method that helps the stricter half most, at no clear loss of overall accuracy.
+
+    It is the baseline if no other method gains anything beyond chance.
+    """
+    best, most = comparison.baseline, 0.0
+    for method in comparison.others:
+        if method in _plainer(comparison):
+            continue
+        half = difference(comparison, method, comparison.baseline, _STRICT_HALF)
+        overall = difference(comparison, method, comparison.baseline, _ACCURACY)
+        loses = overall is not None and overall.outcome == "lost"
+        if half is not None and half.clear and half.by > most and not loses:
+            best, most = method, half.by
+    return best
 
 
 def _against(comparison: Comparison, lead: MethodRuns, metric: Metric) -> str:
-    other = next(iter(_plainer(comparison)), comparison.baseline)
-    mine, theirs = comparison.amounts(lead, metric), comparison.amounts(other, metric)
-    if lead is other or mine is None or theirs is None:
-        return lead.label
-    return f"{lead.label}; {signed_points(mine.mean - theirs.mean)} vs {other.label}"
+    """Return the method's name and its difference from the method that it builds on."""
+    other = comparison.baseline
+    if lead is other:
+        other = next(iter(_plainer(comparison)), other)
+    change = None if lead is other else difference(comparison, lead, other, metric)
+    return lead.label if change is None else f"{lead.label}; {_changed(change)} vs {other.label}"
+
+
+def _changed(change: Difference) -> str:
+    """Return a difference with its interval: "+4.3 points (3.1 to 5.5)"."""
+    words = signed_points(change.by)
+    if change.interval is None:
+        return words
+    low, high = (f"{100 * end:.1f}".replace("-", "−") for end in change.interval)
+    return f"{words} ({low} to {high})"
 
 
 def _methods_table(comparison: Comparison) -> Table:
@@ -156,15 +177,19 @@ def _is_best(comparison: Comparison, method: MethodRuns, metric: Metric) -> bool
 
 
 def _findings(comparison: Comparison) -> list[Block]:
-    """Return the gains and losses of each method compared with a simpler one."""
     if not comparison.others:
         return []
+    return [Findings(list(findings(comparison).items())), Text(chance(comparison), "note")]
+
+
+def findings(comparison: Comparison) -> dict[str, str]:
+    """Return the gains and losses of each method compared with the one that it builds on."""
     plainer = _plainer(comparison)
     pairs = [(comparison.baseline, other) for other in plainer]
     pairs += [
         (method, comparison.baseline) for method in comparison.others if method not in plainer
     ]
-    items = []
+    found = {}
     for method, other in pairs:
         changes = differences(comparison, method, other)
         tested = all(d.clear is not None for d in changes)
@@ -175,13 +200,24 @@ def _findings(comparison: Comparison) -> list[Block]:
             _list_of("Unchanged or within chance", changes, "even"),
             _group_words(comparison, method, other),
         ]
-        items.append((f"{method.label} vs {other.label}", " ".join(filter(None, parts))))
-    rule = (
-        "“Beyond chance” means more than two standard errors, which is a rule of thumb, not a test."
-        if all(len(m.runs) > 1 for m in comparison.methods)
-        else "A single run of a method cannot show how much of a difference is due to chance."
-    )
-    return [Findings(items), Text(rule, "note")]
+        found[f"{method.label} vs {other.label}"] = " ".join(filter(None, parts))
+    return found
+
+
+def chance(comparison: Comparison) -> str:
+    """Return what counts as beyond chance."""
+    if splits := shared_splits(*comparison.methods):
+        return (
+            f"In parentheses: 95% confidence intervals of the differences over {len(splits)} "
+            "splits of the data (Student’s t). “Beyond chance” means that the interval excludes 0; "
+            "with several results per comparison, one may do so by chance."
+        )
+    if all(len(m.runs) > 1 for m in comparison.methods):
+        return (
+            "In parentheses: two standard errors over runs on either side. “Beyond chance” means "
+            "that this range excludes 0, which is a rule of thumb, not a test."
+        )
+    return "A single run of a method cannot show how much of a difference is due to chance."
 
 
 def _plainer(comparison: Comparison) -> list[MethodRuns]:
@@ -192,9 +228,7 @@ def _plainer(comparison: Comparison) -> list[MethodRuns]:
 
 
 def _list_of(word: str, changes: list[Difference], outcome: str) -> str:
-    parts = [
-        f"{d.metric.title.lower()} {signed_points(d.by)}" for d in changes if d.outcome == outcome
-    ]
+    parts = [f"{d.metric.title.lower()} {_changed(d)}" for d in changes if d.outcome == outcome]
     return f"{word}: {', '.join(parts)}." if parts else ""
 
 
@@ -224,8 +258,9 @@ def _group_words(comparison: Comparison, method: MethodRuns, other: MethodRuns) 
 def _measured_on(comparison: Comparison) -> Text:
     words = (
         f"Not private: these results were measured on {comparison.data_split} records, which are "
-        "not covered by any guarantee. Balanced accuracy is the mean recall over classes; spread "
-        "is the standard deviation of recall over groups."
+        "not covered by any guarantee. Balanced accuracy is the mean recall over classes; the "
+        "stricter half is the mean recall of the half of the groups with the smallest budgets; "
+        "spread is the standard deviation of recall over groups."
     )
     ends = {run.steps_spent for run in comparison.runs}
     if len(ends) > 1:

@@ -76,6 +76,12 @@ class Run:
         return self.config["label"]
 
     @property
+    def split(self) -> str | None:
+        """The split of the data (`Trainer(..., notes={"split": ...})`); None if not stated."""
+        stated = self.config.get("split")
+        return None if stated is None else str(stated)
+
+    @property
     def seed(self) -> int | None:
         """The fixed seed, which makes the run NOT private; None for secret randomness."""
         return self.config["seed"]

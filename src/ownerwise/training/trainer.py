@@ -75,7 +75,8 @@ class Trainer(TrainerSettings):
         progress: whether to show a progress bar; by default, only if the output is a terminal.
         notes: additional entries for the run's config, as JSON types. "model" and "data" describe
             the model and the data in words; "pretraining" says what they were pretrained on;
-            "not_private" lists anything computed in advance without noise.
+            "not_private" lists anything computed in advance without noise; "split" names the split
+            of the data, so that reports compare methods split by split.
     """
 
     def fit(
