@@ -3,14 +3,14 @@
     python reproduction/studies/calibration.py digits
     python reproduction/studies/calibration.py cifar10 --features features.npz
 
-digits: the data of `ownerwise demo`, ten owners, one per class, epsilon 1 to 10; five new splits by
-eight seeds. cifar10: ten owners, one per class, epsilon 0.5 to 5; a linear head on fixed features
-(an .npz file with train_features, train_labels, test_features and test_labels; see
+digits: the data of `ownerwise demo`, ten owners, one per class, epsilon 1 to 10; five new splits,
+eight seeds each. cifar10: ten owners, one per class, epsilon 0.5 to 5; a linear head on fixed
+features (an .npz file with train_features, train_labels, test_features and test_labels; see
 `ownerwise.models.features`); three seeds. Every method is tuned over the same cells (clip norm,
-learning rate) on held-out training records, by overall accuracy; calibrated plans pay for their
+learning rate) on held-out training records, by overall accuracy; calibrated plans account for their
 release. Runs have fixed seeds and are NOT PRIVATE: they show how private runs would perform. Each
-finished setting is an entry of reproduction/results/calibration/runs.json; index.md is written from
-them.
+finished setting is an entry in reproduction/results/calibration/runs.json; index.md is written from
+these entries.
 """
 
 from __future__ import annotations
