@@ -59,7 +59,7 @@ def _buckets(values: Tensor, number: int) -> Tensor:
 
 
 def adult() -> Task:
-    """Return the 45,222 complete rows; numbers are also one-hot encoded, in 20 bins of their ranges."""
+    """Return the 45,222 complete rows; numbers are also one-hot encoded in 20 bins each."""
     data = load_adult(download=False)
     inputs, labels, columns = _all([data.train, data.test])
     numbers = [at for at, name in enumerate(data.features) if "=" not in name]
