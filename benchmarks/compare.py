@@ -23,8 +23,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent.parent
 MODELS = "mlp,mnist,cifar,lstm,transformer,resnet18"
 TURN = 0.1
-# Whether malloc returns freed memory to the system is a matter of luck in each process, and worth
-# a tenth of a step: both processes keep it.
+# Whether malloc returns freed memory to the system varies by chance between processes and changes
+# the time of a step by a tenth, so both processes are set to keep it.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
 
 
@@ -78,7 +78,7 @@ def work(checkout: Path, cpu: bool) -> None:
         command, argument = line.split()
         if command == "prepare":
             run = benchmark.ours(argument)
-            seconds = min(_seconds(run, 1, clock) for _ in range(5))  # the first ones warm up
+            seconds = min(_seconds(run, 1, clock) for _ in range(5))  # the first runs warm up
         else:
             assert run is not None
             seconds = _seconds(run, int(argument), clock)
@@ -123,7 +123,7 @@ def main() -> int:
         work(arguments.worker, arguments.cpu)
         return 0
     if arguments.other is None:
-        parser.error("name the checkout to compare with")
+        parser.error("specify the checkout to compare with")
     options = ["--cpu"] if arguments.cpu else []
     new, old = Worker(HERE, options), Worker(arguments.other.resolve(), options)
     print("| model | fastest: new ms | old ms | ratio | median: new ms | old ms | ratio | turns |")

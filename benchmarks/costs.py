@@ -3,16 +3,16 @@
     python benchmarks/costs.py                       # about ten minutes
     python benchmarks/costs.py --quick --models mlp
 
-All variants of a model's step run in one process with one thread and take turns, so that noise on
-the machine hits all of them. Times are CPU times, which waiting for a core does not touch. The
-figures compare medians, with a 95% bootstrap interval over rounds; the last column compares the
-fastest turns. Variants:
+All variants of a model's step are interleaved in one process with one thread, so noise on the
+machine affects all of them. Times are CPU times, which exclude waiting for a core. The figures
+compare medians, with a 95% bootstrap interval over rounds; the last column compares the fastest
+turns. Variants:
 
 - idp: the reference, `PrivateStep` with standard clipping
 - ino: with INO's weights
-- own loss: with a loss of the user's own, which the step checks for mixing (torch's needs no check)
+- own loss: with a user-defined loss, which the step checks for mixing (torch's need no check)
 - unchecked: the same without the check
-- plain noise: float32 noise from torch's generator, on no grid (NOT private)
+- plain noise: float32 noise from torch's generator, without a grid (NOT private)
 - hardened: a hardened plan, whose batches have a fixed number of rows
 - hardened ino: both
 """
@@ -37,7 +37,7 @@ from models import CASES, build
 from ownerwise.step import separation
 
 RATE, TURN, TAIL = 0.01, 0.1, 0.4
-OFF_SIZE = 5  # Poisson batches are rarely a multiple of a block
+OFF_SIZE = 5  # the size of a Poisson batch is rarely a multiple of the block size
 STEPS = 10_000
 Step = Callable[[], None]
 
@@ -149,7 +149,7 @@ def rows(name: str, seconds: float) -> Iterator[str]:
         for variant in VARIANTS
     }
     for step in steps.values():
-        step()  # the first one sets up kernels
+        step()  # the first step sets up kernels
     times = seconds_per_step(steps, seconds)
     base = times["idp"]
     for variant, turns in times.items():

@@ -48,7 +48,7 @@ class Transformer(nn.Module):
 
 
 def cifar_cnn() -> nn.Module:
-    """Return the network for CIFAR of Papernot et al. (2021), with 550,570 parameters."""
+    """Return the CIFAR network of Papernot et al. (2021), with 550,570 parameters."""
     layers: list[nn.Module] = []
     width = 3
     for out in (32, 64, 128):
@@ -81,7 +81,7 @@ CASES = {
 
 
 def build(name: str) -> tuple[nn.Module, Tensor, Tensor]:
-    """Return the model, inputs and targets; they are the same in every call."""
+    """Return the model, inputs and targets; they are the same for every call."""
     torch.manual_seed(0)
     case = CASES[name]
     model = case.model()

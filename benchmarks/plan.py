@@ -36,7 +36,7 @@ def measure(method: str, count: int) -> dict:
     start = time.perf_counter()
     made = plan(owners, method, steps=STEPS, batch_size=BATCH_SHARE * records.sum())
     planned = time.perf_counter()
-    verification = made.verify()  # plan() has done this once: timed again, to be taken off
+    verification = made.verify()  # plan() also verifies; this second time is subtracted
     verified = time.perf_counter()
     read = made.epsilon(steps=STEPS // 2)
     spent = time.perf_counter()

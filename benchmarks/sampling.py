@@ -76,8 +76,8 @@ def main() -> None:
     print(f"expected batch {BATCH}, {torch.get_num_threads()} threads, milliseconds per step")
     sampler("draw: 10^7 records, 3 rates", *shared_rates(10**7, 3))
     sampler("draw: 10^7 records, 1,000 rates", *shared_rates(10**7, 1000))
-    sampler("draw: 10^6 records, each its own rate", *own_rates(10**6))
-    sampler("draw: 10^7 records, each its own rate", *own_rates(10**7))
+    sampler("draw: 10^6 records, each with its own rate", *own_rates(10**6))
+    sampler("draw: 10^7 records, each with its own rate", *own_rates(10**7))
     batches("batch with rows: 10^7 records of 16 numbers, 3 rates", *shared_rates(10**7, 3), 16)
     noise(f"noised sum of {CIFAR_CNN_PARAMETERS} numbers")
 

@@ -1,4 +1,4 @@
-"""Compare time and memory of private steps, ours and others, with a plain step.
+"""Compare the time and memory of private steps (ours and others') with those of a plain step.
 
     python benchmarks/step.py                        # all six models, all contenders
     python benchmarks/step.py --quick --models mlp,mnist --json out.json
@@ -192,13 +192,13 @@ def peak_memory(contender: str, name: str) -> float | None:
 
 def report_memory(contender: str, name: str) -> int:
     """In the child process: take a few steps and print the peak memory of these steps alone."""
-    make_plan(len(build(name)[1]))  # in every process: the same libraries, the same remains
+    make_plan(len(build(name)[1]))  # so that every process has loaded and left behind the same
     step = start(contender, name)
     if isinstance(step, str):
         return 1
     gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what planning used goes back
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # return the memory used for planning
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     for _ in range(3):
         step()
     # not ru_maxrss: that survives exec, so a child would show its parent's peak

@@ -34,7 +34,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def commands() -> str:
     """Return the help of every command."""
-    overview = make_parser("")  # without loading commands of other packages, as for a user
+    overview = make_parser("")  # without other packages' commands, as a user sees it
     helps = _helps(make_parser()) | {overview.prog: _help(overview)}
     return "\n\n".join(f"## {name}\n\n```text\n{text}```" for name, text in helps.items())
 
@@ -60,7 +60,7 @@ def modules() -> str:
         lines = list(_module_lines(folder))
         if lines:
             package = ".".join(folder.relative_to(_SOURCE.parent).parts)
-            table = "\n".join(["| module | what it holds |", "|---|---|", *lines])
+            table = "\n".join(["| module | contents |", "|---|---|", *lines])
             parts.append(f"### {package}\n\n{_first_line(folder / '__init__.py')}\n\n{table}")
     return "\n\n".join(parts)
 

@@ -2,7 +2,7 @@
 
 python examples/images.py
 
-PRIVATE: each single training image, with the epsilon of the site that holds it.
+PRIVATE: each individual training image, with the epsilon of the site that holds it.
 NOT PRIVATE: the test images, the budgets, and how many images each site holds.
 """
 

@@ -2,7 +2,7 @@
 
 python examples/own_loop.py
 
-PRIVATE: each single training record, with its owner's epsilon.
+PRIVATE: each individual training record, with its owner's epsilon.
 NOT PRIVATE: the validation records, the budgets, and how many records each owner has.
 """
 

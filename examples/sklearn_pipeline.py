@@ -2,7 +2,7 @@
 
 python examples/sklearn_pipeline.py
 
-PRIVATE: each single training record, with its owner's epsilon.
+PRIVATE: each individual training record, with its owner's epsilon.
 NOT PRIVATE: the records on which `score` is computed, the budgets, and how many records each owner
 has. Steps before the classifier must not learn from the records: a StandardScaler would release
 their means without noise; a Normalizer processes each record separately.
@@ -24,7 +24,7 @@ X, X_test, y, y_test, owners, _ = train_test_split(X, y, owners, test_size=0.2, 
 with sklearn.config_context(enable_metadata_routing=True):  # passes `owners` to the classifier
     classifier = ow.PrivateClassifier(
         epsilon={"ward a": 1.0, "ward b": 3.0, "ward c": 8.0},
-        classes=[0, 1],  # known in advance, not read off the records
+        classes=[0, 1],  # known in advance, not derived from the records
         input_range=(-1.0, 1.0),  # public; inputs are clipped to it
         hidden=(16,),
         steps=150,

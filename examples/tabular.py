@@ -2,7 +2,7 @@
 
 python examples/tabular.py
 
-PRIVATE: the contents of each single visit used for training, with its clinic's epsilon.
+PRIVATE: the contents of each individual visit used for training, with its clinic's epsilon.
 NOT PRIVATE: the test visits (one in five) that the model is evaluated on, the budgets, and how many
 visits each clinic has.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import ownerwise as ow
 
-# Ranges and lists come from public knowledge; reading them off the table would cost privacy.
+# Ranges and lists come from public knowledge; deriving them from the table would cost privacy.
 data = ow.data.load_table(
     Path(__file__).with_name("visits.csv"),
     target="outcome",

@@ -2,7 +2,7 @@
 
 python examples/text.py
 
-PRIVATE: each single training name and its label, with the epsilon of its registry.
+PRIVATE: each individual training name and its label, with the epsilon of its registry.
 NOT PRIVATE: the held-out names, the budgets, how many names each registry has, and the alphabet,
 which is a fixed list. An alphabet or vocabulary counted from private text would be a release.
 """

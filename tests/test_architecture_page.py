@@ -22,7 +22,7 @@ def test_every_room_and_root_module_is_named():
 
 
 def test_every_row_about_a_change_names_a_path():
-    table = PAGE.partition("## Where to change what")[2]
+    table = PAGE.partition("## Where to make changes")[2]
     rows = re.findall(r"^\| (?!to change)(?!-)(.*?) \| (.*?) \|", table, re.MULTILINE)
     assert len(rows) > 10
     assert [row for row, where in rows if not re.search(r"`[\w.-]+/", where)] == []

@@ -2,9 +2,9 @@
 
     OWNERWISE_DATA=... python reproduction/studies/constraints.py   # half an hour on one core
 
-Every result is one entry of reproduction/results/constraints/runs.json. Existing entries are not
-computed again; index.md next to that file is written from them. Settings were chosen on a
-validation part of the training records, never on test records; this choice is not accounted for.
+Every result is one entry in reproduction/results/constraints/runs.json. Existing entries are not
+computed again; index.md next to that file is written from them. Settings were chosen on held-out
+training records, never on test records; this choice is not accounted for.
 Runs have fixed seeds and are NOT PRIVATE: they show how private runs would perform.
 """
 
@@ -63,7 +63,7 @@ class Settings:
     noise: str = "gaussian"
 
 
-SETTINGS = {  # chosen among a few dozen by the private runs' figures on validation records
+SETTINGS = {  # chosen from a few dozen by the private runs' results on validation records
     "adult": Settings(steps=100, lr=0.1, optimizer="Adam", ascent=0.2),
     "credit": Settings(steps=60, lr=10.0),
     "parkinsons": Settings(steps=60, lr=20.0),
@@ -79,7 +79,7 @@ def task(name: str) -> Task:
 
 @cache
 def parts(name: str, seed: int, tuning: bool = False) -> tuple[Task, Task]:
-    """Return training and test records, split by seed; for tuning, parts of the former."""
+    """Return training and test records, split by seed; for tuning, split the training records."""
     train, test = task(name).split(0.75, seed)
     return train.split(0.8, 1) if tuning else (train, test)
 
@@ -136,7 +136,7 @@ def make_plan(name: str, tuning: bool, settings: Settings, constrained: bool) ->
 def private(
     name: str, kind: str, bound: float, seed: int, settings: Settings, tuning: bool = False
 ) -> dict[str, Any]:
-    """Train once with privacy, and return the results on the other part."""
+    """Train once with privacy, and return the results on the held-out records."""
     train, test = parts(name, seed, tuning)
     made = make_constraints(name, kind, bound)
     part = made[0].partition
@@ -263,7 +263,7 @@ def step_time() -> dict[str, Any]:
 
 
 def make_pictures(folder: Path, records: int = 4500, size: int = 12) -> Path:
-    """Write grey pictures and a list of their attributes; bright ones mostly have vertical bars."""
+    """Write grey images and a list of their attributes; bright ones mostly have vertical bars."""
     from PIL import Image
 
     random = np.random.default_rng(5)
@@ -284,7 +284,7 @@ def make_pictures(folder: Path, records: int = 4500, size: int = 12) -> Path:
 
 
 def images() -> dict[str, Any]:
-    """Train a residual network on a folder of pictures: are the bars vertical, is it bright?"""
+    """Train a residual network to detect vertical bars in images, grouped by brightness."""
     with TemporaryDirectory() as folder:
         data = ow.data.load_table(
             make_pictures(Path(folder)), target="vertical", classes=[-1, 1], columns=["bright"],

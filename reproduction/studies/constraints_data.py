@@ -53,13 +53,13 @@ def _features(data: DataSet, column: str) -> list[int]:
 
 
 def _buckets(values: Tensor, number: int) -> Tensor:
-    """Return a one-hot encoding of values by equal parts of the declared range, -1 to 1."""
+    """Return a one-hot encoding of values by equal bins of the declared range, -1 to 1."""
     at = ((values + 1) / 2 * number).long().clamp(0, number - 1)
     return functional.one_hot(at, number).flatten(1).float()
 
 
 def adult() -> Task:
-    """Return the 45,222 complete rows; numbers are also one-hot, by 20 parts of their ranges."""
+    """Return the 45,222 complete rows; numbers are also one-hot encoded in 20 bins each."""
     data = load_adult(download=False)
     inputs, labels, columns = _all([data.train, data.test])
     numbers = [at for at, name in enumerate(data.features) if "=" not in name]

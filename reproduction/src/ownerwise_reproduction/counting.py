@@ -23,14 +23,14 @@ class Counts:
 
 @dataclass(frozen=True)
 class CountedSampling(ImportanceSampling):
-    """Importance sampling that counts gradients; NOT PRIVATE, for runs with a fixed seed only."""
+    """Importance sampling that counts gradients; NOT PRIVATE, only for runs with a fixed seed."""
 
     counts: Counts = field(default_factory=Counts, repr=False, compare=False)
 
     def factors(self, norms: Tensor, clip_norms: Tensor, stream: StepStream | None) -> Tensor:
         """Return the rule's factors and count the records."""
         found = super().factors(norms, clip_norms, stream)
-        if isinstance(stream, StepStream | Replay):  # not the step's check of a part of the batch
+        if isinstance(stream, StepStream | Replay):  # not in the step's separation check
             self.counts.evaluated += len(found)
             self.counts.summed += int(found.count_nonzero())
         return found

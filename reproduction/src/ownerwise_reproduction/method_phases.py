@@ -69,7 +69,7 @@ def lowered(
 ) -> Sequence[Phase]:
     """Lower every budget by a fraction of its difference from the strictest budget.
 
-    A fraction of 0 is equivalent to IDP-SGD, and a fraction of 1 to DP-SGD.
+    A fraction of 0 is equivalent to IDP-SGD, and a fraction of 1 is equivalent to DP-SGD.
     """
     strictest = population.epsilon.min()
     lowered = population.epsilon - float(argument) * (population.epsilon - strictest)

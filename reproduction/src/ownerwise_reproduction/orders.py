@@ -21,7 +21,7 @@ _OWNER_GAP = 20.0  # more than the log losses of one owner can span
 
 @dataclass(frozen=True)
 class ByNegativeLoss:
-    """The easiest records first."""
+    """Order records with the easiest first."""
 
     def __call__(
         self, log_losses: np.ndarray, owner_index: np.ndarray | None, plan: Plan | None
@@ -31,7 +31,7 @@ class ByNegativeLoss:
 
 
 class AtRandom(Plug):
-    """A random order, drawn from its own secret stream.
+    """Order records at random, with its own secret stream.
 
     With a fixed seed, a resumed run draws the same numbers as an uninterrupted one. A private
     stream never repeats its numbers.

@@ -11,7 +11,7 @@ from typing import Any
 from ownerwise.wording import duration
 from ownerwise_reproduction.trials import Report
 
-_QUIET_SECONDS = 30  # between two lines if no run finishes
+_QUIET_SECONDS = 30  # seconds between lines if no run finishes
 
 
 class Progress:

@@ -165,7 +165,7 @@ def _train(
             model,
             made,
             **options,
-            seed=trial.seed + 1000 * (number - 1),  # no noise is used twice
+            seed=trial.seed + 1000 * (number - 1),  # no noise is reused
             folder=place,
             name=trial.name,
             label=trial.method.label,

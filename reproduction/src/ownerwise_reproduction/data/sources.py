@@ -136,7 +136,7 @@ def fetch(item: Download, path: Path) -> None:
 
 
 def _download(url: str, temporary: Path, item: Download) -> None:
-    """Stream a file; report what goes wrong with the connection, which is then closed."""
+    """Stream a file; report connection errors and close the connection."""
     try:
         _stream(url, temporary, item)
     except HTTPError as error:
