@@ -132,6 +132,8 @@ class Demo:
         """Tune each method on each split, train it with all seeds; return the runs by label."""
         total = len(self.methods) * self.search.runs_per_method
         compared: dict[str, list[Run]] = {}
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # threads would only wait for each other in so small a model
         with tqdm(total=total, disable=not progress, unit="run", smoothing=0.05) as bar:
             for method in self.methods:
                 plans = self._plans(method)
@@ -143,6 +145,7 @@ class Demo:
                         run = self._run(method, plans[clip], lr, split, seed, final=True)
                         compared[method.label].append(run)
                         bar.update()
+        torch.set_num_threads(threads)
         return compared
 
     def _plans(self, method: DemoMethod) -> dict[float, Plan]:
