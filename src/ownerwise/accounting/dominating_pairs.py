@@ -25,7 +25,7 @@ from ownerwise.accounting.moments import TAIL, log_moments, moments_at
 
 _LOG_ROOT = 0.5 * np.log(2 * np.pi)
 _BEYOND = 700.0  # exp stays finite
-_LARGEST = 1000.0  # larger multipliers are reduced to this: less noise never costs less
+_LARGEST = 1000.0  # larger multipliers are reduced to this, which can only overstate the cost
 
 
 @dataclass(frozen=True)

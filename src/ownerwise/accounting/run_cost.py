@@ -1,4 +1,4 @@
-"""What is accounted for: the steps of a run, by which accountant, and all releases."""
+"""What is accounted for: the steps of a run and all its releases, and the accountant to use."""
 
 from __future__ import annotations
 
