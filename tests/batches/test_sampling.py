@@ -431,7 +431,7 @@ def test_all_problems_of_the_data_are_listed():
     with pytest.raises(OwnerwiseError) as caught:
         PoissonBatches((np.zeros(3), "abcd", torch.zeros(5)), plan)
     assert len(caught.value.problems) == 3
-    with pytest.raises(OwnerwiseError, match="collate= applies to a Dataset only"):
+    with pytest.raises(OwnerwiseError, match="collate= applies only to a Dataset"):
         PoissonBatches((np.zeros(4),), plan, collate=list)
 
 

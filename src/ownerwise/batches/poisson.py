@@ -107,7 +107,7 @@ class PoissonBatches:
         if start < 0 or steps < 0 or start + steps > plan.steps:
             raise OwnerwiseError(
                 f"got steps {start} to {start + steps}, but the plan has only {plan.steps} steps, "
-                "and the budgets cover no more. Make a plan with more steps"
+                "and the budgets do not cover more. Make a plan with more steps"
             )
         if problems := ownerless_problems(plan):
             raise OwnerwiseError(problems)
