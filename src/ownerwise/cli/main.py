@@ -110,7 +110,7 @@ class _PrintCompletion(argparse.Action):
 
 
 def _complete_paths(parser: argparse.ArgumentParser, files: Any) -> None:
-    """Let the arguments that are paths complete to files, in all commands."""
+    """Make path arguments complete to file names in all commands."""
     for action in parser._actions:
         if action.type is Path:
             vars(action)["complete"] = files
