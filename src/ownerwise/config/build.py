@@ -258,7 +258,7 @@ def training_options(config: Config) -> dict[str, Any]:
 
 
 def make_plug(registry: Registry, given: Any, seed: int | None) -> Any:
-    """Return a mechanism, or None if none is given; one that draws numbers may use the seed."""
+    """Return a mechanism, or None if none is given; a randomised one may use the seed."""
     if not given:
         return None
     return registry.make(given, stream=None if seed is None else SecretStream.from_seed(seed))
