@@ -172,8 +172,8 @@ def _pictures(name: str, options: Mapping[str, Any]) -> Pictures:
     except TypeError:
         known = ", ".join(field.name for field in fields(Pictures))
         raise OwnerwiseError(
-            f"feature {name} has the options {name_some(list(options))}; expected only options "
-            f"among {known}"
+            f"feature {name} has the options {name_some(list(options))}; the only valid options "
+            f"are {known}"
         ) from None
 
 
