@@ -32,7 +32,7 @@ EXTRACTORS: Registry[Callable[..., nn.Module]] = Registry(
 """The extractor for each name. Other packages can add extractors through the entry-point group
 `ownerwise.extractors`."""
 
-_PIECE = 2048  # records in a file of the cache; an interrupted extraction loses at most one
+_PIECE = 2048  # records per cache file; an interrupted extraction loses at most one file
 
 
 def build(name: str, **options: Any) -> nn.Module:
@@ -81,7 +81,7 @@ def extract(
                 pieces.append(compute(piece))
             else:
                 pieces.append(cached(folder, str(extractor.fingerprint), piece, compute))
-                bar.update(sum(map(len, pieces)) - bar.n)  # no batches were computed
+                bar.update(sum(map(len, pieces)) - bar.n)  # records read from the cache
     return mark(torch.cat(pieces), *marks_of(extractor, inputs))
 
 
