@@ -63,7 +63,8 @@ def plan(
         release_share: fraction of a step's privacy cost that is spent on the release; pass either
             this or `release_std`. The cost is the squared inverse noise multiplier of the strictest
             owner.
-        release_noise: "gaussian", or "laplace" (for vectors of L1 norm at most 1; needs `pld`).
+        release_noise: "gaussian", or "laplace" (for vectors with an L1 norm of at most 1; needs
+            `pld`).
         constraints: rate constraints whose histogram the plan accounts for. Unless `release_share`
             or `release_std` is given, the release share is 0.1. Records that are drawn more often
             contribute less to the histogram, so all records count equally.
@@ -72,8 +73,9 @@ def plan(
         accountant: `pld` (tight) or `rdp`.
         strict: refuse plans in which some owner cannot use up their budget.
         hardened: compute every batch with the same public number of rows, and place the records in
-            secret random rows. Then no record changes a single bit of what is computed for another
-            record, at the cost of computing empty rows (docs/proofs/arithmetic.md).
+            secret random rows. A record then cannot change a single bit of what is computed for
+            another record. The cost is that empty rows are computed as well
+            (docs/proofs/arithmetic.md).
     """
     request = PlanRequest(
         method=method,
@@ -178,7 +180,7 @@ def _planner(
 def _solve(
     owners: Owners, request: PlanRequest, planner: Planner
 ) -> tuple[Schedule, float, Solution]:
-    """Return the schedule, the expected batch size and the solution; one of them was not given."""
+    """Solve for the value not given; return the schedule, expected batch size and solution."""
     schedule, batch_size, noise = request.schedule, request.batch_size, request.noise_multiplier
     if noise is None:
         assert schedule is not None

@@ -369,7 +369,7 @@ class Plan:
             raise PlanError(
                 f"{path} was made for different owners: ids or declared numbers of records differ "
                 f"({header['owners']} owners in the plan, {len(owners)} given); make a new plan, "
-                "or pass the counts that were declared to Owners(..., records=)"
+                "or pass the originally declared counts to Owners(..., records=)"
             )
         plan = cls(
             method=header["method"],
