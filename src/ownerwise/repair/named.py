@@ -17,10 +17,10 @@ CALIBRATIONS: Registry[Callable[..., Closing]] = Registry(
 
 
 def as_calibration(given: Any) -> Any:
-    """Return the release that true, a name, or a table with options describes; else `given`.
+    """Return the release described by true, a name, or a table with options; else `given`.
 
     Raises:
-        OwnerwiseError: if the name or an option is unknown, or an option has a wrong value.
+        OwnerwiseError: if the name or an option is unknown, or an option has an invalid value.
     """
     if given is True:
         return Calibration()
