@@ -17,9 +17,9 @@ from ownerwise.wording import delta, delta_span, span, span_up, whole
 NOT_PRIVATE = "NOT PRIVATE"
 
 ADJACENCY = (
-    "Two data sets are neighbours if adding one record to one of them yields the other. What is "
-    "released from two neighbours is (ε, δ)-indistinguishable, where (ε, δ) is the budget of that "
-    "record's owner."
+    "Two data sets are neighbours if adding one record to one of them yields the other. The "
+    "releases from two neighbours are (ε, δ)-indistinguishable, where (ε, δ) is the budget of "
+    "that record's owner."
 )
 
 ATTACKER = (

@@ -28,7 +28,7 @@ def ino(settings: Mapping[str, Any], plan: Plan) -> Weights | None:
     options = {name: settings[name] for name in of_tail if name in settings}
     try:
         return WEIGHTS.make({"name": "ino", **options}).bind(plan)
-    except OwnerwiseError:  # a tail of the user's own
+    except OwnerwiseError:  # a user-defined tail
         return None
 
 
