@@ -133,7 +133,7 @@ def read_history(path: Path, identity: str, problems: Problems) -> list[dict[str
         except OwnerwiseError:
             damaged += 1
             continue
-        if entry.pop(RUN_KEY, identity) == identity:  # format 1 has none
+        if entry.pop(RUN_KEY, identity) == identity:  # format 1 has no run id
             kept.append(entry)
         else:
             foreign += 1
