@@ -108,7 +108,7 @@ class Account:
         if step >= balance.spent:
             count = max(self._block_size(step), step + 1 - balance.spent)  # `step` is counted too
             entries.append(("reserve", balance.spent, count, private))
-        if entries or not self._usable:  # without entries, this tests a commit after a failed one
+        if entries or not self._usable:  # after a failed commit, an empty one tests the file
             self._append(entries)
         if step >= balance.spent:
             self._block, self._since = balance.spent, time.perf_counter()

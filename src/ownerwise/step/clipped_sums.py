@@ -239,7 +239,7 @@ class ClippedSums:
     def _evaluate(
         self, micro: MicroBatch, released: tuple[Tensor, ...], randomness: Randomness
     ) -> None:
-        """Compute the losses of a micro-batch, and begin their check if gradients follow."""
+        """Compute a micro-batch's losses, and begin to check them if gradients will be computed."""
         if torch.is_grad_enabled():
             micro.check = self._loss_check(micro, released, randomness)
         micro.losses = self.loss(micro.outputs, micro.targets, *released)
@@ -365,7 +365,7 @@ class ClippedSums:
 def _added(
     totals: dict[nn.Parameter, Tensor], sums: dict[nn.Parameter, Tensor]
 ) -> dict[nn.Parameter, Tensor]:
-    """Return both sums added in float64; not in place, because sums may share memory."""
+    """Add the two sums in float64, but not in place, because they may share memory."""
     added = dict(totals)
     for parameter, total in sums.items():
         before = totals.get(parameter)

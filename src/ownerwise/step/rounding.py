@@ -81,7 +81,7 @@ class Rounding:
             if plan.hardened_rows is None:
                 slack += weights.score_slack(loss_roundoff(model)) * total
             return cls(GRID_TOLERANCE + NORM_ERROR + slack, in_blocks=True)
-        if plan.hardened_rows is not None:  # else a record's removal moves the rows of every class
+        if plan.hardened_rows is not None:  # otherwise, removing a record shifts all rows
             ratio = np.log(plan.clip_norms / plan.clip_norms.min()) / np.log(_CLASS_RATIO)
             classes = ratio.astype(np.int64)
         slack = _SUM_ROUNDOFFS * roundoff * max(_clip_totals(plan, classes))
@@ -129,8 +129,9 @@ def rounding_problems(
     return [
         *problems,
         f"rounding could add {slack:.0%} to the contribution of a record with the smallest "
-        "clip norm, because batches are large or clip norms differ a lot. Plan with hardened=True, "
-        "with a smaller batch, or with method='sample'; or train a float64 model (model.double())",
+        "clip norm, because batches are large or clip norms differ widely. Plan with "
+        "hardened=True, with a smaller batch, or with method='sample'; or train a float64 model "
+        "(model.double())",
     ]
 
 

@@ -1,4 +1,4 @@
-"""The random numbers of a run: its noise, and the streams of its layers, rule, rows and checks."""
+"""The random numbers of a run: its noise, and the streams for its layers, rule, rows and checks."""
 
 from __future__ import annotations
 
