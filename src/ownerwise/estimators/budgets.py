@@ -14,7 +14,7 @@ _HINTS = Hints(record_owner="owners", levels="PrivateClassifier accepts only num
 
 
 def fit_owners(records: int, ids: np.ndarray | None, epsilon: Any, delta: Any) -> Owners:
-    """Return the owners of a fit's records, of which each is its own owner without `ids`."""
+    """Return the owners of a fit's records; without `ids`, every record is its own owner."""
     problems = Problems()
     given = {"epsilon": epsilon, "delta": delta}
     if ids is None:
