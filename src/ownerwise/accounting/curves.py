@@ -178,7 +178,7 @@ class _Equation(ABC):
         """Return an approximate solution, from a formula."""
 
     def miss(self, value: float, log_epsilon: float) -> float:
-        """Return by how much the logarithm of the cost exceeds its target."""
+        """Return the amount by which the logarithm of the cost exceeds its target."""
         exposure = self.exposure(value, log_epsilon)._replace(closing=self.closing(log_epsilon))
         epsilon = self.run.epsilon(exposure, self.group.delta)
         return float(np.log(max(epsilon, 1e-12))) - log_epsilon

@@ -105,10 +105,10 @@ def _path_nodes(
     """Return nodes whose spline follows the path, and the points that the spline misses.
 
     Epsilon is a smooth function of an exposure, so it is smooth along the path only where the path
-    is. Between nodes, the path may have corners that a check of epsilon would miss. An error of
-    `tolerance` in the logarithms of the path changes log epsilon by about an eighth of `TOLERANCE`:
-    the slope of log epsilon is at most 2 / m^2 in the log multiplier where sampling amplifies
-    privacy, and about 1 in the log rate.
+    itself is smooth. Between nodes, the path may have corners that a check of epsilon would miss.
+    An error of `tolerance` in the logarithms of the path changes log epsilon by about an eighth of
+    `TOLERANCE`: the slope of log epsilon is at most 2 / m^2 in the log multiplier where sampling
+    amplifies privacy, and about 1 in the log rate.
     """
     wanted = np.linspace(position[0], position[-1], MAX_NODES // 2)
     nodes = np.minimum(np.searchsorted(position, wanted), len(position) - 1)

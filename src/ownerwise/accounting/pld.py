@@ -62,8 +62,8 @@ def epsilon(
     """Return epsilon at `delta` after the steps of `schedule` at (rate, multiplier).
 
     If `closing` is finite, a Gaussian mechanism with that multiplier, which uses all records,
-    follows the last step. If `laplace` is given, every step also releases a sum of L1 sensitivity 1
-    from the same batch, with Laplace noise of scale `laplace`.
+    follows the last step. If `laplace` is given, every step also releases a sum with L1 sensitivity
+    1 from the same batch, with Laplace noise of scale `laplace`.
     """
     pair = GaussianPair(multiplier) if laplace is None else LaplacePair(multiplier, laplace)
     parts = [_Part(count, sampling_rate, pair.times(factor)) for count, factor in schedule.segments]
@@ -169,7 +169,8 @@ class _Direction:
         """Return a window based on the moments, or None if delta cannot be resolved."""
         tilts, cumulant = self.tilts, self.cumulant
         # Chernoff ranges of the loss for every tilt. Mass outside the range, and rounding errors,
-        # enter delta multiplied by exp(cumulant - tilt * epsilon): keep them below _SPARE of it.
+        # enter delta multiplied by exp(cumulant - tilt * epsilon): keep them below a fraction
+        # _SPARE of delta.
         least_epsilon = 0.4 * estimate
         log_tail = np.log(_SPARE * self.delta) - (cumulant - tilts * least_epsilon)
         log_rounding = np.log(_ROUNDING * max(self.total_steps, 10) * _SPARE) - log_tail

@@ -1,4 +1,4 @@
-"""Releases that a run makes besides its gradients."""
+"""Releases that a run makes in addition to its gradients."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ClosingRelease:
         return self.std / (math.sqrt(self.count) * sensitivity) if sensitivity else math.inf
 
     def sensitivity(self, epsilon: float, delta: float) -> float:
-        """Return the largest length of the vectors of an owner with this budget."""
+        """Return the maximum length of the vectors that an owner with this budget contributes."""
         return min(1.0, gaussian_mu(epsilon, delta) / self.full_mu) if self.full_mu else 1.0
 
 
