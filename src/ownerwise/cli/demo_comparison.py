@@ -1,4 +1,4 @@
-"""The comparison in `ownerwise demo`: four methods on ten owners, one per digit.
+"""The comparison in `ownerwise demo`: four methods with ten owners, one per digit.
 
 Budgets range from strict to lax. The seeds and the search space are fixed in advance. Every method
 is tuned over the same clip norms and learning rates, on validation data, with the same number of

@@ -79,7 +79,7 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
         action=_PrintCompletion,
         choices=_SHELLS,
         metavar="SHELL",
-        help=f"print a script for completion in {', '.join(_SHELLS[:-1])} or {_SHELLS[-1]}",
+        help=f"print a completion script for {', '.join(_SHELLS[:-1])} or {_SHELLS[-1]}",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for own in _COMMANDS:
