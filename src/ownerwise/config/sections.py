@@ -111,7 +111,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
     "owners": {
         "budgets": text().means("CSV or Parquet file of [budgets](how-to/budgets.md)"),
         "epsilon": table("a table {owner = positive number or level}").means(
-            "budgets written in the configuration"
+            "budgets given directly in the configuration"
         ),
         "column": text().means(
             "column of the data that names each record's owner; by default `data.owner`"
@@ -140,7 +140,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "bound on the norm of a record's gradient; 1 by default"
         ),
         "accountant": elsewhere(f"one of {', '.join(ACCOUNTANTS)}").means(
-            "`pld` by default, which is tight"
+            "`pld` (tight) by default"
         ),
         "mixture": elsewhere("a number from 0 to 1").means(
             "for `both`: from 0 (sample) to 1 (scale); 0.5 by default"
