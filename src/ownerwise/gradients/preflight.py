@@ -191,7 +191,7 @@ def _has(tensor: Tensor, count: int) -> bool:
 
 
 def _instead_of(module: batchnorm._BatchNorm) -> str:
-    """Return a layer that normalises each record separately.
+    """Return the code for a layer that normalises each record separately.
 
     Groups have at least four channels, because without spatial dimensions the output of a
     one-channel group is always 0.

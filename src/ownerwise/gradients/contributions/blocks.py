@@ -49,7 +49,7 @@ def blocked_sum(
 
 
 def sums_in_float64(left: Tensor, right: Tensor) -> bool:
-    """Return whether the sum of outer products is a single product in float64."""
+    """Return whether the sum of outer products is computed as a single product in float64."""
     return len(left) > BLOCK and left.numel() * right.shape[1] <= _SMALL
 
 

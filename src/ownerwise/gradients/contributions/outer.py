@@ -61,7 +61,7 @@ class OuterProducts(Contribution):
     Attributes:
         left, right: all records' factors; deleted when the formed gradients are held instead.
         held: the formed gradients, `[count, rows * columns]`, or None.
-        terms, rows, columns: the size of a record's sum; `columns` counts those of one group.
+        terms, rows, columns: the size of a record's sum; `columns` counts the columns of one group.
         groups: the number of separate sums, each with its own share of the rows.
     """
 
