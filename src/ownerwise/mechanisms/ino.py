@@ -32,7 +32,7 @@ DEFAULT_TAIL = 0.4
 LOSS_FLOOR, LOSS_CEILING = 0.1, 1e6
 """Losses are clamped to this public range. Records are ordered by the log of the clamped loss."""
 _LARGEST_SPREAD = 1e6
-_LOSS_ROUNDOFFS = 8.0  # bound on rounding of a loss: absolute for losses up to 1, relative above
+_LOSS_ROUNDOFFS = 8.0  # bound on a loss's rounding error: absolute up to 1, relative above
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Losses, weights, clipping rules and releases by name, with options: for configuration files.
+"""Named losses, weights, clipping rules and releases, with options, for configuration files.
 
 Other packages add to them through the entry-point groups `ownerwise.losses`, `ownerwise.weights`,
 `ownerwise.clipping_rules` and `ownerwise.releases`; `package.module:Name` refers to any other

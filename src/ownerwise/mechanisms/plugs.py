@@ -114,7 +114,7 @@ class Release(Plug, ABC):
 
     Attributes:
         shape: shape of one record's contribution and of the release.
-        release_share: default fraction of a step's cost that the release takes.
+        release_share: default fraction of a step's privacy cost that is spent on the release.
         planned_with: how to make a plan that accounts for the release, as shown in messages.
     """
 
@@ -137,7 +137,7 @@ class Release(Plug, ABC):
     def process(self, noised: Tensor) -> Tensor:
         """Return the tensor to pass to the loss, given a step's noised sum.
 
-        A release may adapt to its noised sums: this is post-processing and costs nothing.
+        A release may adapt to its noised sums: this is post-processing and has no privacy cost.
         """
         return noised
 
@@ -150,7 +150,7 @@ class Release(Plug, ABC):
         return loss
 
     def measure(self, predicted: np.ndarray, cells: np.ndarray) -> dict[str, float | None]:
-        """Return what the release measures on evaluation data, by name. NOT private.
+        """Return the values that the release measures on evaluation data, by name (NOT private).
 
         Args:
             predicted: predicted classes.
