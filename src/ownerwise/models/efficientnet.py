@@ -35,7 +35,7 @@ SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 
 Normalisation = Literal["none", "l2", "layer"]
 
-_MEAN, _STD = 127 / 255, 128 / 255  # pixels in [0, 1], as in the training on ImageNet
+_MEAN, _STD = 127 / 255, 128 / 255  # for pixels in [0, 1], as used for ImageNet
 _EPSILON = 1e-3  # of the batch normalisations
 _STAGES = (  # (kernel size, stride of the first block, expansion, channels, blocks)
     (3, 1, 1, 16, 1),
@@ -52,8 +52,8 @@ class EfficientNetLite0(nn.Module):
     """The 1280 features of EfficientNet-Lite0, a fixed function of each image.
 
     Images of shape [batch, 3, height, width], with pixels in [0, 1], become features of shape
-    [batch, 1280]. Each image is resized to a square and scaled by the constants that were used in
-    the training on ImageNet. The module has no trainable parameters.
+    [batch, 1280]. Each image is resized to a square and scaled by the constants that were used for
+    training on ImageNet. The module has no trainable parameters.
 
     Args:
         size: height and width, in pixels, of the resized images. The network was trained with 224

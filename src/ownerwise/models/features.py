@@ -57,9 +57,9 @@ def extract(
         extractor: the transform or network.
         inputs: the extractor's inputs, [records, ...].
         batch_size: number of records to process at a time.
-        cache: folder in which features are stored and looked up; by default the one that the
-            environment variable `OWNERWISE_CACHE` names, if any. It needs the same protection as
-            the records. The extractor must have a `fingerprint`, as `EfficientNetLite0` does.
+        cache: folder in which features are stored and looked up; by default the one named by the
+            environment variable `OWNERWISE_CACHE`, if any. It needs the same protection as the
+            records. The extractor must have a `fingerprint`, as `EfficientNetLite0` does.
         progress: whether to show a progress bar; by default, only if the output is a terminal.
     """
     folder = cache_folder(cache, extractor)
