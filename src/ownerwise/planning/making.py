@@ -42,11 +42,11 @@ def plan(
 
     Args:
         owners: the owners, with their budgets and numbers of records.
-        method: `uniform`: one sampling rate and one clip norm, with noise for the strictest owner
-            (DP-SGD). `sample`: individual sampling rates, one clip norm. `scale`: one sampling
-            rate, individual clip norms whose average over records is `clip_norm`. `both`: the
-            clip norms of `scale` raised to the power `mixture`, and individual sampling rates that
-            use up the rest of each budget.
+        method: `uniform`: one sampling rate and one clip norm, with enough noise for the strictest
+            owner (DP-SGD). `sample`: individual sampling rates, one clip norm. `scale`: one
+            sampling rate, individual clip norms whose average over records is `clip_norm`. `both`:
+            the clip norms of `scale` raised to the power `mixture`, and individual sampling rates
+            that use up the rest of each budget.
         steps: number of steps.
         batch_size: expected batch size; the noised sum is divided by it.
         noise_multiplier: std of the noise on the sum, divided by `clip_norm`.
@@ -143,9 +143,10 @@ def _release(owners: Owners, request: PlanRequest) -> PaidRelease | None:
     share, std = request.release_share, request.release_std
     if share is None and std is None and request.constraints is not None:
         share = request.constraints.release_share
-    # The costs 1 / multiplier^2 of gradient and release add up to that of a step. If the gradient's
-    # multiplier is given, the release costs share / (1 - share) times as much as the gradient. If
-    # not, the multiplier of a step without a release is found, and the release costs its share.
+    # The costs of the gradient and of the release, each 1 / multiplier^2, add up to the cost of a
+    # step. If the gradient's multiplier is given, the release costs share / (1 - share) times as
+    # much as the gradient. Otherwise, the multiplier of a step without a release is found, and the
+    # release costs its share of such a step.
     if share is not None and request.noise_multiplier is not None:
         std = request.noise_multiplier * ((1 - share) / share) ** 0.5
     elif share is not None:

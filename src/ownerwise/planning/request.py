@@ -31,7 +31,7 @@ class PaidMechanism(Protocol):
 
 @runtime_checkable
 class ClosingMechanism(Protocol):
-    """A mechanism that makes releases from all records after training, which the plan accounts for."""
+    """A mechanism that makes releases after training, which the plan accounts for."""
 
     def closing(
         self, epsilon: np.ndarray, delta: np.ndarray, records: np.ndarray

@@ -311,7 +311,7 @@ class Planner:
         run: RunCost,
         guess: LogQuantity | None = None,
     ) -> BudgetCurve:
-        """Return the curve of sampling rates; a reweighted release depends on the lowest one."""
+        """Return the curve of sampling rates; a reweighted release depends on the lowest rate."""
         least = None
         if self.reweighted:  # owners with the lowest rate pay for the release in full
             strict = self.strictest if self.mixture is None else self.budgets
