@@ -25,7 +25,7 @@ from ownerwise.mechanisms import Closing
 from ownerwise.planning import Plan
 
 _CLASSES = 10  # assumed in planning, when the model is not yet known
-_CANDIDATES = 64  # budgets considered as the strictest one that contributes in full
+_CANDIDATES = 64  # budgets tried as the strictest one that contributes in full
 _FEW_ROUNDS, _MANY_ROUNDS = 2, 5
 _LITTLE_NOISE = 0.02  # relative to the class total it is added to
 _RELAXATION = {1: 2.5, 2: 2.0}  # predictions move less than the biases
@@ -37,10 +37,11 @@ class Calibration(Closing):
     """Shift the class biases until predictions match labels, with all records weighted equally.
 
     Formal guarantee: every record adds a one-hot vector to the first sum and a vector of
-    probabilities to each later one, each of L2 norm at most 1 (times the owner's share, if the plan
-    has shares), so all sums together are one Gaussian mechanism, which the plan accounts for
-    (`plan(..., calibration=Calibration())`, docs/proofs/calibration.md). The number of rounds, the
-    noise and the shares are public: they follow from the budgets and the declared record counts.
+    probabilities to each later one, each with an L2 norm of at most 1 (times the owner's share, if
+    the plan has shares), so all sums together are one Gaussian mechanism, which the plan accounts
+    for (`plan(..., calibration=Calibration())`, docs/proofs/calibration.md). The number of rounds,
+    the noise and the shares are public: they follow from the budgets and the declared record
+    counts.
 
     Attributes:
         share: fraction of the strictest owner's budget that is spent on the release, in terms of
@@ -125,7 +126,8 @@ class Calibration(Closing):
 
     @property
     def shift(self) -> Tensor | None:
-        """The tensor to subtract from the outputs; None before the last round or if sums were lost.
+        """The tensor to subtract from the outputs; None before the last round, or if too much was
+        lost.
 
         The biases are measured with noise, so they are shrunk towards 0 (James and Stein 1961,
         positive part): if the measured tilt is no larger than its noise, nothing is shifted.
@@ -186,7 +188,7 @@ class Calibration(Closing):
         return {"kind": type(self).__name__, "share": self.share, "classes": self.classes}
 
     def record(self) -> dict[str, Any]:
-        """Return the noised sums, the shift, and the fraction of the measured tilt that is kept."""
+        """Return the noised sums, the shift, and the fraction of the tilt kept after shrinking."""
         result: dict[str, Any] = {"sums": self._sums, "std": self._std, "shift": None}
         if (shift := self.shift) is not None:
             result |= {"shift": shift.tolist(), "kept": self._shrunk()[1]}

@@ -24,7 +24,7 @@ def subtract_from_outputs(model: nn.Module, shift: Tensor, inputs: Any) -> bool:
     Args:
         model: the model.
         shift: one number per class; with a single output, the second number minus the first.
-        inputs: inputs of a few rows; only their shapes and dtypes are used.
+        inputs: inputs for a few records; only their shapes and dtypes are used.
     """
     amount = _amount(shift, _outputs(model, inputs))
     layer = _last_layer(model, inputs, len(amount))
