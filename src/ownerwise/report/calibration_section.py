@@ -72,7 +72,7 @@ def _worst(metrics: dict[str, Any]) -> float:
 
 
 def _change(pairs: Sequence[tuple[float, float]]) -> str:
-    """Return the means of both sides in percent: "81.9 → 87.5"."""
+    """Return the mean values before and after, in percent: "81.9 → 87.5"."""
     if not pairs:
         return "–"
     before, after = 100 * np.mean(pairs, axis=0)

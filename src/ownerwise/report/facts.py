@@ -162,7 +162,7 @@ def _plans(runs: Sequence[Run]) -> tuple[PlanFacts, ...]:
 
 
 def _arithmetic(plan: Plan) -> str:
-    """Return which attacks on rounding the plan's arithmetic resists."""
+    """Return a description of the rounding attacks that the plan's arithmetic resists."""
     if plan.hardened_rows is not None:
         return (
             "noise on a public grid; the records of every batch are placed in secret rows out of "

@@ -1,9 +1,9 @@
 """The sections that mechanisms add to the report, by the mechanism's name.
 
-This is the only file of the report that names mechanisms. A package with its own mechanism adds a
-`Section` (see `blocks`) with an entry point in the group `ownerwise.report_sections`. The section
-finds the mechanism's settings in each run's `config`. A mechanism without a section is reported by
-its settings alone.
+This is the only file in the report package that names mechanisms. A package with its own mechanism
+adds a `Section` (see `blocks`) with an entry point in the group `ownerwise.report_sections`. The
+section finds the mechanism's settings in each run's `config`. A mechanism without a section is
+reported by its settings alone.
 """
 
 from __future__ import annotations
