@@ -109,8 +109,8 @@ class ClippedSums:
         empty = len(batch) == 0
         rows_available = self.plan.hardened_rows
         overflows = rows_available is not None and len(batch) > rows_available
-        # An overflowing batch counts as empty, so the step adds only noise. The probability of an
-        # overflow is reserved in every delta (`planning.batch_bounds.delta_reserve`).
+        # An overflowing batch counts as empty, so the step adds only noise. Part of every delta is
+        # reserved for the probability of an overflow (`planning.batch_bounds.delta_reserve`).
         if empty or overflows:
             self._released([], np.zeros(0), randomness)
             return _zeros(self.model)
@@ -289,7 +289,7 @@ class ClippedSums:
         """Reject a model that mixes records, before this batch can change its state."""
         self._due = len(batch) > 1 and is_due(self._batches)
         self._batches += len(batch) > 1
-        if self._due and Chain.of(self.model, inputs) is None:  # the layers of a chain never mix
+        if self._due and Chain.of(self.model, inputs) is None:  # chains never mix records
             check_model(self.model, batch, randomness.parts)
 
     def _loss_check(

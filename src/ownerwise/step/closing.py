@@ -69,7 +69,7 @@ def closing_sum(
     shares = np.ones(len(plan.targets)) if plan.closing_shares is None else plan.closing_shares
     at_once = max(2, at_once)  # a single row cannot be compared with others
     least = float(shares[shares > 0].min(initial=1.0))
-    # Rounding: a sum of n rows of length at most 1, in pieces, has at most this error.
+    # Rounding: a sum of n rows of length at most 1, computed in pieces, has at most this error.
     pieces = -(-declared // at_once)
     slack = GRID_TOLERANCE + 2.0**-52 * (at_once + pieces + 8) * max(declared, 1) / least
     room = separation.ROOM * least / max(declared, 1)
@@ -148,7 +148,7 @@ def _placed(
         data, part = rows[wanted, chosen]
     if part is not None:
         raise OwnerwiseError(
-            "collate returns different rows for a record if other records change, so its "
+            "collate returns different rows for a record depending on the other records, so its "
             "influence on the release after training cannot be bounded: pad to a fixed length, "
             "and do not use statistics over the batch"
         )

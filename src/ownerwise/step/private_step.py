@@ -356,7 +356,7 @@ class PrivateStep:
             self._watch = ParameterWatch(self.model)
         if self._account is not None:
             self._account.take(step, self.private)  # on disk before any noise is drawn
-        self._spent = step + 1  # a step that fails midway counts: its noise may already be drawn
+        self._spent = step + 1  # a step that fails midway counts: its noise may have been drawn
         refuse_unloaded(batch)
         randomness, steering = self._randomness.of_step(step), self.steering
         scale, clip_scale = 1 / self.plan.expected_batch_size, 1.0

@@ -13,7 +13,7 @@ from ownerwise.step.rounding import GRID_TOLERANCE
 
 
 class RunRandomness:
-    """Draws everything random in a run from one secret stream, each number for one purpose.
+    """Draws all random numbers of a run from one secret stream, each for a single purpose.
 
     Args:
         plan: the run's plan, which determines the noise.
