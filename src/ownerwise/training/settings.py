@@ -1,4 +1,4 @@
-"""The Trainer's settings: frozen, with defaults filled in, and all problems with their values."""
+"""The Trainer's settings, frozen and with defaults filled in, and the checks on their values."""
 
 from __future__ import annotations
 
