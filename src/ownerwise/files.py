@@ -89,7 +89,7 @@ def append_text(path: str | PathLike, text: str) -> None:
 
 
 def drop_temporary(folder: Path, name: str, older: float = 0.0) -> None:
-    """Delete temporary files for `name` (a pattern) unmodified for at least `older` seconds."""
+    """Delete temporary files for `name` (a pattern) last modified at least `older` seconds ago."""
     for path in folder.glob(f".{name}.????????"):  # as `mkstemp` names them
         try:
             if time.time() - path.stat().st_mtime >= older:

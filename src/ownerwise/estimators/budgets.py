@@ -39,7 +39,7 @@ def _by_owner(name: str, given: Any, ids: np.ndarray, problems: Problems) -> Any
     """Return epsilon or delta for `Owners`, as a number or as a mapping for the owners present."""
     if isinstance(given, Mapping):
         present = set(ids.tolist())
-        # if no owner is in common, Owners reports it
+        # if they have no owner in common, Owners reports it
         return {owner: value for owner, value in given.items() if owner in present} or given
     if not np.ndim(given):
         return given
