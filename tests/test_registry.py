@@ -86,7 +86,7 @@ def test_all_problems_with_names_and_options_come_at_once(things):
 def test_errors_of_what_is_made_are_problems(things):
     with pytest.raises(OwnerwiseError, match=r"^shade must be a colour"):
         things.make({"name": "thing", "size": 1, "shade": "none"}, 1, 2)
-    with pytest.raises(OwnerwiseError, match=r"thing thing cannot be made: .*missing"):
+    with pytest.raises(OwnerwiseError, match=r"thing thing cannot be created: .*missing"):
         things.make({"name": "thing", "size": 1}, 1)
 
 

@@ -47,7 +47,7 @@ class PlanError(OwnerwiseError):
 
 
 class AccountingError(OwnerwiseError, ArithmeticError):
-    """An accountant raises this error rather than return an unreliable figure."""
+    """Raised by an accountant instead of returning an unreliable figure."""
 
 
 class Problems:
@@ -87,7 +87,7 @@ class Problems:
             raise kind(self._found)
 
     def warn(self) -> None:
-        """Show each problem as a warning about the call of the caller."""
+        """Issue each problem as a warning that points to the code that called the caller."""
         for problem in self._found:
             warnings.warn(problem, stacklevel=3)
 

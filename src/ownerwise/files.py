@@ -36,8 +36,8 @@ def writing(path: str | PathLike) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OwnerwiseError(
-            f"{path} cannot be written: {reason}; check the free space of the disk and the "
-            "permissions of the folder"
+            f"{path} cannot be written: {reason}; check the free disk space and the folder's "
+            "permissions"
         ) from error
 
 
@@ -74,7 +74,7 @@ def write_json(path: str | PathLike, content: Any, *, indent: int | None = 2) ->
 
 
 def append_text(path: str | PathLike, text: str) -> None:
-    """Append text to a file and flush it to disk; if that fails, the file stays as it was."""
+    """Append text to a file and flush it to disk; if that fails, the file is left unchanged."""
     path = Path(path)
     with writing(path):
         size = path.stat().st_size if path.exists() else 0
@@ -89,7 +89,7 @@ def append_text(path: str | PathLike, text: str) -> None:
 
 
 def drop_temporary(folder: Path, name: str, older: float = 0.0) -> None:
-    """Delete temporary files for `name` (a pattern) unmodified for at least `older` seconds."""
+    """Delete temporary files for `name` (a pattern) last modified at least `older` seconds ago."""
     for path in folder.glob(f".{name}.????????"):  # as `mkstemp` names them
         try:
             if time.time() - path.stat().st_mtime >= older:
@@ -203,7 +203,8 @@ def list_of(kind: Kind, length: int | None = None) -> Kind:
 
 
 def mapping_of(kind: Kind) -> Kind:
-    """Return a kind that accepts objects whose entries, of any name, are all of the given kind."""
+    """Return a kind that accepts objects whose entries, whatever their names, are of the given
+    kind."""
 
     def problems(value: Any, place: str) -> Iterator[str]:
         if not isinstance(value, dict):

@@ -186,7 +186,7 @@ def _held(
 ) -> Iterator[tuple[Any, np.ndarray | None]]:
     """Yield the Datasets and arrays in `data`, each with its selected rows (None for all rows)."""
     parts: list[Any] = []
-    if id(data) in inside:  # a Dataset that holds itself
+    if id(data) in inside:  # a Dataset that contains itself
         return
     if isinstance(data, Subset):
         indices = np.asarray(list(data.indices), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Things that a name and options describe: data sets, models, losses, schedules, mechanisms.
+"""Objects described by a name and options: data sets, models, losses, schedules, mechanisms.
 
 A name is one of the library's own, one that an installed package registers with an entry point, or
 `package.module:Name` for any object that Python can import. The library's own names take
@@ -28,19 +28,20 @@ Named = str | Mapping[Any, Any]
 
 
 class Registry(Mapping[str, Entry]):
-    """What names stand for: functions, classes or other objects that are made with options.
+    """Maps names to functions, classes or other objects that are created with options.
 
     An entry from another package is imported when it is looked up, not when names are listed. A
-    class with a class method `from_settings`, such as a mechanism, is made by that method.
+    class with a class method `from_settings`, such as a mechanism, is created by that method.
 
     Args:
         group: the entry-point group.
         own: the library's own entries.
-        kind: a word for the entries, for messages.
+        kind: what an entry is called in messages.
         leading: number of leading arguments that the library passes; they are not options.
         hidden: further arguments that are not options.
-        extra: options that every entry has because the caller deals with them before `make`.
-        functions: entries that are functions are the result itself, with options bound to them.
+        extra: options that every entry has because the caller handles them before `make`.
+        functions: whether a function registered as an entry is itself the result, with options
+            bound to it.
 
     Example:
         >>> import collections
@@ -113,9 +114,9 @@ class Registry(Mapping[str, Entry]):
 
         Args:
             given: the name, alone or with options.
-            place: where the name stands, for messages; by default the kind.
+            place: where the name was given, for messages; by default the kind.
             prefix: what to put before the names of options in messages.
-            offered: options that `make` is offered, so that they are not required.
+            offered: options that the caller passes to `make`, so that they are not required.
         """
         name, options = split(given)
         if problems := self._name_problems(name, self.kind if place is None else place):
@@ -135,7 +136,7 @@ class Registry(Mapping[str, Entry]):
         ]
 
     def make(self, given: Named, *leading: Any, **offered: Any) -> Any:
-        """Return what a name and its options describe.
+        """Return the object that a name and its options describe.
 
         Args:
             given: the name, alone or with options.
@@ -160,7 +161,7 @@ class Registry(Mapping[str, Entry]):
         except ValueError as error:
             raise OwnerwiseError(str(error)) from error
         except (TypeError, RuntimeError) as error:
-            raise OwnerwiseError(f"{self.kind} {name} cannot be made: {error}") from error
+            raise OwnerwiseError(f"{self.kind} {name} cannot be created: {error}") from error
 
     def _name_problems(self, name: Any, place: str) -> list[str]:
         if isinstance(name, str) and (name in self._own or name in self._installed):

@@ -415,9 +415,9 @@ SQUARES = Squares(4)
         ((), "empty tuple"),
         ((np.zeros(4), [1, 2, 3, 4]), "array 1 in the data is a list"),
         ((np.zeros(4), np.array(["a"] * 4)), "array 1 .* torch does not support"),
-        ((np.zeros((4, 2)), np.zeros(5)), "array 1 in the data has 5 rows, .* list 4 records"),
+        ((np.zeros((4, 2)), np.zeros(5)), "array 1 in the data has 5 rows, .* have 4 records"),
         (np.zeros(()), "0 rows"),
-        (Squares(3), "the Squares has 3 rows, .* list 4 records"),
+        (Squares(3), "the Squares has 3 rows, .* have 4 records"),
     ],
 )
 def test_what_cannot_be_sampled_is_refused_with_reason_and_remedy(dataset, reason):
@@ -431,7 +431,7 @@ def test_all_problems_of_the_data_are_listed():
     with pytest.raises(OwnerwiseError) as caught:
         PoissonBatches((np.zeros(3), "abcd", torch.zeros(5)), plan)
     assert len(caught.value.problems) == 3
-    with pytest.raises(OwnerwiseError, match="collate= applies to a Dataset only"):
+    with pytest.raises(OwnerwiseError, match="collate= applies only to a Dataset"):
         PoissonBatches((np.zeros(4),), plan, collate=list)
 
 

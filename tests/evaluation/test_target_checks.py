@@ -32,8 +32,13 @@ def problems(inputs, targets, loss=functional.cross_entropy, model=None):
         (X.double(), Y, "inputs are float64 [records, 5]", "X.float()"),
         (X.long(), Y, "inputs are int64 [records, 5]", "X.float()"),
         (X.double().numpy(), Y.numpy(), "inputs are float64", "X.astype('float32')"),
-        (X, Y[:, None], "targets are int64 [records, 1]; expected int64 [records]", "y.squeeze(1)"),
-        (X, Y.int(), "targets are int32 [records]; expected int64 [records]", "y.long()"),
+        (
+            X,
+            Y[:, None],
+            "targets are int64 [records, 1]; expected classes, int64 [records]",
+            "y.squeeze(1)",
+        ),
+        (X, Y.int(), "targets are int32 [records]; expected classes, int64 [records]", "y.long()"),
         (X, Y.float(), "targets are float32 [records]", "y.long()"),
         (X, Y.float()[:, None], "targets are float32 [records, 1]", "y.squeeze(1).long()"),
         (X, functional.one_hot(Y), "targets are int64 [records, 3]", "y.argmax(1)"),
@@ -129,7 +134,7 @@ def test_binary_targets_lie_between_0_and_1(wrong):
     targets[33] = wrong
     for given in (targets, targets.numpy()):
         (problem,) = problems(X, given, BCE, nn.Linear(5, 1))
-        assert "some targets are outside 0 to 1" in problem
+        assert "some targets are outside the range of binary cross-entropy, 0 to 1" in problem
 
 
 @pytest.mark.parametrize(

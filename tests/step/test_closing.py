@@ -161,9 +161,9 @@ def test_steps_that_were_not_taken_count_as_spent():
 def test_a_plan_without_a_release_has_no_calibration():
     plan, x, y, model = setting()
     plain = ow.plan(plan.owners, steps=4, batch_size=8)
-    with pytest.raises(ow.PlanError, match="pays for no release after training"):
+    with pytest.raises(ow.PlanError, match="does not account for a release after training"):
         make_step(plain, model).calibrate((x, y))
-    with pytest.raises(ow.OwnerwiseError, match="pays for no release after training"):
+    with pytest.raises(ow.OwnerwiseError, match="does not account for a release after training"):
         make_step(plain, model, calibration=ow.Calibration())
 
 

@@ -256,7 +256,7 @@ def test_a_release_and_its_payment_belong_together():
     model, inputs, labels = tools.example("mlp")
     paid = tools.make_plan(release_std=4.0)
     with pytest.raises(
-        ow.OwnerwiseError, match="CountClasses was passed, but the plan accounts for no"
+        ow.OwnerwiseError, match="CountClasses was passed, but the plan does not account for"
     ):
         tools.make_step(model, cross_entropy, release=tools.CountClasses())
     with pytest.raises(ow.OwnerwiseError, match="accounts for a release, but none was passed"):

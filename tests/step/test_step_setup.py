@@ -113,7 +113,7 @@ def test_all_problems_are_listed_at_once():
         "nn.LayerNorm(8), or nn.GroupNorm(2, 8) on [records, 8, length]", "without max_norm",
         "parameters that do not belong to the model (1 of them)",
         "the optimizer lacks the trainable parameters 1.weight, 1.bias, 2.weight and 2 more",
-        "temperature", "the plan accounts for no release",
+        "temperature", "the plan does not account for a release",
         "micro_batch_size=0",
     ):  # fmt: skip
         assert part in text

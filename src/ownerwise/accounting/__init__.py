@@ -3,7 +3,7 @@
 This package may import only `errors`. `epsilon` is vectorised over owners (`per_owner`). A
 `Schedule` defines the number of steps and the noise at each step. There are two accountants: `pld`
 (tight, the default) and `rdp`. A `RunCost` combines a schedule, an accountant and additional
-releases. `curves` inverts it for as many as a million owners, and `reference` checks the results
+releases. `curves` inverts this cost for up to a million owners, and `reference` checks the results
 with dp-accounting.
 """
 

@@ -13,8 +13,8 @@ _MAX_DELTAS = 64
 class Budgets:
     """Epsilon and delta of every owner, grouped by delta.
 
-    If there are more than 64 distinct deltas, they are rounded DOWN to a grid of 64. Each owner is
-    then accounted for at a delta at or slightly below their own.
+    If there are more than 64 distinct deltas, they are rounded DOWN to a grid of 64. Each owner's
+    cost is then computed at their own delta or at one slightly below it.
     """
 
     def __init__(self, epsilon: np.ndarray, delta: np.ndarray):

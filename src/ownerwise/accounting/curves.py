@@ -171,14 +171,14 @@ class _Equation(ABC):
 
     @abstractmethod
     def exposure(self, value: float, log_epsilon: float) -> Exposure:
-        """Return what a record is exposed to at this value, apart from the closing release."""
+        """Return a record's exposure at this value, apart from the closing release."""
 
     @abstractmethod
     def rough_solution(self, log_epsilon: float) -> float:
         """Return an approximate solution, from a formula."""
 
     def miss(self, value: float, log_epsilon: float) -> float:
-        """Return by how much the logarithm of the cost exceeds its target."""
+        """Return the amount by which the logarithm of the cost exceeds its target."""
         exposure = self.exposure(value, log_epsilon)._replace(closing=self.closing(log_epsilon))
         epsilon = self.run.epsilon(exposure, self.group.delta)
         return float(np.log(max(epsilon, 1e-12))) - log_epsilon
@@ -190,7 +190,7 @@ class _Equation(ABC):
         return self.run.closing.sensitivity(float(np.exp(log_epsilon)), self.group.delta)
 
     def mu_for_steps(self, log_epsilon: float) -> float:
-        """Return about how much of the budget is left for the steps, as a Gaussian mechanism."""
+        """Return the approximate budget left for the steps, as the mu of a Gaussian mechanism."""
         mu = gaussian_mu(float(np.exp(log_epsilon)), self.group.delta)
         if self.run.closing is None:
             return mu

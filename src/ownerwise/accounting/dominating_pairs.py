@@ -25,7 +25,7 @@ from ownerwise.accounting.moments import TAIL, log_moments, moments_at
 
 _LOG_ROOT = 0.5 * np.log(2 * np.pi)
 _BEYOND = 700.0  # exp stays finite
-_LARGEST = 1000.0  # larger multipliers are reduced to this: less noise never costs less
+_LARGEST = 1000.0  # larger multipliers are reduced to this, which can only overstate the cost
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class LaplacePair:
         step = min(0.25, m / 2.0) / m
         upper = (max(1.0, float(orders.max())) / m + TAIL) / m + jump
         least = min(0.0, float(orders.min())) / m
-        if sampling_rate < 1:  # the sampled loss does not fall any further
+        if sampling_rate < 1:  # the loss after sampling cannot fall further
             least = max(least, -40.0 * m)
         lower = (least - TAIL - half) / m - jump
         loss = np.arange(lower, upper + step, step)
@@ -119,7 +119,7 @@ Pair = GaussianPair | LaplacePair
 
 def _log_between(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Return the log probability that a standard normal lies between two points, low < high."""
-    flip = low > 0  # the lower tail is the more precise one
+    flip = low > 0  # the lower tail is more precise
     low, high = np.where(flip, -high, low), np.where(flip, -low, high)
     top = log_ndtr(high)
     with np.errstate(divide="ignore", invalid="ignore"):

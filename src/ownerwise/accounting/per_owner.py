@@ -74,7 +74,7 @@ def _curves(points: np.ndarray) -> Iterable[slice]:
 def _along_curve(run: RunCost, points: np.ndarray, delta: float) -> np.ndarray:
     """Return epsilon, rounded up, for exposures in order of cost, [owners, 4].
 
-    The logarithms of the exposures are points of a path in four dimensions. A point's position
+    The logarithms of the exposures are points on a path in four dimensions. A point's position
     along the path is log rate - log multiplier, which rises with the cost. Where splines in the
     position follow the path, epsilon is interpolated as a function of the position as well.
     """
@@ -105,10 +105,10 @@ def _path_nodes(
     """Return nodes whose spline follows the path, and the points that the spline misses.
 
     Epsilon is a smooth function of an exposure, so it is smooth along the path only where the path
-    is. Between nodes, the path may have corners that a check of epsilon would miss. An error of
-    `tolerance` in the logarithms of the path changes log epsilon by about an eighth of `TOLERANCE`:
-    the slope of log epsilon is at most 2 / m^2 in the log multiplier where sampling amplifies
-    privacy, and about 1 in the log rate.
+    itself is smooth. Between nodes, the path may have corners that a check of epsilon would miss.
+    An error of `tolerance` in the logarithms of the path changes log epsilon by about an eighth of
+    `TOLERANCE`: the slope of log epsilon is at most 2 / m^2 in the log multiplier where sampling
+    amplifies privacy, and about 1 in the log rate.
     """
     wanted = np.linspace(position[0], position[-1], MAX_NODES // 2)
     nodes = np.minimum(np.searchsorted(position, wanted), len(position) - 1)
@@ -133,7 +133,7 @@ def _interpolated(
 ) -> np.ndarray:
     """Return epsilon at every position, from a spline through `spent` at some smooth points.
 
-    A node is added in the middle of an interval until the spline meets the cost there.
+    Nodes are added at the midpoints of intervals until the spline matches the cost there.
     """
     places, first = np.unique(position[smooth], return_index=True)
     smooth = smooth[first]

@@ -61,9 +61,9 @@ def epsilon(
 ) -> float:
     """Return epsilon at `delta` after the steps of `schedule` at (rate, multiplier).
 
-    If `closing` is finite, a Gaussian mechanism of that multiplier, which uses all records, follows
-    the last step. If `laplace` is given, every step also releases a sum of L1 sensitivity 1 from
-    the same batch, with Laplace noise of scale `laplace`.
+    If `closing` is finite, a Gaussian mechanism with that multiplier, which uses all records,
+    follows the last step. If `laplace` is given, every step also releases a sum with L1 sensitivity
+    1 from the same batch, with Laplace noise of scale `laplace`.
     """
     pair = GaussianPair(multiplier) if laplace is None else LaplacePair(multiplier, laplace)
     parts = [_Part(count, sampling_rate, pair.times(factor)) for count, factor in schedule.segments]
@@ -78,7 +78,7 @@ def epsilon(
 
 
 class _Part(NamedTuple):
-    """Consecutive equal steps of a run."""
+    """Consecutive identical steps of a run."""
 
     steps: int
     sampling_rate: float
@@ -169,7 +169,8 @@ class _Direction:
         """Return a window based on the moments, or None if delta cannot be resolved."""
         tilts, cumulant = self.tilts, self.cumulant
         # Chernoff ranges of the loss for every tilt. Mass outside the range, and rounding errors,
-        # enter delta multiplied by exp(cumulant - tilt * epsilon): keep them below _SPARE of it.
+        # enter delta multiplied by exp(cumulant - tilt * epsilon): keep them below a fraction
+        # _SPARE of delta.
         least_epsilon = 0.4 * estimate
         log_tail = np.log(_SPARE * self.delta) - (cumulant - tilts * least_epsilon)
         log_rounding = np.log(_ROUNDING * max(self.total_steps, 10) * _SPARE) - log_tail
@@ -258,7 +259,7 @@ def _one_step(
     high = int(np.ceil(loss(ends[1], extra) / width))
     index = np.arange(low, high + 1)
     edges = width * index
-    # L at which the loss equals the edge; -inf where the loss never falls so low (rises so high)
+    # L at which the loss equals the edge; -inf if the loss never falls that low (rises that high)
     argument = np.expm1(edges if removing else -edges) / sampling_rate
     with np.errstate(divide="ignore"):
         crossing = np.log1p(np.maximum(argument, -1.0))

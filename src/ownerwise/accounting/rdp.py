@@ -49,8 +49,8 @@ def epsilon(
 ) -> float:
     """Return epsilon at `delta` after the steps of `schedule` at (rate, multiplier).
 
-    If `closing` is finite, a Gaussian mechanism of that multiplier, which uses all records, follows
-    the last step.
+    If `closing` is finite, a Gaussian mechanism with that multiplier, which uses all records,
+    follows the last step.
     """
     parts = [(n, sampling_rate, multiplier * factor) for n, factor in schedule.segments]
     if sampling_rate == 0.0 or schedule.steps == 0:

@@ -1,4 +1,4 @@
-"""Releases that a run makes besides its gradients."""
+"""Releases that a run makes in addition to its gradients."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NOISES = ("gaussian", "laplace")
 class PaidRelease:
     """A sum of per-record vectors of length at most 1, released with noise at every step.
 
-    It is computed from the same batch as the gradient. The vectors of K records have a total length
-    of at most K.
+    It is computed from the same batch as the gradient. Together, K records contribute a vector of
+    length at most K.
 
     Attributes:
         std: standard deviation of the noise.
@@ -38,10 +38,10 @@ class PaidRelease:
 class ClosingRelease:
     """Sums over ALL records, of vectors of length at most 1, released once after training.
 
-    Nothing is sampled: together, the sums form one Gaussian mechanism of multiplier
-    std / (sqrt(count) * length). An owner whose budget is stricter than `full_mu`, in terms of
-    Gaussian differential privacy, contributes shorter vectors. The vectors of K records have a
-    total length of at most K times that of one.
+    Nothing is sampled: together, the sums form one Gaussian mechanism with multiplier std /
+    (sqrt(count) * length). An owner whose budget is stricter than `full_mu`, in terms of Gaussian
+    differential privacy, contributes shorter vectors. Together, K records contribute vectors at
+    most K times as long as those of one record.
 
     Attributes:
         std: standard deviation of the noise on each sum.
@@ -60,7 +60,7 @@ class ClosingRelease:
             raise AccountingError(f"{self.count} closing releases: expected at least 1")
         if not 0 <= self.full_mu < math.inf:
             raise AccountingError(
-                f"full_mu {self.full_mu:g}: expected a finite number of 0 or more"
+                f"full_mu {self.full_mu:g}: expected a finite, non-negative number"
             )
 
     def multiplier(self, sensitivity: float) -> float:
@@ -68,7 +68,7 @@ class ClosingRelease:
         return self.std / (math.sqrt(self.count) * sensitivity) if sensitivity else math.inf
 
     def sensitivity(self, epsilon: float, delta: float) -> float:
-        """Return the largest length of the vectors of an owner with this budget."""
+        """Return the maximum length of the vectors that an owner with this budget contributes."""
         return min(1.0, gaussian_mu(epsilon, delta) / self.full_mu) if self.full_mu else 1.0
 
 

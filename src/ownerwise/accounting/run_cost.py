@@ -1,4 +1,4 @@
-"""What is accounted for: the steps of a run, by which accountant, and all releases."""
+"""The parts of a run that are accounted for (steps and releases), and the accountant to use."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Exposure(NamedTuple):
     """The quantities of one record that determine its privacy cost in a given run.
 
     Attributes:
-        sampling_rate: probability with which the record takes part in a step.
+        sampling_rate: probability that the record takes part in a step.
         multiplier: std of the noise on the gradients, divided by the record's clip norm.
-        release: largest length of the vector that the record adds to the release of a step.
-        closing: largest length of the vectors that it adds to the closing release.
+        release: maximum length of the vector that the record adds to the release of a step.
+        closing: maximum length of the vectors that it adds to the closing release.
     """
 
     sampling_rate: float
@@ -57,8 +57,8 @@ class RunCost:
         closing = math.inf if self.closing is None else self.closing.multiplier(in_closing)
         release = self.release
         if release is not None and release.noise == "laplace":
-            # Always PLD: requests refuse "rdp" for Laplace noise. The std of Laplace noise is
-            # sqrt(2) times its scale.
+            # Always PLD: a request for Laplace noise with "rdp" is rejected. The std of Laplace
+            # noise is sqrt(2) times its scale.
             scale = release.std / (math.sqrt(2.0) * in_release)
             return pld.epsilon(
                 rate, multiplier, self.schedule, delta, closing=closing, laplace=scale

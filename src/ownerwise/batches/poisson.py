@@ -107,7 +107,7 @@ class PoissonBatches:
         if start < 0 or steps < 0 or start + steps > plan.steps:
             raise OwnerwiseError(
                 f"got steps {start} to {start + steps}, but the plan has only {plan.steps} steps, "
-                "and the budgets cover no more. Make a plan with more steps"
+                "and the budgets do not cover more. Make a plan with more steps"
             )
         if problems := ownerless_problems(plan):
             raise OwnerwiseError(problems)
@@ -159,7 +159,7 @@ class PoissonBatches:
     ) -> Iterator[Batch]:
         pending: deque[tuple[int, np.ndarray]] = deque()
 
-        def requests() -> Iterator[tuple[np.ndarray, np.ndarray]]:  # runs here, some steps ahead
+        def requests() -> Iterator[tuple[np.ndarray, np.ndarray]]:  # runs here, ahead of time
             for step, indices in drawn:
                 pending.append((step, indices))
                 yield indices, _positions(step, len(indices), parts)
@@ -171,7 +171,7 @@ class PoissonBatches:
             sampler=requests(),  # pyright: ignore[reportArgumentType]
             collate_fn=_unchanged,
             num_workers=self._num_workers,
-            generator=torch.Generator().manual_seed(seed),  # do not advance the global one
+            generator=torch.Generator().manual_seed(seed),  # the global one must not advance
         )
         for data, part in loader:
             yield self._batch(*pending.popleft(), data, part)

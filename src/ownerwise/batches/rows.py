@@ -18,11 +18,11 @@ from ownerwise.errors import OwnerwiseError
 if TYPE_CHECKING:
     from ownerwise.planning import Plan
 
-_REPETITIONS = 16  # of collate: random masking is unlikely to choose the same tokens every time
+_REPETITIONS = 16  # calls to collate: random masking is unlikely to pick the same tokens each time
 Collate = Callable[[list[Any]], Any]
 """collate(samples) combines a Dataset's samples into one batch."""
 
-COLLATE_NEEDS_DATASET = "collate= applies to a Dataset only: rows of arrays do not need collating"
+COLLATE_NEEDS_DATASET = "collate= applies only to a Dataset: rows of arrays do not need collating"
 
 
 class ArrayRows:
@@ -127,7 +127,7 @@ def rows_of(dataset: Any, records: int, collate: Collate | None) -> ArrayRows | 
 
 
 def arrays_of(data: Any, collate: Collate | None = None) -> Any:
-    """Return the arrays of data in memory as a tuple; None for a Dataset, which loads its rows."""
+    """Return in-memory data as a tuple of arrays, or None for a Dataset, which loads its rows."""
     if type(data) is TensorDataset and collate is None:  # a subclass may transform its rows
         return data.tensors
     if isinstance(data, torch.Tensor | np.ndarray):
@@ -136,9 +136,9 @@ def arrays_of(data: Any, collate: Collate | None = None) -> Any:
 
 
 def is_map_style(data: Any) -> bool:
-    """Return whether rows can be fetched by index, as from a Dataset; not from a table's columns.
+    """Return whether rows can be fetched by index, as from a Dataset.
 
-    A DataLoader, an iterator and a dictionary do not have rows either.
+    This is not possible for a table indexed by column, a DataLoader, an iterator or a dictionary.
     """
     by_column = isinstance(data, dict) or hasattr(data, "iloc")
     indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
@@ -214,8 +214,8 @@ def _length_problems(name: str, rows: int, records: int) -> list[str]:
     if rows == records:
         return []
     return [
-        f"{name} has {rows} rows, but the plan's owners list {records} records (not private): pass "
-        "exactly the rows whose owner ids were passed, in the same order"
+        f"{name} has {rows} rows, but the plan's owners have {records} records (not private): "
+        "pass exactly the rows whose owner ids were passed, in the same order"
     ]
 
 

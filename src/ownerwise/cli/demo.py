@@ -14,7 +14,7 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "demo",
         help="compare DP-SGD, IDP-SGD, INO-SGD and a calibrated model on bundled data, in minutes",
-        description="Compare four methods on ten owners, one per digit, with budgets from strict "
+        description="Compare four methods with ten owners, one per digit, with budgets from strict "
         "to lax. All methods are tuned over the same search space, on several splits of the data. "
         "The command prints tables and writes a report. Nothing is downloaded.",
     )

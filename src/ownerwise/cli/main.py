@@ -79,7 +79,7 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
         action=_PrintCompletion,
         choices=_SHELLS,
         metavar="SHELL",
-        help=f"print a script for completion in {', '.join(_SHELLS[:-1])} or {_SHELLS[-1]}",
+        help=f"print a completion script for {', '.join(_SHELLS[:-1])} or {_SHELLS[-1]}",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for own in _COMMANDS:
@@ -110,7 +110,7 @@ class _PrintCompletion(argparse.Action):
 
 
 def _complete_paths(parser: argparse.ArgumentParser, files: Any) -> None:
-    """Let the arguments that are paths complete to files, in all commands."""
+    """Make path arguments complete to file names in all commands."""
     for action in parser._actions:
         if action.type is Path:
             vars(action)["complete"] = files

@@ -60,7 +60,7 @@ def add(commands: Any) -> None:
         "--calibrate",
         dest="calibration",
         action="store_true",
-        help="pay for a release after training that takes out the tilt of the class biases",
+        help="pay for a release after training that removes the tilt of the class biases",
     )
     command.add_argument(
         "--strict", action="store_true", help="refuse plans that cannot use up every budget"
@@ -144,7 +144,7 @@ def _out_problems(out: Path) -> list[str]:
 
 
 def number(text: str) -> float:
-    """Return a number in the usual notation; argparse reports any other text."""
+    """Parse a number in ordinary notation; argparse reports any other text as an error."""
     from ownerwise.owners.tables import plain_number
 
     return plain_number(text)

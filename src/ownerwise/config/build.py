@@ -227,11 +227,11 @@ def stored_plan(folder: Path, owners: Owners) -> Plan | None:
     try:
         return Plan.load(folder / PLAN, owners=owners)
     except PlanError:
-        return None  # comparing with a new plan shows all differences
+        return None  # a comparison with a new plan will show all differences
 
 
 def make_model(config: Config, data: DataSet) -> torch.nn.Module:
-    """Return the model; by default its numbers of inputs and classes are taken from the data."""
+    """Return the model; by default, its numbers of inputs and classes match the data."""
     single = _single_logit(LOSSES.make(config["training"].get("loss", "cross_entropy")))
     sizes = (data.train.inputs[0].size, 1 if single else len(data.classes))
     with torch.random.fork_rng(devices=[]):
@@ -258,7 +258,7 @@ def training_options(config: Config) -> dict[str, Any]:
 
 
 def make_plug(registry: Registry, given: Any, seed: int | None) -> Any:
-    """Return a mechanism, or None if none is given; one that draws numbers may use the seed."""
+    """Return a mechanism, or None if none is given; a randomised one may use the seed."""
     if not given:
         return None
     return registry.make(given, stream=None if seed is None else SecretStream.from_seed(seed))

@@ -1,4 +1,4 @@
-"""Replace the inputs of a configured data set with features that cost no privacy."""
+"""Replace the inputs of a configured data set with features that have no privacy cost."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from ownerwise.training import LOGGERS, schedule_problems
 from ownerwise.training.values import ValueRule, whole
 
 FROM_THE_DATA = ("inputs", "classes")
-"""Options of models that are taken from the data unless they are given."""
+"""Model options that are taken from the data unless they are set."""
 
 _OF_TABLES = ("target", "owner", "features", "classes", "columns", "scale", "test_share")
 _NAMED = (
@@ -30,7 +30,7 @@ _NAMED = (
     ("clipping", "kind", CLIPPING_RULES),
     ("release", "kind", RELEASES),
 )
-_MANY = 10**9  # steps, if their number is not known
+_MANY = 10**9  # number of steps to assume if it is unknown
 
 
 @dataclass(frozen=True)
@@ -140,14 +140,14 @@ def _key_problems(
 
 
 def _placed(place: str, keys: Iterable[str], problems: Iterable[str]) -> Iterator[str]:
-    """Put the place before problems, of which those with one key start with the key."""
+    """Prefix each problem with its place; a problem with a single key starts with that key."""
     for text in problems:
         named = text.split()[0].rstrip(":") in keys
         yield f"{place}.{text}" if named else f"{place}: {text}"
 
 
 def _named_problems(registry: Registry, given: Any, place: str, key: str) -> Iterator[str]:
-    """Yield the problems with a name and its options, including those with their values."""
+    """Yield the problems with a name and its options, including problems with option values."""
     of_name = f"{place}.{key}" if isinstance(given, Mapping) else place
     if problems := registry.problems(given, of_name, f"{place}."):
         yield from problems

@@ -111,7 +111,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
     "owners": {
         "budgets": text().means("CSV or Parquet file of [budgets](how-to/budgets.md)"),
         "epsilon": table("a table {owner = positive number or level}").means(
-            "budgets written in the configuration"
+            "budgets given directly in the configuration"
         ),
         "column": text().means(
             "column of the data that names each record's owner; by default `data.owner`"
@@ -123,8 +123,8 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "assigns records of a public data set to fictitious owners, for experiments"
         ),
         "delta": between(0, 1).means(
-            "delta for owners whose own delta is not given (no column, or a blank cell); 1e-5 if "
-            "omitted"
+            "delta for owners without one of their own (no column, or a blank cell); 1e-5 by "
+            "default"
         ),
     },
     "plan": {
@@ -140,7 +140,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "bound on the norm of a record's gradient; 1 by default"
         ),
         "accountant": elsewhere(f"one of {', '.join(ACCOUNTANTS)}").means(
-            "`pld` by default, which is tight"
+            "`pld` (tight) by default"
         ),
         "mixture": elsewhere("a number from 0 to 1").means(
             "for `both`: from 0 (sample) to 1 (scale); 0.5 by default"
@@ -160,10 +160,10 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "`release_std`"
         ),
         "release_noise": elsewhere(f"one of {', '.join(NOISES)}").means(
-            "`gaussian` by default; `laplace` needs `pld`, and vectors of L1 norm at most 1"
+            "`gaussian` by default; `laplace` needs `pld`, and vectors with an L1 norm of at most 1"
         ),
         "calibration": elsewhere("true, a name, or a table with options").means(
-            "pay for a release after training that takes out the tilt of the class biases; options "
+            "pay for a release after training that removes the tilt of the class biases; options "
             "`share` and `rounds` ([why](proofs/calibration.md))"
         ),
         "strict": flag().means("refuse plans in which some owner cannot use up their budget"),
@@ -236,7 +236,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         ),
     },
 }
-"""Sections and keys of a configuration. A section in `OPEN` also accepts the options of what its
-name or kind stands for."""
+"""Sections and keys of a configuration. A section in `OPEN` also accepts the options of the object
+that its name or kind refers to."""
 
 OPEN = ("model", "weights")

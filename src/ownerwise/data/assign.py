@@ -66,7 +66,7 @@ def by_class(data: DataSet, budgets: Budgets) -> Assignment:
 
 
 def by_classes(data: DataSet, classes: Mapping[str, Sequence[str]], budgets: Budgets) -> Assignment:
-    """Assign to each owner the classes listed for it in `{owner: class names}`.
+    """Assign each owner the classes listed for it in `{owner: class names}`.
 
     Each class must have exactly one owner.
     `budgets` lists the budgets in the order of the owners, or maps their names to budgets.
@@ -114,8 +114,8 @@ def named_budgets(given: Budgets, names: tuple[str, ...]) -> dict[str, float]:
             problems.add(f"no budget for {name_some(lacking, repr)}; expected one for each name")
         if unknown:
             problems.add(
-                f"budget given for the unknown name {name_some(unknown, repr)}; expected names "
-                f"among {name_some(names, repr, shown=10)}"
+                f"budget given for the unknown name {name_some(unknown, repr)}; expected one of "
+                f"{name_some(names, repr, shown=10)}"
             )
         budgets = dict(given)
     else:

@@ -148,7 +148,7 @@ def make_table(
 
 
 def record(at: int) -> str:
-    """Name a record in a message by its position, counted from 0, never by its content."""
+    """Return a record's name for messages: its position, counted from 0, never its content."""
     return f"record {at}"
 
 

@@ -33,7 +33,7 @@ def reading(path: Path | str, expected: str) -> Iterator[None]:
         yield
     except (OwnerwiseError, MemoryError):
         raise
-    except Exception as error:  # parsers raise nearly anything on corrupted files
+    except Exception as error:  # parsers may raise almost any error on corrupted files
         what = str(error) if isinstance(error, Unusable) else type(error).__name__
         raise OwnerwiseError(
             f"{path} cannot be read as {expected} ({what}): it is corrupted, truncated or the "

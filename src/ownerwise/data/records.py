@@ -149,7 +149,7 @@ def class_positions(data: DataSet, classes: Sequence[str]) -> list[int]:
     problems = Problems()
     if unknown:
         problems.add(
-            f"{data.name} has no class {name_some(unknown, repr)}; expected names among "
+            f"{data.name} has no class {name_some(unknown, repr)}; expected one of "
             f"{name_some(data.classes, repr, shown=10)}"
         )
     if len(set(classes)) < len(classes) or not classes:

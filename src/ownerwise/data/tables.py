@@ -45,11 +45,12 @@ def load_table(
         target: the column with the class of each record.
         owner: the column with the id of each record's owner; it becomes the column `owner`, for use
             in `Owners(data.train.columns["owner"], {id: epsilon})`.
-        features: the columns that become inputs; by default, all columns not used otherwise. A
-            mapping also declares, from public knowledge, each column's range (low, high) or its
-            list of categories: ranges are scaled to [-1, 1], and categories become 0/1 inputs. None
-            declares a column of numbers that are used unchanged. `Pictures(...)`, or a mapping of
-            its options, declares a column that names picture files, which are then the only inputs.
+        features: the columns that become inputs; by default, all columns not used for anything
+            else. A mapping also declares, from public knowledge, each column's range (low, high) or
+            its list of categories: ranges are scaled to [-1, 1], and categories become 0/1 inputs.
+            None declares a column of numbers that are used unchanged. `Pictures(...)`, or a mapping
+            of its options, declares a column that names picture files, which are then the only
+            inputs.
         classes: the classes, in the order of their targets. By default, the distinct values in the
             records are used; the list itself is then NOT private.
         columns: additional columns to keep alongside the inputs.
@@ -172,8 +173,8 @@ def _pictures(name: str, options: Mapping[str, Any]) -> Pictures:
     except TypeError:
         known = ", ".join(field.name for field in fields(Pictures))
         raise OwnerwiseError(
-            f"feature {name} has the options {name_some(list(options))}; expected only options "
-            f"among {known}"
+            f"feature {name} has the options {name_some(list(options))}; the only valid options "
+            f"are {known}"
         ) from None
 
 

@@ -14,7 +14,7 @@ _HINTS = Hints(record_owner="owners", levels="PrivateClassifier accepts only num
 
 
 def fit_owners(records: int, ids: np.ndarray | None, epsilon: Any, delta: Any) -> Owners:
-    """Return the owners of a fit's records, of which each is its own owner without `ids`."""
+    """Return the owners of a fit's records; without `ids`, every record is its own owner."""
     problems = Problems()
     given = {"epsilon": epsilon, "delta": delta}
     if ids is None:
@@ -39,7 +39,7 @@ def _by_owner(name: str, given: Any, ids: np.ndarray, problems: Problems) -> Any
     """Return epsilon or delta for `Owners`, as a number or as a mapping for the owners present."""
     if isinstance(given, Mapping):
         present = set(ids.tolist())
-        # if no owner is in common, Owners reports it
+        # if they have no owner in common, Owners reports it
         return {owner: value for owner, value in given.items() if owner in present} or given
     if not np.ndim(given):
         return given

@@ -34,16 +34,16 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     """A neural network trained with an individual privacy budget for each data owner.
 
     Formal guarantee: one `fit` with `random_state=None` is (epsilon_o, delta_o)-differentially
-    private for each single record of owner o (add or remove one record), and all fitted attributes
-    may be published. This is the guarantee of `PrivateStep` with the plan in `plan_`. The following
-    are assumed to be public: all parameters below, who the owners are and how many records each
-    has, the number of features, and the classes. Without `classes`, labels are taken from `y`,
-    which reveals which labels occur. Such a fit is NOT private; a `PrivacyWarning`, `private_` and
-    the card say so. Inputs are not standardised with data statistics; pass a public `input_range`
-    instead. A scaler that a pipeline fits before this step releases statistics of the records
-    without noise; that fit is NOT private either, and is reported in the same places. A scaler that
-    you call yourself cannot be detected. Each additional fit on the same records spends the budgets
-    again. A parameter search or cross-validation is NOT accounted for; it triggers a
+    private for each individual record of owner o (add or remove one record), and all fitted
+    attributes may be published. This is the guarantee of `PrivateStep` with the plan in `plan_`.
+    The following are assumed to be public: all parameters below, who the owners are and how many
+    records each has, the number of features, and the classes. Without `classes`, labels are taken
+    from `y`, which reveals which labels occur. Such a fit is NOT private; a `PrivacyWarning`,
+    `private_` and the card say so. Inputs are not standardised with data statistics; pass a public
+    `input_range` instead. A scaler that a pipeline fits before this step releases statistics of the
+    records without noise; that fit is NOT private either, and is reported in the same places. A
+    scaler that you call yourself cannot be detected. Each additional fit on the same records spends
+    the budgets again. A parameter search or cross-validation is NOT accounted for; it triggers a
     `PrivacyWarning`. No guarantee covers the records on which `score` is computed.
 
     Args:
@@ -65,7 +65,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             are clipped to this range and scaled to [-1, 1]. With None, inputs are left unchanged.
         accountant: "pld" (tight) or "rdp".
         calibration: True, or options such as {"share": 0.1}, to pay for a release after training
-            that takes out the tilt of the class biases (`Calibration`).
+            that removes the tilt of the class biases (`Calibration`).
         verbose: whether to show a progress bar.
         random_state: None uses secret randomness. Any other value makes the result repeatable
             and NOT private.

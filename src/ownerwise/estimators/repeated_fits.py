@@ -48,5 +48,5 @@ class Lineage:
 
 
 def _restored(key: str, *counts: Any) -> Lineage:
-    """Return the living lineage with this key, or a new one with these counts."""
+    """Return the existing lineage with this key, or a new one with these counts."""
     return Lineage.living.get(key) or Lineage(key, *counts)

@@ -49,8 +49,8 @@ _AS_NUMBERS = ".float() (for an array, .astype('float32'))"
 def run_on_first(model: nn.Module, inputs: Any) -> Any:
     """Return the outputs for dummy inputs of the same shapes, and restore the model's state.
 
-    A model that fails on dummies runs on the inputs themselves (`run_on_dummies`).
-    If the model does not accept the inputs, the error message names the call that converts them.
+    If the model fails on the dummies, it is run on the inputs themselves (`run_on_dummies`). If the
+    model does not accept the inputs, the error message names the call that converts them.
     """
     try:
         return run_on_dummies(model, inputs, State(model))
@@ -103,7 +103,7 @@ def value_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
     kind = _kind(loss)
     if kind in _OF_PROBABILITIES and not _lie_within(targets, 1):
         return [
-            "some targets are outside 0 to 1, the range of binary cross-entropy: encode the two "
+            "some targets are outside the range of binary cross-entropy, 0 to 1: encode the two "
             "classes as 0 and 1 (y.unique() shows the values)"
         ]
     if kind not in _OF_CLASSES or _is_float(targets) or outputs.dim() < 2:
@@ -146,7 +146,7 @@ def _class_problems(outputs: Tensor, targets: Tensor) -> list[str]:
     if known and not call:
         return []
     fix = f"pass y{call}" if known else "pass y in this shape"
-    return [f"targets are {described(targets)}; expected int64 {shape_name(shape)}, classes: {fix}"]
+    return [f"targets are {described(targets)}; expected classes, int64 {shape_name(shape)}: {fix}"]
 
 
 def _number_problems(outputs: Tensor, targets: Tensor, *, probabilities: bool) -> list[str]:

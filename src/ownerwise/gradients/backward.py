@@ -29,7 +29,7 @@ def send_back(
         weights: the factor for each loss, `[B]`.
         parameters: the trainable parameters; their `grad` is left as it was.
         keep: whether to keep the graph for another pass; must be False with `also`.
-        also: other numbers whose backward pass, with weights of 1, runs in the same call.
+        also: other values to backpropagate in the same call, each with a weight of 1.
     """
     assert also is None or not keep
     before = [(p, p.grad) for p in parameters if p.grad is not None]

@@ -13,7 +13,7 @@ from ownerwise.gradients.taps import Tap
 
 __all__ = ["find_layouts"]
 
-_RANDOM_DIVISIONS = 2  # then, if layouts are still ambiguous, one for each bit of a record's index
+_RANDOM_DIVISIONS = 2  # followed, if layouts are still ambiguous, by one per bit of the index
 
 
 def find_layouts(

@@ -122,7 +122,7 @@ class Collector:
         uses: the uses of these parameters.
         shared: all other uses, which are added up before the norm is taken.
         squares: squared norms, one entry per parameter or group of parameters.
-        terms_bounds: upper bounds on the sums of the norms of each record's terms.
+        terms_bounds: for each record, upper bounds on the sum of the norms of its terms.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ def _zeros(parameter: nn.Parameter, *records: int) -> Tensor:
 
 
 def _shared_norms(uses: list[Use], count: int, budget: MemoryBudget) -> Iterator[Tensor]:
-    """Yield squared norms of parameters with several uses, taken of the SUM over the uses."""
+    """Yield squared norms of parameters with several uses, computed from the SUM over the uses."""
     with_derived = {root for tracked, _ in uses if not tracked.is_root for root in tracked.roots}
     by_root: dict[nn.Parameter, list[Use]] = {}
     rest = []
@@ -228,7 +228,7 @@ def _form(uses: Iterable[Use], start: int, stop: int) -> Gradients:
 
 
 def _to_roots(parts: Iterable[tuple[TrackedParameter, Tensor]], *, per_record: bool) -> Gradients:
-    """Return the gradients of the roots; those of a derived tensor are added up first."""
+    """Return the gradients of the roots; gradients of a derived tensor are added up first."""
     sums: Gradients = {}
     of_derived: dict[TrackedParameter, Tensor] = {}
     for tracked, part in parts:

@@ -27,7 +27,7 @@ A norm is a product of two lengths. If one factor is this long, the other may be
 squares underflow in float32 although the product does not, and the computed norm would be too
 small. d numbers whose squares underflow (below 2.7e-23 each) have a length of at most 2.7e-23
 sqrt(d), so below this limit a norm is too small by at most 2.7e-14 sqrt(d): 1e-10 for 10^7 numbers,
-which is negligible beside the smallest clip norm (`ownerwise.mechanisms.SMALLEST_NORM`).
+which is negligible compared with the smallest clip norm (`ownerwise.mechanisms.SMALLEST_NORM`).
 """
 
 
@@ -52,7 +52,7 @@ def lengths(tensor: Tensor, count: int) -> Tensor:
 def row_norms(rows: Tensor) -> Tensor:
     """Return the L2 norm of each row of a `[count, numbers]` tensor, as `[count]`.
 
-    Squares that are added one after the other may all be rounded in the same direction: a float32
+    Squares that are added one after another may all be rounded in the same direction: a float32
     norm of 4,000,000 equal numbers can be too small by 0.3%. Wide rows are therefore divided into
     parts, whose norms are combined. The relative error stays below 1e-5
     (`ownerwise.step.rounding.NORM_ERROR`).

@@ -75,9 +75,9 @@ def _of_module(name: str, module: nn.Module) -> Iterator[Problem]:
     elif isinstance(module, nn.LSTM) and module.proj_size:
         yield Problem(where, *PROJECTED_LSTM)
     elif isinstance(module, torch.jit.ScriptModule):
-        yield Problem(where, COMPILED, "pass the module in its unscripted form")
+        yield Problem(where, COMPILED, "pass the unscripted module")
     elif type(module).__name__ == "OptimizedModule":
-        yield Problem(where, COMPILED, "pass the module in its uncompiled form")
+        yield Problem(where, COMPILED, "pass the uncompiled module")
     elif isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         yield Problem(
             where, "it reduces gradients itself, before they are clipped", "pass `.module`"
@@ -191,7 +191,7 @@ def _has(tensor: Tensor, count: int) -> bool:
 
 
 def _instead_of(module: batchnorm._BatchNorm) -> str:
-    """Return a layer that normalises each record separately.
+    """Return the code for a layer that normalises each record separately.
 
     Groups have at least four channels, because without spatial dimensions the output of a
     one-channel group is always 0.

@@ -17,7 +17,7 @@ __all__ = ["Attributes", "State", "differing", "run_on_dummies"]
 
 _OF_TORCH = frozenset(vars(nn.Module()))  # parameters, buffers, submodules, hooks, the mode
 _CONTAINERS = (list, dict, set)
-_VALUES = (Tensor, float, np.ndarray, np.generic)  # what can hold numbers computed from records
+_VALUES = (Tensor, float, np.ndarray, np.generic)  # can hold numbers computed from records
 
 
 class Attributes:
@@ -126,7 +126,7 @@ class State:
 
 
 def run_on_dummies(model: nn.Module, inputs: Any, state: State) -> Any:
-    """Return the model's outputs for dummy inputs, all zeros, and restore the state.
+    """Return the model's outputs for all-zero dummy inputs, and restore the state.
 
     The zeros have the same shapes and dtypes as the inputs, and nearly every model accepts them as
     numbers, tokens or flags. If a model fails on zeros, it is run on the ACTUAL inputs instead. The

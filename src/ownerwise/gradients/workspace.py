@@ -77,7 +77,7 @@ class Workspace:
         return Loan(self, self.lend(shape, like))
 
     def give_back(self, block: Tensor) -> None:
-        """Return a borrowed block to the pool; the caller must hold no views of it any more."""
+        """Return a borrowed block to the pool; the caller must no longer hold views of it."""
         if self.lean:
             return
         whole = block.new_empty(0).set_(block.untyped_storage())  # type: ignore[call-overload]

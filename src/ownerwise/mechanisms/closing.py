@@ -21,10 +21,11 @@ class Closing(Plug, ABC):
     The plan accounts for the sums (`plan(..., calibration=)`). The step computes the outputs of all
     records, clips every record's contribution to L2 norm 1 (or to the owner's share, if the plan
     has shares), adds the contributions and draws the noise. Later sums may depend on earlier noised
-    ones. The correction is computed from noised sums alone, so it costs nothing.
+    ones. The correction is computed from noised sums alone, so it has no privacy cost.
 
     Attributes:
-        outside: True if the correction is not part of the model's parameters; part of the state.
+        outside: True if the correction is not part of the model's parameters; this flag is part of
+            the state.
     """
 
     outside: bool = False
@@ -43,12 +44,13 @@ class Closing(Plug, ABC):
     def contributions(self, outputs: Any, targets: Any) -> Tensor:
         """Return each record's contribution to the next sum, from its own outputs and targets.
 
-        The shape is [records, numbers]. Only earlier noised sums may influence it besides.
+        The shape is [records, numbers]. Apart from these, the contribution may depend only on
+        earlier noised sums.
         """
 
     @abstractmethod
     def observe(self, noised: Tensor | None) -> None:
-        """Take note of the next noised sum, [numbers]; None if it was lost after being paid for."""
+        """Process the next noised sum, [numbers], or None if it was lost after being paid for."""
 
     @property
     @abstractmethod
@@ -58,8 +60,8 @@ class Closing(Plug, ABC):
     @property
     @abstractmethod
     def shift(self) -> Tensor | None:
-        """What to subtract from the model's outputs; None if nothing is to be subtracted."""
+        """The tensor to subtract from the model's outputs, or None if there is none."""
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
-        """Return what was released and what follows from it, as JSON types."""
+        """Return the released values and the results derived from them, as JSON types."""

@@ -29,7 +29,7 @@ from ownerwise.randomness import StepStream
 if TYPE_CHECKING:
     from ownerwise.planning import Plan
 
-_COUNTS_AS_ZERO = SMALLEST_NORM / 10  # so do all smaller norms in float32
+_COUNTS_AS_ZERO = SMALLEST_NORM / 10  # in float32, norms up to this value are treated as zero
 
 
 @dataclass(frozen=True)

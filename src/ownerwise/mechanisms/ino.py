@@ -32,7 +32,7 @@ DEFAULT_TAIL = 0.4
 LOSS_FLOOR, LOSS_CEILING = 0.1, 1e6
 """Losses are clamped to this public range. Records are ordered by the log of the clamped loss."""
 _LARGEST_SPREAD = 1e6
-_LOSS_ROUNDOFFS = 8.0  # largest change in a loss by rounding: absolute up to 1, relative above
+_LOSS_ROUNDOFFS = 8.0  # bound on a loss's rounding error: absolute up to 1, relative above
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,12 @@ class INO(Weights):
 
     def score(self, losses: np.ndarray, owner_index: np.ndarray | None = None) -> np.ndarray:
         """Return one finite score per record, computed from the logarithm of its clamped loss."""
-        clamped = np.fmax(losses, LOSS_FLOOR)  # fmax: nan is the floor
+        clamped = np.fmax(losses, LOSS_FLOOR)  # fmax turns NaN into the floor
         np.minimum(clamped, LOSS_CEILING, out=clamped)
         return np.asarray(self.score_by(np.log(clamped, out=clamped), owner_index, self._plan))
 
     def settings(self) -> dict[str, Any]:
-        """Return the options as JSON types; those with unusual defaults only if they differ."""
+        """Return the options as JSON types; the width is included only if it is not the default."""
         options: dict[str, Any] = {"kind": "INO"}
         length = {"tail_length": self.tail_length} if self.tail is None else {"tail": self.tail}
         options |= length
@@ -147,7 +147,7 @@ class INO(Weights):
             kappa: how much the budgets influence the order (`BudgetAware`).
             order: one of `ORDERS`, instead of kappa.
             shape: "beta", "steps", or the values of the steps.
-            stream: for random orders: the run's own stream if the seed is fixed.
+            stream: the run's own stream if the seed is fixed; used by random orders.
         """
         numbers = {
             "tail": tail, "tail_length": tail_length, "alpha": alpha, "beta": beta,

@@ -152,7 +152,7 @@ def _parameters(loss: Loss) -> Mapping[str, inspect.Parameter]:
 
 
 def plain_loss(loss: Loss) -> Loss:
-    """Return the user's own loss, without what a release adds to it (`Release.penalised`)."""
+    """Return the user's own loss, without any penalty that a release adds (`Release.penalised`)."""
     return loss if isinstance(loss, nn.Module) else getattr(loss, "plain", loss)
 
 

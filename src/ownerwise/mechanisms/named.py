@@ -1,7 +1,8 @@
-"""Losses, weights, clipping rules and releases by name, with options: for configuration files.
+"""Named losses, weights, clipping rules and releases, with options, for configuration files.
 
 Other packages add to them through the entry-point groups `ownerwise.losses`, `ownerwise.weights`,
-`ownerwise.clipping_rules` and `ownerwise.releases`; `package.module:Name` names any other.
+`ownerwise.clipping_rules` and `ownerwise.releases`; `package.module:Name` refers to any other
+object.
 """
 
 from __future__ import annotations
@@ -46,5 +47,5 @@ CLIPPING_RULES: Registry[Callable[..., ClippingRule]] = Registry(
 RELEASES: Registry[Callable[..., Release]] = Registry(
     "ownerwise.releases", {}, kind="release", hidden=("stream",)
 )
-"""Additional releases. The library has none of its own here: rate constraints need the columns of
-the records, which a configuration file does not describe."""
+"""Additional releases. The library itself provides none by name, because rate constraints need the
+columns of the records, which a configuration file does not describe."""

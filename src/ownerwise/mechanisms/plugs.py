@@ -39,10 +39,9 @@ Contributions = Tensor | Cells
 
 
 class Plug:
-    """A mechanism of the private step, with what it brings to a run besides its arithmetic.
+    """A mechanism in the private step, together with its state and its settings.
 
-    Every method has a default: a plug without state, and with the fields of a dataclass as its
-    settings.
+    By default, a plug has no state, and its settings are the fields of its dataclass.
     """
 
     @property
@@ -51,7 +50,7 @@ class Plug:
         return type(self).state is not Plug.state
 
     def state(self) -> dict[str, Any]:
-        """Return the state for the next step, as JSON types; no private data without noise."""
+        """Return the state for the next step, as JSON types, without any un-noised private data."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -66,10 +65,10 @@ class Plug:
 
     @classmethod
     def from_settings(cls, **options: Any) -> Self:
-        """Return the plug with options as in a configuration file.
+        """Create the plug from the options in a configuration file.
 
-        By default, these are the arguments of the class. If it takes the argument `stream`, it gets
-        the run's own stream if the seed is fixed, and None otherwise.
+        By default, these are the arguments of the class. A class that takes the argument `stream`
+        receives the run's own stream if the seed is fixed, and None otherwise.
         """
         return cls(**options)
 
@@ -115,8 +114,8 @@ class Release(Plug, ABC):
 
     Attributes:
         shape: shape of one record's contribution and of the release.
-        release_share: default fraction of a step's cost that the release takes.
-        planned_with: how to make a plan that accounts for the release, for messages.
+        release_share: default fraction of a step's privacy cost that is spent on the release.
+        planned_with: how to make a plan that accounts for the release, as shown in messages.
     """
 
     shape: tuple[int, ...]
@@ -138,7 +137,7 @@ class Release(Plug, ABC):
     def process(self, noised: Tensor) -> Tensor:
         """Return the tensor to pass to the loss, given a step's noised sum.
 
-        A release may adapt to its noised sums: this is post-processing and costs nothing.
+        A release may adapt to its noised sums: this is post-processing and has no privacy cost.
         """
         return noised
 
@@ -151,7 +150,7 @@ class Release(Plug, ABC):
         return loss
 
     def measure(self, predicted: np.ndarray, cells: np.ndarray) -> dict[str, float | None]:
-        """Return what the release measures on evaluation data, by name. NOT private.
+        """Return the values that the release measures on evaluation data, by name (NOT private).
 
         Args:
             predicted: predicted classes.

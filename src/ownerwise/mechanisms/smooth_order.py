@@ -75,7 +75,7 @@ def _shared_weights(totals: np.ndarray, tail: Tail, tail_length: float) -> np.nd
     (H(R) - H(R - C)) / C: the average importance over its part of the batch, which lies between the
     importance values at the two ends of that part.
     """
-    ends = np.zeros(len(totals) + 1)  # of the levels, in tail lengths; the lowest starts at 0
+    ends = np.zeros(len(totals) + 1)  # ends of the levels, in tail lengths; the first starts at 0
     np.add.accumulate(totals, out=ends[1:])
     ends /= tail_length
     within = np.minimum(ends, 1.0)

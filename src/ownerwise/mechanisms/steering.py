@@ -128,7 +128,7 @@ class AcceptanceSteering(Steering):
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from a stored state; raise an error if no run of this steering can have it."""
+        """Continue from a stored state; raise an error if this steering could never reach it."""
         most = 0.0 if self._acceptance is None else _MOST_LOG_SCALE
         ranges = {"accepted_share": (0.0, 1.0), "log_clip_scale": (-most, most)}
         if state.keys() != ranges.keys():

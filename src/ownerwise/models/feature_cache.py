@@ -1,7 +1,7 @@
 """Extracted features on disk, so that a data set passes through an extractor only once.
 
 A file is named after the SHA-256 of the extractor's fingerprint and of the inputs' bytes, and its
-metadata hold the SHA-256 of its content. The features are as sensitive as the records they were
+metadata contain the SHA-256 of its content. The features are as sensitive as the records they were
 computed from, so the folder needs the same protection as the records.
 """
 
@@ -28,7 +28,7 @@ _WARNING = "NOT PRIVATE: computed from the records, without noise"
 
 
 def cache_folder(given: str | os.PathLike | None, extractor: object) -> Path | None:
-    """Return the folder to use: `given`, else the one that the environment names, else None.
+    """Return the folder to use: `given`, else the one named by the environment variable, else None.
 
     An extractor without a fingerprint is not cached; if the folder was given, this is an error.
     """
@@ -38,8 +38,8 @@ def cache_folder(given: str | os.PathLike | None, extractor: object) -> Path | N
     if given:
         raise OwnerwiseError(
             f"cache={os.fspath(given)!r}: the features of a {type(extractor).__name__} cannot be "
-            "cached; expected an extractor with an attribute `fingerprint`, a text that determines "
-            "its features; leave out `cache`"
+            "cached; expected an extractor with an attribute `fingerprint`, a string that "
+            "determines its features. Leave out `cache`"
         )
     return None
 

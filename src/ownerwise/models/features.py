@@ -32,7 +32,7 @@ EXTRACTORS: Registry[Callable[..., nn.Module]] = Registry(
 """The extractor for each name. Other packages can add extractors through the entry-point group
 `ownerwise.extractors`."""
 
-_PIECE = 2048  # records in a file of the cache; an interrupted extraction loses at most one
+_PIECE = 2048  # records per cache file; an interrupted extraction loses at most one file
 
 
 def build(name: str, **options: Any) -> nn.Module:
@@ -57,9 +57,9 @@ def extract(
         extractor: the transform or network.
         inputs: the extractor's inputs, [records, ...].
         batch_size: number of records to process at a time.
-        cache: folder in which features are stored and looked up; by default the one that the
-            environment variable `OWNERWISE_CACHE` names, if any. It needs the same protection as
-            the records. The extractor must have a `fingerprint`, as `EfficientNetLite0` does.
+        cache: folder in which features are stored and looked up; by default the one named by the
+            environment variable `OWNERWISE_CACHE`, if any. It needs the same protection as the
+            records. The extractor must have a `fingerprint`, as `EfficientNetLite0` does.
         progress: whether to show a progress bar; by default, only if the output is a terminal.
     """
     folder = cache_folder(cache, extractor)
@@ -81,7 +81,7 @@ def extract(
                 pieces.append(compute(piece))
             else:
                 pieces.append(cached(folder, str(extractor.fingerprint), piece, compute))
-                bar.update(sum(map(len, pieces)) - bar.n)  # no batches were computed
+                bar.update(sum(map(len, pieces)) - bar.n)  # records read from the cache
     return mark(torch.cat(pieces), *marks_of(extractor, inputs))
 
 

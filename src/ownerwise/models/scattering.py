@@ -163,5 +163,5 @@ def _contraction(wavelets: Tensor, row_average: Tensor, column_average: Tensor) 
     energy = wavelets.square().sum(dim=(0, 1))
     mirrored = energy.flip(0, 1).roll((1, 1), (0, 1))  # real images: frequencies come in pairs
     room = (1 - low.square()) / ((energy + mirrored) / 2)
-    room[0, 0] = 1.0  # only the low pass lets the mean through
+    room[0, 0] = 1.0  # only the low-pass filter passes the mean
     return min(1.0, math.sqrt(float(room.min())))

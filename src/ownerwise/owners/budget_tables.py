@@ -41,8 +41,8 @@ class BudgetTable:
 
     Attributes:
         where: the source, as named in messages.
-        columns: the cells for "epsilon", "delta" and "records", as far as the source has them:
-            [rows], or [] for a single value for all owners.
+        columns: the cells for "epsilon", "delta" and "records", if the source has them: [rows], or
+            [] for a single value for all owners.
         names: the owner of each row, as given; None if the rows are in the order of the sorted
             owner ids.
         lines: the line or row number of each row; None if the source is not a table.
@@ -57,7 +57,7 @@ class BudgetTable:
     ids: np.ndarray | None = None
 
     def place(self, row: int) -> str:
-        """Return how messages name a row."""
+        """Return the name of a row, for messages."""
         return f"entry {row}" if self.lines is None else f"row {self.lines[row]}"
 
     def sorted_by_owner(self, problems: Problems) -> BudgetTable:

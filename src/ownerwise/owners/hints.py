@@ -1,4 +1,4 @@
-"""What messages about budgets advise, in the terms of the front end that the user works with."""
+"""Advice in messages about budgets, worded for the front end in use."""
 
 from __future__ import annotations
 

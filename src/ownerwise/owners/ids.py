@@ -105,7 +105,7 @@ def _appearance(name: str) -> str:
 
 
 def kind_name(cell_type: type) -> str:
-    """Return how messages name a type of ids: "int" for numpy's integers too."""
+    """Return the name of an id's type, for messages; numpy's integers are also "int"."""
     if issubclass(cell_type, bool | np.bool_):
         return "bool"
     if issubclass(cell_type, int | np.integer):

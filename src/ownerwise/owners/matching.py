@@ -1,4 +1,4 @@
-"""Match budgets with records: every record's owner has one budget, every budget has records."""
+"""Match budgets with records: every record's owner has one budget, and every budget has records."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def match_records(
 ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
     """Return the ids, the position of each record's owner in them, and each owner's record count.
 
-    With `find_ids`, the ids are taken from the records. Messages call the records' ids `where`. A
-    result is None if problems make it impossible to determine.
+    With `find_ids`, the ids are taken from the records. In messages, the records' ids are called
+    `where`. A result is None if problems make it impossible to determine.
     """
     given = as_array(record_owner)
     present = as_ids(given, where, problems)

@@ -49,7 +49,7 @@ class Owners:
             counts in `record_owner`, else one per owner. Declared counts are used unchanged, even
             if the actual counts differ.
         levels: the epsilon of each named level, e.g. `{"high": 0.5, "medium": 2, "low": 5}`.
-        hints: the names that error messages use; for front ends other than the Python API.
+        hints: wording for error messages; set by front ends other than the Python API.
 
     Attributes:
         ids: owner ids, sorted, int64 or str; every per-owner array follows this order.
@@ -121,7 +121,7 @@ class Owners:
             numbers.append({"records": np.ones(()) if counts is None else counts})
         per_owner: dict[str, np.ndarray] = {}
         for values in numbers:
-            for what, new in values.items():  # a blank delta in a table is NaN; later ones fill it
+            for what, new in values.items():  # a blank delta is NaN; later tables fill it in
                 known = per_owner.get(what, np.full(len(ids), np.nan))
                 per_owner[what] = np.where(np.isnan(known), new, known)
         per_owner["records"] = per_owner["records"].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Read tables: rows of CSV files, columns of Parquet files, and cells of either or of arrays.
+"""Read tables: rows of CSV files, columns of Parquet files, and cells of files and arrays.
 
 Cells are kept as written: an int column with missing cells does not become floats.
 """

@@ -72,7 +72,7 @@ def read_numbers(
 
 
 def _as_floats(cells: np.ndarray, levels: Mapping[str, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers, and for each cell whether it cannot be read as one."""
+    """Return the numbers, and a mask of the cells that cannot be read as numbers."""
     if cells.dtype.kind in "iuf":
         return cells.astype(np.float64), np.zeros(len(cells), dtype=bool)
     read = [_number(cell, levels) for cell in cells.tolist()]
@@ -80,7 +80,7 @@ def _as_floats(cells: np.ndarray, levels: Mapping[str, float]) -> tuple[np.ndarr
 
 
 def _named(table: BudgetTable, given: np.ndarray, wrong: np.ndarray, ids: np.ndarray | None) -> str:
-    """Return the owners of the wrong cells, with the cells and the place they came from."""
+    """Return the owners of the wrong cells, with the cells and where they came from."""
     if not given.ndim:
         return f"all owners ({given.tolist()!r})"
 

@@ -20,7 +20,7 @@ def delta_reserve(hardened: bool) -> float:
 
 
 def overflow_probability(deltas: np.ndarray, steps: int, hardened: bool) -> float:
-    """Return the highest probability, per step, with which a batch may exceed each of its bounds.
+    """Return the largest permitted probability, per step and bound, that a batch exceeds the bound.
 
     There are two bounds, which share the reserved part of the smallest delta.
     """

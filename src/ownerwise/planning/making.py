@@ -42,11 +42,11 @@ def plan(
 
     Args:
         owners: the owners, with their budgets and numbers of records.
-        method: `uniform`: one sampling rate and one clip norm, with noise for the strictest owner
-            (DP-SGD). `sample`: individual sampling rates, one clip norm. `scale`: one sampling
-            rate, individual clip norms whose average over records is `clip_norm`. `both`: the
-            clip norms of `scale` raised to the power `mixture`, and individual sampling rates that
-            use up the rest of each budget.
+        method: `uniform`: one sampling rate and one clip norm, with enough noise for the strictest
+            owner (DP-SGD). `sample`: individual sampling rates, one clip norm. `scale`: one
+            sampling rate, individual clip norms whose average over records is `clip_norm`. `both`:
+            the clip norms of `scale` raised to the power `mixture`, and individual sampling rates
+            that use up the rest of each budget.
         steps: number of steps.
         batch_size: expected batch size; the noised sum is divided by it.
         noise_multiplier: std of the noise on the sum, divided by `clip_norm`.
@@ -63,7 +63,8 @@ def plan(
         release_share: fraction of a step's privacy cost that is spent on the release; pass either
             this or `release_std`. The cost is the squared inverse noise multiplier of the strictest
             owner.
-        release_noise: "gaussian", or "laplace" (for vectors of L1 norm at most 1; needs `pld`).
+        release_noise: "gaussian", or "laplace" (for vectors with an L1 norm of at most 1; needs
+            `pld`).
         constraints: rate constraints whose histogram the plan accounts for. Unless `release_share`
             or `release_std` is given, the release share is 0.1. Records that are drawn more often
             contribute less to the histogram, so all records count equally.
@@ -72,8 +73,9 @@ def plan(
         accountant: `pld` (tight) or `rdp`.
         strict: refuse plans in which some owner cannot use up their budget.
         hardened: compute every batch with the same public number of rows, and place the records in
-            secret random rows. Then no record changes a single bit of what is computed for another
-            record, at the cost of computing empty rows (docs/proofs/arithmetic.md).
+            secret random rows. A record then cannot change a single bit of what is computed for
+            another record. The cost is that empty rows are computed as well
+            (docs/proofs/arithmetic.md).
     """
     request = PlanRequest(
         method=method,
@@ -141,9 +143,10 @@ def _release(owners: Owners, request: PlanRequest) -> PaidRelease | None:
     share, std = request.release_share, request.release_std
     if share is None and std is None and request.constraints is not None:
         share = request.constraints.release_share
-    # The costs 1 / multiplier^2 of gradient and release add up to that of a step. If the gradient's
-    # multiplier is given, the release costs share / (1 - share) times as much as the gradient. If
-    # not, the multiplier of a step without a release is found, and the release costs its share.
+    # The costs of the gradient and of the release, each 1 / multiplier^2, add up to the cost of a
+    # step. If the gradient's multiplier is given, the release costs share / (1 - share) times as
+    # much as the gradient. Otherwise, the multiplier of a step without a release is found, and the
+    # release costs its share of such a step.
     if share is not None and request.noise_multiplier is not None:
         std = request.noise_multiplier * ((1 - share) / share) ** 0.5
     elif share is not None:
@@ -178,7 +181,7 @@ def _planner(
 def _solve(
     owners: Owners, request: PlanRequest, planner: Planner
 ) -> tuple[Schedule, float, Solution]:
-    """Return the schedule, the expected batch size and the solution; one of them was not given."""
+    """Solve for the value not given; return the schedule, expected batch size and solution."""
     schedule, batch_size, noise = request.schedule, request.batch_size, request.noise_multiplier
     if noise is None:
         assert schedule is not None

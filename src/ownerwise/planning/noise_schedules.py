@@ -63,7 +63,7 @@ SCHEDULES: Registry[Callable[..., PieceFactor]] = Registry(
     leading=1,
     extra=("every",),
 )
-"""Schedules by name: functions from the number of pieces, and options, to the factors."""
+"""Schedules by name: functions that map the number of pieces, and options, to the factors."""
 
 NoiseSchedule = str | Mapping[str, Any] | Iterable[tuple[int, float]]
 """A name; a name with options such as {"name": "exponential", "rate": 0.02, "every": 117}, where

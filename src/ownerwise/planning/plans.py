@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def exposures(self) -> tuple[np.ndarray, ...]:
-        """The parts of every owner's `Exposure`, one array each."""
+        """The parts of every owner's `Exposure`, as one array per part."""
         ones = np.ones(len(self.targets))
         closing = ones if self.closing_shares is None else self.closing_shares
         return self.sampling_rates, self.noise_multipliers, self.release_sensitivities, closing
@@ -152,7 +152,7 @@ class Plan:
 
     @property
     def overflow_probability(self) -> float:
-        """Highest probability, per step, with which a batch may exceed each of its two bounds."""
+        """Largest permitted probability, per step and bound, that a batch exceeds the bound."""
         return overflow_probability(self.deltas, self.steps, self.hardened_rows is not None)
 
     def noise_std_at(self, step: int) -> float:
@@ -369,7 +369,7 @@ class Plan:
             raise PlanError(
                 f"{path} was made for different owners: ids or declared numbers of records differ "
                 f"({header['owners']} owners in the plan, {len(owners)} given); make a new plan, "
-                "or pass the counts that were declared to Owners(..., records=)"
+                "or pass the originally declared counts to Owners(..., records=)"
             )
         plan = cls(
             method=header["method"],

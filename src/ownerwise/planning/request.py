@@ -1,4 +1,4 @@
-"""What is asked of a plan: the arguments of `ownerwise.plan`, and all problems with them."""
+"""The request for a plan: the arguments of `ownerwise.plan`, and all problems with them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_CALIBRATION = "calibration={!r}: expected a release after training, such as C
 
 @runtime_checkable
 class PaidMechanism(Protocol):
-    """A mechanism that makes a release at every step, for which the plan must account.
+    """A mechanism that makes a release at every step, which the plan must account for.
 
     Attributes:
         release_share: default fraction of a step's privacy cost that is spent on the release.
@@ -31,7 +31,7 @@ class PaidMechanism(Protocol):
 
 @runtime_checkable
 class ClosingMechanism(Protocol):
-    """A mechanism that makes releases from all records after training, which the plan pays for."""
+    """A mechanism that makes releases after training, which the plan accounts for."""
 
     def closing(
         self, epsilon: np.ndarray, delta: np.ndarray, records: np.ndarray

@@ -40,14 +40,14 @@ SAFETY = 8e-4
 (4e-4) and to the grid of the reference accountant that checks plans (2e-4)."""
 
 # Relative tolerances of the searches. A search that must not end on the wrong side of its target
-# aims beside the target by its tolerance.
+# aims one tolerance away from the target, on the safe side.
 _BATCH_TOLERANCE = 1.5e-4
 _NOISE_TOLERANCE = 3e-4
 _STEPS_TOLERANCE = 2e-4
 _MAX_SHARES = 256  # distinct shares in the closing release per delta
 MAX_STEPS = 10_000_000
-# Its square must fit in float32, even after scaling and steering. It equals the smallest clip norm
-# that a step accepts (`mechanisms.SMALLEST_NORM`).
+# The square of a clip norm must fit in float32, even after scaling and steering. This limit equals
+# the smallest clip norm that a step accepts (`mechanisms.SMALLEST_NORM`).
 MIN_CLIP_NORM = 1e-6
 
 
@@ -76,7 +76,7 @@ class Planner:
         release: an additional release that is made at every step, if any.
         closing: a release that is made after training, if any.
         reweighted: whether records contribute to the release in inverse proportion to their
-            sampling rates, which makes all records count equally; those drawn least often
+            sampling rates, which makes all records count equally; those that are drawn least often
             contribute in full.
         hardened: whether the plan is hardened, which reserves more of every delta.
     """
@@ -235,7 +235,8 @@ class Planner:
         return RunCost(schedule, self.accountant, self.release, self.closing)
 
     def closing_shares(self) -> np.ndarray | None:
-        """Return the most that a record of each owner adds to the closing release, if they differ.
+        """Return the most that a record of each owner adds to the closing release, if owners
+        differ.
 
         With many budgets, an owner's share is that of the next stricter budget on a grid, which is
         never more than the solver has accounted for.
@@ -310,7 +311,7 @@ class Planner:
         run: RunCost,
         guess: LogQuantity | None = None,
     ) -> BudgetCurve:
-        """Return the curve of sampling rates; a reweighted release depends on the lowest one."""
+        """Return the curve of sampling rates; a reweighted release depends on the lowest rate."""
         least = None
         if self.reweighted:  # owners with the lowest rate pay for the release in full
             strict = self.strictest if self.mixture is None else self.budgets

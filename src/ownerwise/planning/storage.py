@@ -41,8 +41,8 @@ ARRAYS = ("sampling_rates", "clip_norms", "targets", "deltas", "records")
 """Per-owner arrays of a plan, in the order in which they are hashed."""
 
 SHARES = ("release_shares", "closing_shares")
-"""Additional arrays in plans that account for a release whose sensitivity differs between owners:
-at every step, or after training."""
+"""Additional arrays in plans that account for a release, at every step or after training, whose
+sensitivity differs between owners."""
 
 _SEGMENT: Kind = of_kind(
     "[steps, factor], both positive",

@@ -128,7 +128,7 @@ def _value_problems(plan: Any) -> list[str]:
     if (plan.closing_std is None) != (plan.closing_count == 0) or plan.closing_count < 0:
         problems.append(
             f"closing_count: {plan.closing_count!r} with closing_std {plan.closing_std!r}; "
-            "expected at least 1 sum with a std, or none without"
+            "expected at least 1 with a std, or 0 without one"
         )
     if plan.closing_shares is not None and plan.closing_std is None:
         problems.append("closing_shares without closing_std: expected both, or neither")

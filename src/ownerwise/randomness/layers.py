@@ -22,7 +22,7 @@ import torch
 from ownerwise.randomness.stream import SecretStream, StepStream
 
 _WORDS = 624
-_WORDS_START = 24  # bytes of the generator's state before its words, each kept in 8 bytes
+_WORDS_START = 24  # offset of the words in the generator's state; each word takes 8 bytes
 _STATE_BYTES = 5056
 
 

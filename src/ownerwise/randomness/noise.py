@@ -35,7 +35,7 @@ from ownerwise.torch_internals import unflatten_dense_tensors
 
 __all__ = ["Noise", "grid_of", "standard_laplace", "standard_normal"]
 
-_BLOCK = 2**16  # numbers noised together: the passes over them stay in cache
+_BLOCK = 2**16  # numbers noised together, few enough to stay in cache
 _AHEAD = 64  # largest number of steps drawn together, if each needs few numbers
 _COARSEST, _FINEST = 2.0**-20, 2.0**-40  # grids, in units of the noise
 

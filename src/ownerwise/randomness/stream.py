@@ -39,7 +39,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 _STEPS = 2**64
 _WORDS_PER_STEP = 2**65  # 2^64 AES blocks of two 64-bit words
-_FEWEST_WORDS = 256  # drawn together for coins
+_FEWEST_WORDS = 256  # drawn at once for coin flips
 
 
 class SecretStream:
@@ -158,7 +158,7 @@ class StepStream:
         return buffer[:size].view("<u8")
 
     def coins(self, count: int) -> np.ndarray:
-        """Return fair coins, each 0 or 1, uint8 [count]; many are drawn together."""
+        """Return fair coin flips, each 0 or 1, uint8 [count]; they are drawn in larger blocks."""
         _check_process(self._process)
         if count > len(self._coins):
             words = self.words(max(_FEWEST_WORDS, -(-count // 64)))

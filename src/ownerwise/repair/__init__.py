@@ -1,9 +1,9 @@
-"""Repair: corrections of what individual budgets do to owners.
+"""Repair: corrections for the side effects of individual budgets.
 
-With individual budgets, a model is tilted towards the owners who allow more. `Calibration` measures
-the tilt of the class biases on all records at equal weight, after training, in a release that the
-plan pays for. `PullAdjustment` computes it from public label counts instead. This package may
-import accounting, planning and mechanisms.
+With individual budgets, a model is tilted towards the owners with larger budgets. After training,
+`Calibration` measures the tilt of the class biases on all records with equal weight, in a release
+that the plan accounts for. `PullAdjustment` computes the tilt from public label counts instead.
+This package may import accounting, planning and mechanisms.
 """
 
 from ownerwise.repair.calibration import Calibration, closing_for

@@ -1,10 +1,10 @@
-"""The calibration release: measure the tilt of the class biases on all records, and take it out.
+"""The calibration release: measure the tilt of the class biases on all records, and remove it.
 
-Individual budgets tilt a model towards lax owners: their records are drawn more often, or pull
-harder. The tilt is mostly one number per class. So few numbers can be measured at equal weight for
-every record with a small part of the strictest owner's budget. After training, the totals of the
-labels are released with noise once, and the totals of the predicted probabilities once per round;
-between rounds, the class biases are shifted so that the two agree.
+Individual budgets tilt a model towards lax owners, whose records are drawn more often or pull
+harder. The tilt consists mostly of one number per class. With so few numbers, a small part of the
+strictest owner's budget is enough to measure the tilt with every record at equal weight. After
+training, the class totals of the labels are released with noise once, and those of the predicted
+probabilities once per round; between rounds, the class biases are shifted so that the two agree.
 """
 
 from __future__ import annotations
@@ -24,30 +24,31 @@ from ownerwise.errors import OwnerwiseError
 from ownerwise.mechanisms import Closing
 from ownerwise.planning import Plan
 
-_CLASSES = 10  # assumed in planning, where the model is unknown
-_CANDIDATES = 64  # budgets considered as the strictest one that contributes in full
+_CLASSES = 10  # assumed in planning, when the model is not yet known
+_CANDIDATES = 64  # budgets tried as the strictest one that contributes in full
 _FEW_ROUNDS, _MANY_ROUNDS = 2, 5
-_LITTLE_NOISE = 0.02  # on a class total, relative to it
+_LITTLE_NOISE = 0.02  # relative to the class total it is added to
 _RELAXATION = {1: 2.5, 2: 2.0}  # predictions move less than the biases
 _USUAL_RELAXATION = 1.5
 
 
 @dataclass(eq=False)
 class Calibration(Closing):
-    """Shift the class biases until predictions and labels agree on all records alike.
+    """Shift the class biases until predictions match labels, with all records weighted equally.
 
     Formal guarantee: every record adds a one-hot vector to the first sum and a vector of
-    probabilities to each later one, each of L2 norm at most 1 (times the owner's share, if the plan
-    has shares), so all sums together are one Gaussian mechanism, for which the plan accounts
-    (`plan(..., calibration=Calibration())`, docs/proofs/calibration.md). Public: the number of
-    rounds, the noise and the shares, which follow from the budgets and the declared record counts.
+    probabilities to each later one, each with an L2 norm of at most 1 (times the owner's share, if
+    the plan has shares), so all sums together are one Gaussian mechanism, which the plan accounts
+    for (`plan(..., calibration=Calibration())`, docs/proofs/calibration.md). The number of rounds,
+    the noise and the shares are public: they follow from the budgets and the declared record
+    counts.
 
     Attributes:
         share: fraction of the strictest owner's budget that is spent on the release, in terms of
             the squared mu of Gaussian differential privacy.
-        rounds: number of rounds; by default 5 where the noise is small compared with the declared
+        rounds: number of rounds; by default 5 if the noise is small compared with the declared
             number of records, else 2.
-        classes: number of classes that the rule for rounds and shares assumes.
+        classes: number of classes assumed when the rounds and shares are chosen.
     """
 
     share: float = 0.1
@@ -71,12 +72,12 @@ class Calibration(Closing):
     def closing(
         self, epsilon: np.ndarray, delta: np.ndarray, records: np.ndarray
     ) -> ClosingRelease:
-        """Return the noise and the number of sums, and who contributes in full.
+        """Return the noise, the number of sums, and the mu from which owners contribute in full.
 
         Usually every record contributes in full. If a few strict owners would raise the noise for
-        everyone, they contribute less: the rule minimises the sum of two squares, the noise on an
-        average class total and the contributions lost to it if all lost ones belong to one class,
-        both relative to that total.
+        everyone, they contribute less: the rule minimises the sum of two squared errors, both
+        relative to an average class total. One is the noise on that total; the other is the
+        contribution it loses if all lost contributions belong to one class.
         """
         mu = _mus(epsilon, delta)
         total = float(records.sum())
@@ -115,7 +116,7 @@ class Calibration(Closing):
         return one_hot.double() * known[:, None]
 
     def observe(self, noised: Tensor | None) -> None:
-        """Take note of the next noised sum; None if it was lost after it had been paid for."""
+        """Store the next noised sum, or None if it was lost after it had been paid for."""
         self._sums.append(None if noised is None else noised.double().tolist())
 
     @property
@@ -125,10 +126,11 @@ class Calibration(Closing):
 
     @property
     def shift(self) -> Tensor | None:
-        """What to subtract from the outputs; None before the last round, or if no sum is left.
+        """The tensor to subtract from the outputs; None before the last round, or if too much was
+        lost.
 
         The biases are measured with noise, so they are shrunk towards 0 (James and Stein 1961,
-        positive part): where the measured tilt is no larger than its noise, nothing is shifted.
+        positive part): if the measured tilt is no larger than its noise, nothing is shifted.
         """
         if len(self._sums) < self._count or len(self._known) < 2 or self._sums[0] is None:
             return None
@@ -138,7 +140,7 @@ class Calibration(Closing):
     def _shrunk(self) -> tuple[np.ndarray, float]:
         """Return the centred biases, and the factor that shrinks them."""
         labels, last = (self._floored(self._known[at]) for at in (0, -1))
-        # of the last change of the biases, which outweighs what is left of earlier noise
+        # variance of the last change in the biases, which outweighs what remains of earlier noise
         variance = (self._factor * self._std) ** 2 * (labels**-2.0 + last**-2.0)
         biases = self._biases()
         biases -= np.average(biases, weights=1 / variance)
@@ -162,7 +164,7 @@ class Calibration(Closing):
 
     @property
     def _factor(self) -> float:
-        """How far the biases move in a round, relative to the logarithm of the totals' ratio."""
+        """How far the biases move in a round, relative to the log of the ratio of the totals."""
         return _RELAXATION.get(self._count - 1, _USUAL_RELAXATION)
 
     def _floored(self, totals: list[float]) -> np.ndarray:
@@ -173,7 +175,7 @@ class Calibration(Closing):
         return {"sums": self._sums, "outside": self.outside}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue after the sums that were released before."""
+        """Continue from the sums released before."""
         known = np.array([total for total in state["sums"] if total is not None], dtype=float)
         fits = known.ndim == 2 and bool(np.isfinite(known).all()) if len(known) else True
         if len(state["sums"]) > self._count or not fits:
@@ -186,7 +188,7 @@ class Calibration(Closing):
         return {"kind": type(self).__name__, "share": self.share, "classes": self.classes}
 
     def record(self) -> dict[str, Any]:
-        """Return the noised sums, the shift, and the fraction of the measured tilt that is kept."""
+        """Return the noised sums, the shift, and the fraction of the tilt kept after shrinking."""
         result: dict[str, Any] = {"sums": self._sums, "std": self._std, "shift": None}
         if (shift := self.shift) is not None:
             result |= {"shift": shift.tolist(), "kept": self._shrunk()[1]}
@@ -194,7 +196,7 @@ class Calibration(Closing):
 
 
 def closing_for(plan: Plan) -> Closing | None:
-    """Return the release that a plan with a closing release uses by default, or None."""
+    """Return the default closing release for a plan, or None if the plan has none."""
     return None if plan.closing_std is None else Calibration()
 
 
@@ -229,7 +231,7 @@ def class_labels(targets: Any, outputs: Tensor) -> Tensor:
 
 
 def _mus(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
-    """Return about the mu of every budget, from below; exact if there are few budgets."""
+    """Return a close lower bound on the mu of every budget; exact if there are few budgets."""
     result = np.empty(len(epsilon))
     for value in np.unique(delta):
         members = np.flatnonzero(delta == value)

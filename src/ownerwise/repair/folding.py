@@ -1,4 +1,4 @@
-"""Subtract a constant from a model's outputs, if possible in the bias of its last layer."""
+"""Subtract a constant from a model's outputs, through the bias of its last layer if possible."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _HOOKS: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary(
 
 
 def subtract_from_outputs(model: nn.Module, shift: Tensor, inputs: Any) -> bool:
-    """Subtract `shift` from the class outputs of `model`; return whether a bias could take it.
+    """Subtract `shift` from the class outputs of `model`; return whether a bias absorbed it.
 
-    If the outputs are those of a linear layer with its own bias, that bias is changed and the model
-    stays as it is otherwise. Else a forward hook subtracts the shift.
+    If the outputs are those of a linear layer with its own bias, that bias is changed and the rest
+    of the model is not. Otherwise, a forward hook subtracts the shift.
 
     Args:
         model: the model.
         shift: one number per class; with a single output, the second number minus the first.
-        inputs: inputs of a few rows; only their shapes and dtypes are used.
+        inputs: inputs for a few records; only their shapes and dtypes are used.
     """
     amount = _amount(shift, _outputs(model, inputs))
     layer = _last_layer(model, inputs, len(amount))
@@ -39,7 +39,7 @@ def subtract_from_outputs(model: nn.Module, shift: Tensor, inputs: Any) -> bool:
 def subtract_in_hook(model: nn.Module, shift: Tensor, *, again: bool = False) -> None:
     """Subtract `shift` from the outputs of `model` in a forward hook.
 
-    With `again`, it replaces what earlier calls subtract from this model, as after a restore.
+    With `again`, it replaces the shifts set by earlier calls on this model, as after a restore.
     """
     handles = _HOOKS.setdefault(model, [])
     while again and handles:
@@ -58,7 +58,7 @@ def _amount(shift: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _last_layer(model: nn.Module, inputs: Any, outputs: int) -> nn.Linear | None:
-    """Return the layer whose output is that of the model, unless its bias is used elsewhere."""
+    """Return the layer whose output is the model's output, unless its bias is used elsewhere."""
     found: list[tuple[nn.Linear, int]] = []
     candidates = [
         module

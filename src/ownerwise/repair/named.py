@@ -1,4 +1,4 @@
-"""Releases after training by name, with options: for configuration files and estimators."""
+"""Named releases after training, with options, for configuration files and estimators."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ CALIBRATIONS: Registry[Callable[..., Closing]] = Registry(
 
 
 def as_calibration(given: Any) -> Any:
-    """Return the release that true, a name, or a table with options describes; else `given`.
+    """Return the release described by true, a name, or a table with options.
+
+    False gives None; any other value is returned unchanged.
 
     Raises:
-        OwnerwiseError: if the name or an option is unknown, or an option has a wrong value.
+        OwnerwiseError: if the name or an option is unknown, or an option has an invalid value.
     """
     if given is True:
         return Calibration()

@@ -1,9 +1,10 @@
-"""The pull adjustment: shift the class outputs by how hard each class pulls, from public counts.
+"""The pull adjustment: shift the class outputs by each class's pull, computed from public counts.
 
-With method sample, owner o's records are drawn in proportion to q_o, and where clipping binds, each
-pulls with its clip norm C_o. So classes are learned as if their shares were
-pull_c = sum_o q_o C_o n_oc. The direction of the tilt is known from the plan; its size is not:
-`tau` must fit (docs/proofs/calibration.md). `Calibration` measures the tilt instead.
+With method sample, owner o's records are drawn in proportion to q_o, and wherever clipping is
+active, each contributes a gradient of norm C_o. Classes are therefore learned as if their shares
+were pull_c = sum_o q_o C_o n_oc. The plan determines the direction of the tilt, but not its size;
+`tau` must be chosen to match the size (docs/proofs/calibration.md). `Calibration` measures the tilt
+instead.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ AIMS = ("natural", "balanced")
 class PullAdjustment:
     """Shift outputs by tau * log(pull of a class), in the loss or at prediction.
 
-    Formal guarantee: the shift depends only on the plan and on `counts`. It costs nothing if the
-    counts were public before the records were collected. For an owner with one record, the counts
-    are the label; never count them on the training labels.
+    Formal guarantee: the shift depends only on the plan and on `counts`. It has no privacy cost if
+    the counts were public before the records were collected. For an owner with one record, the
+    counts reveal the label; never compute the counts from the training labels.
 
     Attributes:
-        tau: strength: 1 where sampling rates tilt the model and clipping does not bind; 0 where
-            nothing is tilted (method scale without clipping).
+        tau: strength of the shift: 1 if the sampling rates tilt the model and clipping is not
+            active; 0 if nothing is tilted (method scale without clipping).
         counts: public label counts, [owners, classes], in the order of `owners.ids`.
         aim: "natural" makes predictions follow the class shares in `counts`; "balanced" treats all
             classes as equally frequent.
-        least_records: smallest number of records of an owner whose counts are accepted.
+        least_records: the fewest records that an owner must have for the counts to be accepted.
     """
 
     tau: float = 1.0
@@ -70,7 +71,7 @@ class PullAdjustment:
             raise OwnerwiseError([f"PullAdjustment: {problem}" for problem in problems])
 
     def shift(self, plan: Plan) -> Tensor:
-        """Return what to subtract from the outputs at prediction, one number per class."""
+        """Return the numbers to subtract from the outputs at prediction, one per class."""
         if len(self.counts) != len(plan.targets):
             raise OwnerwiseError(
                 f"PullAdjustment: counts have {len(self.counts)} rows; expected one for each of "
@@ -84,7 +85,7 @@ class PullAdjustment:
         return torch.tensor(self.tau * tilt)
 
     def adjusted(self, loss: Loss, plan: Plan) -> Loss:
-        """Return the loss of outputs to which the shift is added: the model learns without it."""
+        """Return a loss that adds the shift to the outputs, so that the model does not learn it."""
         shift = self.shift(plan)
         unreduced = per_record(loss)
 
@@ -104,8 +105,8 @@ class PullAdjustment:
         if np.array_equal(counted, self.counts):
             warnings.warn(
                 "the label counts equal those of the training records. Counts that were taken "
-                "from the training labels are NOT private: use counts that were public before, or "
-                "Calibration()",
+                "from the training labels are NOT private: use counts that were already public, "
+                "or Calibration()",
                 PrivacyWarning,
                 stacklevel=2,
             )

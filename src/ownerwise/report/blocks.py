@@ -79,7 +79,7 @@ class Details:
 
 @dataclass(frozen=True)
 class Columns:
-    """Lists next to each other: in each column, items by heading."""
+    """Lists side by side; each column maps headings to items."""
 
     columns: Sequence[Mapping[str, Sequence[str]]]
 
@@ -127,7 +127,7 @@ class Notes(NamedTuple):
     Attributes:
         assumed_public: what the guarantee assumes to be public, besides the mechanism's settings.
         released: the sum that the mechanism releases at every step.
-        card: lines for the card's table of the mechanism.
+        card: lines for the card's table about the mechanism.
     """
 
     assumed_public: Sequence[str] = ()

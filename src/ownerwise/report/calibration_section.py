@@ -12,9 +12,9 @@ from ownerwise.report.comparison import Comparison
 from ownerwise.runs import Run
 
 INTRODUCTION = (
-    "Individual budgets tilt a model towards the owners who allow more. After training, noisy "
-    "totals of labels and predictions over all records, each counted equally, were released, and "
-    "the outputs of the classes were shifted until the two agreed. Every owner paid for this "
+    "Individual budgets tilt a model towards the owners with larger budgets. After training, "
+    "noisy totals of labels and predictions were released, with all records counted equally, and "
+    "the class outputs were shifted until the two agreed. Every owner paid for this "
     "release from their budget."
 )
 
@@ -29,7 +29,7 @@ def _notes(run: Run) -> Notes | None:
         return None
     found = calibrated(run)
     if found is None:
-        words = "planned, not made yet (counted as spent once all steps are taken)"
+        words = "planned, but not yet made (counted as spent once all steps are taken)"
     elif found.get("shift") is None:
         words = "made, but its sums were lost: the model was not changed"
     else:
@@ -59,10 +59,10 @@ def _build(comparison: Comparison) -> Sequence[Block] | None:
         )
     if not rows:
         return None
-    headings = ["Method", "Accuracy, %", "Worst group's recall, %", "Measured tilt that was kept"]
+    headings = ["Method", "Accuracy, %", "Worst group's recall, %", "Measured tilt removed"]
     caption = (
         "Before and after calibration, on validation data (not private), averaged over runs. The "
-        "last column is below 100% where the measured tilt was close to its noise"
+        "last column is below 100% if the measured tilt was close to its noise"
     )
     return [Text(INTRODUCTION, "lead"), Table(caption, headings, rows)]
 
@@ -72,7 +72,7 @@ def _worst(metrics: dict[str, Any]) -> float:
 
 
 def _change(pairs: Sequence[tuple[float, float]]) -> str:
-    """Return the means of both sides in percent: "81.9 → 87.5"."""
+    """Return the mean values before and after, in percent: "81.9 → 87.5"."""
     if not pairs:
         return "–"
     before, after = 100 * np.mean(pairs, axis=0)

@@ -134,7 +134,7 @@ def _accounting(run: Run, facts: Facts, limits: Limits) -> dict[str, str]:
 def _check(run: Run, owner: int) -> dict[str, Any] | None:
     """Return the numbers from which an independent accountant computes an owner's epsilon.
 
-    Return None without steps, or if dp-accounting has no event for the plan's releases.
+    Return None if no steps were taken, or if dp-accounting has no event for the plan's releases.
     """
     plan = run.plan
     if plan.release_noise == "laplace" or not run.steps_spent:
@@ -157,7 +157,7 @@ def _check(run: Run, owner: int) -> dict[str, Any] | None:
 
 
 def _options_of(accountant: str, epsilon: float, delta: float, steps: int) -> Markup:
-    """Return the code of the options for dp-accounting's accountant."""
+    """Return the options for dp-accounting's accountant, as code."""
     if accountant == "rdp":
         return Markup("[1 + 1.01**n for n in range(-100, 700)]")
     # A grid of width w overstates epsilon by about steps * order * w^2 / 12, where the order is

@@ -256,7 +256,7 @@ class Difference:
 
     @property
     def outcome(self) -> str:
-        """Either "gained", "lost" or, without a difference beyond chance, "even"."""
+        """Either "gained", "lost", or "even" if the difference may be due to chance."""
         if self.clear is False or not self.by:
             return "even"
         return "gained" if self.better else "lost"

@@ -17,9 +17,9 @@ from ownerwise.wording import delta, delta_span, span, span_up, whole
 NOT_PRIVATE = "NOT PRIVATE"
 
 ADJACENCY = (
-    "Two data sets are neighbours if adding one record to one of them yields the other. What is "
-    "released from two neighbours is (ε, δ)-indistinguishable, where (ε, δ) is the budget of that "
-    "record's owner."
+    "Two data sets are neighbours if adding one record to one of them yields the other. The "
+    "releases from two neighbours are (ε, δ)-indistinguishable, where (ε, δ) is the budget of "
+    "that record's owner."
 )
 
 ATTACKER = (
@@ -162,7 +162,7 @@ def _plans(runs: Sequence[Run]) -> tuple[PlanFacts, ...]:
 
 
 def _arithmetic(plan: Plan) -> str:
-    """Return which attacks on rounding the plan's arithmetic resists."""
+    """Return a description of the rounding attacks that the plan's arithmetic resists."""
     if plan.hardened_rows is not None:
         return (
             "noise on a public grid; the records of every batch are placed in secret rows out of "

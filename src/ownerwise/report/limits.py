@@ -63,7 +63,7 @@ def _released(run: Run) -> list[str]:
         items.append(
             f"after training, {run.plan.closing_count} sums over all records of vectors of norm at "
             f"most 1, with Gaussian noise of std {run.plan.closing_std:g} (accounted for together "
-            "with the steps), by which the model was corrected"
+            "with the steps), which were used to correct the model"
         )
     return items
 

@@ -1,9 +1,9 @@
 """The sections that mechanisms add to the report, by the mechanism's name.
 
-This is the only file of the report that names mechanisms. A package with its own mechanism adds a
-`Section` (see `blocks`) with an entry point in the group `ownerwise.report_sections`. The section
-finds the mechanism's settings in each run's `config`. A mechanism without a section is reported by
-its settings alone.
+This is the only file in the report package that names mechanisms. A package with its own mechanism
+adds a `Section` (see `blocks`) with an entry point in the group `ownerwise.report_sections`. The
+section finds the mechanism's settings in each run's `config`. A mechanism without a section is
+reported by its settings alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def ino(settings: Mapping[str, Any], plan: Plan) -> Weights | None:
     options = {name: settings[name] for name in of_tail if name in settings}
     try:
         return WEIGHTS.make({"name": "ino", **options}).bind(plan)
-    except OwnerwiseError:  # a tail of the user's own
+    except OwnerwiseError:  # a user-defined tail
         return None
 
 

@@ -10,7 +10,7 @@ from ownerwise.wording import delta_span, percent, span, span_up, whole
 
 
 def plan_section(comparison: Comparison) -> list[Block]:
-    """Return what each plan fixes."""
+    """Return the settings that each plan fixes."""
     introduction = (
         "Everything in a plan is fixed before training and assumed to be public. Each private step "
         "samples each record at its owner's rate, clips its gradient to the clip norm and adds "

@@ -132,7 +132,7 @@ def _spent(row: BudgetFacts) -> str:
 
 
 def _meaning(comparison: Comparison) -> list[Block]:
-    """Return what each epsilon means in plain language."""
+    """Return a plain-language explanation of each epsilon."""
     distinct: dict[tuple, list[BudgetFacts]] = {}
     for use in comparison.facts.plans:
         key = tuple((row.budget.epsilon, row.budget.delta) for row in use.budgets)

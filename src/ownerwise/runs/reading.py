@@ -34,7 +34,7 @@ CONFIG = "config.json"
 PLAN = "plan.json"
 HISTORY = "history.jsonl"
 ENVIRONMENT = "environment.json"
-FORMAT_KEY = "run_format"  # in config.json; version 0.1.0 did not write it, which means format 1
+FORMAT_KEY = "run_format"  # in config.json; missing in format 1 (version 0.1.0)
 RUN_KEY = "run_id"  # the run's identity, in config.json and in every line of history
 NO_RUN = "every run folder contains this file; check the path"
 
@@ -133,7 +133,7 @@ def read_history(path: Path, identity: str, problems: Problems) -> list[dict[str
         except OwnerwiseError:
             damaged += 1
             continue
-        if entry.pop(RUN_KEY, identity) == identity:  # format 1 has none
+        if entry.pop(RUN_KEY, identity) == identity:  # format 1 has no run id
             kept.append(entry)
         else:
             foreign += 1

@@ -54,7 +54,7 @@ class Account:
         self._process = os.getpid()
         self._connection: sqlite3.Connection | None = None
         self._balance: Balance | None = None
-        self._inode = (0, 0)  # device and number of the file
+        self._inode = (0, 0)  # device and inode number of the file
         self._block: int | None = None  # first step of the last block reserved here
         self._since = 0.0
         self._usable = True  # False after a failed commit, until one succeeds
@@ -108,7 +108,7 @@ class Account:
         if step >= balance.spent:
             count = max(self._block_size(step), step + 1 - balance.spent)  # `step` is counted too
             entries.append(("reserve", balance.spent, count, private))
-        if entries or not self._usable:  # without entries, this tests a commit after a failed one
+        if entries or not self._usable:  # after a failure, an empty commit tests the file
             self._append(entries)
         if step >= balance.spent:
             self._block, self._since = balance.spent, time.perf_counter()

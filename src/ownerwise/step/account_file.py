@@ -64,8 +64,8 @@ class Balance:
         planned: number of steps in the plan; None in format 1.
         spent: number of spent steps.
         private: whether the guarantee holds, judging by the steps taken; None in format 1.
-        head: number and hash of the last event, by which checkpoints refer to the account; None in
-            format 1.
+        head: number and hash of the last event, which checkpoints use to refer to the account; None
+            in format 1.
         returnable: first step that may still be given back.
         hashes: hash of every event; empty unless the account was read from its file.
     """
@@ -205,7 +205,7 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Commit what happens within the context, or none of it."""
+    """Commit all changes made within the context, or none of them."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -132,7 +132,7 @@ def load(
     optimizer: Optimizer,
     seed: int | None,
 ) -> Checkpoint:
-    """Return the state of the run from the newest checkpoint, which fits model and optimizer.
+    """Return the run's state from the newest checkpoint, which must fit the model and optimizer.
 
     The model and the optimizer are not changed until the caller calls `write()` on the result.
 

@@ -36,7 +36,7 @@ def optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
 
 
 def plug_problems(**plugs: Any) -> Iterator[str]:
-    """Yield a problem for every plug that is not an object of its kind."""
+    """Yield a problem for every plug that is not an object of the required kind."""
     kinds = {
         "weights": (Weights, "ow.INO()"),
         "clipping": (ClippingRule, "ow.AutoS()"),
@@ -77,18 +77,18 @@ def release_problems(
         )
     if plan.release_std is None and release is not None:
         yield (
-            f"{type(release).__name__} was passed, but the plan accounts for no release: make it "
-            f"with {release.planned_with}"
+            f"{type(release).__name__} was passed, but the plan does not account for a release: "
+            f"make the plan with {release.planned_with}"
         )
     elif plan.release_std is None and steering is not None:
         yield (
-            "the steering releases a count, but the plan accounts for no release: make it with "
-            "ow.plan(..., release_std=)"
+            "the steering releases a count, but the plan does not account for a release: make the "
+            "plan with ow.plan(..., release_std=)"
         )
 
 
 def refuse_unplanned(batch: Any, step: int, plan: Plan) -> None:
-    """Raise an error unless this is the plan's batch for step `step`, the next one."""
+    """Raise an error unless this is the plan's batch for the next step, number `step`."""
     if not isinstance(batch, Batch):
         raise OwnerwiseError(
             f"got a {type(batch).__name__}; expected a Batch: iterate over PoissonBatches(data, "

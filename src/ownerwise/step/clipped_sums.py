@@ -109,8 +109,8 @@ class ClippedSums:
         empty = len(batch) == 0
         rows_available = self.plan.hardened_rows
         overflows = rows_available is not None and len(batch) > rows_available
-        # An overflowing batch counts as empty, so the step adds only noise. The probability of an
-        # overflow is reserved in every delta (`planning.batch_bounds.delta_reserve`).
+        # An overflowing batch counts as empty, so the step adds only noise. Part of every delta is
+        # reserved for the probability of an overflow (`planning.batch_bounds.delta_reserve`).
         if empty or overflows:
             self._released([], np.zeros(0), randomness)
             return _zeros(self.model)
@@ -239,7 +239,7 @@ class ClippedSums:
     def _evaluate(
         self, micro: MicroBatch, released: tuple[Tensor, ...], randomness: Randomness
     ) -> None:
-        """Compute the losses of a micro-batch, and begin their check if gradients follow."""
+        """Compute a micro-batch's losses, and begin to check them if gradients will be computed."""
         if torch.is_grad_enabled():
             micro.check = self._loss_check(micro, released, randomness)
         micro.losses = self.loss(micro.outputs, micro.targets, *released)
@@ -289,7 +289,7 @@ class ClippedSums:
         """Reject a model that mixes records, before this batch can change its state."""
         self._due = len(batch) > 1 and is_due(self._batches)
         self._batches += len(batch) > 1
-        if self._due and Chain.of(self.model, inputs) is None:  # the layers of a chain never mix
+        if self._due and Chain.of(self.model, inputs) is None:  # chains never mix records
             check_model(self.model, batch, randomness.parts)
 
     def _loss_check(
@@ -365,7 +365,7 @@ class ClippedSums:
 def _added(
     totals: dict[nn.Parameter, Tensor], sums: dict[nn.Parameter, Tensor]
 ) -> dict[nn.Parameter, Tensor]:
-    """Return both sums added in float64; not in place, because sums may share memory."""
+    """Add the two sums in float64, but not in place, because they may share memory."""
     added = dict(totals)
     for parameter, total in sums.items():
         before = totals.get(parameter)

@@ -2,7 +2,7 @@
 
 Every record is placed in a secret random row out of a public number of rows (the declared number of
 records), as in `secret_rows`, and rows are computed in pieces of a public size. Removing a record
-leaves its row empty, and no kernel sees another number anywhere else.
+leaves its row empty; everywhere else, every kernel sees the same numbers.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ def closing_sum(
     Args:
         model: the trained model, which runs in evaluation mode.
         plan: the plan, with owners.
-        closing: what each record contributes.
+        closing: computes each record's contribution.
         rows: the records.
-        order: secret random numbers for the rows of the records.
-        parts: secret random numbers for the check that contributions are separate.
+        order: secret random numbers used to choose the records' rows.
+        parts: secret random numbers used to check that contributions do not depend on other
+            records.
         at_once: public number of rows in a piece.
     """
     assert plan.owners is not None
@@ -61,14 +62,14 @@ def closing_sum(
     if len(owner_index) > declared:
         raise OwnerwiseError(
             "the data has more records than were declared for the plan: a release from all records "
-            "needs a public number of rows. Plan with at least as many declared records"
+            "needs a public number of rows. Make a plan with at least as many declared records"
         )
     record_in = np.full(declared, -1)
     record_in[random_order(order, declared)[: len(owner_index)]] = np.arange(len(owner_index))
     shares = np.ones(len(plan.targets)) if plan.closing_shares is None else plan.closing_shares
     at_once = max(2, at_once)  # a single row cannot be compared with others
     least = float(shares[shares > 0].min(initial=1.0))
-    # Rounding: a sum of n rows of length at most 1, in pieces, errs by at most this much.
+    # Rounding: a sum of n rows of length at most 1, computed in pieces, has at most this error.
     pieces = -(-declared // at_once)
     slack = GRID_TOLERANCE + 2.0**-52 * (at_once + pieces + 8) * max(declared, 1) / least
     room = separation.ROOM * least / max(declared, 1)
@@ -87,9 +88,9 @@ def closing_sum(
             width = None if total is None else len(total)
             if not _is_table(found, len(records), width):
                 raise OwnerwiseError(
-                    f"{type(closing).__name__} returned contributions that are not a tensor "
-                    "[records, numbers], or not always with the same numbers; expected one row "
-                    "per record"
+                    f"{type(closing).__name__} returned contributions that are not a tensor of "
+                    "shape [records, numbers], or whose width varies; expected one row per "
+                    "record, always of the same width"
                 )
             scales = np.zeros(len(records))
             scales[there] = shares[owner_index[records[there]]] / (1 + slack)
@@ -107,14 +108,14 @@ def _is_table(found: Any, records: int, width: int | None) -> TypeGuard[Tensor]:
 
 
 def empty_inputs(rows: ArrayRows | DatasetRows) -> Any:
-    """Return inputs of two empty rows, with the shapes and dtypes of the records'."""
+    """Return inputs with two empty rows, in the shapes and dtypes of the records' inputs."""
     nobody = np.full(2, -1)
     return _placed(rows, nobody, nobody >= 0)[0]
 
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Undo and refuse changes of the model's buffers and attributes: they would keep data."""
+    """Undo and reject changes to the model's buffers and attributes, which would retain data."""
     state = State(model)
     try:
         yield
@@ -131,7 +132,7 @@ def _placed(
     there: np.ndarray,
     parts: StepStream | None = None,
 ) -> tuple[Any, Any]:
-    """Return inputs and targets with one row per entry of `records`, zero for those below 0.
+    """Return inputs and targets with one row per entry of `records`; negative entries give zeros.
 
     With `parts`, some records are also collated separately, which must not change their rows.
     """
@@ -147,16 +148,16 @@ def _placed(
         data, part = rows[wanted, chosen]
     if part is not None:
         raise OwnerwiseError(
-            "collate gives a record other rows if it is collated with other records, so its "
-            "influence on the release after training cannot be bounded: pad to a fixed length, and "
-            "use no statistics over the batch"
+            "collate returns different rows for a record depending on the other records, so its "
+            "influence on the release after training cannot be bounded: pad to a fixed length, "
+            "and do not use statistics over the batch"
         )
     if isinstance(data, Unloaded):
         raise OwnerwiseError(
             f"a record could not be loaded ({data.error}) for the release after training"
         )
     if not (isinstance(data, tuple) and len(data) == 2):
-        raise OwnerwiseError("the data yields no pairs; expected (inputs, targets)")
+        raise OwnerwiseError("the data does not yield pairs; expected (inputs, targets)")
     index = torch.from_numpy(np.flatnonzero(there))
 
     def placed(tensor: Tensor) -> Tensor:

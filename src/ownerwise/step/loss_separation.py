@@ -31,7 +31,7 @@ from ownerwise.step.separation import (
 )
 
 Arguments = tuple[Any, Any, tuple[Tensor, ...]]  # outputs, targets and what was released
-Results = tuple[Tensor, list[Tensor | None]]  # losses, and gradients by tensor of the outputs
+Results = tuple[Tensor, list[Tensor | None]]  # losses, and the gradient for each output tensor
 
 
 class LossCheck:
@@ -80,9 +80,9 @@ class LossCheck:
                 tensor.register_hook(functools.partial(self._gradients.__setitem__, number))
 
     def joint(self, losses: Tensor) -> Tensor | None:
-        """Return the part's losses, if their backward pass can run with that of `losses`.
+        """Return the part's losses, if their backward pass can run together with that of `losses`.
 
-        The caller must then run it: one pass instead of two saves time where networks are small.
+        The caller must then run it; for small networks, running one pass instead of two saves time.
         """
         self._joint = losses.requires_grad and self._first[0].requires_grad
         return self._first[0] if self._joint else None

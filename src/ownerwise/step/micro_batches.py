@@ -92,10 +92,10 @@ def slices(records: int, size: int) -> Iterator[slice]:
 def bytes_per_record(model: nn.Module, inputs: Any, records: int) -> float:
     """Return the number of bytes per record that are stored for the backward pass.
 
-    The number is measured on a few dummy records, which have only their shapes in common with real
-    ones, or on real records if the model fails on dummies. Either way, all changes to the model are
-    undone, so a layer that initialises itself from its first batch keeps no private data. Random
-    layers advance their random generators.
+    The number is measured on a few dummy records, which share only their shapes with real ones, or
+    on real records if the model fails on dummies. Either way, all changes to the model are undone,
+    so a layer that initialises itself from its first batch keeps no private data. Random layers
+    advance their random generators.
     """
     count = min(records, _PROBE)
     probe = take(inputs, list(range(count)))  # a copy: a view would count the whole batch

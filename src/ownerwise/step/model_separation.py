@@ -1,4 +1,4 @@
-"""Check, with trial runs, that what the model computes for a record depends on no other record.
+"""Use trial runs to check that a model's results for a record do not depend on other records.
 
 A check of the loss alone cannot detect a model that mixes records, for example through batch
 statistics, attention over the first dimension, or initialisation from the first batch. At steps 0,
@@ -44,7 +44,7 @@ Losses = Callable[..., Tensor]
 
 
 def is_due(earlier: int) -> bool:
-    """Return whether to check the model, after `earlier` batches (0, 1, 2, 4, 8, ...).
+    """Return whether to check the model after `earlier` batches: True after 0, 1, 2, 4, 8, ...
 
     Only batches with two or more records count.
     """
@@ -176,9 +176,9 @@ def _runs(
     draw the same masks, so it runs on the same number of rows instead, with copies of one half in
     place of the other.
 
-    Example: for the rows a b c d, the model runs on a b c d, then on c a, then on d b. Returned are
-    its results for a c and b d from the first run, and for a c and b d from the other two. With
-    dropout, the other runs are on a a c c and b b d d.
+    Example: for the rows a b c d, the model runs on a b c d, then on c a, then on d b. The function
+    returns the results for a c and b d from the first run, and for a c and b d from the other two.
+    With dropout, the other runs are on a a c c and b b d d.
     """
     state = State(model)
 

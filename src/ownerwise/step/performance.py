@@ -1,4 +1,4 @@
-"""What changes only the speed and memory of a step, apart from everything that a plan accounts for.
+"""Options that affect only speed and memory, separate from everything that a plan accounts for.
 
 These options change neither the guarantee nor the result, except for the last bits of sums and the
 dropout masks, which depend on how a batch is split.

@@ -151,8 +151,9 @@ def checked_contributions(
 ) -> Contributions:
     """Return a user-defined release's contributions, or refuse a release that mixes records.
 
-    A part of the micro-batch is computed before the whole, and the other records after it: a
-    release that remembers the largest output so far would treat both as it has treated the whole.
+    A part of the micro-batch is computed before the whole, and the other records after it. If both
+    came after it, a release that remembers the largest output so far would treat them as it treated
+    the whole.
 
     Args:
         release: the user's release.

@@ -1,7 +1,7 @@
 """Store the states of a step's plugs in checkpoints, and load them only into the same plugs.
 
-A state of another plug may have the right shape, such as the multipliers of two other constraints.
-A checkpoint therefore contains the settings of each plug beside its state.
+The state of a different plug may have the right shape, such as the multipliers of two other
+constraints. A checkpoint therefore contains the settings of each plug as well as its state.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ from ownerwise.step.rounding import rounding_problems
 from ownerwise.step.run_randomness import RunRandomness
 
 NO_CLOSING = (
-    "the plan pays for no release after training: make it with "
+    "the plan does not account for a release after training: make the plan with "
     "ow.plan(..., calibration=ow.Calibration())"
 )
 
@@ -85,7 +85,7 @@ class PrivateStep:
             every step, so the plan needs `release_std`.
         release: an additional release computed from the outputs; the plan needs `release_std`.
         calibration: the release from all records after training, made by `calibrate`; by default
-            `Calibration()` if the plan pays for one.
+            `Calibration()` if the plan accounts for one.
         stream: the run's secret stream (one root for batches and noise). The default is a new
             private stream; a stream with a fixed seed makes the run NOT private.
         performance: options that change only speed and memory, such as
@@ -184,7 +184,7 @@ class PrivateStep:
 
     @property
     def to_calibrate(self) -> bool:
-        """Whether `calibrate` is still to be called after the last step."""
+        """Whether `calibrate` must still be called after the last step."""
         closing = self.calibration
         return closing is not None and closing.released < self.plan.closing_count
 
@@ -287,7 +287,7 @@ class PrivateStep:
         self._private_so_far &= stored.private
         self._account = Account.resume(folder, self.plan, stored.balance, private=self.private)
         self._updates, self._spent = stored.updates, stored.steps_spent
-        stored.write()  # last: a run that is refused leaves nothing in the model
+        stored.write()  # last, so that a rejected run leaves the model unchanged
         if (closing := self.calibration) is not None and closing.outside:
             assert closing.shift is not None
             subtract_in_hook(self.model, closing.shift, again=True)
@@ -356,7 +356,7 @@ class PrivateStep:
             self._watch = ParameterWatch(self.model)
         if self._account is not None:
             self._account.take(step, self.private)  # on disk before any noise is drawn
-        self._spent = step + 1  # a step that fails midway counts: its noise may already be drawn
+        self._spent = step + 1  # a step that fails midway counts: its noise may have been drawn
         refuse_unloaded(batch)
         randomness, steering = self._randomness.of_step(step), self.steering
         scale, clip_scale = 1 / self.plan.expected_batch_size, 1.0
@@ -407,9 +407,9 @@ class PrivateStep:
         collate: Collate | None = None,
         after_sum: Callable[[], Any] | None = None,
     ) -> None:
-        """Make the plan's release from all records, and correct the model by it.
+        """Make the plan's release from all records, and use it to correct the model.
 
-        Call this once, after the last step; the Trainer does so by itself. Steps that were not
+        Call this once, after the last step; the Trainer does so automatically. Steps that were not
         taken count as spent. After a crash, a sum that was paid for but not saved is lost.
 
         Args:
@@ -426,7 +426,10 @@ class PrivateStep:
         if closing is None:
             raise PlanError(NO_CLOSING)
         if not self.to_calibrate:
-            raise PlanError("the model has already been calibrated, and the plan pays for it once")
+            raise PlanError(
+                "the model has already been calibrated, and the plan accounts for "
+                "only one calibration"
+            )
         if problems := ownerless_problems(plan):
             raise OwnerwiseError(problems)
         assert plan.owners is not None

@@ -28,7 +28,7 @@ in units of the clip norm."""
 NORM_ERROR = 1e-5
 """Largest relative error of a computed gradient norm."""
 RELEASE_SLACK = 1e-3
-"""Allowance for rounding, both to the grid and in other rows, in a release of sensitivity 1."""
+"""Allowance for rounding, both to the grid and in other rows, in a release with sensitivity 1."""
 _SUM_ROUNDOFFS = 2.0  # change in a sum's rounding when a record is removed, in relative roundoffs
 # The same bound if every rounding within the blocks may change: for each of the two sums,
 # one roundoff per record of a block, and one each for the factor, the weight and their products.
@@ -75,17 +75,17 @@ class Rounding:
         roundoff = unit_roundoff(model)
         classes = np.zeros(len(plan.clip_norms), dtype=np.int64)
         if weights is not None and weights.score_slack(roundoff) > 0:
-            # the weights of all records change, and with them the roundings of the whole sum
+            # the weights of all records change, and with them every rounding in the sum
             total = _clip_totals(plan, classes)[0]
             slack = (_SUM_ROUNDOFFS + _BLOCK_ROUNDOFFS) * roundoff * total
             if plan.hardened_rows is None:
                 slack += weights.score_slack(loss_roundoff(model)) * total
             return cls(GRID_TOLERANCE + NORM_ERROR + slack, in_blocks=True)
-        if plan.hardened_rows is not None:  # else a record's removal moves the rows of every class
+        if plan.hardened_rows is not None:  # otherwise, removing a record shifts all rows
             ratio = np.log(plan.clip_norms / plan.clip_norms.min()) / np.log(_CLASS_RATIO)
             classes = ratio.astype(np.int64)
         slack = _SUM_ROUNDOFFS * roundoff * max(_clip_totals(plan, classes))
-        if plan.hardened_rows is not None:  # only the block of the record is rounded differently
+        if plan.hardened_rows is not None:  # only the record's own block is rounded differently
             slack += _BLOCK_ROUNDOFFS * roundoff * BLOCK * _largest_ratio(plan, classes)
         return cls(
             GRID_TOLERANCE + NORM_ERROR + slack,
@@ -129,8 +129,9 @@ def rounding_problems(
     return [
         *problems,
         f"rounding could add {slack:.0%} to the contribution of a record with the smallest "
-        "clip norm, because batches are large or clip norms differ a lot. Plan with hardened=True, "
-        "with a smaller batch, or with method='sample'; or train a float64 model (model.double())",
+        "clip norm, because batches are large or clip norms differ widely. Plan with "
+        "hardened=True, with a smaller batch, or with method='sample'; or train a float64 model "
+        "(model.double())",
     ]
 
 

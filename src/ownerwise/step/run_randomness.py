@@ -1,4 +1,4 @@
-"""The random numbers of a run: its noise, and the streams of its layers, rule, rows and checks."""
+"""The random numbers of a run: its noise, and the streams for its layers, rule, rows and checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ownerwise.step.rounding import GRID_TOLERANCE
 
 
 class RunRandomness:
-    """Draws everything random in a run from one secret stream, each number for one purpose.
+    """Draws all random numbers of a run from one secret stream, each for a single purpose.
 
     Args:
         plan: the run's plan, which determines the noise.

@@ -1,4 +1,4 @@
-"""Does a record's result depend on the other records? One method for losses, plugs and models.
+"""Check whether a record's result depends on other records, for losses, plugs and models alike.
 
 Clipping bounds a record's own gradient. It bounds the record's influence only if the contributions
 of other records do not depend on that record. A loss divided by the largest loss in its batch, for
@@ -119,7 +119,7 @@ def agree_in_float64(
     rounded: float,
     fallback: float,
 ) -> bool:
-    """Decide about results of the whole and of a part that differ by more than `share`.
+    """Return whether results that differ by more than `share` agree once rounding is allowed for.
 
     Args:
         agree: whether two results agree up to a share.

@@ -140,7 +140,7 @@ def _short(given: Any) -> str:
 def _data_problems(
     settings: TrainerSettings, data: Any, collate: Collate | None, *, trial: bool
 ) -> list[str]:
-    """Return the problems with the training data; `trial`: try one batch if there are no others."""
+    """Return the problems with the training data; with `trial`, try one batch if there are none."""
     problems = ownerless_problems(settings.plan)
     problems = problems or _training_data_problems(data, collate, settings.plan)
     if trial and not problems:

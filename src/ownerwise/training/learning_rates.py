@@ -46,7 +46,7 @@ SCHEDULES: Registry[Callable[..., Factor]] = Registry(
     leading=1,
     extra=("warmup",),
 )
-"""Schedules by name: functions from the number of steps, and options, to the factor."""
+"""Schedules by name: functions that map the number of steps, and options, to the factor."""
 
 LearningRateSchedule = str | Mapping[str, Any] | Factor
 """A name; a name with options such as {"name": "cosine", "warmup": 100}; or a function."""

@@ -87,7 +87,7 @@ class Recorder:
         self._note_state()
         if self._due("checkpoint_every"):
             self.checkpoint()
-        unfinished = self._is_last() and self._step.to_calibrate  # the last line comes after that
+        unfinished = self._is_last() and self._step.to_calibrate  # the last line comes later
         written = self._due("evaluate_every") and not self._has_line() and not unfinished
         if written:
             with self._averaged_model():

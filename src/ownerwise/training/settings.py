@@ -1,4 +1,4 @@
-"""The Trainer's settings: frozen, with defaults filled in, and all problems with their values."""
+"""The Trainer's settings, frozen and with defaults filled in, and the checks on their values."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TrainerSettings:
         return None if self.folder is None else Path(self.folder)
 
     def problems(self) -> list[str]:
-        """Return all problems with values that can be judged without the data."""
+        """Return all problems with values that can be checked without the data."""
         return [
             *setting_problems({name: getattr(self, name) for name in RULES}),
             *(
@@ -113,7 +113,7 @@ class TrainerSettings:
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """Return a problem, which starts with the setting's name, for each value that breaks a rule."""
+    """Return a problem that starts with the setting's name for each value that breaks a rule."""
     return [
         rule.problem(name, given[name])
         for name, rule in RULES.items()

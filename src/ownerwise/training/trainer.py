@@ -58,8 +58,8 @@ class Trainer(TrainerSettings):
             targets in every data set contain the class and the cell (see `Partition.targets`). The
             plan accounts for the release (`plan(..., constraints=)`).
         calibration: the release from all records after training; by default `Calibration()` if the
-            plan pays for one (`plan(..., calibration=)`). The last history line then describes the
-            calibrated model.
+            plan accounts for one (`plan(..., calibration=)`). The last history line then describes
+            the calibrated model.
         seed: None means secret randomness. A number makes the run repeatable and NOT PRIVATE.
         folder: run folder, created if needed; None keeps the run in memory, so it cannot be
             resumed.
@@ -96,12 +96,12 @@ class Trainer(TrainerSettings):
 
         Args:
             data: (X, y) as tensors or arrays, or a map-style Dataset yielding (x, y); one row per
-                record of the plan's owners, in the owners' order.
+                record of the plan's owners, in the order of the owner ids passed to `Owners`.
             validation: validation data, evaluated for every history line; it is NOT covered by any
                 guarantee.
             validation_groups: group of each validation record; by default its class.
             test, test_groups: test data, evaluated once at the end.
-            groups_are: a word for the groups; by default "owners" or "classes" if known.
+            groups_are: what the groups are called; by default "owners" or "classes" if known.
             num_workers, collate: as for `PoissonBatches`.
             resume: resume the run in `folder`, or start one if there is none. The settings and the
                 plan must be the same. With a fixed seed, the result is bit-for-bit identical to an
@@ -155,7 +155,7 @@ class Trainer(TrainerSettings):
     ) -> None:
         """Take the remaining steps, then give back those that were reserved but not begun.
 
-        If the plan pays for a release from all records (`data`), it follows the last step.
+        If the plan accounts for a release from all records (`data`), it follows the last step.
 
         After any failure, the step whose batch was being drawn or used counts as spent: if the
         batch were drawn again, the contents of batches would influence which batches are used.

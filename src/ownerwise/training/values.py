@@ -1,6 +1,6 @@
 """Rules for the values of settings, in calls and in configuration files.
 
-Each rule has a test and a description, so a wrong value gets the same sentence everywhere.
+Each rule has a test and a description, so a wrong value gets the same message everywhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ValueRule:
         return replace(self, meaning=meaning)
 
     def problem(self, name: str, value: Any) -> str:
-        """Return the sentence about a value that does not fit."""
+        """Return the message about a value that does not fit."""
         return f"{name} is {value!r}; expected {self.expected}"
 
 
@@ -41,7 +41,7 @@ def is_whole(value: Any) -> bool:
 
 
 def elsewhere(expected: str) -> ValueRule:
-    """Return the rule for a value that the code that uses it checks."""
+    """Return the rule for a value that is checked by the code that uses it."""
     return ValueRule(expected, lambda value: True)
 
 

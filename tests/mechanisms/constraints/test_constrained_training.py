@@ -155,7 +155,9 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, noise):
 def test_everything_wrong_is_listed_before_training():
     inputs, labels, _ = population()
     unpaid = ow.plan(owners(), "uniform", steps=5, batch_size=100)
-    with pytest.raises(ow.OwnerwiseError, match=r"accounts for no release: .*constraints=\)"):
+    with pytest.raises(
+        ow.OwnerwiseError, match=r"does not account for a release: .*constraints=\)"
+    ):
         make_trainer(plan=unpaid).fit(data())
     torch.manual_seed(0)
     with pytest.raises(

@@ -6,9 +6,9 @@ float64; small layers are summed in float64 throughout. The step's slack relies 
 (docs/proofs/arithmetic.md).
 
 A convolution or a layer on sequences adds many terms per record in one kernel call, and calls on
-few records are slow. For such layers, each block therefore has `LONG_BLOCK` records. It is tested
-(tests/attacks/test_sums.py), but not proved, that the rounding error of such a kernel is no larger
-than that of `BLOCK` plain additions.
+few records are slow. For such layers, each block therefore has `LONG_BLOCK` records. The rounding
+error of such a kernel is assumed to be no larger than that of `BLOCK` plain additions; this is
+tested (tests/attacks/test_sums.py), but not proved.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def blocked_sum(
 
 
 def sums_in_float64(left: Tensor, right: Tensor) -> bool:
-    """Return whether the sum of outer products is a single product in float64."""
+    """Return whether the sum of outer products is computed as a single product in float64."""
     return len(left) > BLOCK and left.numel() * right.shape[1] <= _SMALL
 
 

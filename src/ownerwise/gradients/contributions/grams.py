@@ -20,10 +20,10 @@ from ownerwise.gradients.precision import row_norms, without_huge
 __all__ = ["gram", "squares_from_grams"]
 
 # A squared norm smaller than this many rounding errors of its upper bound is not trusted. At the
-# limit, its error is about 1e-4, which is within the margin of a plan.
+# limit, its error is about 1e-4, which is within a plan's safety margin.
 TRUSTED_ROUNDINGS = 1e4
-# The error allowed for forming and summing a gradient, in rounding errors of the upper bound on
-# its norm.
+# The error allowed for forming and summing a gradient, in units of the rounding error of the upper
+# bound on its norm.
 HIDDEN_ROUNDINGS = 4
 
 

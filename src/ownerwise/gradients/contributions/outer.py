@@ -38,7 +38,7 @@ __all__ = ["Outer", "OuterProducts", "SharedLeft"]
 # The cost of one float of a held gradient (one write, one read for the norm, one read for the sum),
 # in multiply-adds of a large matrix product: estimates for two cores, AVX-512 and 48 MB of cache.
 TRAFFIC_IN_CACHE, TRAFFIC, CACHE_BYTES = 20, 110, 32 << 20
-# A rough factor by which multiply-adds of Gram matrices, which are small, are slower.
+# A rough factor by which multiply-adds are slower in Gram matrices, because these are small.
 GRAM = 1.5
 
 
@@ -61,7 +61,7 @@ class OuterProducts(Contribution):
     Attributes:
         left, right: all records' factors; deleted when the formed gradients are held instead.
         held: the formed gradients, `[count, rows * columns]`, or None.
-        terms, rows, columns: the size of a record's sum; `columns` counts those of one group.
+        terms, rows, columns: the size of a record's sum; `columns` counts the columns of one group.
         groups: the number of separate sums, each with its own share of the rows.
     """
 
@@ -98,7 +98,7 @@ class OuterProducts(Contribution):
 
     @abstractmethod
     def sum_of_products(self, weights: Tensor, start: int, stop: int) -> Tensor:
-        """Return `partial_sum` if the gradients are not held."""
+        """Compute `partial_sum` when the gradients are not held."""
 
     @property
     def one_term(self) -> bool:
@@ -127,7 +127,7 @@ class OuterProducts(Contribution):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _cheapest(self) -> str:
-        """Return "ghost", "form" or "hold": the cheapest way that fits in memory."""
+        """Return "ghost", "form" or "hold": the cheapest method that fits in memory."""
         columns = self.columns * self.groups
         form = self.terms * self.rows * columns
         ghost = GRAM * self.terms * self.terms * (self.rows + columns)
@@ -136,7 +136,7 @@ class OuterProducts(Contribution):
         replaced = self.left.nbytes + self.right.nbytes
         if traffic <= min(ghost, form) and self.budget.may_hold(size, replaced):
             return "hold"
-        # groups would need a pair of Gram matrices each
+        # each group would need its own pair of Gram matrices
         return "ghost" if ghost <= form and self.groups == 1 else "form"
 
     def _ghost(self, start: int, stop: int) -> Tensor:
@@ -210,7 +210,7 @@ class Outer(OuterProducts):
         return formed.unflatten(-1, self.shape)
 
     def records_at_once(self, way: str) -> int:
-        """See `OuterProducts`; the factors are in memory, only the results are new."""
+        """See `OuterProducts`; the factors are already in memory, so only the results count."""
         if way == "ghost":
             return max(4, self.budget.chunk_bytes // (8 * self.terms * self.terms))
         return max(1, self.budget.chunk_bytes // (4 * self.rows * self.columns))

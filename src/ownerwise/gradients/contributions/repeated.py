@@ -132,7 +132,7 @@ class Repeated(Contribution):
                 alone = self._run_alone(values, [part[index] for part in slices])
                 if not _close(alone, self._put_back(whole[index]), 1e-4, 1e-5):
                     return False, True
-            # unit gradients with different weights: their sum is right only if each one is
+            # unit gradients with different weights: their sum is correct only if each of them is
             squares = self.squared_norms()
             finite = torch.isfinite(squares)
             usable = finite & (squares > 0)

@@ -64,7 +64,7 @@ def _is_plain(given: dict[str, Any]) -> bool:
 
 
 def _self_attention(context: Context, given: dict[str, Any]) -> Tensor:
-    """Run plain self-attention records-first; time-first, a transformer would be 5% slower."""
+    """Run plain self-attention with records first; with time first, a transformer is 5% slower."""
     query = given["query"].transpose(0, 1)
     together = project(
         context, functional.linear, query, given["in_proj_weight"], given["in_proj_bias"]

@@ -37,7 +37,7 @@ def convolution(
     value = context.value(weight)
     if input.dim() == 4:
         input = input.contiguous(memory_format=torch.channels_last)
-        if input.is_contiguous():  # one channel or one pixel: only the kernel can show the format
+        if input.is_contiguous():  # one channel or pixel: only the kernel can convey the format
             value = value.clone(memory_format=torch.channels_last)
     output = func(input, value, context.value(bias), stride, padding, dilation, groups)
     used = [tracked for tracked in (kernel, offset) if tracked is not None]

@@ -84,7 +84,7 @@ def fallback(context: Context, func: Function, args: tuple[Any, ...], kwargs: An
             else:
                 raise Refused(
                     where,
-                    "the call gives a different result on one record alone than on the batch",
+                    "the call gives a different result on a single record than on the batch",
                     "use a layer that a rule covers, or a call that treats each record separately",
                 )
             yield tracked, use
@@ -93,7 +93,8 @@ def fallback(context: Context, func: Function, args: tuple[Any, ...], kwargs: An
 
 
 def _is_separate(use: Repeated, key: object, checked: dict[object, bool]) -> bool:
-    """Return whether a call treats records separately, in this batch or as found in an earlier one.
+    """Return whether a call treats records separately, as determined in this batch or an earlier
+    one.
 
     A batch without usable gradients proves nothing, so its result is not kept.
     """

@@ -215,7 +215,9 @@ def _tapped_zeros(
     budget = context.budget
 
     def build(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
-        left = gradient.transpose(0, 1)  # records lie along dimension 1, or there is only one
+        left = gradient.transpose(
+            0, 1
+        )  # records lie along dimension 1, or there is only one record
         shared = SharedLeft(left, loan)
         total = left.sum(dim=1, dtype=accumulation_dtype(left.dtype))
         for matrix, bias, right in tracked:

@@ -31,7 +31,7 @@ from ownerwise.mechanisms.plugs import Cells, Release
 if TYPE_CHECKING:
     from ownerwise.planning import Plan
 
-_OUTPUT_ROUNDOFFS = 64.0  # change in an output by rounding: 8 relative roundoffs, outputs up to 8
+_OUTPUT_ROUNDOFFS = 64.0  # rounding of an output: 8 relative roundoffs, for outputs up to 8
 
 
 class RateConstraints(Release):
@@ -51,7 +51,7 @@ class RateConstraints(Release):
         cap: largest multiplier.
         temperature: factor applied to the outputs in the softmax that represents the prediction.
         hard: count predicted classes instead of probabilities in the histogram. This requires a
-            hardened plan, because a different rounding of an output can change the predicted class.
+            hardened plan, because a rounding error in an output can change the predicted class.
         smoothing: weight of past steps in the denominators that do not depend on the model; with 0,
             only the current step is used.
         floor: smallest denominator, as a fraction of the value it would have if all cells had equal
