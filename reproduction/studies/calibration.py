@@ -17,8 +17,7 @@ ctg and adult with a linear model and five splits. Every method is tuned over th
 same cells (clip norm, learning rate) on held-out training records, by overall accuracy; calibrated
 plans pay for their release. The pull adjustment (tau 1) uses the counts of the training labels as
 if they had been public. Runs have fixed seeds and are NOT PRIVATE: they show how private runs would
-perform. Each finished setting is an entry of reproduction/results/calibration/runs.json; index.md
-is written from them.
+perform. Each setting is a file in reproduction/results/calibration; index.md is written from them.
 """
 
 from __future__ import annotations
@@ -390,6 +389,14 @@ def _gain(values: np.ndarray, plain: np.ndarray, at: int) -> str:
     return f"{mean:+.1f} [{mean - error:.1f}, {mean + error:.1f}]"
 
 
+def _path(setting: str) -> Path:
+    return RESULTS / f"{setting.replace(',', '').replace(' ', '-')}.json"
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    return read_json(path, mapping_of(ANYTHING))["methods"] if path.exists() else {}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("setting", choices=SETTINGS)
@@ -397,16 +404,17 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    path = RESULTS / "runs.json"
-    results = read_json(path, mapping_of(ANYTHING)) if path.exists() else {}
+    path = _path(options.setting)
     study = Study(options.setting, options.features)
     for method in study.setting.methods:
-        if method in PULLED or method in results.get(options.setting, {}):
+        results = _stored(path)
+        if method in PULLED or method in results:
             continue
-        results.setdefault(options.setting, {})[method] = study.run(method)
-        write_json(path, results, indent=None)
-        write_text(RESULTS / "index.md", table(results))
-        print(table({options.setting: results[options.setting]}), flush=True)
+        results[method] = study.run(method)
+        write_json(path, {"setting": options.setting, "methods": results}, indent=None)
+        stored = {name: _stored(_path(name)) for name in SETTINGS if _path(name).exists()}
+        write_text(RESULTS / "index.md", table(stored))
+        print(table({options.setting: results}), flush=True)
     return 0
 
 

@@ -154,7 +154,7 @@ def _methods_table(comparison: Comparison) -> Table:
     if any(len(method.runs) > 1 for method in comparison.methods):
         caption += ", mean ± standard deviation over runs"
     if comparison.others:
-        caption += ". ★ marks the best mean, which may be due to chance: see below"
+        caption += ". ★ marks the best mean, which may be due to chance: see above"
     titles = [
         f"{m.title} ({'%' if m.higher_is_better else 'points, lower is better'})" for m in metrics
     ]
