@@ -27,7 +27,11 @@ def page_part(findings: Sequence[Finding]) -> str:
             "seeds, with our result minus the paper's in parentheses; differences are shown with "
             "their 95% interval over the seeds that both methods share. Prefix each command "
             f"with `{provenance.PROGRAM}`.",
-            table(["verdict", "claim", "theirs", "ours", "command"], list(map(_row, run)), texts=5),
+            table(
+                ["verdict", "claim", "model", "theirs", "ours", "command"],
+                list(map(_row, run)),
+                texts=6,
+            ),
         ]
     claims = [finding.claim for finding in run if finding.claim.note]
     if claims:
@@ -49,7 +53,7 @@ def _row(finding: Finding) -> list[str]:
     distance = "" if finding.distance is None else f" ({finding.distance:+.2f})"
     claim, theirs, command = _missing_row(finding)
     ours = f"**{finding.ours}**{distance}, {seeds}, [{finding.heading}]({finding.study}/index.md)"
-    return [finding.verdict, claim, theirs, ours, command]
+    return [finding.verdict, claim, finding.claim.model, theirs, ours, command]
 
 
 def _missing_row(finding: Finding) -> list[str]:

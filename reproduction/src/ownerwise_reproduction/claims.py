@@ -27,6 +27,10 @@ SEEDS = 5
 """Number of seeds in the suggested command for a claim that was not tested."""
 
 
+MODELS = ("same model", "fixed features", "pretrained")
+"""The paper's model; a head on features without pretraining; a head on pretrained features."""
+
+
 @dataclass(frozen=True)
 class Claim:
     """A claim made in a paper, and how it is tested here.
@@ -46,6 +50,7 @@ class Claim:
             `EXPECTATIONS`.
         changes: changes that the runs make to the setting, in the form "section.key=value".
         note: the likely reason why our result differs from the paper's.
+        model: one of `MODELS`: whether our runs train the paper's model.
     """
 
     paper: str
@@ -60,6 +65,7 @@ class Claim:
     expect: str | None = None
     changes: tuple[str, ...] = ()
     note: str = ""
+    model: str = "same model"
 
     @property
     def methods(self) -> list[Method]:
@@ -137,6 +143,8 @@ def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
         methods.parse(",".join([entry["method"], entry.get("minus", "")]))
     except OwnerwiseError as error:
         yield from error.problems
+    if entry.get("model", MODELS[0]) not in MODELS:
+        yield f"model {entry['model']!r}: expected one of {', '.join(MODELS)}"
     metric = entry["metric"]
     if metric not in (*METRICS, *MEASURES, *COMPARISONS) and not metric.startswith("group:"):
         expected = ", ".join((*METRICS, *MEASURES, *COMPARISONS, "group:NAME"))
