@@ -90,8 +90,8 @@ class PullAdjustment(Plug):
         if small:
             yield (
                 f"counts: {small} {self.per}s have fewer than {self.least_records} records, so "
-                'their counts would reveal labels; publish counts per budget (per="budget"), or use '
-                "Calibration(), which needs no counts"
+                'their counts would reveal labels; publish counts per budget (per="budget"), or '
+                "use Calibration(), which needs no counts"
             )
         if counts.shape[1] < 2:
             yield f"counts have {counts.shape[1]} columns; expected one per class, at least 2"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ownerwise.runs.run import Run
 
 _RECORDS_AT_ONCE = 512
+_ROUNDOFF = 1e-9  # a shift that was stored and one that is computed again may differ by less
 
 NO_MODEL = (
     "the run does not know its model: build the same network as in training, and load the run with "
@@ -54,7 +55,7 @@ def remaining_shift(run: Run, repair: PullAdjustment | None) -> Tensor | None:
     shift = repair.shift(run.plan)
     if (trained := run.config.get("repair")) is not None:
         shift = shift - torch.tensor(trained["shift"], dtype=shift.dtype)
-    if not shift.any():
+    if float(shift.abs().max()) < _ROUNDOFF:
         return None
     if run.plan.closing_std is not None:
         raise OwnerwiseError(
