@@ -88,10 +88,10 @@ class PullAdjustment(Plug):
     def _count_problems(self, counts: np.ndarray) -> Iterator[str]:
         small = int((counts.sum(axis=1) < self.least_records).sum())
         if small:
+            merge = 'publish counts per budget (per="budget"), or ' if self.per == "owner" else ""
             yield (
                 f"counts: {small} {self.per}s have fewer than {self.least_records} records, so "
-                'their counts would reveal labels; publish counts per budget (per="budget"), or '
-                "use Calibration(), which needs no counts"
+                f"their counts would reveal labels; {merge}use Calibration(), which needs no counts"
             )
         if counts.shape[1] < 2:
             yield f"counts have {counts.shape[1]} columns; expected one per class, at least 2"
