@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +12,8 @@ from torch import Tensor, nn
 from ownerwise.errors import OwnerwiseError
 from ownerwise.evaluation import run_on_first
 from ownerwise.gradients import evaluation_mode
+from ownerwise.planning import Plan
 from ownerwise.repair import PullAdjustment, shifted
-
-if TYPE_CHECKING:
-    from ownerwise.runs.run import Run
 
 _RECORDS_AT_ONCE = 512
 _ROUNDOFF = 1e-9  # a shift that was stored and one that is computed again may differ by less
@@ -36,10 +35,17 @@ def class_outputs(model: nn.Module, inputs: Tensor | np.ndarray, shift: Tensor |
     return outputs if shift is None else shifted(outputs, -shift)
 
 
-def remaining_shift(run: Run, repair: PullAdjustment | None) -> Tensor | None:
+def remaining_shift(
+    config: Mapping[str, Any], plan: Plan, repair: PullAdjustment | None
+) -> Tensor | None:
     """Return what to subtract from a run's outputs: a repair's shift, less what training took out.
 
     A run that was trained with the same repair needs nothing more.
+
+    Args:
+        config: the run's settings.
+        plan: the run's plan.
+        repair: the correction that the predictions should have.
     """
     if repair is None:
         return None
@@ -48,16 +54,16 @@ def remaining_shift(run: Run, repair: PullAdjustment | None) -> Tensor | None:
             f"repair={repair!r}: expected an object such as ow.PullAdjustment(tau=1.0, "
             "counts=counts), or None"
         )
-    weights = (run.config.get("weights") or {}).get("kind")
-    release = "rate constraints" if run.config.get("constraints") else None
-    if problems := list(repair.problems(run.plan, weights, release)):
+    weights = (config.get("weights") or {}).get("kind")
+    release = "rate constraints" if config.get("constraints") else None
+    if problems := list(repair.problems(plan, weights, release)):
         raise OwnerwiseError(problems)
-    shift = repair.shift(run.plan)
-    if (trained := run.config.get("repair")) is not None:
+    shift = repair.shift(plan)
+    if (trained := config.get("repair")) is not None:
         shift = shift - torch.tensor(trained["shift"], dtype=shift.dtype)
     if float(shift.abs().max()) < _ROUNDOFF:
         return None
-    if run.plan.closing_std is not None:
+    if plan.closing_std is not None:
         raise OwnerwiseError(
             "this run was calibrated, which takes out the tilt as measured; a shift from counts "
             "would correct it twice: predict without repair="

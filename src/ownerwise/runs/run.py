@@ -137,7 +137,7 @@ class Run:
         return class_logits(self._outputs(X, repair)).softmax(dim=1).numpy()
 
     def _outputs(self, X: Any, repair: PullAdjustment | None) -> Tensor:
-        shift = remaining_shift(self, repair)
+        shift = remaining_shift(self.config, self.plan, repair)
         inputs = self._preprocessed(X) if isinstance(X, str | PathLike) else X
         return class_outputs(self._trained_model(), inputs, shift)
 
