@@ -229,7 +229,7 @@ def test_a_configured_repair_is_checked(given, message):
 def test_problems_of_the_counts_are_named_with_others(place):
     training = {"lr": 1.0, "repair": {"counts": "nowhere.csv"}}
     config = make_config(CONFIG | {"training": training}, place)
-    with pytest.raises(ow.OwnerwiseError, match="no file .*nowhere.csv; expected a CSV table"):
+    with pytest.raises(ow.OwnerwiseError, match=r"no file .*nowhere\.csv; expected a CSV table"):
         prepare_run(config, folder=place / "other")
 
 
@@ -237,5 +237,5 @@ def test_resuming_with_another_repair_is_refused(place):
     training = {"lr": 1.0, "repair": {"counts": "counts.csv", "tau": 0.5}}
     config = make_config(CONFIG | {"training": training}, place, "adjusted")
     prepared = prepare_run(config, folder=place / "adjusted", resume=True, progress=False)
-    with pytest.raises(ow.OwnerwiseError, match="repair.tau was 1.0 and is now 0.5"):
+    with pytest.raises(ow.OwnerwiseError, match=r"repair\.tau was 1\.0 and is now 0\.5"):
         prepared.fit(resume=True)

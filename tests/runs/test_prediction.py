@@ -57,7 +57,7 @@ def test_a_loaded_run_predicts_the_same(trained):
 
 def test_a_loaded_run_without_its_model_says_what_to_do(trained):
     run, _ = trained
-    with pytest.raises(ow.OwnerwiseError, match="Run.load\\(folder, model=network\\)"):
+    with pytest.raises(ow.OwnerwiseError, match=r"Run\.load\(folder, model=network\)"):
         ow.Run.load(run.folder).predict(tools.data()[0])
     with pytest.raises(ow.OwnerwiseError, match="contains a different model"):
         ow.Run.load(run.folder, model=nn.Linear(4, 3))
