@@ -43,11 +43,15 @@ RESTRICTED = {"owners": {"errors"}, "gradients": {"errors", "torch_internals"}}
 """Rooms that may import less than what stands before them."""
 
 
+ON_REQUEST = ("Run.report", "Run.card", "Run._preprocessed", "Run._trained_model")
+
+
 def is_exception(edge: Edge) -> bool:
     """Return whether an import is one of the three exceptions to the order."""
     return (
-        # 1. a run writes its report and its privacy card on request
-        (edge.importer == "ownerwise.runs.run" and edge.function in ("Run.report", "Run.card"))
+        # 1. on request, a run writes its report and its privacy card, and builds its model again
+        # and preprocesses new records as its configuration says
+        (edge.importer == "ownerwise.runs.run" and edge.function in ON_REQUEST)
         # 2. public names are loaded when they are first used (PEP 562)
         or edge.importer == "ownerwise"
         # 3. optional extras: nothing loads the estimator, which needs scikit-learn, but its user

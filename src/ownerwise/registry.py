@@ -6,7 +6,8 @@ precedence. The entry-point groups are `ownerwise.datasets`, `ownerwise.models`,
 `ownerwise.extractors` (feature extractors), `ownerwise.assignments` (methods for assigning records
 to owners), `ownerwise.losses`, `ownerwise.weights`, `ownerwise.orders` (orders of records in
 INO-SGD), `ownerwise.clipping_rules`, `ownerwise.releases`, `ownerwise.calibrations` (releases after
-training), `ownerwise.noise_schedules`, `ownerwise.learning_rates`, `ownerwise.loggers` and
+training), `ownerwise.repairs` (shifts of the outputs), `ownerwise.noise_schedules`,
+`ownerwise.learning_rates`, `ownerwise.loggers` and
 `ownerwise.report_sections` (mechanisms' sections in the report).
 """
 

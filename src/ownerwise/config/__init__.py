@@ -4,10 +4,13 @@ This package may import every other package except the command line.
 """
 
 from ownerwise.config.build import PreparedRun, prepare_run
+from ownerwise.config.prediction import build_again, read_inputs
 from ownerwise.config.reading import read_config
 
 __all__ = [
     "PreparedRun",
+    "build_again",
     "prepare_run",
     "read_config",
+    "read_inputs",
 ]

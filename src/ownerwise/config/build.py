@@ -26,7 +26,7 @@ from ownerwise.owners import Hints, Owners, text_ids
 from ownerwise.planning import Plan, plan
 from ownerwise.randomness import SecretStream
 from ownerwise.registry import Registry
-from ownerwise.repair import as_calibration
+from ownerwise.repair import as_calibration, as_repair
 from ownerwise.runs import PLAN, Run, holds_a_run
 from ownerwise.step import Performance
 from ownerwise.training import Trainer
@@ -106,6 +106,8 @@ def prepare_run(
             run_plan = plan(
                 owners, **wanted, constraints=options["constraints"], calibration=calibration
             )
+        given = config["training"].get("repair")
+        options["repair"] = as_repair(given, run_plan, data.classes, config.base)
     problems.raise_()
     assert model is not None
     assert assignment is not None
@@ -232,12 +234,17 @@ def stored_plan(folder: Path, owners: Owners) -> Plan | None:
 
 def make_model(config: Config, data: DataSet) -> torch.nn.Module:
     """Return the model; by default, its numbers of inputs and classes match the data."""
-    single = _single_logit(LOSSES.make(config["training"].get("loss", "cross_entropy")))
-    sizes = (data.train.inputs[0].size, 1 if single else len(data.classes))
     with torch.random.fork_rng(devices=[]):
         if config["run"].get("seed") is not None:
             torch.manual_seed(config["run"]["seed"])
-        return BUILDERS.make(config["model"], **dict(zip(FROM_THE_DATA, sizes, strict=True)))
+        return BUILDERS.make(config["model"], **_sizes(config, data))
+
+
+def _sizes(config: Config, data: DataSet) -> dict[str, int]:
+    """Return the options of models that are taken from the data unless they are given."""
+    single = _single_logit(LOSSES.make(config["training"].get("loss", "cross_entropy")))
+    sizes = (data.train.inputs[0].size, 1 if single else len(data.classes))
+    return dict(zip(FROM_THE_DATA, sizes, strict=True))
 
 
 def training_options(config: Config) -> dict[str, Any]:
@@ -282,6 +289,11 @@ def _notes(config: Config, data: DataSet, assignment: Assignment) -> dict[str, A
         "data": f"{data.name}, {assignment.description}",
         "model": config["model"]["name"],
         "settings": {name: dict(config[name]) for name in ("data", "owners", "plan", "model")},
+        "prediction": {
+            "classes": list(data.classes),
+            "sizes": _sizes(config, data),
+            "columns": list(data.features),
+        },
     }
     if data.pretraining:
         notes["pretraining"] = data.pretraining

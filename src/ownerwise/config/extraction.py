@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 
 from ownerwise.data import DataSet, Records
 from ownerwise.models import features
@@ -25,15 +27,13 @@ def with_features(
     the last bits of its features may depend on the batch in which they were computed. Without an
     `extractor` in the settings, everything is returned unchanged.
     """
-    if "extractor" not in settings:
+    extractor = _extractor(settings)
+    if extractor is None:
         return data, validation, test
-    options = dict(settings["extractor"])
-    extractor = features.build(options.pop("name", ""), **options)
 
     @functools.cache  # the validation records may be the test part of the data set
     def extracted(records: Records) -> Records:
-        inputs = features.extract(extractor, torch.from_numpy(records.inputs))
-        return replace(records, inputs=inputs.numpy())
+        return replace(records, inputs=_extract(extractor, records.inputs))
 
     parts = {name: extracted(records) for name, records in data.parts().items()}
     shape = list(parts["train"].inputs.shape[1:])
@@ -45,3 +45,20 @@ def with_features(
         None if validation is None else extracted(validation),
         None if test is None else extracted(test),
     )
+
+
+def features_of(inputs: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray:
+    """Return the features of new records, or their inputs if the settings name no `extractor`."""
+    extractor = _extractor(settings)
+    return inputs if extractor is None else _extract(extractor, inputs)
+
+
+def _extractor(settings: Mapping[str, Any]) -> nn.Module | None:
+    if "extractor" not in settings:
+        return None
+    options = dict(settings["extractor"])
+    return features.build(options.pop("name", ""), **options)
+
+
+def _extract(extractor: nn.Module, inputs: np.ndarray) -> np.ndarray:
+    return features.extract(extractor, torch.from_numpy(inputs)).numpy()

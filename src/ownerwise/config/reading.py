@@ -17,7 +17,7 @@ from ownerwise.models import BUILDERS
 from ownerwise.models.features import EXTRACTORS
 from ownerwise.planning import PlanRequest
 from ownerwise.registry import Registry, split
-from ownerwise.repair import as_calibration
+from ownerwise.repair import REPAIRS, as_calibration
 from ownerwise.training import LOGGERS, schedule_problems
 from ownerwise.training.values import ValueRule, whole
 
@@ -248,6 +248,22 @@ def _training_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     for key, of_name, registry in _NAMED:
         if key in content:
             yield from _named_problems(registry, content[key], f"training.{key}", of_name)
+    if "repair" in content:
+        yield from _repair_problems(content["repair"])
+
+
+def _repair_problems(given: Any) -> Iterator[str]:
+    """Yield the problems with a repair's options; their values need the plan and the classes."""
+    if not isinstance(given, Mapping):
+        yield SECTIONS["training"]["repair"].problem("training.repair", given)
+        return
+    described = {"name": "pull", **given}
+    yield from REPAIRS.problems(described, "training.repair.name", "training.repair.")
+    if not isinstance(given.get("counts"), str):
+        yield (
+            f"training.repair.counts is {given.get('counts')!r}; expected the path of a CSV file "
+            "of published label counts"
+        )
 
 
 def _weight_problems(sections: Mapping[str, Any]) -> Iterator[str]:

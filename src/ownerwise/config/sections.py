@@ -201,6 +201,11 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "release": elsewhere("your own, or a table with kind and options").means(
             "an additional [release](api/mechanisms.md) at every step, which the plan accounts for"
         ),
+        "repair": elsewhere("a table with counts and options").means(
+            "shift the outputs in the loss by the [pull](how-to/repair.md) of each class; `counts` "
+            "is a CSV file of published label counts, and `tau`, `aim` and `least_records` are "
+            "options"
+        ),
         "micro_batch_size": whole(1).means(
             "number of records processed together; by default chosen to fit in memory"
         ),

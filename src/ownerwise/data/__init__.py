@@ -11,7 +11,7 @@ from ownerwise.data.features import Category, Number
 from ownerwise.data.pictures import Pictures
 from ownerwise.data.records import DataSet, Records
 from ownerwise.data.registry import LOADERS, load
-from ownerwise.data.tables import load_table
+from ownerwise.data.tables import NewRecords, load_inputs, load_table
 from ownerwise.data.vocabulary import Vocabulary, tokenize
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Assignment",
     "Category",
     "DataSet",
+    "NewRecords",
     "Number",
     "Pictures",
     "Records",
@@ -27,6 +28,7 @@ __all__ = [
     "assign",
     "load",
     "load_digits",
+    "load_inputs",
     "load_table",
     "tokenize",
 ]

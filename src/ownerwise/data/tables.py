@@ -5,18 +5,27 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ownerwise.data.features import MISSING, Category, Number, Schema, class_of, make_table
+from ownerwise.data.features import (
+    MISSING,
+    Category,
+    Number,
+    Schema,
+    class_of,
+    encode,
+    make_table,
+)
 from ownerwise.data.pictures import Pictures
 from ownerwise.data.reading import by_column, read_arrays, read_rows, reading
 from ownerwise.data.records import DataSet, Records
 from ownerwise.data.splits import TEST_SHARE, content_rows, held_out
-from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, name_some
+from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, did_you_mean, name_some
 from ownerwise.owners import HEADER_ALONE, PARQUET, as_array, as_ids, parquet_columns, text_ids
 from ownerwise.wording import name_of
 
@@ -97,14 +106,73 @@ def load_table(
     test = np.zeros(len(labels[0]), dtype=bool)
     if test_share is not None:
         test = held_out(content_rows(list(cells.values())), test_share, "test")
-    first, said = next(iter(chosen.items()))
-    if len(chosen) == 1 and isinstance(said, Pictures):
-        data = _array_data(path.stem, said.read(cells[first], path), labels, test, kept)
-    elif len(chosen) == 1 and np.ndim(cells[first]) > 1:
-        data = _array_data(path.stem, cells[first], labels, test, kept)
+    array = _array_of(path, cells, chosen)
+    if array is not None:
+        data = _array_data(path.stem, array, labels, test, kept)
     else:
         data = make_table(path.stem, cells, _schema(cells, chosen), labels, test, kept, scale)
     return replace(data, not_private=data.not_private + not_private)
+
+
+@dataclass(frozen=True, eq=False)
+class NewRecords:
+    """The inputs of records without classes, [records, ...], and other columns, as written."""
+
+    inputs: np.ndarray
+    columns: Mapping[str, Sequence[Any]]
+
+
+def load_inputs(
+    path: str | os.PathLike,
+    *,
+    features: Mapping[str, Declared | Mapping[str, Any]] | Sequence[str],
+    scale: str = "ranges",
+    columns: Sequence[str] = (),
+    ignored: Sequence[str] = (),
+) -> NewRecords:
+    """Return the inputs of new records, encoded exactly as `load_table` encodes them.
+
+    Args:
+        path, features: as for `load_table`; `features` lists all inputs.
+        scale: "ranges" or "none".
+        columns: other columns to return.
+        ignored: further columns that the file may have, such as the class.
+    """
+    path = Path(path)
+    cells = _read(path)
+    chosen = _declarations(features)
+    missing = [name for name in (*chosen, *columns) if name not in cells]
+    unknown = [name for name in cells if name not in (*chosen, *columns, *ignored)]
+    if missing or unknown:
+        found = [f"no column {name_some(missing, repr, shown=20)}"] if missing else []
+        if unknown:
+            hinted = partial(_hinted, known=missing)
+            found += [f"the unknown column {name_some(unknown, hinted, shown=20)}"]
+        raise OwnerwiseError(
+            f"{path.name} has {' and '.join(found)}; expected the columns "
+            f"{name_some([*chosen, *columns], repr, shown=20)}: rename, add or remove columns"
+        )
+    array = _array_of(path, cells, chosen)
+    if array is not None:
+        inputs = _checked_array(path.stem, array)
+    else:
+        inputs = encode(cells, _schema(cells, chosen), scale).inputs
+    return NewRecords(inputs, {name: cells[name] for name in columns})
+
+
+def _hinted(name: str, known: Iterable[str]) -> str:
+    hint = did_you_mean(name, known)
+    return f"{name!r} ({hint})" if hint else repr(name)
+
+
+def _array_of(
+    path: Path, cells: Mapping[str, Any], chosen: Mapping[str, Declared]
+) -> np.ndarray | None:
+    """Return the inputs if they are pictures or a single array; None if they are a table."""
+    first, said = next(iter(chosen.items()))
+    if len(chosen) == 1 and isinstance(said, Pictures):
+        return said.read(cells[first], path)
+    return cells[first] if len(chosen) == 1 and np.ndim(cells[first]) > 1 else None
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -249,13 +317,8 @@ def _array_data(
     test: np.ndarray,
     columns: Mapping[str, np.ndarray],
 ) -> DataSet:
-    kinds = {"f": np.float32, "i": np.int64, "u": np.int64}
-    if inputs.dtype.kind not in kinds:
-        raise OwnerwiseError(f"{name}: inputs of type {inputs.dtype}; expected numbers")
-    if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
-        raise OwnerwiseError(f"{name}: some inputs are not finite; fill in the missing values")
     targets, classes = labels
-    records = Records(inputs.astype(kinds[inputs.dtype.kind]), targets, columns)
+    records = Records(_checked_array(name, inputs), targets, columns)
     shape = list(records.inputs.shape[1:])
     return DataSet(
         name,
@@ -264,3 +327,13 @@ def _array_data(
         classes,
         form=f"{records.inputs.dtype} {shape}, unchanged",
     )
+
+
+def _checked_array(name: str, inputs: np.ndarray) -> np.ndarray:
+    """Return inputs as float32 or int64; reject other types and numbers that are not finite."""
+    kinds = {"f": np.float32, "i": np.int64, "u": np.int64}
+    if inputs.dtype.kind not in kinds:
+        raise OwnerwiseError(f"{name}: inputs of type {inputs.dtype}; expected numbers")
+    if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
+        raise OwnerwiseError(f"{name}: some inputs are not finite; fill in the missing values")
+    return inputs.astype(kinds[inputs.dtype.kind])

@@ -23,7 +23,7 @@ from ownerwise.marks import marks_of
 from ownerwise.mechanisms import WEIGHTS, Weights
 from ownerwise.models import hidden_problems, mlp
 from ownerwise.planning import PlanRequest, make_plan
-from ownerwise.repair import as_calibration
+from ownerwise.repair import as_calibration, as_repair
 from ownerwise.training import TRAINED_BEFORE, Trainer
 from ownerwise.training.settings import setting_problems
 
@@ -66,6 +66,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         accountant: "pld" (tight) or "rdp".
         calibration: True, or options such as {"share": 0.1}, to pay for a release after training
             that removes the tilt of the class biases (`Calibration`).
+        repair: a `PullAdjustment`, or its options as a mapping, to train without the tilt. The
+            counts are public, [owners, classes], with owners and classes sorted. Requires
+            `weights=None`.
         verbose: whether to show a progress bar.
         random_state: None uses secret randomness. Any other value makes the result repeatable
             and NOT private.
@@ -109,6 +112,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         input_range: tuple[Any, Any] | None = None,
         accountant: str = "pld",
         calibration: Any = None,
+        repair: Any = None,
         verbose: bool = False,
         random_state: Any = None,
     ) -> None:
@@ -126,6 +130,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         self.input_range = input_range
         self.accountant = accountant
         self.calibration = calibration
+        self.repair = repair
         self.verbose = verbose
         self.random_state = random_state
 
@@ -152,9 +157,11 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         batch_size = self.batch_size
         if batch_size is None:
             batch_size = max(1.0, min(len(X) / 4, _LARGEST_DEFAULT_BATCH))
-        calibration = None
+        calibration = repair = None
         with problems.guard():
             calibration = as_calibration(self.calibration)
+        with problems.guard():
+            repair = as_repair(self.repair)
         request = PlanRequest(
             method=self.method,
             steps=self.steps,
@@ -178,6 +185,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             self.plan_,
             lr=self.lr,
             weights=WEIGHTS.make(self.weights) if isinstance(self.weights, str) else self.weights,
+            repair=repair,
             seed=seed,
             name=type(self).__name__,
             progress=self.verbose,

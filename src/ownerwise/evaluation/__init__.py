@@ -10,11 +10,13 @@ from ownerwise.evaluation.metrics import (
     predicted_classes,
     trial_problems,
 )
+from ownerwise.evaluation.target_checks import run_on_first
 
 __all__ = [
     "FEW_GROUPS",
     "Evaluation",
     "Predict",
     "predicted_classes",
+    "run_on_first",
     "trial_problems",
 ]

@@ -175,11 +175,15 @@ class Owners:
     @property
     def fingerprint(self) -> str:
         """Hash of ids and declared counts, which ties a stored plan to its owners."""
-        ids = self.ids
+        return self.fingerprint_of(self.ids, self.records)
+
+    @staticmethod
+    def fingerprint_of(ids: np.ndarray, records: np.ndarray) -> str:
+        """Return the hash of sorted ids and declared counts."""
         if ids.dtype.kind == "U":  # as wide as the longest id, however wide the array was
             ids = ids.astype(f"U{np.char.str_len(ids).max()}")
         digest = hashlib.sha256(f"{ids.dtype.newbyteorder('<').str} {len(ids)}\n".encode())
-        for array in (ids, self.records):
+        for array in (ids, records):
             digest.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
         return digest.hexdigest()
 

@@ -1,4 +1,4 @@
-"""Subtract a constant from a model's outputs, through the bias of its last layer if possible."""
+"""Shift class outputs by a constant, through the bias of the last layer if possible."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ownerwise.batches import described
 from ownerwise.batches.trees import map_tensors
+from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import evaluation_mode
 
 _HOOKS: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary()
@@ -44,10 +46,28 @@ def subtract_in_hook(model: nn.Module, shift: Tensor, *, again: bool = False) ->
     handles = _HOOKS.setdefault(model, [])
     while again and handles:
         handles.pop().remove()
-    handles.append(
-        model.register_forward_hook(
-            lambda module, arguments, result: result - _amount(shift, result).to(result)
-        )
+    handles.append(model.register_forward_hook(_Subtract(shift)))
+
+
+class _Subtract:
+    """A forward hook that can be pickled with its model."""
+
+    def __init__(self, shift: Tensor):
+        self._shift = shift
+
+    def __call__(self, module: nn.Module, arguments: Any, result: Tensor) -> Tensor:
+        return result - _amount(self._shift, result).to(result)
+
+
+def shifted(outputs: Any, shift: Tensor) -> Tensor:
+    """Return class outputs, [records, classes] or single logits, plus one number per class."""
+    if isinstance(outputs, Tensor) and outputs.dim() in (1, 2):
+        amount = _amount(shift, outputs)
+        if len(amount) == (outputs.shape[1] if outputs.dim() == 2 else 1):
+            return outputs + amount.to(outputs)
+    raise OwnerwiseError(
+        f"the model's outputs are {described(outputs)}; expected one number per record for each of "
+        f"the {len(shift)} classes of the repair: only classifiers can be repaired"
     )
 
 

@@ -15,7 +15,12 @@ from ownerwise.errors import OwnerwiseError
 from ownerwise.mechanisms import WEIGHTS, Weights
 from ownerwise.planning import Plan
 from ownerwise.registry import Registry
-from ownerwise.report import calibration_section, constraint_section, importance_section
+from ownerwise.report import (
+    adjustment_section,
+    calibration_section,
+    constraint_section,
+    importance_section,
+)
 from ownerwise.report.blocks import Notes, Section
 from ownerwise.runs import Run
 
@@ -38,6 +43,7 @@ MECHANISM_SECTIONS: Registry[Section] = Registry(
         "RateConstraints": constraint_section.SECTION,
         "INO": importance_section.section("INO", ino),
         "Calibration": calibration_section.SECTION,
+        "PullAdjustment": adjustment_section.SECTION,
     },
 )
 

@@ -58,6 +58,10 @@ _CONFIG = fields(
         "not_private": list_of(TEXT),
         "constraints": mapping_of(ANYTHING),
         "averaging": NUMBER,
+        "repair": fields({"shift": list_of(NUMBER)}),
+        "prediction": fields(
+            {"classes": list_of(TEXT), "sizes": mapping_of(WHOLE), "columns": list_of(TEXT)}
+        ),
     },
 )
 _GROUP = fields({"loss": or_null(NUMBER), "recall": NUMBER, "records": WHOLE})

@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from ownerwise.errors import OwnerwiseError, Problems
+from ownerwise.evaluation import Predict, predicted_classes
 from ownerwise.planning import Plan
+from ownerwise.repair import PullAdjustment, class_logits
+from ownerwise.runs.prediction import NO_MODEL, class_outputs, remaining_shift
 from ownerwise.runs.reading import (
     HISTORY,
     PLAN,
@@ -53,6 +56,8 @@ class Run:
         folder: the run folder, or None for a run in memory.
         identity: random identifier of the run, the same in all its files; "" for a run in memory.
         problems: corruption that `Run.load` found in files that do not affect the epsilons.
+        model: the trained model, for `predict`; None if the run was loaded without one.
+        to_classes: function from the model's outputs to classes, as given to the Trainer.
     """
 
     config: dict[str, Any]
@@ -64,6 +69,8 @@ class Run:
     folder: Path | None = None
     identity: str = field(default="", repr=False)
     problems: list[str] = field(default_factory=list, repr=False)
+    model: nn.Module | None = field(default=None, repr=False)
+    to_classes: Predict = field(default=predicted_classes, repr=False)
 
     @property
     def name(self) -> str:
@@ -113,6 +120,50 @@ class Run:
             raise OwnerwiseError(f"{where} has no checkpoint: pass folder= to the Trainer")
         return checkpoints.state_dict(self.folder)
 
+    @property
+    def classes(self) -> list[str] | None:
+        """Names of the classes, if the run was made from a configuration."""
+        known = self.config.get("prediction")
+        return None if known is None else known["classes"]
+
+    def predict(self, X: Any, repair: PullAdjustment | None = None) -> np.ndarray:
+        """Return the predicted class of each record; its name, if the run knows the classes.
+
+        Args:
+            X: the model's inputs, an array or tensor [records, ...]. For a run that was made from a
+                configuration with a table, also the path of a table with new records.
+            repair: a correction of the outputs, from public label counts. What the run was trained
+                with is not applied again.
+        """
+        classes = self.to_classes(self._outputs(X, repair)).cpu().numpy()
+        return classes if self.classes is None else np.array(self.classes)[classes]
+
+    def predict_proba(self, X: Any, repair: PullAdjustment | None = None) -> np.ndarray:
+        """Return the class probabilities, [records, classes], of a classifier; see `predict`."""
+        return class_logits(self._outputs(X, repair)).softmax(dim=1).numpy()
+
+    def _outputs(self, X: Any, repair: PullAdjustment | None) -> Tensor:
+        shift = remaining_shift(self.config, self.plan, repair)
+        inputs = self._preprocessed(X) if isinstance(X, str | PathLike) else X
+        return class_outputs(self._trained_model(), inputs, shift)
+
+    def _preprocessed(self, path: str | PathLike) -> np.ndarray:
+        from ownerwise.config import read_inputs
+
+        return read_inputs(self.config, path).inputs
+
+    def _trained_model(self) -> nn.Module:
+        """Return the model; one from a configuration is built again and loaded when needed."""
+        if self.model is None:
+            if "prediction" not in self.config or self.folder is None:
+                raise OwnerwiseError(NO_MODEL)
+            from ownerwise.config import build_again
+
+            model = build_again(self.config)
+            checkpoints.load_model(self.folder, model)
+            self.model = model
+        return self.model
+
     def report(self, path: str | PathLike, *others: Run) -> None:
         """Write an HTML report on this run, compared with any other runs that are passed."""
         from ownerwise.report import write_report
@@ -126,10 +177,15 @@ class Run:
         write_card(self, path)
 
     @classmethod
-    def load(cls, folder: str | PathLike) -> Self:
+    def load(cls, folder: str | PathLike, model: nn.Module | None = None) -> Self:
         """Read a run folder; the run may be finished, in progress or stopped.
 
         Corrupted history and environment files are reported with a warning and in `problems`.
+
+        Args:
+            folder: the run folder.
+            model: a network with the architecture that was trained, for `predict`; the newest
+                checkpoint is loaded into it. Not needed for a run of `ownerwise train`.
 
         Raises:
             OwnerwiseError: if the number of spent steps is uncertain, or another file that the run
@@ -155,6 +211,8 @@ class Run:
         says_private &= header is None or header.get("private", config["seed"] is None)
         if not says_private and config["seed"] is None and not config.get("not_private"):
             config["not_private"] = [STEP_NOT_PRIVATE]
+        if model is not None:
+            checkpoints.load_model(folder, model)
         return cls(
             config=config,
             plan=plan,
@@ -165,6 +223,7 @@ class Run:
             folder=folder,
             identity=balance.run,
             problems=list(problems),
+            model=model,
         )
 
 

@@ -28,6 +28,7 @@ from ownerwise.files import (
     DIGEST,
     FLAG,
     INTEGER,
+    NUMBER,
     TEXT,
     WHOLE,
     fields,
@@ -73,7 +74,7 @@ _FORMATS = {
             "account": list_of(ANYTHING, 2),
             "tensors": DIGEST,
         },
-        {"plug_settings": mapping_of(mapping_of(ANYTHING))},
+        {"plug_settings": mapping_of(mapping_of(ANYTHING)), "subtracted": list_of(NUMBER)},
     ),
 }
 

@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ownerwise.errors import Problems
+from ownerwise.errors import OwnerwiseError, Problems
 from ownerwise.planning import Plan
+from ownerwise.repair import subtract_in_hook
 from ownerwise.step.account_file import Balance, read_account
 from ownerwise.step.checkpoint_file import (
     FORMAT,
@@ -43,6 +45,7 @@ __all__ = [
     "check_format",
     "latest",
     "load",
+    "load_model",
     "newest_header",
     "save",
     "state_dict",
@@ -87,6 +90,7 @@ def save(
     private: bool = True,
     plugs: Mapping[str, Any] | None = None,
     plug_settings: Mapping[str, Any] | None = None,
+    subtracted: Tensor | None = None,
 ) -> Path:
     """Write a checkpoint into `folder`, delete all but the two newest, and return its path.
 
@@ -100,6 +104,7 @@ def save(
         private: whether the guarantee has held so far.
         plugs: {name: state} for the stateful plug-ins, as JSON types.
         plug_settings: {name: settings} for the same plug-ins.
+        subtracted: what a forward hook subtracts from the model's outputs, [classes].
     """
     tensors, state = _flatten_optimizer(optimizer)
     for name, tensor in model.state_dict().items():
@@ -117,12 +122,25 @@ def save(
         "plugs": dict(plugs or {}),
         "plug_settings": dict(plug_settings or {}),
     }
+    if subtracted is not None:
+        header["subtracted"] = subtracted.tolist()
     return write(folder, updates, header, tensors)
 
 
 def state_dict(folder: str | os.PathLike) -> dict[str, Tensor]:
     """Return the model's `state_dict` from the newest checkpoint that is not corrupted."""
     return _model_tensors(newest(folder)[2])
+
+
+def load_model(folder: str | os.PathLike, model: nn.Module) -> None:
+    """Load the newest checkpoint that is not corrupted into a model of the same architecture."""
+    path, header, tensors = newest(folder)
+    model_tensors = _model_tensors(tensors)
+    if problems := _model_problems(path, model_tensors, model):
+        raise OwnerwiseError(problems)
+    model.load_state_dict(model_tensors)
+    if "subtracted" in header:
+        subtract_in_hook(model, torch.tensor(header["subtracted"]).double(), again=True)
 
 
 def load(
@@ -155,14 +173,8 @@ def load(
         balance = read_account(path.parent)
         problems += account_problems(balance, header, path.name)
     model_tensors = _model_tensors(tensors)
-    expected, actual = kinds(model_tensors), kinds(model.state_dict())
-    if wrong := sorted({name for name, _ in expected.items() ^ actual.items()}):
-        name = wrong[0]
-        problems.add(
-            f"{path.name} contains a different model: {name} is {expected.get(name, 'missing')} in "
-            f"the file and {actual.get(name, 'missing')} here; build the same model as in the "
-            "original run"
-        )
+    if wrong := _model_problems(path, model_tensors, model):
+        problems += wrong
     elif header["held"] != _optimizer_layout(model, optimizer):
         problems.add(
             f"{path.name} contains the state of {header['held'][0]}, but this run has "
@@ -220,6 +232,17 @@ def account_problems(balance: Balance | None, header: dict[str, Any], name: str)
             "the account was restored. Restore the newest account"
         )
     return problems
+
+
+def _model_problems(path: Path, stored: dict[str, Tensor], model: nn.Module) -> list[str]:
+    """Return a problem if the model has other tensors than the checkpoint."""
+    expected, actual = kinds(stored), kinds(model.state_dict())
+    wrong = sorted({name for name, _ in expected.items() ^ actual.items()})
+    return [
+        f"{path.name} contains a different model: {name} is {expected.get(name, 'missing')} in the "
+        f"file and {actual.get(name, 'missing')} here; build the same model as in the original run"
+        for name in wrong[:1]
+    ]
 
 
 def _model_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

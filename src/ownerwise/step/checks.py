@@ -13,6 +13,7 @@ from ownerwise.batches import Batch, Unloaded, row_counts
 from ownerwise.errors import OwnerwiseError, PlanError, name_some
 from ownerwise.mechanisms import ClippingRule, Closing, Release, Steering, Weights
 from ownerwise.planning import Plan
+from ownerwise.repair import PullAdjustment
 
 
 def optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
@@ -42,15 +43,17 @@ def plug_problems(**plugs: Any) -> Iterator[str]:
         "clipping": (ClippingRule, "ow.AutoS()"),
         "release": (Release, "ow.RateConstraints(...)"),
         "calibration": (Closing, "ow.Calibration()"),
+        "repair": (PullAdjustment, "ow.PullAdjustment(tau=1.0, counts=counts)"),
     }
     for name, plug in plugs.items():
         kind, example = kinds[name]
         if plug is not None and not isinstance(plug, kind):
             shown = repr(plug) if isinstance(plug, str) else f"<{type(plug).__name__} object>"
             shown = plug.__name__ if isinstance(plug, type) else shown
+            room = kind.__module__.rpartition(".")[0]
             yield (
                 f"{name}={shown}: expected an object, such as {example}, derived from "
-                f"ownerwise.mechanisms.{kind.__name__}, or None"
+                f"{room}.{kind.__name__}, or None"
             )
 
 
@@ -85,6 +88,15 @@ def release_problems(
             "the steering releases a count, but the plan does not account for a release: make the "
             "plan with ow.plan(..., release_std=)"
         )
+
+
+def repair_problems(
+    repair: PullAdjustment | None, weights: Weights | None, release: Release | None, plan: Plan
+) -> Iterator[str]:
+    """Yield the reasons why a repair does not fit the plan or the other plugs."""
+    if repair is not None:
+        names = (None if plug is None else type(plug).__name__ for plug in (weights, release))
+        yield from repair.problems(plan, *names)
 
 
 def refuse_unplanned(batch: Any, step: int, plan: Plan) -> None:

@@ -36,6 +36,7 @@ from ownerwise.mechanisms import (
 )
 from ownerwise.planning import Plan
 from ownerwise.randomness import kept_generators
+from ownerwise.repair import shifted
 from ownerwise.step import separation
 from ownerwise.step.loss_separation import LossCheck
 from ownerwise.step.micro_batches import MicroBatch, Split
@@ -66,6 +67,7 @@ class ClippedSums:
         model, plan, loss, clipping, performance: as for `PrivateStep`.
         weights, release: as for `PrivateStep`, already bound to the plan.
         steering: the clipping rule's steering, if any.
+        shift: what to add to the class outputs before the loss, [classes]; a public constant.
         not_private: whether to keep the losses, norms and factors of the last batch in `peek`.
     """
 
@@ -79,6 +81,7 @@ class ClippedSums:
         weights: Weights | None,
         release: Release | None,
         steering: Steering | None,
+        shift: Tensor | None = None,
         performance: Performance,
         not_private: bool,
     ):
@@ -90,6 +93,7 @@ class ClippedSums:
         self.weights = weights
         self.release = release
         self.steering = steering
+        self._shift = shift
         self.not_private = not_private
         self.peek: Peek | None = None
         self._split = Split(model, performance)
@@ -227,14 +231,15 @@ class ClippedSums:
         self._refuse_written_buffers()
         micro.chain = Chain.of(self.model, micro.inputs)
         if micro.chain is not None:
-            micro.outputs = micro.chain.forward(micro.inputs)
-            return
-        randomness.layers.enter(micro.number)
-        attributes = Attributes(self.model)
-        with self._tape:
-            micro.outputs = self.model(micro.inputs)
-        attributes.drop_data()
-        self._buffers = [(name, b, b._version) for name, b in self.model.named_buffers()]
+            outputs = micro.chain.forward(micro.inputs)
+        else:
+            randomness.layers.enter(micro.number)
+            attributes = Attributes(self.model)
+            with self._tape:
+                outputs = self.model(micro.inputs)
+            attributes.drop_data()
+            self._buffers = [(name, b, b._version) for name, b in self.model.named_buffers()]
+        micro.outputs = outputs if self._shift is None else shifted(outputs, self._shift)
 
     def _evaluate(
         self, micro: MicroBatch, released: tuple[Tensor, ...], randomness: Randomness

@@ -32,7 +32,12 @@ from ownerwise.mechanisms import (
 )
 from ownerwise.planning import Plan
 from ownerwise.randomness import SecretStream
-from ownerwise.repair import closing_for, subtract_from_outputs, subtract_in_hook
+from ownerwise.repair import (
+    PullAdjustment,
+    closing_for,
+    subtract_from_outputs,
+    subtract_in_hook,
+)
 from ownerwise.step import checkpoints
 from ownerwise.step.account import Account
 from ownerwise.step.account_file import OWN_FOLDER_ADVICE, read_account
@@ -42,6 +47,7 @@ from ownerwise.step.checks import (
     refuse_unloaded,
     refuse_unplanned,
     release_problems,
+    repair_problems,
 )
 from ownerwise.step.clipped_sums import ClippedSums
 from ownerwise.step.closing import RECORDS_AT_ONCE, closing_sum, empty_inputs
@@ -86,6 +92,8 @@ class PrivateStep:
         release: an additional release computed from the outputs; the plan needs `release_std`.
         calibration: the release from all records after training, made by `calibrate`; by default
             `Calibration()` if the plan accounts for one.
+        repair: a shift that is added to the outputs before the loss, so that the model does not
+            learn the tilt caused by the budgets. It cannot be used with weights or a release.
         stream: the run's secret stream (one root for batches and noise). The default is a new
             private stream; a stream with a fixed seed makes the run NOT private.
         performance: options that change only speed and memory, such as
@@ -104,6 +112,7 @@ class PrivateStep:
         clipping: ClippingRule | None = None,
         release: Release | None = None,
         calibration: Closing | None = None,
+        repair: PullAdjustment | None = None,
         stream: SecretStream | None = None,
         performance: Performance | None = None,
         not_private: bool = False,
@@ -112,7 +121,7 @@ class PrivateStep:
         problems += optimizer_problems(model, optimizer)
         problems += loss_problems(loss, model)
         plugs = {"weights": weights, "clipping": clipping, "release": release}
-        unusable = list(plug_problems(**plugs, calibration=calibration))
+        unusable = list(plug_problems(**plugs, calibration=calibration, repair=repair))
         if unusable:
             raise OwnerwiseError([*problems, *unusable])
         try:
@@ -122,6 +131,7 @@ class PrivateStep:
         rule: ClippingRule = Standard() if clipping is None else clipping
         steering = rule.steering(plan)
         problems += release_problems(rule, steering, release, plan)
+        problems += repair_problems(repair, weights, release, plan)
         bound = None if weights is None else weights.bind(plan)
         problems += rounding_problems(plan, model, bound, release)
         if calibration is not None and plan.closing_std is None:
@@ -139,6 +149,7 @@ class PrivateStep:
         self.release = None if release is None else release.bind(plan)
         closing = closing_for(plan) if calibration is None else calibration
         self.calibration = None if closing is None else closing.bind(plan)
+        self.repair = repair
         self.performance = performance
         self.not_private = not_private
         self._sums = ClippedSums(
@@ -149,6 +160,7 @@ class PrivateStep:
             weights=self.weights,
             release=self.release,
             steering=steering,
+            shift=None if repair is None else repair.shift(plan),
             performance=performance,
             not_private=not_private,
         )
@@ -245,6 +257,7 @@ class PrivateStep:
             if not stays_open:
                 account.settle(self._spent)
                 account.close()
+            closing = self.calibration
             return checkpoints.save(
                 folder,
                 account.balance,
@@ -256,6 +269,7 @@ class PrivateStep:
                 private=self.private,
                 plugs=states_of(self._plugs()),
                 plug_settings=settings_of(self._plugs()),
+                subtracted=closing.shift if closing is not None and closing.outside else None,
             )
 
     def settle(self, steps: int) -> None:
@@ -329,6 +343,7 @@ class PrivateStep:
             "steering": self.steering,
             "release": self.release,
             "calibration": self.calibration,
+            "repair": self.repair,
         }
         return {name: plug for name, plug in plugs.items() if plug is not None}
 

@@ -26,6 +26,7 @@ from ownerwise.gradients import check
 from ownerwise.mechanisms import loss_problems, plain_loss
 from ownerwise.planning import Plan
 from ownerwise.randomness import SecretStream
+from ownerwise.repair import shifted
 from ownerwise.runs import HISTORY, describe_function, folder_problems
 from ownerwise.step import PrivateStep
 from ownerwise.step.checks import plug_problems
@@ -73,6 +74,7 @@ def prepare(
     problems.raise_()
     assert step is not None
     _warn_of_large_inputs(data, settings.plan)
+    _warn_of_counted_labels(settings, data)
     return step, stream, loggers
 
 
@@ -109,6 +111,7 @@ def _make_step(settings: TrainerSettings, stream: SecretStream) -> PrivateStep:
         clipping=settings.clipping,
         release=settings.constraints,
         calibration=settings.calibration,
+        repair=settings.repair,
         stream=stream,
         performance=settings.performance,
     )
@@ -143,9 +146,15 @@ def _data_problems(
     """Return the problems with the training data; with `trial`, try one batch if there are none."""
     problems = ownerless_problems(settings.plan)
     problems = problems or _training_data_problems(data, collate, settings.plan)
-    if trial and not problems:
-        return trial_problems(settings.model, settings.loss, data, collate, "the data")
-    return problems
+    if not trial or problems:
+        return problems
+    repair = settings.repair
+
+    def then(outputs: Any, targets: Any) -> None:
+        if repair is not None:
+            shifted(outputs, repair.shift(settings.plan))
+
+    return trial_problems(settings.model, settings.loss, data, collate, "the data", then)
 
 
 def _training_data_problems(data: Any, collate: Collate | None, plan: Plan) -> list[str]:
@@ -190,6 +199,16 @@ def _warn_of_large_inputs(data: Any, plan: Plan) -> None:
             PrivacyWarning,
             stacklevel=4,
         )
+
+
+def _warn_of_counted_labels(settings: TrainerSettings, data: Any) -> None:
+    """Warn if a repair's label counts are those of the training labels.
+
+    Only arrays are checked: a Dataset would have to be loaded in full.
+    """
+    arrays = arrays_of(data)
+    if settings.repair is not None and arrays is not None:
+        settings.repair.warn_if_counted(settings.plan, arrays[1])
 
 
 def _all_finite(array: Tensor | np.ndarray) -> bool:

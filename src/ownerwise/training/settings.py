@@ -18,6 +18,7 @@ from ownerwise.errors import OwnerwiseError
 from ownerwise.evaluation import Predict, predicted_classes
 from ownerwise.mechanisms import ClippingRule, Closing, Loss, Release, Weights
 from ownerwise.planning import NO_CONSTRAINTS, Plan
+from ownerwise.repair import PullAdjustment
 from ownerwise.runs import Run, default_label
 from ownerwise.runs.settings import describe_plug
 from ownerwise.step import Performance
@@ -59,6 +60,7 @@ class TrainerSettings:
     clipping: ClippingRule | None = None
     constraints: Release | None = None
     calibration: Closing | None = None
+    repair: PullAdjustment | None = None
     performance: Performance = field(default_factory=Performance)
     seed: int | None = None
     folder: str | PathLike | None = None
@@ -81,6 +83,7 @@ class TrainerSettings:
         label = default_label(self.plan, describe_plug(self.weights))
         label += "" if self.constraints is None else " constrained"
         label += "" if self.plan.closing_std is None else " calibrated"
+        label += "" if self.repair is None else " adjusted"
         every = self.evaluate_every
         every = max(1, self.plan.steps // _EVALUATIONS) if every is None else every
         vars(self).update(

@@ -15,7 +15,7 @@ from ownerwise.errors import OwnerwiseError, printable
 from ownerwise.evaluation import Evaluation
 from ownerwise.mechanisms import CLIPPING_RULES, Release, plain_loss
 from ownerwise.planning import Plan
-from ownerwise.repair import closing_for
+from ownerwise.repair import PullAdjustment, closing_for
 from ownerwise.runs import Run, environment, settings
 from ownerwise.runs import folders as run_folders
 from ownerwise.runs.reading import read_config
@@ -60,6 +60,8 @@ class Trainer(TrainerSettings):
         calibration: the release from all records after training; by default `Calibration()` if the
             plan accounts for one (`plan(..., calibration=)`). The last history line then describes
             the calibrated model.
+        repair: as for `PrivateStep`, such as `PullAdjustment(tau=1.0, counts=counts)`. Validation
+            and test metrics describe the plain outputs, which are already corrected.
         seed: None means secret randomness. A number makes the run repeatable and NOT PRIVATE.
         folder: run folder, created if needed; None keeps the run in memory, so it cannot be
             resumed.
@@ -123,6 +125,7 @@ class Trainer(TrainerSettings):
         factor = factors(self.schedule, step.plan.steps)
         with nullcontext() if self.path is None else run_folders.FolderLock(self.path):
             run = self._open(config, step, resume)
+            run.model, run.to_classes = self.model, self.predict
             self.runs.append(run)
             recorder = Recorder(
                 run,
@@ -266,6 +269,8 @@ class Trainer(TrainerSettings):
             config["constraints"] = self.constraints.settings()
         if (closing := self.calibration or closing_for(self.plan)) is not None:
             config["calibration"] = closing.settings()
+        if isinstance(self.repair, PullAdjustment):
+            config["repair"] = self.repair.record(self.plan)
         return json.loads(json.dumps(config, default=str))  # tuples become lists, as in the file
 
     def _groups(

@@ -1,0 +1,120 @@
+"""`ownerwise predict`: predict the classes of new records with the model of a run."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ownerwise.errors import OwnerwiseError, Problems, printable
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ownerwise.repair import PullAdjustment
+    from ownerwise.runs import Run
+
+
+def add(commands: Any) -> None:
+    """Add the command's parser."""
+    command = commands.add_parser(
+        "predict",
+        help="predict the classes of new records with a trained model",
+        description="Predict the class of every row of a table with the model of a run of "
+        "`ownerwise train`, preprocessed as in training. Writes CSV: the kept columns, the "
+        "predicted class, and the probability of each class.",
+    )
+    command.set_defaults(command=_run)
+    command.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    command.add_argument("data", type=Path, help="table with the run's input columns")
+    command.add_argument(
+        "--keep",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="copy a column of the table, such as an id, to the output; may be repeated",
+    )
+    command.add_argument(
+        "--repair",
+        type=Path,
+        metavar="COUNTS",
+        help="CSV file of published label counts, per owner or per epsilon: take the tilt of the "
+        "budgets out of the predictions",
+    )
+    command.add_argument("--tau", type=float, help="strength of --repair [1.0]")
+    command.add_argument(
+        "--aim", help="class shares that --repair aims at: natural or balanced [natural]"
+    )
+    command.add_argument(
+        "--output", type=Path, metavar="FILE", help="CSV file to write [standard output]"
+    )
+
+
+def _run(options: argparse.Namespace) -> None:
+    from ownerwise.config import read_inputs
+    from ownerwise.files import write_text
+    from ownerwise.runs import Run
+
+    problems = Problems()
+    run = repair = read = None
+    with problems.guard():
+        run = Run.load(options.run)
+    if run is not None:
+        with problems.guard():
+            repair = _repair(options, run)
+        with problems.guard():
+            read = read_inputs(run.config, options.data, options.keep)
+    if options.output is not None and options.output.is_dir():
+        problems.add(f"--output {options.output} is a folder; expected a file name")
+    problems.raise_()
+    assert run is not None
+    assert read is not None
+    for line in _remarks(run):
+        print(f"ownerwise: {printable(line)}", file=sys.stderr)
+    text = _table(run, read.columns, run.predict_proba(read.inputs, repair))
+    if options.output is None:
+        print(text, end="")
+    else:
+        write_text(options.output, text)
+        print(f"Written to {options.output}.")
+
+
+def _repair(options: argparse.Namespace, run: Run) -> PullAdjustment | None:
+    from ownerwise.repair import as_repair
+
+    given = {"tau": options.tau, "aim": options.aim}
+    given = {key: value for key, value in given.items() if value is not None}
+    if options.repair is None:
+        if given:
+            raise OwnerwiseError(f"--{next(iter(given))} needs --repair COUNTS")
+        return None
+    return as_repair({**given, "counts": str(options.repair)}, run.plan, run.classes or ())
+
+
+def _remarks(run: Run) -> list[str]:
+    """Return what to know about the model before its predictions are used."""
+    remarks = []
+    if not run.private:
+        remarks.append(f"the model is NOT PRIVATE: {'; '.join(run.not_private)}")
+    if run.steps_spent < run.plan.steps:
+        remarks.append(
+            f"the run has taken {run.steps_spent} of {run.plan.steps} steps: the predictions are "
+            "those of its newest checkpoint"
+        )
+    return remarks
+
+
+def _table(run: Run, columns: Any, probabilities: np.ndarray) -> str:
+    """Return the predictions as CSV."""
+    assert run.classes is not None
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*columns, "predicted", *(f"probability_{name}" for name in run.classes)])
+    kept = zip(*columns.values(), strict=True) if columns else [()] * len(probabilities)
+    for cells, row in zip(kept, probabilities, strict=True):
+        predicted = run.classes[int(row.argmax())]
+        writer.writerow([*cells, predicted, *(f"{value:.6g}" for value in row)])
+    return text.getvalue()
