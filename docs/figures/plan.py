@@ -1,4 +1,4 @@
-"""Draw what a plan does to sampling rates and clip norms: `make figures`."""
+"""Plot the sampling rates and clip norms in a plan: `make figures`."""
 
 from __future__ import annotations
 

@@ -67,12 +67,12 @@ def delta(value: float) -> str:
 
 
 def delta_span(low: float, high: float) -> str:
-    """Format a range of deltas ("1e-6 to 1e-5"), or a single delta if both ends round to it."""
+    """Format a range of deltas ("1e-6 to 1e-5"), or a single delta if both ends look the same."""
     return _joined(delta(low), delta(high))
 
 
 def span(low: float, high: float, digits: int = 3) -> str:
-    """Format a range ("0.5 to 8"), or a single number if both ends round to it."""
+    """Format a range ("0.5 to 8"), or a single number if both ends look the same."""
     return _joined(f"{low:.{digits}g}", f"{high:.{digits}g}")
 
 

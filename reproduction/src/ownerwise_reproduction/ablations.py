@@ -94,7 +94,7 @@ def _measured_at(runs: Sequence[Result], share: float) -> dict[str, Amount]:
 
 
 def shapes(study: Study) -> Any:
-    """Draw heat maps of the metrics over alpha and beta, with IDP-SGD's values in the titles."""
+    """Plot heat maps of the metrics over alpha and beta, with IDP-SGD's values in the titles."""
     compared = part(study, "ino-shape")
     if compared is None:
         return None
@@ -132,7 +132,7 @@ def _title(study: Study, metric: str) -> str:
 
 
 def orders(study: Study) -> Any:
-    """Draw bar charts of the metrics for every order, next to IDP-SGD and INO-SGD."""
+    """Plot bar charts of the metrics for every order, next to IDP-SGD and INO-SGD."""
     compared = part(study, "ino-order")
     if compared is None:
         return None

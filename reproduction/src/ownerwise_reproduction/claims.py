@@ -183,7 +183,7 @@ def _findings(claim: Claim, studies: Sequence[Study]) -> list[Finding]:
 
 
 def _finding(claim: Claim, study: Study) -> Finding | None:
-    """Return what a study shows about a claim; None if its methods share no seed."""
+    """Return a study's result for a claim; None if its methods share no seed."""
     *other, runs = (study.methods[method.slug] for method in claim.methods)
     if other:
         pairs = summary.pairs_by_seed(other[0], runs)

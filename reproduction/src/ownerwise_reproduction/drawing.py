@@ -1,4 +1,4 @@
-"""Draw figures with matplotlib (`pip install 'ownerwise[figures]'`): panels, axes and files."""
+"""Plot figures with matplotlib (`pip install 'ownerwise[figures]'`): panels, axes and files."""
 
 from __future__ import annotations
 

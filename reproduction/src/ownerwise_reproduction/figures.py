@@ -46,7 +46,7 @@ class Picture:
 
 
 def write_figures(study: Study, folder: str | PathLike) -> list[Picture]:
-    """Draw and return every figure for which a study has the necessary runs."""
+    """Plot and return every figure for which a study has the necessary runs."""
     written = []
     for name, (draw, caption) in _FIGURES.items():
         figure = draw(study)
@@ -59,7 +59,7 @@ def write_figures(study: Study, folder: str | PathLike) -> list[Picture]:
 
 
 def owner_curves(study: Study) -> Any:
-    """Draw each owner's recall over training, from strict to lax owners, for each method."""
+    """Plot each owner's recall over training, from strict to lax owners, for each method."""
     methods = _compared(study)
     if not methods:
         return None
@@ -73,7 +73,7 @@ def owner_curves(study: Study) -> Any:
 
 
 def overall_curves(study: Study) -> Any:
-    """Draw overall, worst-group and, with many groups, worse-half accuracy over training."""
+    """Plot overall, worst-group and, with many groups, worse-half accuracy over training."""
     methods = _compared(study)
     if not methods:
         return None
@@ -92,7 +92,7 @@ def overall_curves(study: Study) -> Any:
 
 
 def gains(study: Study) -> Any:
-    """Draw the gain in recall over IDP-SGD against the budget, with a fitted line."""
+    """Plot the gain in recall over IDP-SGD against the budget, with a fitted line."""
     if BASELINE not in study.methods:
         return None
     found = {
@@ -115,7 +115,7 @@ def gains(study: Study) -> Any:
 
 
 def class_curves(study: Study) -> Any:
-    """Draw the recall of each owner's classes over training."""
+    """Plot the recall of each owner's classes over training."""
     methods = _compared(study)[:2]
     if not methods or "classes" not in study.methods[methods[0]][0]["history"][0]:
         return None
@@ -139,7 +139,7 @@ def class_curves(study: Study) -> Any:
 
 
 def trade_off(study: Study) -> Any:
-    """Draw the spread over groups against overall accuracy; the lower right corner is best.
+    """Plot the spread across groups against overall accuracy; the lower-right corner is best.
 
     Curves of methods that include IDP-SGD as a limiting case start at its point. Error bars show
     standard deviations over seeds; the star marks INO-SGD with the setting's values.
@@ -213,7 +213,7 @@ def _curve(
     label: str | None = None,
     band: bool = True,
 ) -> None:
-    """Draw the mean over seeds, and the standard deviation as a band."""
+    """Plot the mean over seeds, with the standard deviation as a band."""
     runs: Sequence[Result] = study.methods[method]
     steps = [line["step"] for line in runs[0]["history"]]
     values = np.array([[value(line) for line in run["history"]] for run in runs])

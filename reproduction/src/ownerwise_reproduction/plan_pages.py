@@ -182,7 +182,7 @@ def _table(rows: Sequence[PlanSummary]) -> str:
 
 
 def spending_figure(planned: Planned) -> Any:
-    """Draw the epsilon spent over the steps for each budget, with `sample` and `scale`."""
+    """Plot the epsilon spent over the steps for each budget, with `sample` and `scale`."""
     figure, axes = new_figure(2)
     steps, uniform = _spending(planned.plans["uniform", "pld"])
     for axis, method in zip(axes, ("sample", "scale"), strict=True):

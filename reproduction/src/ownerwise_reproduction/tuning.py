@@ -202,7 +202,7 @@ def write(
 
 
 def frontier_figure(found: Sequence[Point]) -> Any:
-    """Draw the test results of the frontiers, which were determined on validation records.
+    """Plot the test results of the points on each frontier, chosen on validation records.
 
     All points are also shown, faintly.
     """

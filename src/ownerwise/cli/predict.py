@@ -95,7 +95,7 @@ def _repair(options: argparse.Namespace, run: Run) -> PullAdjustment | None:
 
 
 def _remarks(run: Run) -> list[str]:
-    """Return what to know about the model before its predictions are used."""
+    """Return cautions about the model for users of its predictions."""
     remarks = []
     if not run.private:
         remarks.append(f"the model is NOT PRIVATE: {'; '.join(run.not_private)}")

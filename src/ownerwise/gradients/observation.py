@@ -22,7 +22,7 @@ def find_layouts(
     losses: Tensor,
     observe: Callable[[Tensor, Callable[[Tap, Tensor], None]], None],
 ) -> list[Problem]:
-    """Set the layout of every tap, from earlier batches or by observation.
+    """Set the layout of every tap, known from earlier batches or determined by observation.
 
     Args:
         taps: the uses of parameters, in the order of the forward pass.

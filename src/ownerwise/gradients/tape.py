@@ -141,7 +141,7 @@ class _ForwardPass(Context):
             return func(*args, **kwargs)
 
     def _kinds(self, values: Iterable[Any]) -> int:
-        """Return which kinds of tensors (parametric, constant, data) are among the values."""
+        """Return the kinds of tensor (parametric, constant, data) that occur in the values."""
         parametric, constant = self.tracker.parametric, self.tracker.constant
         kinds = 0
         for value in values:

@@ -50,7 +50,7 @@ class Closing(Plug, ABC):
 
     @abstractmethod
     def observe(self, noised: Tensor | None) -> None:
-        """Process the next noised sum, [numbers], or None if it was lost after being paid for."""
+        """Process the next noised sum, [numbers]; None if it was lost after it was charged."""
 
     @property
     @abstractmethod

@@ -65,7 +65,7 @@ class EfficientNetLite0(nn.Module):
 
     Attributes:
         pretraining: what the network was trained on, for `Trainer(..., notes={"pretraining":
-            ...})`. A Trainer whose model contains this module adds the note itself.
+            ...})`. A Trainer whose model contains this module adds the note automatically.
     """
 
     pretraining = "pretrained on ImageNet (EfficientNet-Lite0)"

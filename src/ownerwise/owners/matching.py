@@ -75,7 +75,7 @@ def report_misfits(
     index: np.ndarray | None,
     problems: Problems,
 ) -> None:
-    """Report a table that does not have exactly one value per owner."""
+    """Report a problem if a table does not have exactly one value per owner."""
     if table.ids is not None and table.ids is not ids:
         _report_other_owners(table.ids, table.where, ids, problems)
     for what, values in numbers.items():

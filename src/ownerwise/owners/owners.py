@@ -139,7 +139,7 @@ class Owners:
     ) -> Owners:
         """Return the owners in a budget table (DataFrame, CSV, Parquet, mapping), without records.
 
-        That is enough for planning; `with_records` attaches the owner ids of the data later.
+        That is enough for planning; attach the owner ids of the data later with `with_records`.
         """
         return cls(None, table, delta, records=records, levels=levels)
 
@@ -169,7 +169,7 @@ class Owners:
 
     @property
     def largest_holding(self) -> int:
-        """Largest number of records declared by one owner."""
+        """Largest number of records declared for any owner."""
         return int(self.records.max())
 
     @property

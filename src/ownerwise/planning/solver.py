@@ -59,7 +59,7 @@ class Solution:
         noise: noise std divided by the plan's clip norm.
         sampling_rates: one per owner.
         relative_clips: each owner's clip norm divided by the plan's clip norm.
-        curve: the sampling rates or noise multipliers of all budgets.
+        curve: the sampling rate or noise multiplier for each budget.
     """
 
     noise: float

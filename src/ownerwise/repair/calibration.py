@@ -116,7 +116,7 @@ class Calibration(Closing):
         return one_hot.double() * known[:, None]
 
     def observe(self, noised: Tensor | None) -> None:
-        """Store the next noised sum, or None if it was lost after it had been paid for."""
+        """Store the next noised sum, or None if it was lost after its cost was charged."""
         self._sums.append(None if noised is None else noised.double().tolist())
 
     @property

@@ -14,13 +14,13 @@ from ownerwise.runs import Run
 INTRODUCTION = (
     "Individual budgets tilt a model towards the owners with larger budgets. After training, "
     "noisy totals of labels and predictions were released, with all records counted equally, and "
-    "the class outputs were shifted until the two agreed. Every owner paid for this "
-    "release from their budget."
+    "the class outputs were shifted until the two agreed. Every owner's "
+    "budget covers this release."
 )
 
 
 def calibrated(run: Run) -> dict[str, Any] | None:
-    """Return what the calibration of a run released and changed, or None."""
+    """Return the results of a run's calibration, or None."""
     return run.history[-1].get("calibration") if run.history else None
 
 

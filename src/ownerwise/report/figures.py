@@ -240,7 +240,7 @@ def _gain(
 def _regression(
     x: np.ndarray, values: np.ndarray, y: np.ndarray, method: MethodRuns
 ) -> tuple[list[Trace], str]:
-    """Return the regression line over x, and a label with Pearson's r between `values` and y."""
+    """Return the regression line at x, and a label with Pearson's r between `values` and y."""
     if len(x) < FEW_GROUPS or np.allclose(x, x[0]) or np.allclose(y, y[0]):
         return [], "too few distinct points for a correlation"
     result: Any = stats.pearsonr(values, y)

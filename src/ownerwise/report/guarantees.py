@@ -19,7 +19,7 @@ class Spent(NamedTuple):
 
 
 def spent(plan: Plan, classes: Sequence[BudgetClass], steps: int) -> list[Spent]:
-    """Return what the owners in each of a plan's classes have spent after `steps` steps.
+    """Return the epsilon that the owners in each of a plan's classes have spent by step `steps`.
 
     This considers all owners, not only the strictest and the laxest in a class: if deltas differ,
     an owner in between may spend more than both.

@@ -49,6 +49,6 @@ MECHANISM_SECTIONS: Registry[Section] = Registry(
 
 
 def notes_of(run: Run) -> list[Notes]:
-    """Return what the mechanisms of a run state about it."""
+    """Return the notes of a run's mechanisms."""
     stated = (section.notes(run) for section in MECHANISM_SECTIONS.values())
     return [notes for notes in stated if notes is not None]

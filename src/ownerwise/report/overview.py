@@ -205,7 +205,7 @@ def findings(comparison: Comparison) -> dict[str, str]:
 
 
 def chance(comparison: Comparison) -> str:
-    """Return what counts as beyond chance."""
+    """Return a definition of “beyond chance”."""
     if splits := shared_splits(*comparison.methods):
         return (
             f"In parentheses: 95% confidence intervals of the differences over {len(splits)} "

@@ -38,7 +38,7 @@ def class_outputs(model: nn.Module, inputs: Tensor | np.ndarray, shift: Tensor |
 def remaining_shift(
     config: Mapping[str, Any], plan: Plan, repair: PullAdjustment | None
 ) -> Tensor | None:
-    """Return what to subtract from a run's outputs: a repair's shift, less what training took out.
+    """Return the shift to subtract from a run's outputs, less the shift used in training.
 
     A run that was trained with the same repair needs nothing more.
 

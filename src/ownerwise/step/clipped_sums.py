@@ -135,7 +135,7 @@ class ClippedSums:
     def _of_whole_batch(
         self, batch: Batch, rows: Rows, micro_batches: list[MicroBatch], randomness: Randomness
     ) -> tuple[tuple[Tensor, ...], np.ndarray | None]:
-        """Return what the step computes from all records: the noised release and the weights.
+        """Return the results that depend on all records: the noised release and the weights.
 
         The outputs and losses of a single micro-batch are kept for its backward pass. Several
         micro-batches run again one by one, so here they run without gradients, and only if needed.

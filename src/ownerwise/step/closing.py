@@ -115,7 +115,7 @@ def empty_inputs(rows: ArrayRows | DatasetRows) -> Any:
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Undo and reject changes to the model's buffers and attributes, which would retain data."""
+    """Reject and undo changes to the model's buffers and attributes: they would retain data."""
     state = State(model)
     try:
         yield

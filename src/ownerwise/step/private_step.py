@@ -425,7 +425,7 @@ class PrivateStep:
         """Make the plan's release from all records, and use it to correct the model.
 
         Call this once, after the last step; the Trainer does so automatically. Steps that were not
-        taken count as spent. After a crash, a sum that was paid for but not saved is lost.
+        taken count as spent. After a crash, a sum that was charged but not saved is lost.
 
         Args:
             data, collate: as for `PoissonBatches`.
@@ -456,7 +456,7 @@ class PrivateStep:
         if self._account is not None:
             self._account.settle(self._spent)
         while plan.steps + closing.released < self._spent:
-            closing.observe(None)  # paid for, then lost in a crash
+            closing.observe(None)  # charged, then lost in a crash
         at_once = self.performance.micro_batch_size or RECORDS_AT_ONCE
         for number in range(closing.released, plan.closing_count):
             if self._account is not None:

@@ -1,6 +1,6 @@
 """Rounding in a step: the public slack by which contributions are scaled down to allow for it.
 
-The plan accounts for sums that one record of owner o changes by at most C_o. In floating-point
+The plan assumes that one record of owner o changes each sum by at most C_o. In floating-point
 arithmetic, the change can be slightly larger, so the step clips to C_o / (1 + slack), which
 preserves the plan's bound despite rounding errors (docs/proofs/arithmetic.md). The slack depends
 only on public constants.

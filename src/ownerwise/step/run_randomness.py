@@ -1,4 +1,4 @@
-"""The random numbers of a run: its noise, and the streams for its layers, rule, rows and checks."""
+"""A run's sources of randomness: for the noise, the layers, the rule, the rows and the checks."""
 
 from __future__ import annotations
 

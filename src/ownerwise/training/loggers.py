@@ -97,7 +97,7 @@ class WeightsAndBiases:
         self._options = {"project": project, **options}
 
     def start(self, run: Run) -> None:
-        """Open the run and log the earlier lines of a resumed run."""
+        """Open the run; if it is resumed, log the lines from before."""
         self._run = self._wandb.init(name=run.name, config=run.config, **self._options)
         for line in run.history:
             self.log(line)

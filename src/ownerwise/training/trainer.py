@@ -75,10 +75,10 @@ class Trainer(TrainerSettings):
             sign of a single output.
         loggers: "tensorboard", "wandb", or objects with start, log and finish (see `loggers`).
         progress: whether to show a progress bar; by default, only if the output is a terminal.
-        notes: additional entries for the run's config, as JSON types. "model" and "data" describe
-            the model and the data in words; "pretraining" says what they were pretrained on;
-            "not_private" lists anything computed in advance without noise; "split" names the split
-            of the data, so that reports compare methods split by split.
+        notes: additional entries for the run's config, with JSON values. "model" and "data"
+            describe the model and the data in words; "pretraining" says what they were pretrained
+            on; "not_private" lists anything computed in advance without noise; "split" names the
+            split of the data, so that reports compare methods split by split.
     """
 
     def fit(

@@ -106,7 +106,7 @@ def one_each(
     """Make each record its own owner, with a budget drawn around the mean of its group.
 
     Args:
-        data: the data set, whose training records become the owners 0, 1, ...
+        data: the data set; its training records become owners 0, 1, ..., one record each.
         budgets: mean budget of each group, in the order of the groups or by name.
         spread: half the interval's width for "uniform", or the standard deviation for "gaussian".
         seed: seed for the draws.

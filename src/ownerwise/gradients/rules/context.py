@@ -64,7 +64,7 @@ class Context(TorchFunctionMode):
         return tensor if tracked is None else tracked.value
 
     def is_constant(self, tensor: Any) -> bool:
-        """Return whether a tensor is a buffer or frozen parameter, or was created without data."""
+        """Return whether a tensor is a buffer or frozen parameter, or does not depend on data."""
         return id(tensor) in self.tracker.constant
 
     def tap(

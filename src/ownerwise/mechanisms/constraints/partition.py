@@ -196,7 +196,7 @@ class Column:
         return Condition(self.partition, f"{self.name} ≠ {value}", self.isin(kept).mask)
 
     def isin(self, values: Sequence[Any]) -> Condition:
-        """Return the condition that the column takes one of these values."""
+        """Return a condition that is true if the column has one of these values."""
         if unknown := [value for value in values if value not in self.values]:
             raise OwnerwiseError(
                 f"{self.name} = {name_some(unknown, repr)}: expected one of "
