@@ -30,7 +30,7 @@ _ABANDONED = 3600.0  # seconds after which a temporary file's writer is assumed 
 
 @contextmanager
 def writing(path: str | PathLike) -> Iterator[None]:
-    """Turn a failed write, such as to a full disk, into an error that names the file."""
+    """Turn a write failure, for example on a full disk, into an error that names the file."""
     try:
         yield
     except (OSError, SafetensorError) as error:

@@ -1,9 +1,9 @@
 """The torch internals that the package relies on, each with its purpose.
 
 Torch may change these without notice, so the package declares the one version it is tested with.
-This module is imported before any of these internals is used, and gives access to those that are
-functions. It raises an ImportError that names the version if an internal is missing. It warns if
-any other version of torch is installed, because its internals may behave differently.
+Code that uses one of these internals imports this module first; internals that are functions are
+called through it. It raises an ImportError that names the version if an internal is missing. It
+warns if any other version of torch is installed, because its internals may behave differently.
 `tests/gradients/test_torch_internals.py` pins the behaviour of each internal.
 """
 

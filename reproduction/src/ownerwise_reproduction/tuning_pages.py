@@ -52,7 +52,7 @@ class Search:
 
     @property
     def criteria(self) -> list[str]:
-        """The metrics by which values were chosen."""
+        """The metrics used to choose values."""
         return list(next(iter(self.content["methods"].values()))["best"])
 
     def first(self, method: str) -> Point:

@@ -1,4 +1,4 @@
-"""The Gaussian mechanism that a budget allows, without sampling."""
+"""The least noisy Gaussian mechanism, without subsampling, that a budget allows."""
 
 from __future__ import annotations
 

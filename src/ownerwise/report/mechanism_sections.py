@@ -2,7 +2,7 @@
 
 This is the only file in the report package that names mechanisms. A package with its own mechanism
 adds a `Section` (see `blocks`) with an entry point in the group `ownerwise.report_sections`. The
-section finds the mechanism's settings in each run's `config`. A mechanism without a section is
+section reads the mechanism's settings from each run's `config`. A mechanism without a section is
 reported by its settings alone.
 """
 

@@ -42,8 +42,8 @@ def closing_sum(
 ) -> Tensor:
     """Return the sum of all records' contributions, float64 [numbers]; NOT private without noise.
 
-    Adding or removing a record of owner o changes it by at most `plan.closing_shares[o]` (1 without
-    shares), rounding included.
+    Adding or removing a record of owner o changes it by at most `plan.closing_shares[o]` (1 if the
+    plan has no shares), including rounding.
 
     Args:
         model: the trained model, which runs in evaluation mode.

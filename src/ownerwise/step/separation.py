@@ -59,7 +59,7 @@ TREAT_APART = (
 
 
 def choose(rows: int, numbers: int, stream: StepStream) -> Tensor:
-    """Choose at most about half of the rows, secretly and at random; return their sorted indices.
+    """Choose a secret random subset of the rows, about half at most; return the sorted indices.
 
     Args:
         rows: number of records in the micro-batch; if there is only one, it is always chosen.

@@ -231,7 +231,7 @@ class Trainer(TrainerSettings):
         groups_are: str | None,
         num_workers: int,
     ) -> dict[str, Any]:
-        """Return the settings as JSON types."""
+        """Return the settings as JSON-compatible values."""
         notes, loss = self.notes or {}, plain_loss(self.loss)
         is_function = callable(self.schedule)
         config = {
