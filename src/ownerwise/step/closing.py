@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ownerwise.batches import ArrayRows, DatasetRows, Unloaded
 from ownerwise.batches.trees import leaves, map_tensors
 from ownerwise.errors import OwnerwiseError
-from ownerwise.gradients import State, changed_by_data, evaluation_mode
+from ownerwise.gradients import Attributes, State, changed_by_data, evaluation_mode
 from ownerwise.mechanisms import Closing, unit_rows
 from ownerwise.planning import Plan
 from ownerwise.randomness import StepStream, random_order
@@ -80,7 +80,7 @@ def closing_sum(
             inputs, targets = _placed(rows, records, there, parts)
             if len(records) > 1 and is_due(piece_number):
                 check_outputs(model, inputs, len(records), room, parts)
-            outputs = model(inputs)
+            outputs = _outputs(model, inputs)
             found = checked_contributions(
                 closing, outputs, targets, len(records), room, parts, absolute=False
             )
@@ -112,9 +112,18 @@ def empty_inputs(rows: ArrayRows | DatasetRows) -> Any:
     return _placed(rows, nobody, nobody >= 0)[0]
 
 
+def _outputs(model: nn.Module, inputs: Any) -> Any:
+    """Return the model's outputs; what it keeps in attributes must not reach the next records."""
+    attributes = Attributes(model)
+    outputs = model(inputs)
+    attributes.drop_data()  # refuses tensors that were changed in place
+    attributes.restore()
+    return outputs
+
+
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Undo and refuse changes of the model's buffers and attributes: they would keep data."""
+    """Undo and refuse changes of the model's parameters and buffers: they would keep data."""
     state = State(model)
     try:
         yield
