@@ -204,3 +204,25 @@ def test_a_restored_shift_is_not_subtracted_twice(tmp_path):
     again, *_ = setting(model=model)  # the same module, which has the hook already
     again.restore(tmp_path)
     assert torch.allclose(model(x), expected)
+
+
+def test_more_records_than_declared_are_refused_before_the_first_step():
+    """Not after the last one, at the price of a sum for each attempt."""
+    owners = ow.Owners(np.arange(90) % 3, np.array([1.0, 2.0, 4.0]), 1e-5, records=[20, 20, 20])
+    plan = ow.plan(owners, steps=4, batch_size=10, calibration=ow.Calibration())
+    model = nn.Linear(4, CLASSES)
+    with pytest.raises(ow.OwnerwiseError, match="more records than were declared"):
+        ow.PrivateStep(
+            model, plan, torch.optim.SGD(model.parameters(), lr=0.1), functional.cross_entropy
+        )
+
+
+def test_a_used_calibration_begins_anew(tmp_path):
+    step, x, y = setting(model=nn.Linear(4, CLASSES, bias=False))
+    step.calibrate((x, torch.zeros_like(y)))
+    assert step.calibration.outside
+    other, *_ = setting(calibration=step.calibration)
+    other.save(tmp_path)
+    again, *_ = setting()
+    again.restore(tmp_path)
+    assert again.to_calibrate

@@ -102,6 +102,7 @@ class Calibration(Closing):
         assert plan.closing_std is not None
         bound = copy.copy(self)
         bound._std, bound._count, bound._sums = plan.closing_std, plan.closing_count, []
+        bound.outside = False
         return bound
 
     def contributions(self, outputs: Tensor, targets: Tensor) -> Tensor:

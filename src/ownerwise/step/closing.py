@@ -31,6 +31,17 @@ RECORDS_AT_ONCE = 512
 """Rows in one piece, unless a micro-batch size is given."""
 
 
+def closing_problems(plan: Plan) -> list[str]:
+    """Return a problem if the plan's closing release, if any, cannot be made from its owners."""
+    index = None if plan.owners is None else plan.owners.record_owner_index
+    if plan.closing_std is None or index is None or len(index) <= int(plan.records.sum()):
+        return []
+    return [
+        "the data has more records than were declared for the plan: a release from all records "
+        "needs a public number of rows. Plan with at least as many declared records"
+    ]
+
+
 def closing_sum(
     model: nn.Module,
     plan: Plan,
@@ -58,11 +69,8 @@ def closing_sum(
     owner_index = plan.owners.record_owner_index
     assert owner_index is not None
     declared = int(plan.records.sum())
-    if len(owner_index) > declared:
-        raise OwnerwiseError(
-            "the data has more records than were declared for the plan: a release from all records "
-            "needs a public number of rows. Plan with at least as many declared records"
-        )
+    if problems := closing_problems(plan):
+        raise OwnerwiseError(problems)
     record_in = np.full(declared, -1)
     record_in[random_order(order, declared)[: len(owner_index)]] = np.arange(len(owner_index))
     shares = np.ones(len(plan.targets)) if plan.closing_shares is None else plan.closing_shares
