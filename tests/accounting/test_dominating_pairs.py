@@ -197,3 +197,24 @@ def test_a_share_of_the_release_is_less_noise_for_it():
     alone = pld.epsilon(0.1, 2.0, schedule, DELTA)
     much = pld.epsilon(0.1, 2.0, schedule, DELTA, laplace=1e4)
     assert alone < much == pytest.approx(alone, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "scale", "delta", "exact"),
+    [(0.42472, 0.9011, 9.9e-6, 13.0892), (0.2, 0.5, 1e-12, 48.7231), (0.15, 0.2, 1e-12, 73.0456)],
+)
+def test_the_reference_is_precise_if_every_record_takes_part(multiplier, scale, delta, exact):
+    """It said 14.2 instead of 13.1, and failed above 37: 1 - exp(-loss) has no digits left."""
+    run = RunCost(Schedule.constant(1), "pld", PaidRelease(scale * math.sqrt(2), "laplace"))
+    found = reference.epsilon(run, Exposure(1.0, multiplier), delta, exact)
+    assert found == pytest.approx(exact, rel=2e-4)
+    assert run.epsilon(Exposure(1.0, multiplier), delta) == pytest.approx(exact, rel=2e-4)
+
+
+@pytest.mark.parametrize("multiplier", [0.1, 0.2, 1.0])
+@pytest.mark.parametrize("delta", [1e-2, 1e-12])
+def test_without_sampling_both_directions_cost_the_same(multiplier, delta):
+    """Adding a record seemed to cost at most 37.43, whatever the noise."""
+    parts = [pld._Part(1, 1.0, GaussianPair(multiplier))]
+    removed, added = (pld._Direction(parts, delta, removing=r).epsilon() for r in (True, False))
+    assert added == pytest.approx(removed, rel=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -90,6 +91,71 @@ def test_models_that_mix_or_keep_records_in_evaluation_mode_are_refused(kind):
     assert step.calibration.shift is None
 
 
+class Remembers(nn.Linear):
+    """Adds what the largest input of earlier calls was, kept in an attribute, to its outputs."""
+
+    carried: ClassVar[list[float]] = []  # of the class, so that nothing restores it
+
+    def __init__(self, kind):
+        super().__init__(4, CLASSES)
+        self.kind = kind
+        self.kept: Any = {"float": 0.0, "tensor": torch.zeros(()), "list": [0.0]}[kind]
+
+    def forward(self, x):
+        before = float(self.kept[-1] if self.kind == "list" else self.kept)
+        self.carried.append(before)
+        if not self.training:
+            largest = x.abs().max()
+            if self.kind == "list":
+                self.kept.append(largest)
+            else:
+                self.kept = float(largest) if self.kind == "float" else largest
+        return super().forward(x) + before
+
+
+@pytest.mark.parametrize("kind", ["float", "tensor", "list"])
+def test_what_a_model_keeps_in_attributes_does_not_reach_the_next_records(kind):
+    """Records of later pieces were moved by up to 178 times the sensitivity."""
+    step, x, y = setting(model=Remembers(kind), micro_batch_size=64)
+    Remembers.carried.clear()
+    step.calibrate((x, y))
+    assert set(Remembers.carried) == {0.0}
+
+
+class RemembersInPlace(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.kept = torch.zeros(())  # no buffer
+
+    def forward(self, x):
+        outputs = super().forward(x) + self.kept
+        if not self.training:
+            self.kept.copy_(x.abs().max())
+        return outputs
+
+
+def test_a_model_that_keeps_numbers_in_place_is_refused():
+    step, x, y = setting(model=RemembersInPlace(4, CLASSES), micro_batch_size=64)
+    with pytest.raises(ow.OwnerwiseError, match="kept"):
+        step.calibrate((x, y))
+    assert step.calibration.released == 0
+
+
+class CountsCalls(nn.Linear):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_a_model_that_counts_its_calls_is_not_refused():
+    """Steps accept it; a refusal after the last step would cost the whole run."""
+    step, x, y = setting(model=CountsCalls(4, CLASSES), micro_batch_size=64)
+    step.calibrate((x, y))
+    assert step.calibration.released == step.plan.closing_count
+
+
 class OneRow(ow.Calibration):
     def contributions(self, outputs, targets):
         return super().contributions(outputs, targets).mean(dim=0, keepdim=True)
@@ -131,9 +197,32 @@ def test_a_collate_that_mixes_records_is_refused():
 def test_a_restored_shift_is_not_subtracted_twice(tmp_path):
     model = nn.Linear(4, CLASSES, bias=False)
     step, x, y = setting(model=model)
-    step.calibrate((x, y))
+    step.calibrate((x, torch.zeros_like(y)))  # a tilt that is far above the noise
+    assert step.calibration.shift.abs().max() > 1
     step.save(tmp_path)
     expected = model(x)
     again, *_ = setting(model=model)  # the same module, which has the hook already
     again.restore(tmp_path)
     assert torch.allclose(model(x), expected)
+
+
+def test_more_records_than_declared_are_refused_before_the_first_step():
+    """Not after the last one, at the price of a sum for each attempt."""
+    owners = ow.Owners(np.arange(90) % 3, np.array([1.0, 2.0, 4.0]), 1e-5, records=[20, 20, 20])
+    plan = ow.plan(owners, steps=4, batch_size=10, calibration=ow.Calibration())
+    model = nn.Linear(4, CLASSES)
+    with pytest.raises(ow.OwnerwiseError, match="more records than were declared"):
+        ow.PrivateStep(
+            model, plan, torch.optim.SGD(model.parameters(), lr=0.1), functional.cross_entropy
+        )
+
+
+def test_a_used_calibration_begins_anew(tmp_path):
+    step, x, y = setting(model=nn.Linear(4, CLASSES, bias=False))
+    step.calibrate((x, torch.zeros_like(y)))
+    assert step.calibration.outside
+    other, *_ = setting(calibration=step.calibration)
+    other.save(tmp_path)
+    again, *_ = setting()
+    again.restore(tmp_path)
+    assert again.to_calibrate

@@ -46,6 +46,7 @@ _ROUNDING = 2e-16  # error of a Fourier transform per composed step
 _MAX_ROUNDING = 1e-4  # relative to delta: about 1e-5 of epsilon
 _HIGHEST_LOSS = 600.0  # exp stays finite, and no realistic epsilon is larger
 _MAX_CELLS = 1 << 20
+_ROUNDED_AWAY = 20.0  # expm1(-20) has 8 digits left of exp(-20)
 _ORDER_SPACING = 1.15
 _SMOOTH_STEPS = 20
 
@@ -263,6 +264,8 @@ def _one_step(
     argument = np.expm1(edges if removing else -edges) / sampling_rate
     with np.errstate(divide="ignore"):
         crossing = np.log1p(np.maximum(argument, -1.0))
+    if sampling_rate == 1 and not removing:  # far out, expm1 has rounded the crossing away
+        crossing = np.where(edges > _ROUNDED_AWAY, -edges, crossing)
     if removing:
         base, other = pair.above(crossing)
     else:  # L < crossing; by symmetry Q(L < t) = P(L > -t)

@@ -111,17 +111,22 @@ def _laplace_step(
 
     def direction(removing: bool):
         sign = 1 if removing else -1
-        with np.errstate(divide="ignore"):
-            ends = sign * np.log1p(np.maximum(sampling_rate * np.expm1([-reach, reach]), -1.0))
+        ends = np.array([-reach, reach])  # losses before sampling
+        if sampling_rate < 1:
+            ends = np.log1p(sampling_rate * np.expm1(ends))
+        ends *= sign
         low, high = np.floor(max(ends.min(), -50) / width), np.ceil(ends.max() / width)
         cells = np.arange(int(low), int(high) + 1)
         edges = width * cells
-        with np.errstate(divide="ignore"):
-            crossing = np.log1p(np.maximum(np.expm1(sign * edges) / sampling_rate, -1.0))
-        with np.errstate(invalid="ignore"):
-            base, other = above(np.maximum(crossing, -2 * reach - 50))
-        if not removing:
-            base, other = 1 - base, 1 - other
+        crossing = sign * edges
+        if sampling_rate < 1:
+            with np.errstate(divide="ignore"):
+                crossing = np.log1p(np.maximum(np.expm1(crossing) / sampling_rate, -1.0))
+        crossing = np.maximum(crossing, -2 * reach - 50)
+        if removing:
+            base, other = above(crossing)
+        else:  # 1 - above(crossing) is too imprecise: it is multiplied by exp(loss)
+            other, base = above(-crossing)
         mixed = (1 - sampling_rate) * base + sampling_rate * other
         upper, lower = (mixed, base) if removing else (base, mixed)
         deltas = np.clip(upper - np.exp(edges) * lower, 0.0, 1.0)

@@ -103,6 +103,7 @@ class Calibration(Closing):
         assert plan.closing_std is not None
         bound = copy.copy(self)
         bound._std, bound._count, bound._sums = plan.closing_std, plan.closing_count, []
+        bound.outside = False
         return bound
 
     def contributions(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -223,7 +224,7 @@ def class_labels(targets: Any, outputs: Tensor) -> Tensor:
             labels = labels[:, 0]
         binary = outputs.dim() == 1 or outputs.shape[1] == 1
         if labels.shape == outputs.shape[:1] and (binary or not labels.is_floating_point()):
-            return labels.round().long()
+            return (labels.round() if labels.is_floating_point() else labels).long()
     raise OwnerwiseError(
         "the targets are not class labels; expected one whole number per record: only classifiers "
         "have class biases to calibrate"

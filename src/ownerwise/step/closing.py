@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ownerwise.batches import ArrayRows, DatasetRows, Unloaded
 from ownerwise.batches.trees import leaves, map_tensors
 from ownerwise.errors import OwnerwiseError
-from ownerwise.gradients import State, changed_by_data, evaluation_mode
+from ownerwise.gradients import Attributes, State, changed_by_data, evaluation_mode
 from ownerwise.mechanisms import Closing, unit_rows
 from ownerwise.planning import Plan
 from ownerwise.randomness import StepStream, random_order
@@ -29,6 +29,17 @@ from ownerwise.step.rounding import GRID_TOLERANCE
 
 RECORDS_AT_ONCE = 512
 """Rows in one piece, unless a micro-batch size is given."""
+
+
+def closing_problems(plan: Plan) -> list[str]:
+    """Return a problem if the plan's closing release, if any, cannot be made from its owners."""
+    index = None if plan.owners is None else plan.owners.record_owner_index
+    if plan.closing_std is None or index is None or len(index) <= int(plan.records.sum()):
+        return []
+    return [
+        "the data has more records than were declared for the plan: a release from all records "
+        "needs a public number of rows. Plan with at least as many declared records"
+    ]
 
 
 def closing_sum(
@@ -59,11 +70,8 @@ def closing_sum(
     owner_index = plan.owners.record_owner_index
     assert owner_index is not None
     declared = int(plan.records.sum())
-    if len(owner_index) > declared:
-        raise OwnerwiseError(
-            "the data has more records than were declared for the plan: a release from all records "
-            "needs a public number of rows. Make a plan with at least as many declared records"
-        )
+    if problems := closing_problems(plan):
+        raise OwnerwiseError(problems)
     record_in = np.full(declared, -1)
     record_in[random_order(order, declared)[: len(owner_index)]] = np.arange(len(owner_index))
     shares = np.ones(len(plan.targets)) if plan.closing_shares is None else plan.closing_shares
@@ -81,7 +89,7 @@ def closing_sum(
             inputs, targets = _placed(rows, records, there, parts)
             if len(records) > 1 and is_due(piece_number):
                 check_outputs(model, inputs, len(records), room, parts)
-            outputs = model(inputs)
+            outputs = _outputs(model, inputs)
             found = checked_contributions(
                 closing, outputs, targets, len(records), room, parts, absolute=False
             )
@@ -113,9 +121,18 @@ def empty_inputs(rows: ArrayRows | DatasetRows) -> Any:
     return _placed(rows, nobody, nobody >= 0)[0]
 
 
+def _outputs(model: nn.Module, inputs: Any) -> Any:
+    """Return the model's outputs; what it keeps in attributes must not reach the next records."""
+    attributes = Attributes(model)
+    outputs = model(inputs)
+    attributes.drop_data()  # refuses tensors that were changed in place
+    attributes.restore()
+    return outputs
+
+
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Reject and undo changes to the model's buffers and attributes: they would retain data."""
+    """Reject and undo changes to the model's parameters and buffers: they would retain data."""
     state = State(model)
     try:
         yield

@@ -50,7 +50,7 @@ from ownerwise.step.checks import (
     repair_problems,
 )
 from ownerwise.step.clipped_sums import ClippedSums
-from ownerwise.step.closing import RECORDS_AT_ONCE, closing_sum, empty_inputs
+from ownerwise.step.closing import RECORDS_AT_ONCE, closing_problems, closing_sum, empty_inputs
 from ownerwise.step.parameter_watch import ParameterWatch, learns, step_hooks
 from ownerwise.step.performance import Performance
 from ownerwise.step.plug_states import load_states, settings_of, states_of
@@ -136,6 +136,7 @@ class PrivateStep:
         problems += rounding_problems(plan, model, bound, release)
         if calibration is not None and plan.closing_std is None:
             problems.append(NO_CLOSING)
+        problems += closing_problems(plan)
         performance = Performance() if performance is None else performance
         problems += performance.problems()
         if problems:
