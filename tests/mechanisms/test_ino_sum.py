@@ -65,3 +65,27 @@ def test_shapes_and_refusals():
         release(np.ones(4), np.arange(4.0), np.ones(3))
     with pytest.raises(ValueError, match="bind it to a plan"):
         ow.ino_sum(np.ones(1), [0.0], [1.0], ow.INO(tail=0.4), 1.0)
+
+
+def test_the_grid_does_not_tell_whether_a_record_with_a_small_bound_is_there():
+    """The grid of the released number followed from the smallest bound of the records present."""
+    bounds = np.array([1.0, 1.0, 1e-3])
+    for rows in (np.arange(3), np.arange(2)):
+        value = release(np.zeros(len(rows)), np.zeros(len(rows)), bounds[rows], std=100.0).value
+        steps = value / (100.0 * 2.0**-20)
+        coarse = 2.0 ** np.floor(np.log2(100.0 * 2.0**-20)) / (100.0 * 2.0**-20)
+        assert steps / coarse == np.round(steps / coarse)
+
+
+def test_rounding_to_the_grid_stays_within_the_sensitivity():
+    """For a bound just above a multiple of the grid, the sum moved 5e-9 too far."""
+    grid = 2.0**-20
+    for multiple in (9_999.000_05, 9_999.5, 10_000.0):
+        bound = multiple * 1.0001 * grid
+        for offset in np.linspace(0, 1, 201) * grid:
+            values, bounds = np.array([offset, 1.0]), np.array([1.0, bound])
+            both, one = (
+                release(values[:n], np.zeros(n), bounds[:n], tail=0.0, std=1.0).value
+                for n in (2, 1)
+            )
+            assert abs(float(both) - float(one)) <= bound

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ import ownerwise as ow
 from ownerwise.batches import rows_of
 from ownerwise.mechanisms import Closing
 from ownerwise.randomness import SecretStream
-from ownerwise.step.closing import closing_sum
+from ownerwise.step.closing import closing_problems, closing_sum
+from ownerwise.step.rounding import GRID_ROOM, GRID_TOLERANCE, LARGEST_SLACK
 
 CLASSES = 4
 
@@ -237,3 +239,18 @@ def test_what_is_no_closing_release_is_refused():
     with pytest.raises(ow.OwnerwiseError, match=r"calibration=True|calibration=<bool"):
         make_step(plan, model, calibration=True)
     assert issubclass(ow.Calibration, Closing)
+
+
+def test_tiny_shares_are_refused_before_anything_is_spent():
+    """The grid would be too fine for float64, which was found out only after a sum was charged."""
+    plan = setting()[0]
+    shares = np.array([1e-9, 1.0])
+    tiny = dataclasses.replace(plan, closing_shares=shares)
+    (problem,) = closing_problems(tiny)
+    assert "who contribute 1e-09 per record" in problem
+    assert closing_problems(dataclasses.replace(tiny, closing_shares=None)) == []
+
+
+@pytest.mark.parametrize("slack", [GRID_TOLERANCE, 1e-3, 0.016, LARGEST_SLACK])
+def test_the_grid_fits_into_the_slack(slack):
+    assert (1 + slack - GRID_TOLERANCE) / (1 + slack) + GRID_ROOM <= 1 + 1e-16

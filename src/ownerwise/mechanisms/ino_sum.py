@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from ownerwise import accounting
 from ownerwise.mechanisms.ino import INO
 from ownerwise.randomness import Noise, SecretStream, grid_of
 
-_GRID_TOLERANCE = 1e-4  # fraction of a sensitivity reserved for rounding the sum
+_ROUNDING = 1e-4  # fraction of a sensitivity reserved for rounding in the sum itself
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def ino_sum(
         values: one vector (or number) per record, [records, ...]; the norm of each vector is
             clipped to its record's sensitivity.
         scores: one score per record; NaN ranks last.
-        sensitivities: bound on the norm of each record's vector.
+        sensitivities: bound on the norm of each record's vector. Vectors are clipped slightly
+            below it, to allow for rounding: by 1e-4 of the bound, and by the grid of the noise.
         tail: tail length in units of sensitivity, or an `INO` object that has a tail length.
         noise_std: standard deviation of the noise on each entry of the sum.
         stream: secret randomness; by default a new private stream.
@@ -82,10 +84,11 @@ def ino_sum(
     flat = values.reshape(len(values), int(np.prod(values.shape[1:])))
     lengths = np.linalg.norm(flat, axis=1)
     finite = np.isfinite(lengths)
-    limits = bounds / (1 + _GRID_TOLERANCE)
+    grid = grid_of(noise_std)  # public: it does not depend on which records there are
+    room = grid * math.sqrt(flat.shape[1])  # what rounding to the grid can add to a change
+    limits = np.maximum(bounds * (1 - _ROUNDING) - room, 0.0)
     scale = np.where(finite, np.minimum(1.0, limits / np.where(lengths > 0, lengths, 1.0)), 0.0)
     total = (weights * scale) @ np.where(finite[:, None], flat, 0.0)
-    grid = grid_of(noise_std, total.size, _GRID_TOLERANCE * bounds.min(initial=np.inf))
     noise = Noise(stream, purpose="ino sum")
     (noised,) = noise.gaussian(0, [torch.from_numpy(total)], noise_std, grid)
     return InoSum(noised.numpy().reshape(values.shape[1:]), float(noise_std), noise.private)

@@ -4,10 +4,11 @@ Every random number in a private run comes from this package. It imports no othe
 """
 
 from ownerwise.randomness.layers import LayerRandomness, kept_generators
-from ownerwise.randomness.noise import Noise, grid_of
+from ownerwise.randomness.noise import FINEST_GRID, Noise, grid_of
 from ownerwise.randomness.stream import SecretStream, StepStream, random_order
 
 __all__ = [
+    "FINEST_GRID",
     "LayerRandomness",
     "Noise",
     "SecretStream",

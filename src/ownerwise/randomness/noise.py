@@ -37,7 +37,8 @@ __all__ = ["Noise", "grid_of", "standard_laplace", "standard_normal"]
 
 _BLOCK = 2**16  # numbers noised together, few enough to stay in cache
 _AHEAD = 64  # largest number of steps drawn together, if each needs few numbers
-_COARSEST, _FINEST = 2.0**-20, 2.0**-40  # grids, in units of the noise
+_COARSEST, FINEST_GRID = 2.0**-20, 2.0**-40
+"""Spacing of the coarsest and of the finest grid, in units of the noise."""
 
 
 def grid_of(std: float, numbers: int = 1, tolerance: float = math.inf) -> float:
@@ -51,7 +52,7 @@ def grid_of(std: float, numbers: int = 1, tolerance: float = math.inf) -> float:
     """
     _check_scale("std", std)
     wanted = min(std * _COARSEST, tolerance / math.sqrt(max(1, numbers)))
-    if not wanted >= std * _FINEST:
+    if not wanted >= std * FINEST_GRID:
         raise ValueError(
             f"{numbers} numbers with noise {std:g} cannot be rounded to within {tolerance:g}: "
             "the grid would be too fine for float64. Use a larger clip norm, or less noise"

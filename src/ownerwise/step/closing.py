@@ -7,6 +7,7 @@ leaves its row empty; everywhere else, every kernel sees the same numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeGuard
@@ -21,25 +22,55 @@ from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import Attributes, State, changed_by_data, evaluation_mode
 from ownerwise.mechanisms import Closing, unit_rows
 from ownerwise.planning import Plan
-from ownerwise.randomness import StepStream, random_order
+from ownerwise.randomness import FINEST_GRID, StepStream, random_order
 from ownerwise.step import separation
 from ownerwise.step.model_separation import check_outputs, is_due
 from ownerwise.step.plug_separation import checked_contributions
-from ownerwise.step.rounding import GRID_TOLERANCE
+from ownerwise.step.rounding import GRID_ROOM, GRID_TOLERANCE, LARGEST_SLACK
 
 RECORDS_AT_ONCE = 512
 """Rows in one piece, unless a micro-batch size is given."""
+_MOST_NUMBERS = 2**16  # classes for which the grid is sure to be fine enough
 
 
-def closing_problems(plan: Plan) -> list[str]:
-    """Return a problem if the plan's closing release, if any, cannot be made from its owners."""
-    index = None if plan.owners is None else plan.owners.record_owner_index
-    if plan.closing_std is None or index is None or len(index) <= int(plan.records.sum()):
+def closing_problems(plan: Plan, at_once: int | None = None) -> list[str]:
+    """Return the reasons why the plan's closing release, if any, cannot be made.
+
+    Args:
+        plan: the plan.
+        at_once: rows in one piece; by default `RECORDS_AT_ONCE`.
+    """
+    if plan.closing_std is None:
         return []
-    return [
-        "the data has more records than were declared for the plan: a release from all records "
-        "needs a public number of rows. Plan with at least as many declared records"
-    ]
+    problems = []
+    index = None if plan.owners is None else plan.owners.record_owner_index
+    if index is not None and len(index) > int(plan.records.sum()):
+        problems.append(
+            "the data has more records than were declared for the plan: a release from all records "
+            "needs a public number of rows. Make a plan with at least as many declared records"
+        )
+    least = least_share(plan)
+    finest = plan.closing_std * FINEST_GRID * math.sqrt(_MOST_NUMBERS)
+    if _slack(plan, at_once or RECORDS_AT_ONCE) > LARGEST_SLACK or GRID_ROOM * least < finest:
+        problems.append(
+            f"rounding could exceed the contribution of the strictest owners to the release after "
+            f"training, who contribute {least:.2g} per record: plan without calibration=, or "
+            "without the strictest owners"
+        )
+    return problems
+
+
+def least_share(plan: Plan) -> float:
+    """Return the smallest positive contribution of a record to a closing sum."""
+    shares = plan.closing_shares
+    return 1.0 if shares is None else float(shares[shares > 0].min(initial=1.0))
+
+
+def _slack(plan: Plan, at_once: int) -> float:
+    """Return the slack: a sum of n rows of length at most 1, in pieces, has this relative error."""
+    declared = max(int(plan.records.sum()), 1)
+    pieces = -(-declared // at_once)
+    return GRID_TOLERANCE + 2.0**-52 * (at_once + pieces + 8) * declared / least_share(plan)
 
 
 def closing_sum(
@@ -70,17 +101,14 @@ def closing_sum(
     owner_index = plan.owners.record_owner_index
     assert owner_index is not None
     declared = int(plan.records.sum())
-    if problems := closing_problems(plan):
+    at_once = max(2, at_once)  # a single row cannot be compared with others
+    if problems := closing_problems(plan, at_once):
         raise OwnerwiseError(problems)
     record_in = np.full(declared, -1)
     record_in[random_order(order, declared)[: len(owner_index)]] = np.arange(len(owner_index))
     shares = np.ones(len(plan.targets)) if plan.closing_shares is None else plan.closing_shares
-    at_once = max(2, at_once)  # a single row cannot be compared with others
-    least = float(shares[shares > 0].min(initial=1.0))
-    # Rounding: a sum of n rows of length at most 1, computed in pieces, has at most this error.
-    pieces = -(-declared // at_once)
-    slack = GRID_TOLERANCE + 2.0**-52 * (at_once + pieces + 8) * max(declared, 1) / least
-    room = separation.ROOM * least / max(declared, 1)
+    slack = _slack(plan, at_once)
+    room = separation.ROOM * least_share(plan) / max(declared, 1)
     total: Tensor | None = None
     with evaluation_mode(model), _unchanged(model):
         for piece_number, start in enumerate(range(0, declared, at_once)):

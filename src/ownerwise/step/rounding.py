@@ -23,8 +23,7 @@ from ownerwise.mechanisms import SMALLEST_NORM, Release, Weights
 from ownerwise.planning import Plan, largest_total
 
 GRID_TOLERANCE = 1e-4
-"""Maximum increase in the distance between two neighbouring sums due to rounding to the noise grid,
-in units of the clip norm."""
+"""The part of the slack that covers rounding to the noise grid."""
 NORM_ERROR = 1e-5
 """Largest relative error of a computed gradient norm."""
 RELEASE_SLACK = 1e-3
@@ -35,6 +34,9 @@ _SUM_ROUNDOFFS = 2.0  # change in a sum's rounding when a record is removed, in 
 _BLOCK_ROUNDOFFS = 2.0 * (BLOCK + 4)
 LARGEST_SLACK = 0.2
 """The largest permitted slack; a step rejects a plan that would need more."""
+GRID_ROOM = GRID_TOLERANCE / (1 + LARGEST_SLACK)
+"""Largest increase in the distance between two neighbouring sums due to rounding to the noise grid,
+in units of the clip norm. Contributions are divided by 1 + slack, rounding to the grid is not."""
 _CLASS_RATIO = 4.0  # ratio of the largest to the smallest clip norm in a class
 
 

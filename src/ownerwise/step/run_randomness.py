@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from ownerwise.mechanisms import Randomness
 from ownerwise.planning import Plan
 from ownerwise.randomness import LayerRandomness, Noise, SecretStream, StepStream, grid_of
-from ownerwise.step.rounding import GRID_TOLERANCE
+from ownerwise.step.closing import least_share
+from ownerwise.step.rounding import GRID_ROOM
 
 
 class RunRandomness:
@@ -50,9 +51,7 @@ class RunRandomness:
     def closing(self, number: int, total: Tensor) -> Tensor:
         """Return a closing sum with noise."""
         assert self.plan.closing_std is not None
-        shares = self.plan.closing_shares
-        least = 1.0 if shares is None else float(shares[shares > 0].min(initial=1.0))
-        grid = grid_of(self.plan.closing_std, total.numel(), GRID_TOLERANCE * least)
+        grid = grid_of(self.plan.closing_std, total.numel(), GRID_ROOM * least_share(self.plan))
         return self._closing_noise.gaussian(number, [total], self.plan.closing_std, grid)[0]
 
     def noised(
@@ -69,7 +68,7 @@ class RunRandomness:
         std = self.plan.noise_std_at(step) * clip_scale
         shortest = float(self.plan.clip_norms.min()) * clip_scale
         numbers = sum(total.numel() for total in sums.values())
-        grid = grid_of(std, numbers, GRID_TOLERANCE * shortest)
+        grid = grid_of(std, numbers, GRID_ROOM * shortest)
         like = list(sums)
         noised = self.noise.gaussian(step, list(sums.values()), std, grid, factor, like)
         return dict(zip(like, noised, strict=True))
@@ -77,7 +76,7 @@ class RunRandomness:
     def _released(self, step: int, total: Tensor) -> Tensor:
         std = self.plan.release_std_at(step)
         shares = self.plan.release_shares
-        tolerance = GRID_TOLERANCE * (1.0 if shares is None else float(shares.min()))
+        tolerance = GRID_ROOM * (1.0 if shares is None else float(shares.min()))
         if self.plan.release_noise == "laplace":  # its sensitivity is an L1 norm
             scale = std / math.sqrt(2)
             grid = grid_of(scale, total.numel() ** 2, tolerance)
