@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from tools import step_tools as tools
 
 cross_entropy = functional.cross_entropy
 COUNTS = np.array([[30, 6, 4], [8, 25, 12], [5, 10, 40]])
+
+pytestmark = pytest.mark.filterwarnings("ignore:PullAdjustment.*clip norms")
 
 _double = pytest.fixture(autouse=True)(tools.double_on_one_thread)
 
@@ -317,3 +320,19 @@ def test_a_repair_by_name():
     assert list(REPAIRS) == ["pull"]
     with pytest.raises(ow.OwnerwiseError, match="did you mean 'tau'"):
         as_repair({"tauu": 0.5, "counts": COUNTS})
+
+
+def test_differing_clip_norms_are_warned_of():
+    """With method scale and no clipping, tau = 1 would reverse the harm."""
+    owners = ow.Owners(np.repeat([0, 1, 2], 40), np.array([1.0, 2.0, 4.0]), delta=1e-5)
+    for method, warns in (("sample", False), ("scale", True), ("both", True)):
+        plan = ow.plan(owners, method, steps=3, batch_size=12)
+        for tau in (0.0, 1.0):
+            model = torch.nn.Linear(2, 3)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            repair = ow.PullAdjustment(tau=tau, counts=COUNTS)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                ow.PrivateStep(model, plan, optimizer, cross_entropy, repair=repair)
+            told = any("the opposite tilt" in str(each.message) for each in caught)
+            assert told == (warns and tau > 0)

@@ -13,6 +13,8 @@ import ownerwise as ow
 from tools import training_tools as tools
 from tools.training_tools import SEED
 
+pytestmark = pytest.mark.filterwarnings("ignore:PullAdjustment.*clip norms")
+
 CLASSES = 3
 COUNTS = [[210, 5, 0], [0, 190, 3], [6, 0, 220]]
 

@@ -156,6 +156,17 @@ class PullAdjustment(Plug):
             tilt -= np.log(shares / shares.sum())
         return torch.tensor(self.tau * tilt)
 
+    def warn_if_clip_norms_differ(self, plan: Plan) -> None:
+        """Warn if clip norms differ: they tilt a model only as far as gradients are clipped."""
+        if self.tau > 0 and np.ptp(plan.clip_norms) > 0:
+            warnings.warn(
+                f"PullAdjustment(tau={self.tau:g}) assumes that clip norms, which differ in this "
+                f"plan (method {plan.method!r}), tilt the model. If few gradients are clipped, "
+                "they do not, and the shift introduces the opposite tilt: use Calibration(), which "
+                "measures it, or method='sample'",
+                stacklevel=4,
+            )
+
     def warn_if_counted(self, plan: Plan, labels: Any) -> None:
         """Warn if the counts are those of the training labels (the warning is not private).
 

@@ -68,6 +68,7 @@ def remaining_shift(
             "this run was calibrated, which takes out the tilt as measured; a shift from counts "
             "would correct it twice: predict without repair="
         )
+    repair.warn_if_clip_norms_differ(plan)
     return shift
 
 

@@ -151,6 +151,8 @@ class PrivateStep:
         closing = closing_for(plan) if calibration is None else calibration
         self.calibration = None if closing is None else closing.bind(plan)
         self.repair = repair
+        if repair is not None:
+            repair.warn_if_clip_norms_differ(plan)
         self.performance = performance
         self.not_private = not_private
         self._sums = ClippedSums(
