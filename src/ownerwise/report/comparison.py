@@ -276,15 +276,20 @@ def difference(
     if mine is None or theirs is None:
         return None
     if splits := shared_splits(method, other):
-        means = [
-            [
-                np.mean([comparison.value(run, metric) for run in m.runs if run.split == split])
-                for split in splits
-            ]
-            for m in (method, other)
-        ]
+        means = [_split_means(comparison, m, metric, splits) for m in (method, other)]
         return Difference.paired(metric, *means)
     return Difference.between(metric, mine, theirs)
+
+
+def _split_means(
+    comparison: Comparison, method: MethodRuns, metric: Metric, splits: Sequence[str]
+) -> list[float]:
+    """Return the mean over seeds for each split."""
+    values = {split: [run for run in method.runs if run.split == split] for split in splits}
+    return [
+        float(np.mean([comparison.value(run, metric) or 0.0 for run in runs]))
+        for runs in values.values()
+    ]
 
 
 def shared_splits(*methods: MethodRuns) -> list[str]:
