@@ -226,3 +226,24 @@ def test_a_used_calibration_begins_anew(tmp_path):
     again, *_ = setting()
     again.restore(tmp_path)
     assert again.to_calibrate
+
+
+class ReactsToAnOutlier(nn.Linear):
+    """Shifts every output of a call in evaluation mode if one input is huge."""
+
+    def forward(self, x):
+        outputs = super().forward(x)
+        return outputs if self.training or x.abs().max() < 1e3 else outputs + outputs.roll(1, 1)
+
+
+def test_one_outlier_in_any_piece_is_noticed():
+    """The model was checked on pieces 0, 1, 2, 4, 8, 16 and 32 only, which missed most of them."""
+    refused = 0
+    for run in range(10):
+        step, x, y = setting(micro_batch_size=8, model=ReactsToAnOutlier(4, CLASSES))
+        x[run] = 1e4
+        try:
+            step.calibrate((x, y))
+        except ow.OwnerwiseError as error:
+            refused += "changes with the other records" in str(error)
+    assert refused == 10

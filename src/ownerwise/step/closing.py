@@ -24,7 +24,7 @@ from ownerwise.mechanisms import Closing, unit_rows
 from ownerwise.planning import Plan
 from ownerwise.randomness import FINEST_GRID, StepStream, random_order
 from ownerwise.step import separation
-from ownerwise.step.model_separation import check_outputs, is_due
+from ownerwise.step.model_separation import check_outputs
 from ownerwise.step.plug_separation import checked_contributions
 from ownerwise.step.rounding import GRID_ROOM, GRID_TOLERANCE, LARGEST_SLACK
 
@@ -111,11 +111,11 @@ def closing_sum(
     room = separation.ROOM * least_share(plan) / max(declared, 1)
     total: Tensor | None = None
     with evaluation_mode(model), _unchanged(model):
-        for piece_number, start in enumerate(range(0, declared, at_once)):
+        for start in range(0, declared, at_once):
             records = record_in[start : start + at_once]
             there = records >= 0
             inputs, targets = _placed(rows, records, there, parts)
-            if len(records) > 1 and is_due(piece_number):
+            if len(records) > 1:
                 check_outputs(model, inputs, len(records), room, parts)
             outputs = _outputs(model, inputs)
             found = checked_contributions(
