@@ -161,7 +161,8 @@ def test_the_table_and_its_notes():
     shown = claim_pages.page_part([*found, *found])
     rows = [line for line in shown.splitlines() if line.startswith("| reached")]
     assert rows[0] == (
-        "| reached | it helps (INO-SGD, Table 9) | 50.00 ± 1.00 % | **60.00 ± 0.00 %** (+10.00), "
+        "| reached | it helps (INO-SGD, Table 9) | same model | 50.00 ± 1.00 % | "
+        "**60.00 ± 0.00 %** (+10.00), "
         "2 seeds, [digits](digits/paper/index.md) | `run digits --method ino --seeds 2` |"
     )
     assert "2 claims were tested: 2 reached. Another 0 claims were not tested." in shown
@@ -179,9 +180,11 @@ def test_all_problems_of_claims_at_once():
                 ENTRY | {"metric": "gap", "minus": "idp"},
                 ENTRY | {"method": "best"},
                 ENTRY | {"expect": "up"},
+                ENTRY | {"model": "larger"},
             ]
         )
     text = "\n".join(error.value.problems)
+    assert "model 'larger': expected one of same model, fixed features, pretrained" in text
     for words in (
         "claim 1: extra: expected paper", "no setting 'digitz'", "metric 'luck'", "claim 2: where",
         "claim 3: metric reach", "claim 4: metric gap", "claim 5: method 'best'",

@@ -78,7 +78,7 @@ def test_the_overview_lists_claims_other_pages_and_studies(study, tmp_path):
     )
     page = written[0].read_text()
     ours = "**52.50 ± 3.54 %** (+2.50), 2 seeds, [digits](digits/paper/index.md)"
-    assert f"| reached | it works (IDP-SGD, Table 2) | 50.00 % | {ours} |" in page
+    assert f"| reached | it works (IDP-SGD, Table 2) | same model | 50.00 % | {ours} |" in page
     assert "- [Tuned](digits/tuning/index.md)" in page
     assert page.index("Table 2") < page.index("digits/tuning/index.md") < page.index("## [digits]")
     assert written[1].name == "claims.json"
