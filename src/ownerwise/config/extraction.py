@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ownerwise.data import DataSet, Records
+from ownerwise.errors import OwnerwiseError
 from ownerwise.models import features
 
 
@@ -23,17 +24,35 @@ def with_features(
 
     The records have already been split: the split depends on the exact bytes of a record, whereas
     the last bits of its features may depend on the batch in which they were computed. Without an
-    `extractor` in the settings, everything is returned unchanged.
+    `extractor` in the settings, everything is returned unchanged; texts need one.
     """
+    texts = data.train.are_texts
     if "extractor" not in settings:
+        if texts:
+            raise OwnerwiseError(
+                f"the inputs of {data.name} are texts; expected an extractor that turns them into "
+                'numbers: set data.extractor = { name = "minilm" }'
+            )
         return data, validation, test
     options = dict(settings["extractor"])
-    extractor = features.build(options.pop("name", ""), **options)
+    name = options.pop("name", "")
+    extractor = features.build(name, **options)
+    if texts != features.reads_texts(extractor):
+        given, expected = ("texts", "numbers") if texts else (data.form or "numbers", "texts")
+        raise OwnerwiseError(
+            f"data.extractor {name!r} takes {expected}, but the inputs of {data.name} are {given}: "
+            + (
+                'use an extractor of texts, such as "minilm"'
+                if texts
+                else 'declare a column of a table as "text", or load IMDb with '
+                'data.options = { vocabulary = "none" }'
+            )
+        )
 
     @functools.cache  # the validation records may be the test part of the data set
     def extracted(records: Records) -> Records:
-        inputs = features.extract(extractor, torch.from_numpy(records.inputs))
-        return replace(records, inputs=inputs.numpy())
+        given: Any = records.inputs if texts else torch.from_numpy(records.inputs)
+        return replace(records, inputs=features.extract(extractor, given).numpy())
 
     parts = {name: extracted(records) for name, records in data.parts().items()}
     shape = list(parts["train"].inputs.shape[1:])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.data.features import MISSING, Category, Number, Schema, class_of, make_table
+from ownerwise.data.features import MISSING, Category, Number, Schema, class_of, make_table, record
 from ownerwise.data.pictures import Pictures
 from ownerwise.data.reading import by_column, read_arrays, read_rows, reading
 from ownerwise.data.records import DataSet, Records
@@ -21,7 +21,8 @@ from ownerwise.owners import HEADER_ALONE, PARQUET, as_array, as_ids, parquet_co
 from ownerwise.wording import name_of
 
 Declared = tuple[float, float] | Sequence[str] | Number | Category | Pictures | None
-"""The declaration of a feature: a range, categories, picture files, or nothing."""
+"""The declaration of a feature: a range, categories, picture files, "text", or nothing."""
+_TEXT = "text"
 
 
 def load_table(
@@ -50,7 +51,8 @@ def load_table(
             its list of categories: ranges are scaled to [-1, 1], and categories become 0/1 inputs.
             None declares a column of numbers that are used unchanged. `Pictures(...)`, or a mapping
             of its options, declares a column that names picture files, which are then the only
-            inputs.
+            inputs. "text" declares a column of texts, which are then the only inputs, for a feature
+            extractor such as `MiniLM`; a missing text becomes an empty one.
         classes: the classes, in the order of their targets. By default, the distinct values in the
             records are used; the list itself is then NOT private.
         columns: additional columns to keep alongside the inputs.
@@ -100,6 +102,9 @@ def load_table(
     first, said = next(iter(chosen.items()))
     if len(chosen) == 1 and isinstance(said, Pictures):
         data = _array_data(path.stem, said.read(cells[first], path), labels, test, kept)
+    elif len(chosen) == 1 and said == _TEXT:
+        texts = _texts(cells[first], f"column {first}")
+        data = _whole(path.stem, Records(texts, labels[0], kept), labels[1], test, "texts")
     elif len(chosen) == 1 and np.ndim(cells[first]) > 1:
         data = _array_data(path.stem, cells[first], labels, test, kept)
     else:
@@ -190,18 +195,20 @@ def _schema(cells: Mapping[str, Any], declared: Mapping[str, Declared]) -> Schem
             )
         if isinstance(said, Pictures):
             problems.add(f"column {name} names picture files, so it must be the only feature")
+        elif said == _TEXT:
+            problems.add(f"column {name} contains texts, so it must be the only feature")
         elif said is None:
             schema.append(Number(name))
         elif isinstance(said, Number | Category):
             schema.append(replace(said, name=name))
-        elif all(isinstance(value, str) for value in said) and len(said):
+        elif not isinstance(said, str) and all(isinstance(v, str) for v in said) and len(said):
             schema.append(Category(name, tuple(map(str, said))))
         elif len(said) == 2 and not any(isinstance(value, str) for value in said):
             schema.append(Number(name, float(said[0]), float(said[1])))
         else:
             problems.add(
                 f"feature {name}: {said!r} was declared; expected a range (low, high), a list of "
-                "categories (str), or None"
+                'categories (str), "text", or None'
             )
     problems += [
         f"feature {number.name} has range {number.low:g} to {number.high:g}; expected low < high"
@@ -254,13 +261,26 @@ def _array_data(
         raise OwnerwiseError(f"{name}: inputs of type {inputs.dtype}; expected numbers")
     if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
         raise OwnerwiseError(f"{name}: some inputs are not finite; fill in the missing values")
-    targets, classes = labels
-    records = Records(inputs.astype(kinds[inputs.dtype.kind]), targets, columns)
-    shape = list(records.inputs.shape[1:])
-    return DataSet(
-        name,
-        records.take(~test),
-        records.take(test) if test.any() else None,
-        classes,
-        form=f"{records.inputs.dtype} {shape}, unchanged",
-    )
+    records = Records(inputs.astype(kinds[inputs.dtype.kind]), labels[0], columns)
+    form = f"{records.inputs.dtype} {list(records.inputs.shape[1:])}, unchanged"
+    return _whole(name, records, labels[1], test, form)
+
+
+def _texts(cells: Sequence[Any], what: str) -> np.ndarray:
+    """Return texts as an array of dtype object; the width of a text array depends on all texts."""
+    wrong = [at for at, cell in enumerate(cells) if cell is not None and not isinstance(cell, str)]
+    if wrong:
+        raise OwnerwiseError(
+            f"{what}: no text in {name_some(wrong, record)}; expected text (str) in every record"
+        )
+    texts = np.empty(len(cells), dtype=object)
+    texts[:] = [str(cell or "") for cell in cells]
+    return texts
+
+
+def _whole(
+    name: str, records: Records, classes: tuple[str, ...], test: np.ndarray, form: str
+) -> DataSet:
+    """Return the data set with these records, of which some are test records."""
+    held_out = records.take(test) if test.any() else None
+    return DataSet(name, records.take(~test), held_out, classes, form=form)
