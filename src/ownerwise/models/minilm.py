@@ -109,22 +109,26 @@ class MiniLM(nn.Module):
 
     def check(self, ids: Tensor) -> None:
         """Raise an error unless these are ids from `encode`; `extract` checks all texts at once."""
+        self._check_shape(ids)
         start, end = self.words.ids[START], self.words.ids[END]
-        if ids.dim() != 2 or ids.shape[1] != self.length or ids.dtype != torch.int64:
-            raise OwnerwiseError(
-                f"the inputs have shape {list(ids.shape)} and type {ids.dtype}; expected texts, or "
-                f"int64 ids of shape [batch, {self.length}] from MiniLM(length={self.length})"
-                ".encode(texts)"
-            )
         if not bool(((ids[:, 0] == start) & (ids == end).any(dim=1)).all()):
             raise OwnerwiseError(
                 "the inputs are not ids of MiniLM's word pieces; expected texts, or the ids from "
                 "MiniLM.encode(texts), not those of another vocabulary"
             )
 
+    def _check_shape(self, ids: Tensor) -> None:
+        if ids.dim() != 2 or ids.shape[1] != self.length or ids.dtype != torch.int64:
+            raise OwnerwiseError(
+                f"the inputs have shape {list(ids.shape)} and type {ids.dtype}; expected texts, or "
+                f"int64 ids of shape [batch, {self.length}] from MiniLM(length={self.length})"
+                ".encode(texts)"
+            )
+
     @torch.no_grad()
     def forward(self, ids: Tensor) -> Tensor:
         """Return the features, float [batch, 384]."""
+        self._check_shape(ids)
         real = ids != self.words.ids[PADDING]
         states = self.network(ids, real)
         weights = real.to(states)[..., None]

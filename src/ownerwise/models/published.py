@@ -53,8 +53,8 @@ class Package:
         digest = hashlib.sha256(content).hexdigest()
         if digest != sha256:
             raise OwnerwiseError(
-                f"the file {path} has SHA-256 {digest}; expected {sha256}. It was not loaded; reinstall "
-                f"the weights: {self._reinstall}"
+                f"the file {path} has SHA-256 {digest}; expected {sha256}. It was not loaded; "
+                f"reinstall the weights: {self._reinstall}"
             )
         return content
 
