@@ -22,11 +22,13 @@ from ownerwise.config.reading import make_config
 from ownerwise.config.sections import SECTIONS
 from ownerwise.data import ASSIGNMENTS
 from ownerwise.report.guarantees import attacker_bound, attacker_words
-from tools.pretrained_tools import is_installed
+from tools import pretrained_tools, text_tools
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+WEIGHTS = {"EfficientNetLite0": pretrained_tools, "MiniLM": text_tools}
+"""Networks whose weights may be missing, and the tools that know whether they are installed."""
 RUNNING = [DOCS / "getting-started.md", *sorted((DOCS / "how-to").glob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^ {4,8}ownerwise (.+)$", re.MULTILINE)
@@ -60,7 +62,7 @@ def as_in_the_repository(tmp_path, monkeypatch):
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, as_in_the_repository, capsys):
     names = {"__name__": "__main__"}
     for number, code in enumerate(blocks(page, "python"), 1):
-        if "EfficientNetLite0" in code and not is_installed():
+        if any(network in code and not WEIGHTS[network].is_installed() for network in WEIGHTS):
             continue  # the weights are an extra
         exec(compile(code, f"{page.name}, block {number}", "exec"), names)
     shown = re.sub(r"\s+", " ", capsys.readouterr().out)

@@ -1,18 +1,23 @@
 """Configured features: the same for every part, after the split, and declared."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
 from ownerwise.config import prepare_run
 from ownerwise.config.reading import make_config
-from ownerwise.data import DataSet, Records
+from ownerwise.data import DataSet, Records, load_table
 from ownerwise.data.registry import LOADERS
 from ownerwise.errors import OwnerwiseError
-from ownerwise.models.features import EfficientNetLite0, Scattering, extract
+from ownerwise.models.features import EfficientNetLite0, MiniLM, Scattering, extract
 from ownerwise.report import card_text
 from tools import step_tools
+from tools.data_tools import write
 from tools.pretrained_tools import install
+from tools.text_tools import WIDTH
+from tools.text_tools import install as install_minilm
 
 _one_thread = pytest.fixture(autouse=True)(step_tools.one_thread)
 
@@ -87,3 +92,74 @@ def test_unknown_extractors_and_options_are_refused():
     with pytest.raises(OwnerwiseError) as refused:
         prepare_run(make_config(settings))
     assert len(refused.value.problems) == 2
+
+
+NOTES = {
+    "run": {"seed": 3},
+    "data": {
+        "file": "notes.csv",
+        "target": "outcome",
+        "owner": "clinic",
+        "classes": ["home", "admitted"],
+        "features": {"note": "text"},
+        "extractor": {"name": "minilm", "length": 8},
+    },
+    "owners": {"epsilon": {"north": 1.0, "south": 4.0}},
+    "plan": {"steps": 2, "batch_size": 20},
+    "model": {"name": "linear-head"},
+    "training": {"lr": 0.5},
+}
+
+
+@pytest.fixture
+def notes(tmp_path, monkeypatch):
+    """A folder with a table of notes, and the weights of a made-up network for texts."""
+    install_minilm(monkeypatch, tmp_path / "site")
+    said = (("mild fever, unhappily", "home"), ("Severe COUGH", "admitted"), ("", "home"))
+    rows = [
+        f'{("north", "south")[k % 2]},"{said[k % 3][0]} {k}",{said[k % 3][1]}' for k in range(90)
+    ]
+    write(tmp_path / "notes.csv", "\n".join(["clinic,note,outcome", *rows]))
+    return tmp_path
+
+
+def changed(**data):
+    return NOTES | {"data": NOTES["data"] | data}
+
+
+def test_a_column_of_texts_becomes_features(notes):
+    made = prepare_run(make_config(changed(validation_share=0.2), notes), folder=notes / "run")
+    loaded = load_table(
+        notes / "notes.csv",
+        **{key: value for key, value in NOTES["data"].items() if key not in ("file", "extractor")},
+    )
+    np.testing.assert_array_equal(made.test.inputs, extract(MiniLM(8), loaded.test.inputs).numpy())
+    assert len(made.data.train) + len(made.validation) == len(loaded.train)
+    assert made.data.form == f"float32 features [{WIDTH}]"
+    run = made.fit()
+    assert run.config["pretraining"] == MiniLM.pretraining
+    assert MiniLM.pretraining in card_text(run)
+
+
+@pytest.mark.parametrize(
+    ("extractor", "words"),
+    [
+        ({}, 'turns them into numbers: set data.extractor = { name = "minilm" }'),
+        (
+            {"extractor": SETTINGS["data"]["extractor"]},
+            "'scattering' takes numbers, but the inputs",
+        ),
+    ],
+    ids=["none", "of images"],
+)
+def test_texts_without_an_extractor_of_texts_are_refused(notes, extractor, words):
+    table = {key: value for key, value in NOTES["data"].items() if key != "extractor"}
+    config = make_config(NOTES | {"data": table | extractor}, notes)
+    with pytest.raises(OwnerwiseError, match=re.escape(words)):
+        prepare_run(config)
+
+
+def test_an_extractor_of_texts_refuses_numbers(notes):
+    settings = SETTINGS | {"data": {"name": "digits", "extractor": {"name": "minilm"}}}
+    with pytest.raises(OwnerwiseError, match="'minilm' takes texts, but the inputs of digits are"):
+        prepare_run(make_config(settings))

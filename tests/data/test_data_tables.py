@@ -68,6 +68,21 @@ class TestForms:
         assert loaded.train.columns["owner"].dtype == np.int64
         assert loaded.classes == ("0", "1")
 
+    def test_texts(self, tmp_path):
+        notes = ["mild", "Sévère, très", "", "wörd" + " wörd" * 1000]
+        rows = "".join(f'{k % 2},"{note}"\n' for k, note in enumerate(notes))
+        options = {"target": "y", "classes": [0, 1], "test_share": None}
+        options |= {"features": {"note": "text"}}
+        loaded = load_table(write(tmp_path / "notes.csv", "y,note\n" + rows), **options)
+        assert loaded.train.inputs.tolist() == notes
+        assert loaded.train.are_texts
+        assert loaded.form == "texts"
+        assert repr(loaded.train) == "Records(texts)"
+        cells = {"y": [0, 1, 0, 1], "note": [None if note == "" else note for note in notes]}
+        parquet.write_table(pa.table(cells), tmp_path / "notes.parquet")
+        again = load_table(tmp_path / "notes.parquet", **options)
+        assert again.train.inputs.tolist() == notes  # a missing text is empty
+
     def test_columns_of_an_archive(self, tmp_path):
         path = tmp_path / "t.npz"
         np.savez(path, a=np.arange(4.0), b=np.ones(4), y=np.array([0.0, 1.0, 0.0, 1.0]))
@@ -205,6 +220,17 @@ class TestRefusals:
         np.savez(tmp_path / "t.npz", x=np.full((2, 2), np.nan), y=np.zeros(2))
         call = lambda: load_table(tmp_path / "t.npz", target="y", classes=[0])  # noqa: E731
         problems(call, "not finite")
+
+    def test_texts(self, table, tmp_path):
+        both = {"ward": "text", "age": (0, 100)}
+        problems(lambda: load_table(table, features=both, **OPTIONS), "the only feature")
+        typo = {"ward": "texts"}
+        problems(lambda: load_table(table, features=typo, **OPTIONS), "'texts' was declared")
+        path = as_parquet(tmp_path / "t.parquet")
+        numbers = {"age": "text"}
+        problems(lambda: load_table(path, features=numbers, **OPTIONS), "no text in record 0")
+        data = load_table(table, features={"ward": "text"}, **OPTIONS)
+        problems(data.train.tensors, "the inputs are texts")
 
     def test_one_array_among_columns(self, tmp_path):
         np.savez(tmp_path / "t.npz", x=np.zeros((2, 2)), z=np.zeros(2), y=np.zeros(2))

@@ -25,7 +25,7 @@ BLOCKS = [
 
 def is_installed() -> bool:
     """Return whether the published weights are installed (`ownerwise[pretrained]`)."""
-    return any(metadata.distributions(name=efficientnet.PACKAGE))
+    return any(metadata.distributions(name=efficientnet.PACKAGE.name))
 
 
 def made_weights(seed: int = 0) -> dict[str, Tensor]:
@@ -59,15 +59,15 @@ def write_package(folder: Path, weights: dict[str, Tensor]) -> str:
 
     Importing the package is an error.
     """
-    package = folder / efficientnet.PACKAGE
+    package = folder / efficientnet.PACKAGE.name
     (package / "models").mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('this code must not run')\n")
     buffer = io.BytesIO()
     torch.save(weights, buffer)
     (package / "models" / "made.pth").write_bytes(buffer.getvalue())
-    information = folder / f"{efficientnet.PACKAGE}-0.1.0.dist-info"
+    information = folder / f"{efficientnet.PACKAGE.name}-0.1.0.dist-info"
     information.mkdir()
-    name = efficientnet.PACKAGE
+    name = efficientnet.PACKAGE.name
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
     (information / "RECORD").write_text(f"{name}/__init__.py,,\n{name}/models/made.pth,,\n")
     return hashlib.sha256(buffer.getvalue()).hexdigest()

@@ -99,6 +99,18 @@ class TestReviews:
         assert loaded.train.inputs[0, :2].tolist() == [3, UNKNOWN]
         assert loaded.not_private == ()
 
+    def test_whole_reviews(self, root):
+        for name, text in review_files().items():
+            write(root / name, text)
+        write(root / "aclImdb" / "train" / "neg" / "0_2.txt", "Dull.<br /><br />It's long")
+        loaded = data.load_imdb(root, download=False, vocabulary="none")
+        assert loaded.train.are_texts
+        assert loaded.train.inputs[0] == "Dull.  It's long"
+        assert loaded.train.columns["length"].tolist() == [3, 5, 5, 5, 5, 5]
+        assert loaded.train.columns["rating"].tolist() == [2, 2, 2, 9, 9, 9]
+        assert loaded.test.targets.tolist() == [0, 0, 0, 1, 1, 1]
+        assert loaded.not_private == ()
+
     def test_other_vocabulary(self, root):
         problems(lambda: data.load_imdb(root, vocabulary="words"), "'words'", "'hashed'")
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ownerwise.data import DataSet, Records
+from ownerwise.errors import OwnerwiseError
 from ownerwise.models import features
 
 
@@ -25,11 +26,29 @@ def with_features(
 
     The records have already been split: the split depends on the exact bytes of a record, whereas
     the last bits of its features may depend on the batch in which they were computed. Without an
-    `extractor` in the settings, everything is returned unchanged.
+    `extractor` in the settings, everything is returned unchanged; texts need one.
     """
+    texts = data.train.are_texts
     extractor = _extractor(settings)
     if extractor is None:
+        if texts:
+            raise OwnerwiseError(
+                f"the inputs of {data.name} are texts; expected an extractor that turns them into "
+                'numbers: set data.extractor = { name = "minilm" }'
+            )
         return data, validation, test
+    if texts != features.reads_texts(extractor):
+        given, expected = ("texts", "numbers") if texts else (data.form or "numbers", "texts")
+        raise OwnerwiseError(
+            f"data.extractor {settings['extractor']['name']!r} takes {expected}, but the inputs of "
+            f"{data.name} are {given}: "
+            + (
+                'use an extractor of texts, such as "minilm"'
+                if texts
+                else 'declare a column of a table as "text", or load IMDb with '
+                'data.options = { vocabulary = "none" }'
+            )
+        )
 
     @functools.cache  # the validation records may be the test part of the data set
     def extracted(records: Records) -> Records:
@@ -61,4 +80,5 @@ def _extractor(settings: Mapping[str, Any]) -> nn.Module | None:
 
 
 def _extract(extractor: nn.Module, inputs: np.ndarray) -> np.ndarray:
-    return features.extract(extractor, torch.from_numpy(inputs)).numpy()
+    texts = features.reads_texts(extractor)
+    return features.extract(extractor, inputs if texts else torch.from_numpy(inputs)).numpy()

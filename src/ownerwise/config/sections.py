@@ -77,7 +77,8 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "only": texts().means("keep only these classes"),
         "extractor": table("a table with a name and options").means(
             "[features](how-to/images.md#pretrained-features) that replace the inputs, such as "
-            '`{ name = "efficientnet-lite0", size = 112 }`'
+            '`{ name = "efficientnet-lite0", size = 112 }`, or `{ name = "minilm" }` for '
+            "[texts](how-to/text.md#pretrained-features)"
         ),
         "file": text().means("CSV, Parquet or .npz file with one row per record"),
         "target": text().means("column with the class of each record"),
@@ -86,7 +87,8 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "a list of columns, or a table {column = range}", texts(), table("")
         ).means(
             "the inputs, with ranges and categories from public knowledge; for a column that "
-            "names [picture files](how-to/tables.md#pictures), a table of options"
+            "names [picture files](how-to/tables.md#pictures), a table of options; for a column of "
+            '[texts](how-to/text.md#pretrained-features), `"text"`'
         ),
         "classes": list_of("a list", lambda value: isinstance(value, str | int)).means(
             "all classes; by default taken from the records, which is NOT private"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ownerwise.errors import Problems, name_some
+from ownerwise.errors import OwnerwiseError, Problems, name_some
 from ownerwise.marks import mark, marks_of
 
 
@@ -18,7 +18,8 @@ class Records:
     """The records in one part of a data set.
 
     Attributes:
-        inputs: the model's inputs, [records, ...].
+        inputs: the model's inputs, [records, ...]; or texts (str, of dtype object), [records], for
+            a feature extractor.
         targets: the class of each record, as a position in `DataSet.classes`, int64 [records].
         columns: other attributes of each record (sex, subject, owner, ...), by name, [records].
         not_private: descriptions of anything in the inputs or targets that was computed from
@@ -56,14 +57,24 @@ class Records:
         columns = {name: values[which] for name, values in self.columns.items()}
         return Records(self.inputs[which], self.targets[which], columns, self.not_private)
 
+    @property
+    def are_texts(self) -> bool:
+        """Whether the inputs are texts."""
+        return self.inputs.dtype == object
+
     def tensors(self) -> tuple[Tensor, Tensor]:
         """Return inputs and targets as tensors that share the arrays' memory."""
+        if self.are_texts:
+            raise OwnerwiseError(
+                "the inputs are texts; expected numbers: turn them into features with "
+                "ow.models.features.extract(MiniLM(), records.inputs)"
+            )
         return torch.from_numpy(self.inputs), torch.from_numpy(self.targets)
 
     def __repr__(self) -> str:
         columns = f", columns {', '.join(self.columns)}" if self.columns else ""
-        shape = list(self.inputs.shape[1:])
-        return f"Records({self.inputs.dtype} {shape}{columns})"
+        form = "texts" if self.are_texts else f"{self.inputs.dtype} {list(self.inputs.shape[1:])}"
+        return f"Records({form}{columns})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

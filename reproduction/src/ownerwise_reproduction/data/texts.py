@@ -131,14 +131,16 @@ def load_imdb(
         data_dir, download: as for `load`.
         length: number of words to keep from the start of each review.
         size: number of token ids, and thus of rows in the embedding layer.
-        vocabulary: "hashed"; a public list of words; or "counted", the most frequent words in the
-            training reviews, which is NOT private.
+        vocabulary: "hashed"; a public list of words; "counted", the most frequent words in the
+            training reviews, which is NOT private; or "none": the inputs are then the whole reviews
+            as texts, for a feature extractor such as `MiniLM`, and `length` and `size` have no
+            effect.
 
     Columns: `rating` (1 to 10) and `length` (number of words kept).
     """
-    if isinstance(vocabulary, str) and vocabulary not in ("hashed", "counted"):
+    if isinstance(vocabulary, str) and vocabulary not in ("hashed", "counted", "none"):
         raise OwnerwiseError(
-            f"vocabulary {vocabulary!r}; expected 'hashed', 'counted' or a list of words"
+            f"vocabulary {vocabulary!r}; expected 'hashed', 'counted', 'none' or a list of words"
         )
     (path,) = locate(IMDB, data_dir, download)
     parts: dict[str, list] = {"train": [], "test": []}
@@ -158,6 +160,9 @@ def load_imdb(
         )
     for reviews in parts.values():
         reviews.sort(key=lambda review: review[:2])
+    if vocabulary == "none":
+        train, test = map(_plain_reviews, parts.values())
+        return DataSet("imdb", train, test, ("negative", "positive"), form="texts")
     words = _vocabulary(vocabulary, size, parts["train"])
     train, test = (_encode_reviews(reviews, words, length) for reviews in parts.values())
     return DataSet(
@@ -232,9 +237,17 @@ def _vocabulary(given: str | Sequence[str], size: int, train: list) -> Vocabular
 
 def _encode_reviews(reviews: list, words: Vocabulary, length: int) -> Records:
     inputs = np.stack([words.encode(tokenize(text), length) for *_, text in reviews])
+    return _records(reviews, inputs, (inputs != PADDING).sum(axis=1))
+
+
+def _plain_reviews(reviews: list) -> Records:
+    """Return the reviews as texts, without the markup of line breaks."""
+    inputs = np.empty(len(reviews), dtype=object)
+    inputs[:] = [text.replace("<br />", " ") for *_, text in reviews]
+    return _records(reviews, inputs, np.array([len(tokenize(text)) for text in inputs]))
+
+
+def _records(reviews: list, inputs: np.ndarray, lengths: np.ndarray) -> Records:
     targets = np.array([label == "pos" for label, *_ in reviews], dtype=np.int64)
-    columns = {
-        "rating": np.array([rating for _, _, rating, _ in reviews], dtype=np.int64),
-        "length": (inputs != PADDING).sum(axis=1),
-    }
-    return Records(inputs, targets, columns)
+    ratings = np.array([rating for _, _, rating, _ in reviews], dtype=np.int64)
+    return Records(inputs, targets, {"rating": ratings, "length": lengths})
