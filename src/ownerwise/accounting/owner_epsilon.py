@@ -14,11 +14,11 @@ import numpy as np
 
 from ownerwise.accounting.owner_pair import most_drawn
 from ownerwise.accounting.pld import owner_tail
-from ownerwise.accounting.run_cost import LARGEST, Exposure, RunCost
+from ownerwise.accounting.run_cost import LARGEST_OWNER_EPSILON, Exposure, RunCost
 from ownerwise.errors import AccountingError
 
-_MOST_CLASSES = 200
-_MOST_LEVELS = 16  # of the number of records, if there are many distinct exposures as well
+_MOST_CLASSES = 300
+_MOST_LEVELS = 20  # of the number of records, if there are many distinct exposures as well
 
 
 def owner_epsilon(
@@ -31,7 +31,7 @@ def owner_epsilon(
 ) -> np.ndarray:
     """Return each owner's epsilon if all of their records are added or removed together.
 
-    The result is infinite if it is above `LARGEST`, and NaN if no bound can be computed. For an
+    The result is infinite if it is above `LARGEST_OWNER_EPSILON`, and NaN if no bound can be computed. For an
     owner with one record, it is the epsilon of that record.
 
     Args:
@@ -63,9 +63,11 @@ def owner_epsilon(
         values[at] = np.inf if same and values[at - 1] == np.inf else _one(run, values_of, overflow)
         previous = values_of
     found = values[index]
-    # No more is known than for a single record; and all records cost at least as much as one.
-    result[several] = np.where(result[several] > LARGEST, np.inf, np.fmax(found, result[several]))
-    result[several[np.isnan(found)]] = np.nan
+    found = np.maximum(
+        found, result[several]
+    )  # all records cost at least as much as one; keeps NaN
+    found[result[several] > LARGEST_OWNER_EPSILON] = np.inf
+    result[several] = found
     return result
 
 
@@ -77,14 +79,16 @@ def _one(run: RunCost, values: np.ndarray, overflow: Callable[[int], float] | No
     if overflow is not None and run.schedule.steps:
         tail = owner_tail(delta / 2, run.schedule.steps)
         left = delta - overflow(most_drawn(exposure.sampling_rate, count, tail))
-        if left < delta / 2:
-            return np.nan
-        delta = left
+    else:
+        left = delta
     try:
-        epsilon = run.epsilon(exposure, delta, count)
+        # If too little of delta is left, only the unbounded case can be told.
+        epsilon = run.epsilon(exposure, left if left >= delta / 2 else delta, count)
     except AccountingError:
         return np.nan
-    return epsilon if epsilon <= LARGEST else np.inf
+    if epsilon > LARGEST_OWNER_EPSILON:
+        return np.inf
+    return epsilon if left >= delta / 2 else np.nan
 
 
 def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ from ownerwise.accounting.schedule import Schedule
 
 ACCOUNTANTS: dict[str, Callable[..., float]] = {"pld": pld.epsilon, "rdp": rdp.epsilon}
 
-LARGEST = 100.0
+LARGEST_OWNER_EPSILON = 100.0
 """Larger epsilons of several records together are not told apart."""
 
 
@@ -88,12 +88,12 @@ def group_epsilon(epsilon_at: Callable[[float], float], delta: float, records: i
     If one record has (e, d), then K records have (K e, d (exp(K e) - 1) / (exp(e) - 1)), because
     they can be removed one by one. The bound is loose; it is used where no dominating pair is known
     for K records. The result is the best bound over a grid of d, or infinity if none is below
-    `LARGEST`.
+    `LARGEST_OWNER_EPSILON`.
     """
-    for log_one in math.log(delta) - np.arange(0.0, 1.5 * LARGEST, 1.0):
+    for log_one in math.log(delta) - np.arange(1.5 * LARGEST_OWNER_EPSILON):
         one = epsilon_at(math.exp(log_one))
         total = records * one
-        if total > LARGEST:
+        if total > LARGEST_OWNER_EPSILON:
             break
         growth = math.expm1(total) / math.expm1(one) if one else float(records)
         if log_one + math.log(growth) <= math.log(delta):
