@@ -31,8 +31,8 @@ def owner_epsilon(
 ) -> np.ndarray:
     """Return each owner's epsilon if all of their records are added or removed together.
 
-    The result is infinite if it is above `LARGEST_OWNER_EPSILON`, and NaN if no bound can be computed. For an
-    owner with one record, it is the epsilon of that record.
+    The result is infinite if it is above `LARGEST_OWNER_EPSILON`, and NaN if no bound can be
+    computed. For an owner with one record, it is the epsilon of that record.
 
     Args:
         run: the run and its accountant.
@@ -62,10 +62,7 @@ def owner_epsilon(
         # More records never cost less.
         values[at] = np.inf if same and values[at - 1] == np.inf else _one(run, values_of, overflow)
         previous = values_of
-    found = values[index]
-    found = np.maximum(
-        found, result[several]
-    )  # all records cost at least as much as one; keeps NaN
+    found = np.maximum(values[index], result[several])  # at least as much as one record, or NaN
     found[result[several] > LARGEST_OWNER_EPSILON] = np.inf
     result[several] = found
     return result

@@ -94,8 +94,8 @@ def _budgets(facts: Facts) -> list[list[str]]:
         [
             span(*row.budget.epsilon, 4),
             span_up(row.spent.low, row.spent.high),
-            owner_figure(row.owner_epsilon),
             delta_span(*row.budget.delta),
+            owner_figure(row.owner_epsilon),
             whole(row.budget.owners),
             whole(row.budget.records),
             whole(row.budget.most_records),
