@@ -20,7 +20,7 @@ RUN = Schedule.constant(T)
 
 
 @pytest.mark.parametrize(
-    "multiplier, figures",
+    ("multiplier", "figures"),
     [
         (1.0, {1: 1.83, 2: 3.98, 4: 8.90, 10: 27.9}),
         (2.0, {1: 0.622, 2: 1.333, 4: 2.893, 10: 8.445}),
@@ -45,7 +45,7 @@ def by_dp_accounting(rate, multiplier, records, segments, delta, *, pessimistic,
             drawn.tolist(),
             binom.pmf(drawn, records, rate).tolist(),
             pessimistic_estimate=pessimistic,
-            value_discretization_interval=2e-3,
+            value_discretization_interval=1e-2,
             use_connect_dots=pessimistic,
         ).self_compose(count)
         for count, factor in segments
@@ -55,7 +55,7 @@ def by_dp_accounting(rate, multiplier, records, segments, delta, *, pessimistic,
             reference.from_gaussian_mechanism(
                 closing,
                 pessimistic_estimate=pessimistic,
-                value_discretization_interval=2e-3,
+                value_discretization_interval=1e-2,
                 use_connect_dots=pessimistic,
             )
         )
@@ -66,7 +66,7 @@ def by_dp_accounting(rate, multiplier, records, segments, delta, *, pessimistic,
 
 
 @pytest.mark.parametrize(
-    "rate, multiplier, records, segments, closing",
+    ("rate", "multiplier", "records", "segments", "closing"),
     [
         (0.01, 1.0, 4, ((200, 1.0),), None),
         (0.2, 6.0, 7, ((30, 1.0),), None),
@@ -85,7 +85,7 @@ def test_dp_accounting_agrees(rate, multiplier, records, segments, closing):
         )
         for side in (False, True)
     ]
-    assert bounds[0] < found <= bounds[1] * 1.005
+    assert bounds[0] < found <= bounds[1] * 1.01
 
 
 def one_step_delta(rate, multiplier, records, epsilon, removing):
@@ -104,7 +104,7 @@ def one_step_delta(rate, multiplier, records, epsilon, removing):
 
 
 @pytest.mark.parametrize("records", [2, 5, 12])
-@pytest.mark.parametrize("rate, multiplier", [(0.1, 0.8), (0.3, 3.0), (0.7, 2.0)])
+@pytest.mark.parametrize(("rate", "multiplier"), [(0.1, 0.8), (0.3, 3.0), (0.7, 2.0)])
 def test_one_step_is_exact_in_the_worse_direction(rate, multiplier, records):
     found = pld.epsilon(rate, multiplier, Schedule.constant(1), 1e-3, records=records)
     deltas = [
@@ -144,7 +144,7 @@ def test_the_figure_is_just_above_a_monte_carlo_estimate():
 
 
 @pytest.mark.parametrize("order", [1.5, 3.0, 12.0, -2.5])
-@pytest.mark.parametrize("rate, multiplier, records", [(0.05, 1.0, 6), (0.4, 4.0, 20)])
+@pytest.mark.parametrize(("rate", "multiplier", "records"), [(0.05, 1.0, 6), (0.4, 4.0, 20)])
 def test_moments_agree_with_adaptive_integration(order, rate, multiplier, records):
     pair = OwnerPair.whole(multiplier, rate, records)
     found = float(pair.log_moments(rate, np.array([order]))[0])
@@ -252,7 +252,8 @@ def test_equal_owners_share_a_figure_and_each_keeps_their_own():
     found, _ = for_owners(records)
     again, _ = for_owners(records[::-1])
     assert found.tolist() == again[::-1].tolist()
-    assert found[0] == found[4] and found[1] == found[3]
+    assert found[0] == found[4]
+    assert found[1] == found[3]
     assert found[1] == pld.epsilon(0.01, 2.0, Schedule.constant(200), DELTA, records=2)
 
 
@@ -272,17 +273,15 @@ def test_many_distinct_owners_are_rounded_to_the_unfavourable_side():
         assert found[at] < 1.6 * exact
 
 
-def test_figures_above_100_are_infinite_and_unknown_ones_are_not_a_number(monkeypatch):
+def test_figures_above_100_are_infinite_and_unknown_ones_are_not_a_number():
     found, _ = for_owners([2, 400, 4000], 0.05, 1.0)
-    assert np.isfinite(found[0]) and found[1] == found[2] == math.inf
-
-    def fails(*_, **__):
-        raise AccountingError("no")
-
-    monkeypatch.setitem(accounting.ACCOUNTANTS, "pld", fails)
-    run = RunCost(Schedule.constant(200))
-    parts = [np.array([0.01]), np.array([2.0]), np.ones(1), np.ones(1)]
-    assert np.isnan(owner_epsilon(run, parts, np.array([3]), np.array([DELTA]), np.array([0.1])))
+    assert np.isfinite(found[0])
+    assert found[1] == found[2] == math.inf
+    parts = [np.array([1e-4]), np.array([0.01]), np.ones(1), np.ones(1)]  # hardly any noise
+    with pytest.raises(AccountingError, match="noise multiplier"):
+        pld.epsilon(1e-4, 0.01, RUN, DELTA, records=3)
+    unknown = owner_epsilon(RunCost(RUN), parts, np.array([3]), np.array([DELTA]), np.array([1.0]))
+    assert np.isnan(unknown[0])
 
 
 def test_batches_that_may_overflow_take_part_of_delta():

@@ -32,10 +32,14 @@ _AT_ONCE = 2_000_000  # numbers in a temporary array
 
 def most_drawn(sampling_rate: float, records: int, tail: float) -> int:
     """Return a number of drawn records that is exceeded with probability at most `tail`."""
-    most = int(min(max(binom.isf(tail, records, sampling_rate), 0), records))
-    while most < records and not binom.sf(most, records, sampling_rate) <= tail:
-        most += 1
-    return most
+    low, high = -1, records  # binom.isf is not precise for small tails
+    while high - low > 1:
+        middle = (low + high) // 2
+        if binom.sf(middle, records, sampling_rate) <= tail:
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 @dataclass(frozen=True, eq=False)
