@@ -292,7 +292,7 @@ def test_a_phone_scrolls_tables_but_not_the_page(page, address):
     assert ask(page, wide) == 0
     assert "ε spent per record" in page.find_element("css selector", ".tiles").text
     column = page.find_element("css selector", "#budgets thead th:nth-child(2)")
-    assert column.text == "ε spent"
+    assert column.text == "ε spent per record"
     assert column.rect["x"] + column.rect["width"] <= 390
     page.execute_script("document.querySelector('.scroll').scrollLeft = 50")
     assert ask(page, "document.querySelector('.scroll').scrollLeft") == 50

@@ -176,7 +176,7 @@ class OwnerPair:
         solvable = np.flatnonzero(wanted > -np.inf)
         shifts, log_masses = self.shifts[drawn] / self.multiplier, self.log_masses[drawn]
         level = log_masses - 0.5 * shifts**2
-        known = logsumexp(level[:, None] + shifts[:, None] * table, axis=0)
+        known = np.asarray(logsumexp(level[:, None] + shifts[:, None] * table, axis=0))
         for at in self._pieces(solvable):
             target = wanted[at]
             u = np.interp(target, known, table)
@@ -205,7 +205,7 @@ class OwnerPair:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             gain = masses @ np.expm1(np.minimum(tilts, 700.0))
             small = np.log1p(gain - max(0.0, 1.0 - masses.sum()))
-        log_ratio = logsumexp(self.log_masses[:, None] + tilts, axis=0)
+        log_ratio = np.asarray(logsumexp(self.log_masses[:, None] + tilts, axis=0))
         return np.where(np.abs(log_ratio) < 0.1, small, log_ratio), gain
 
     def _pieces(self, values: np.ndarray) -> list[np.ndarray]:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from scipy.fft import next_fast_len
@@ -30,7 +29,7 @@ from scipy.special import ndtri
 
 from ownerwise.accounting.dominating_pairs import GaussianPair, LaplacePair, Pair
 from ownerwise.accounting.owner_pair import OwnerPair, most_drawn
-from ownerwise.accounting.rdp import convert, order_grid
+from ownerwise.accounting.rdp import Part, convert, order_grid
 from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
 
@@ -79,11 +78,11 @@ def epsilon(
         most = most_drawn(sampling_rate, records, tail)
         pair = OwnerPair.cut(multiplier, sampling_rate, records, most)
         delta -= schedule.steps * tail
-    parts = [_Part(count, sampling_rate, pair.times(factor)) for count, factor in schedule.segments]
+    parts = [Part(count, sampling_rate, pair.times(factor)) for count, factor in schedule.segments]
     if sampling_rate == 0.0 or schedule.steps == 0:
         parts = []
     if closing < math.inf:
-        parts.append(_Part(1, 1.0, GaussianPair(closing)))
+        parts.append(Part(1, 1.0, GaussianPair(closing)))
     if not parts:
         return 0.0
     removed = _Direction(parts, delta, removing=True).epsilon()
@@ -93,14 +92,6 @@ def epsilon(
 def owner_tail(delta: float, steps: int) -> float:
     """Return the probability, per step, that more records of an owner are drawn than tabulated."""
     return _OWNER_SPARE * delta / steps
-
-
-class _Part(NamedTuple):
-    """Consecutive identical steps of a run."""
-
-    steps: int
-    sampling_rate: float
-    pair: Pair | OwnerPair
 
 
 @dataclass(frozen=True)
@@ -120,7 +111,7 @@ class _Window:
 class _Direction:
     """The privacy loss of a whole run when the record is removed, or when it is added."""
 
-    def __init__(self, parts: Sequence[_Part], delta: float, *, removing: bool):
+    def __init__(self, parts: Sequence[Part], delta: float, *, removing: bool):
         self.parts = parts
         self.total_steps = sum(part.steps for part in parts)
         self.delta = delta

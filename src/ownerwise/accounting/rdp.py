@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ownerwise.accounting.dominating_pairs import GaussianPair
+from ownerwise.accounting.dominating_pairs import GaussianPair, Pair
 from ownerwise.accounting.owner_pair import OwnerPair
 from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
@@ -22,6 +22,14 @@ from ownerwise.errors import AccountingError
 _SPACING = 1.05
 _FINE = 50  # orders between the neighbours of the best one
 _LOWEST = 0.02
+
+
+class Part(NamedTuple):
+    """Consecutive identical steps of a run."""
+
+    steps: int
+    sampling_rate: float
+    pair: Pair | OwnerPair
 
 
 def order_grid(highest: float, spacing: float = _SPACING) -> np.ndarray:
@@ -61,11 +69,11 @@ def epsilon(
         pair = GaussianPair(multiplier / records)
     elif records > 1 and sampling_rate > 0.0:
         pair = OwnerPair.whole(multiplier, sampling_rate, records)
-    parts = [_Part(n, sampling_rate, pair.times(factor)) for n, factor in schedule.segments]
+    parts = [Part(n, sampling_rate, pair.times(factor)) for n, factor in schedule.segments]
     if sampling_rate == 0.0 or schedule.steps == 0:
         parts = []
     if closing < math.inf:
-        parts.append(_Part(1, 1.0, GaussianPair(closing)))
+        parts.append(Part(1, 1.0, GaussianPair(closing)))
     if not parts:
         return 0.0
     excess = order_grid(min(part.pair.highest_order(part.sampling_rate) for part in parts))
@@ -75,15 +83,7 @@ def epsilon(
     return max(float(np.min(_bounds(parts, delta, fine))), 0.0)
 
 
-class _Part(NamedTuple):
-    """Consecutive identical steps of a run."""
-
-    steps: int
-    sampling_rate: float
-    pair: GaussianPair | OwnerPair
-
-
-def _bounds(parts: Sequence[_Part], delta: float, excess: np.ndarray) -> np.ndarray:
+def _bounds(parts: Sequence[Part], delta: float, excess: np.ndarray) -> np.ndarray:
     """Return the epsilon that each order 1 + excess guarantees."""
     total = np.zeros_like(excess)
     for count, rate, pair in parts:

@@ -209,13 +209,11 @@ class Plan:
         return self._owner_epsilon_after(steps, closed)
 
     def _owner_epsilon_after(self, steps: int | None, closed: bool | None) -> np.ndarray:
-        run, overflow = self._run_after(steps, closed), None
+        run = self._run_after(steps, closed)
+        overflow = None
         if self.hardened_rows is not None:
             fewer = overflow_with(self.sampling_rates, self.records, self.hardened_rows)
-
-            def overflow(k: int) -> float:
-                return run.schedule.steps * fewer(k)
-
+            overflow = lambda k: run.schedule.steps * fewer(k)  # noqa: E731
         per_record = self.epsilon(steps, closed=closed)
         return accounting.owner_epsilon(
             run, self.exposures, self.records, self.accounted_deltas, per_record, overflow

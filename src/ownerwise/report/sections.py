@@ -121,7 +121,7 @@ def _budget_table(uses: list[PlanFacts], *, titled: bool) -> Table:
         ]
         for at, row in enumerate(uses[0].budgets)
     ]
-    titles = [f"ε per record{f': {use.labels}' if titled else ''}" for use in uses]
+    titles = [f"ε spent per record{f': {use.labels}' if titled else ''}" for use in uses]
     titles += [f"ε per owner{f': {use.labels}' if titled else ''}" for use in per_owner]
     titles += ["Most records per owner"] if several else []
     steps = dict.fromkeys(
