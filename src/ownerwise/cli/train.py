@@ -93,13 +93,14 @@ def summary(run: Run) -> list[str]:
                 f"(no guarantee covers {part} records)"
             )
     spent, targets = run.epsilon(), run.plan.targets
-    lines.append(
+    words = (
         f"epsilon spent per record {span_up(spent.min(), spent.max())}, budgets "
         f"{span(targets.min(), targets.max(), 4)}; unit of privacy: {UNIT}"
     )
     most = int(run.plan.records.max())
     if most > 1:
-        lines.append(f"up to {most} records per owner. {owner_statement(run.owner_epsilon())}")
+        words += f" (up to {most} records each). {owner_statement(run.owner_epsilon())}"
+    lines.append(words)
     if not run.private:
         lines.append(printable(f"NOT PRIVATE: {'; '.join(run.not_private)}"))
     return lines
