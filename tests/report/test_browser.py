@@ -3,10 +3,13 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
+import ownerwise as ow
 from ownerwise.cli.main import main
 from ownerwise.report import write_report
+from ownerwise.wording import up
 from tools.report_tools import made_run
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -207,6 +210,58 @@ def test_the_theme_follows_the_system_and_the_toggle(page):
     assert [ask(page, script) for script in (background, axis, line, key)] == dark
 
 
+def contrast(first, second):
+    """Return the contrast ratio of two colours "rgb(...)", as WCAG defines it."""
+
+    def relative(colour):
+        parts = [float(part) / 255 for part in colour.split("(")[1].rstrip(")").split(",")[:3]]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((relative(first), relative(second)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def plan_of(records_each):
+    owners = ow.Owners(
+        np.repeat(["ann", "ben", "eve"], records_each), {"ann": 1, "ben": 2, "eve": 4}
+    )
+    return ow.plan(owners, steps=20, batch_size=0.1 * 3 * records_each)
+
+
+@pytest.mark.parametrize(
+    ("records", "seed", "kind", "title"),
+    [
+        (1, None, "good", "Private"),
+        (4, None, "caution", "Private per RECORD, not per person: up to 4 records each"),
+        (4, 0, "bad", "NOT PRIVATE"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_banner_tells_people_from_records(
+    browser, tmp_path, records, seed, kind, title, scheme
+):
+    """Pitfall 46: green only if a record is a person."""
+    plan = plan_of(records)
+    run = made_run(plan=plan, seed=seed, steps=20)
+    path = tmp_path / "report.html"
+    write_report([run], path)
+    emulate(browser, scheme)
+    opened(browser, path.as_uri())
+    (banner,) = browser.find_elements("css selector", ".banner[role=note]")
+    assert banner.get_attribute("class") == f"banner {kind}"
+    heading = banner.find_element("tag name", "strong")
+    assert heading.text == title
+    colours = [heading.value_of_css_property("color"), banner.value_of_css_property("color")]
+    card = banner.value_of_css_property("background-color")
+    red, green, blue = (float(x) for x in card.split("(")[1].rstrip(")").split(",")[:3])
+    assert {"good": green > red, "caution": red >= green > blue, "bad": red > green}[kind]
+    assert min(contrast(colour, card) for colour in colours) >= 4.5
+    largest = up(float(run.owner_epsilon().max()), 4)
+    assert (f"up to {largest}." in banner.text) == (kind == "caution")
+    emulate(browser, "light")
+
+
 def test_the_report_uses_no_network_and_has_no_errors(page):
     point(page, page.find_element("css selector", "#gain-0 .nsewdrag"), 0.5, 0.5)
     assert ask(page, "performance.getEntriesByType('resource').length") == 0
@@ -237,7 +292,7 @@ def test_a_phone_scrolls_tables_but_not_the_page(page, address):
     assert ask(page, wide) == 0
     assert "ε spent per record" in page.find_element("css selector", ".tiles").text
     column = page.find_element("css selector", "#budgets thead th:nth-child(2)")
-    assert column.text == "ε spent"
+    assert column.text == "ε spent per record"
     assert column.rect["x"] + column.rect["width"] <= 390
     page.execute_script("document.querySelector('.scroll').scrollLeft = 50")
     assert ask(page, "document.querySelector('.scroll').scrollLeft") == 50

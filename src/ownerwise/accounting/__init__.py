@@ -1,6 +1,7 @@
 """Accounting: the privacy cost of a run for each owner.
 
-This package may import only `errors`. `epsilon` is vectorised over owners (`per_owner`). A
+This package may import only `errors`. `epsilon` is vectorised over owners (`per_owner`);
+`owner_epsilon` is the same for all records of each owner together (`owner_pair`). A
 `Schedule` defines the number of steps and the noise at each step. There are two accountants: `pld`
 (tight, the default) and `rdp`. A `RunCost` combines a schedule, an accountant and additional
 releases. `curves` inverts this cost for up to a million owners, and `reference` checks the results
@@ -17,14 +18,21 @@ from ownerwise.accounting.curves import (
     sampling_rate_curve,
 )
 from ownerwise.accounting.gaussian import gaussian_mu
+from ownerwise.accounting.owner_epsilon import owner_epsilon
 from ownerwise.accounting.per_owner import epsilon
 from ownerwise.accounting.release import NOISES, ClosingRelease, PaidRelease, joint_multiplier
 from ownerwise.accounting.roots import find_root
-from ownerwise.accounting.run_cost import ACCOUNTANTS, Exposure, RunCost
+from ownerwise.accounting.run_cost import (
+    ACCOUNTANTS,
+    LARGEST_OWNER_EPSILON,
+    Exposure,
+    RunCost,
+)
 from ownerwise.accounting.schedule import Schedule
 
 __all__ = [
     "ACCOUNTANTS",
+    "LARGEST_OWNER_EPSILON",
     "MULTIPLIER",
     "MULTIPLIER_RANGE",
     "NOISES",
@@ -41,5 +49,6 @@ __all__ = [
     "gaussian_mu",
     "joint_multiplier",
     "multiplier_curve",
+    "owner_epsilon",
     "sampling_rate_curve",
 ]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
-from ownerwise.accounting.moments import TAIL, log_moments, moments_at
+from ownerwise.accounting.moments import TAIL, highest_order, log_moments, moments_at
 
 _LOG_ROOT = 0.5 * np.log(2 * np.pi)
 _BEYOND = 700.0  # exp stays finite
@@ -42,6 +42,10 @@ class GaussianPair:
     def times(self, factor: float) -> GaussianPair:
         """Return the pair with all noise multiplied by `factor`."""
         return GaussianPair(self.multiplier * factor)
+
+    def highest_order(self, sampling_rate: float) -> float:
+        """Return the largest order worth evaluating."""
+        return highest_order(sampling_rate, self.multiplier)
 
     def above(self, loss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return Q(L > loss) and P(L > loss)."""
@@ -72,6 +76,10 @@ class LaplacePair:
     def times(self, factor: float) -> LaplacePair:
         """Return the pair with all noise multiplied by `factor`."""
         return LaplacePair(self.multiplier * factor, self.scale * factor)
+
+    def highest_order(self, sampling_rate: float) -> float:
+        """Return the largest order worth evaluating."""
+        return highest_order(sampling_rate, self.multiplier)
 
     def above(self, loss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return Q(L > loss) and P(L > loss)."""

@@ -87,6 +87,17 @@ def moments_at(
                 np.log1p(gain),
                 np.logaddexp(math.log1p(-sampling_rate), math.log(sampling_rate) + loss),
             )  # [nodes], log P/Q
+    return moments_of(log_ratio, gain, log_weight, orders)
+
+
+def moments_of(
+    log_ratio: np.ndarray, gain: np.ndarray, log_weight: np.ndarray, orders: np.ndarray
+) -> np.ndarray:
+    """Return log E_Q[exp(a * log_ratio)] for every order a, by summing over nodes.
+
+    `gain` is close to exp(log_ratio) - 1 and has mean 0 under Q; subtracting `a * gain` from the
+    integrand keeps small moments precise.
+    """
     powers = orders[:, None] * log_ratio  # [orders, nodes]
     with np.errstate(over="ignore", invalid="ignore"):
         weight = np.exp(log_weight)

@@ -22,15 +22,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from scipy.fft import next_fast_len
 from scipy.special import ndtri
 
 from ownerwise.accounting.dominating_pairs import GaussianPair, LaplacePair, Pair
-from ownerwise.accounting.moments import highest_order
-from ownerwise.accounting.rdp import convert, order_grid
+from ownerwise.accounting.owner_pair import OwnerPair, most_drawn
+from ownerwise.accounting.rdp import Part, convert, order_grid
 from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
 
@@ -40,7 +39,11 @@ OVERSTATEMENT = 1e-4
 LEAST_EPSILON = 1e-5
 """Smaller values are reported as this upper bound, which is below any realistic budget."""
 
+OWNER_OVERSTATEMENT = 1e-3
+"""The same for all records of an owner together."""
+
 _SPARE = 1e-7  # fraction of delta reserved for each tail that is cut off
+_OWNER_SPARE = 1e-4  # the same for the cases in which many records of an owner are drawn
 _LOG_WIDEST_TAIL = np.log(1e-6)
 _ROUNDING = 2e-16  # error of a Fourier transform per composed step
 _MAX_ROUNDING = 1e-4  # relative to delta: about 1e-5 of epsilon
@@ -59,31 +62,37 @@ def epsilon(
     *,
     closing: float = math.inf,
     laplace: float | None = None,
+    records: int = 1,
 ) -> float:
     """Return epsilon at `delta` after the steps of `schedule` at (rate, multiplier).
 
     If `closing` is finite, a Gaussian mechanism with that multiplier, which uses all records,
     follows the last step. If `laplace` is given, every step also releases a sum with L1 sensitivity
-    1 from the same batch, with Laplace noise of scale `laplace`.
+    1 from the same batch, with Laplace noise of scale `laplace`. With `records` above 1, epsilon
+    holds for that many records of one owner, added or removed together (without `laplace`).
     """
     pair = GaussianPair(multiplier) if laplace is None else LaplacePair(multiplier, laplace)
-    parts = [_Part(count, sampling_rate, pair.times(factor)) for count, factor in schedule.segments]
+    if records > 1 and sampling_rate == 1.0:
+        pair = GaussianPair(multiplier / records)
+    elif records > 1 and sampling_rate > 0.0 and schedule.steps:
+        tail = owner_tail(delta, schedule.steps)
+        most = most_drawn(sampling_rate, records, tail)
+        pair = OwnerPair.cut(multiplier, sampling_rate, records, most)
+        delta -= schedule.steps * tail
+    parts = [Part(count, sampling_rate, pair.times(factor)) for count, factor in schedule.segments]
     if sampling_rate == 0.0 or schedule.steps == 0:
         parts = []
     if closing < math.inf:
-        parts.append(_Part(1, 1.0, GaussianPair(closing)))
+        parts.append(Part(1, 1.0, GaussianPair(closing)))
     if not parts:
         return 0.0
     removed = _Direction(parts, delta, removing=True).epsilon()
     return _Direction(parts, delta, removing=False).epsilon(floor=removed)
 
 
-class _Part(NamedTuple):
-    """Consecutive identical steps of a run."""
-
-    steps: int
-    sampling_rate: float
-    pair: Pair
+def owner_tail(delta: float, steps: int) -> float:
+    """Return the probability, per step, that more records of an owner are drawn than tabulated."""
+    return _OWNER_SPARE * delta / steps
 
 
 @dataclass(frozen=True)
@@ -103,12 +112,14 @@ class _Window:
 class _Direction:
     """The privacy loss of a whole run when the record is removed, or when it is added."""
 
-    def __init__(self, parts: Sequence[_Part], delta: float, *, removing: bool):
+    def __init__(self, parts: Sequence[Part], delta: float, *, removing: bool):
         self.parts = parts
         self.total_steps = sum(part.steps for part in parts)
         self.delta = delta
         self.removing = removing
-        highest = min(highest_order(part.sampling_rate, part.pair.multiplier) for part in parts)
+        of_owner = any(isinstance(part.pair, OwnerPair) for part in parts)
+        self.overstatement = OWNER_OVERSTATEMENT if of_owner else OVERSTATEMENT
+        highest = min(part.pair.highest_order(part.sampling_rate) for part in parts)
         positive = order_grid(highest, _ORDER_SPACING)
         self.tilts = np.concatenate([-positive[positive <= 64][::-1], [0.0], positive])
         self.zero = len(self.tilts) - len(positive) - 1
@@ -157,14 +168,14 @@ class _Direction:
             estimate = max(estimate / 8.0, LEAST_EPSILON)
 
     def _width(self, epsilon: float, order: float) -> float:
-        """Return the cell width at which connecting the dots adds OVERSTATEMENT to epsilon.
+        """Return the cell width at which connecting the dots adds `overstatement` to epsilon.
 
         Cells of width w add about T w^2 order / 12, where the order is the one that determines
         delta. This holds only for longer runs, because the loss over a few steps is less smooth;
         runs with fewer than 20 steps get the width for 20 steps.
         """
         steps = max(self.total_steps, _SMOOTH_STEPS)
-        return float(np.sqrt(12.0 * OVERSTATEMENT * epsilon / (steps * order)))
+        return float(np.sqrt(12.0 * self.overstatement * epsilon / (steps * order)))
 
     def _choose_window(self, estimate: float, order: float) -> _Window | None:
         """Return a window based on the moments, or None if delta cannot be resolved."""
@@ -198,14 +209,19 @@ class _Direction:
         """Compose all steps on the window's grid; return epsilon and -d log(delta)/d epsilon."""
         spectrum = np.ones(window.cells // 2 + 1, dtype=np.complex128)
         log_mass, cut = 0.0, 0.0
+        tail = _SPARE * self.delta / self.total_steps
         for count, rate, pair in self.parts:
-            index, mass, beyond = _one_step(
-                rate,
-                pair,
-                window.width,
-                _SPARE * self.delta / self.total_steps,
-                removing=self.removing,
-            )
+            if isinstance(pair, OwnerPair):
+                most = min(window.cells, int(_HIGHEST_LOSS / window.width))
+                index, upper, lower = pair.above(
+                    window.width, -float(ndtri(tail)), most, removing=self.removing
+                )
+            else:
+                index, upper, lower = _loss_above(
+                    rate, pair, window.width, tail, removing=self.removing
+                )
+            mass = _connect_the_dots(index, upper, lower, window.width)
+            beyond = float(upper[-1])
             cut += count * beyond
             # Work with mass * exp(tilt * loss), normalised.
             log_tilted = np.full(len(mass), -np.inf)
@@ -237,13 +253,15 @@ def _power(values: np.ndarray, exponent: int) -> np.ndarray:
     return np.ones_like(values) if result is None else result
 
 
-def _one_step(
+def _loss_above(
     sampling_rate: float, pair: Pair, width: float, tail: float, *, removing: bool
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return (cell numbers, probabilities, probability beyond the last cell) for one step's loss.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (cell numbers, probabilities of a loss above each cell) for one step's loss.
 
-    L is the loss before sampling. If the record is removed, the step's loss rises with L, and L is
-    drawn under (1-q) Q + q P. If it is added, the step's loss falls with L, and L is drawn under Q.
+    There are two probabilities: under the distribution from which the loss is drawn, and under the
+    other one. L is the loss before sampling. If the record is removed, the step's loss rises with
+    L, and L is drawn under (1-q) Q + q P. If it is added, the step's loss falls with L, and L is
+    drawn under Q.
     """
     reach = -float(ndtri(tail))
     shift = 1.0 / pair.multiplier
@@ -271,7 +289,14 @@ def _one_step(
     else:  # L < crossing; by symmetry Q(L < t) = P(L > -t)
         other, base = pair.above(-crossing)
     mixed = (1 - sampling_rate) * base + sampling_rate * other
-    upper, lower = (mixed, base) if removing else (base, mixed)
+    return (index, mixed, base) if removing else (index, base, mixed)
+
+
+def _connect_the_dots(
+    index: np.ndarray, upper: np.ndarray, lower: np.ndarray, width: float
+) -> np.ndarray:
+    """Return the mass in each cell; what lies beyond the last one is left out."""
+    edges = width * index
     inside_upper = upper[:-1] - upper[1:]
     inside_lower = lower[:-1] - lower[1:]
     to_upper_end = (inside_upper - np.exp(edges[:-1]) * inside_lower) / -np.expm1(-width)
@@ -280,7 +305,7 @@ def _one_step(
     mass[:-1] += inside_upper - to_upper_end
     mass[1:] += to_upper_end
     mass[0] += 1.0 - upper[0]  # everything below the first edge is rounded up to it
-    return index, mass, float(upper[-1])
+    return mass
 
 
 def _read_epsilon(losses: np.ndarray, masses: np.ndarray, delta: float) -> tuple[float, float]:

@@ -10,16 +10,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from ownerwise.accounting.moments import highest_order, log_moments
+from ownerwise.accounting.dominating_pairs import GaussianPair, Pair
+from ownerwise.accounting.owner_pair import OwnerPair
 from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
 
 _SPACING = 1.05
 _FINE = 50  # orders between the neighbours of the best one
 _LOWEST = 0.02
+
+
+class Part(NamedTuple):
+    """Consecutive identical steps of a run."""
+
+    steps: int
+    sampling_rate: float
+    pair: Pair | OwnerPair
 
 
 def order_grid(highest: float, spacing: float = _SPACING) -> np.ndarray:
@@ -46,37 +56,49 @@ def epsilon(
     delta: float,
     *,
     closing: float = math.inf,
+    records: int = 1,
 ) -> float:
     """Return epsilon at `delta` after the steps of `schedule` at (rate, multiplier).
 
     If `closing` is finite, a Gaussian mechanism with that multiplier, which uses all records,
-    follows the last step.
+    follows the last step. With `records` above 1, epsilon holds for that many records of one owner,
+    added or removed together.
     """
-    parts = [(n, sampling_rate, multiplier * factor) for n, factor in schedule.segments]
+    pair: GaussianPair | OwnerPair = GaussianPair(multiplier)
+    if records > 1 and sampling_rate == 1.0:
+        pair = GaussianPair(multiplier / records)
+    elif records > 1 and sampling_rate > 0.0:
+        pair = OwnerPair.whole(multiplier, sampling_rate, records)
+    parts = [Part(n, sampling_rate, pair.times(factor)) for n, factor in schedule.segments]
     if sampling_rate == 0.0 or schedule.steps == 0:
         parts = []
     if closing < math.inf:
-        parts.append((1, 1.0, closing))
+        parts.append(Part(1, 1.0, GaussianPair(closing)))
     if not parts:
         return 0.0
-    excess = order_grid(min(highest_order(rate, noise) for _, rate, noise in parts))
+    excess = order_grid(min(part.pair.highest_order(part.sampling_rate) for part in parts))
     best = int(np.argmin(_bounds(parts, delta, excess)))
     around = excess[max(best - 1, 0)], excess[min(best + 1, len(excess) - 1)]
     fine = np.geomspace(*around, _FINE)
     return max(float(np.min(_bounds(parts, delta, fine))), 0.0)
 
 
-def _bounds(
-    parts: Sequence[tuple[int, float, float]], delta: float, excess: np.ndarray
-) -> np.ndarray:
-    """Return the epsilon that each order 1 + excess guarantees for parts (count, rate, noise)."""
+def _bounds(parts: Sequence[Part], delta: float, excess: np.ndarray) -> np.ndarray:
+    """Return the epsilon that each order 1 + excess guarantees."""
     total = np.zeros_like(excess)
-    for count, rate, noise in parts:
-        total += count * log_moments(rate, noise, 1.0 + excess)
+    for count, rate, pair in parts:
+        total += count * pair.log_moments(rate, 1.0 + excess)
+    if any(isinstance(part.pair, OwnerPair) for part in parts):
+        # The other direction; for a single record, it never costs more (see `moments`).
+        adding = np.zeros_like(excess)
+        for count, rate, pair in parts:
+            adding += count * pair.log_moments(rate, -excess)
+        total = np.maximum(total, adding)
     if not np.isfinite(total).all() or (total < 0).any():
-        _, rate, noise = min(parts, key=lambda part: part[2])
+        _, rate, pair = min(parts, key=lambda part: part.pair.multiplier)
         raise AccountingError(
-            f"the moments at sampling rate {rate:g} and noise multiplier {noise:g} are infinite or "
-            "negative; expected finite, non-negative numbers. Use a larger noise multiplier"
+            f"the moments at sampling rate {rate:g} and noise multiplier {pair.multiplier:g} are "
+            "infinite or negative; expected finite, non-negative numbers. Use a larger noise "
+            "multiplier"
         )
     return convert(total, excess, delta)

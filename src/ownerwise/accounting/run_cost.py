@@ -7,11 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from ownerwise.accounting import pld, rdp
 from ownerwise.accounting.release import ClosingRelease, PaidRelease, joint_multiplier
 from ownerwise.accounting.schedule import Schedule
 
 ACCOUNTANTS: dict[str, Callable[..., float]] = {"pld": pld.epsilon, "rdp": rdp.epsilon}
+
+LARGEST_OWNER_EPSILON = 100.0
+"""Larger epsilons of several records together are not told apart."""
 
 
 class Exposure(NamedTuple):
@@ -51,11 +56,19 @@ class RunCost:
         """Return `run` as a RunCost; it may be a number of steps, a schedule or a RunCost."""
         return run if isinstance(run, RunCost) else cls(Schedule.of(run))
 
-    def epsilon(self, exposure: Exposure, delta: float) -> float:
-        """Return the epsilon of a record after all steps and releases."""
+    def epsilon(self, exposure: Exposure, delta: float, records: int = 1) -> float:
+        """Return the epsilon of a record after all steps and releases.
+
+        With `records` above 1, return the epsilon of that many records with the same exposure, all
+        added or removed together.
+        """
         rate, multiplier, in_release, in_closing = exposure
-        closing = math.inf if self.closing is None else self.closing.multiplier(in_closing)
+        closing = math.inf
+        if self.closing is not None:
+            closing = self.closing.multiplier(records * in_closing)
         release = self.release
+        if release is not None and release.noise == "laplace" and records > 1:
+            return group_epsilon(lambda one: self.epsilon(exposure, one), delta, records)
         if release is not None and release.noise == "laplace":
             # Always PLD: a request for Laplace noise with "rdp" is rejected. The std of Laplace
             # noise is sqrt(2) times its scale.
@@ -66,4 +79,23 @@ class RunCost:
         if release is not None:
             multiplier = float(joint_multiplier(multiplier, release.std / in_release))
         accountant = ACCOUNTANTS[self.accountant]
-        return accountant(rate, multiplier, self.schedule, delta, closing=closing)
+        return accountant(rate, multiplier, self.schedule, delta, closing=closing, records=records)
+
+
+def group_epsilon(epsilon_at: Callable[[float], float], delta: float, records: int) -> float:
+    """Return a bound on the epsilon of several records, from the epsilon of one as a function.
+
+    If one record has (e, d), then K records have (K e, d (exp(K e) - 1) / (exp(e) - 1)), because
+    they can be removed one by one. The bound is loose; it is used where no dominating pair is known
+    for K records. The result is the best bound over a grid of d, or infinity if none is below
+    `LARGEST_OWNER_EPSILON`.
+    """
+    for log_one in math.log(delta) - np.arange(1.5 * LARGEST_OWNER_EPSILON):
+        one = epsilon_at(math.exp(log_one))
+        total = records * one
+        if total > LARGEST_OWNER_EPSILON:
+            break
+        growth = math.expm1(total) / math.expm1(one) if one else float(records)
+        if log_one + math.log(growth) <= math.log(delta):
+            return total
+    return math.inf

@@ -78,6 +78,7 @@ def _write(run: Run) -> list[str]:
 def summary(run: Run) -> list[str]:
     """Return lines with the results of the last evaluation and the epsilon spent."""
     from ownerwise.owners import UNIT
+    from ownerwise.planning import owner_statement
     from ownerwise.wording import span, span_up
 
     lines = []
@@ -92,10 +93,14 @@ def summary(run: Run) -> list[str]:
                 f"(no guarantee covers {part} records)"
             )
     spent, targets = run.epsilon(), run.plan.targets
-    lines.append(
-        f"epsilon spent {span_up(spent.min(), spent.max())}, budgets "
+    words = (
+        f"epsilon spent per record {span_up(spent.min(), spent.max())}, budgets "
         f"{span(targets.min(), targets.max(), 4)}; unit of privacy: {UNIT}"
     )
+    most = int(run.plan.records.max())
+    if most > 1:
+        words += f" (up to {most} records each). {owner_statement(run.owner_epsilon())}"
+    lines.append(words)
     if not run.private:
         lines.append(printable(f"NOT PRIVATE: {'; '.join(run.not_private)}"))
     return lines

@@ -10,6 +10,7 @@ from ownerwise.planning.making import make_plan, plan
 from ownerwise.planning.plans import Plan
 from ownerwise.planning.request import NO_CONSTRAINTS, PlanRequest
 from ownerwise.planning.solver import METHODS
+from ownerwise.planning.table import owner_figure, owner_statement
 from ownerwise.planning.verification import Verification
 
 __all__ = [
@@ -21,5 +22,7 @@ __all__ = [
     "Verification",
     "largest_total",
     "make_plan",
+    "owner_figure",
+    "owner_statement",
     "plan",
 ]

@@ -7,11 +7,12 @@ from the plan alone (Chernoff). The data is never used.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-__all__ = ["delta_reserve", "largest_total", "overflow_probability", "rows_needed"]
+__all__ = ["delta_reserve", "largest_total", "overflow_probability", "overflow_with", "rows_needed"]
 
 
 def delta_reserve(hardened: bool) -> float:
@@ -62,3 +63,20 @@ def largest_total(
 
     found = minimize_scalar(total_at, bounds=(-20.0, math.log(700.0)), method="bounded")
     return unit * min(ceiling, float(found.fun))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def overflow_with(rates: np.ndarray, records: np.ndarray, rows: int) -> Callable[[int], float]:
+    """Return a bound on the probability that a batch leaves fewer than k rows free.
+
+    The bound (Chernoff, over a grid of x) is a function of k. It also holds for the batch of all
+    owners but one, because leaving out records can only make a batch smaller.
+    """
+    grid = np.geomspace(1e-4, 20.0, 200)
+    log_moments = np.array([float(records @ np.log1p(rates * np.expm1(x))) for x in grid])
+
+    def probability(k: int) -> float:
+        if rows - k >= records.sum():
+            return 0.0
+        return math.exp(min(0.0, float(np.min(log_moments - grid * (rows - k + 1)))))
+
+    return probability

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ownerwise.accounting import LARGEST_OWNER_EPSILON
 from ownerwise.wording import span
 
 _MOST_CLASSES = 12
 _RANGES = 8
+
+MORE = f"more than {LARGEST_OWNER_EPSILON:g}"
+NOT_COMPUTED = "not computed"
 
 Range = tuple[float, float]
 """Lowest and highest value among the owners of a class."""
@@ -24,7 +29,10 @@ class BudgetClass:
         members: positions of the owners in the plan, strictest first.
         records: total number of records that the owners declare.
         batch_share: fraction of the expected batch that consists of their records.
-        epsilon_spent: epsilon after all planned steps.
+        epsilon_spent: epsilon per record after all planned steps.
+        most_records: the largest number of records that one of the owners declares.
+        owner_epsilon: epsilon for all records of an owner together, after all planned steps;
+            infinite if above 100, NaN if it cannot be computed.
         owner: id of the owner if this is the row of a single owner, else None.
     """
 
@@ -37,6 +45,8 @@ class BudgetClass:
     noise_multiplier: Range
     batch_share: float
     epsilon_spent: Range
+    most_records: int
+    owner_epsilon: Range
     owner: str | None = None
 
     @property
@@ -61,7 +71,16 @@ class BudgetClass:
             "noise_multiplier": self.noise_multiplier,
             "batch_share": self.batch_share,
             "epsilon_spent": self.epsilon_spent,
+            "most_records_per_owner": self.most_records,
+            "owner_epsilon": [_json(value) for value in self.owner_epsilon],
         }
+
+
+def _json(value: float) -> float | str:
+    """Return an owner's epsilon as a JSON type; JSON has no infinity and no NaN."""
+    if math.isnan(value):
+        return NOT_COMPUTED
+    return value if math.isfinite(value) else MORE
 
 
 def class_members(targets: np.ndarray, deltas: np.ndarray) -> list[np.ndarray]:

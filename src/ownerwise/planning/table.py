@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from ownerwise.errors import printable
-from ownerwise.planning.budget_classes import BudgetClass, Range
+from ownerwise.planning.budget_classes import MORE, NOT_COMPUTED, BudgetClass, Range
+from ownerwise.wording import up
 
 _HEADINGS = (
     "records", "epsilon", "delta", "rate", "clip norm", "multiplier", "batch share", "spent",
+    "per owner",
 )  # fmt: skip
 
 
@@ -33,7 +37,33 @@ def _cells(row: BudgetClass) -> tuple[str, ...]:
         _span(row.noise_multiplier, "{:.4g}"),
         f"{100 * row.batch_share:.1f}%",
         _span(_rounded_up(row.epsilon_spent), "{:.4f}"),
+        owner_figure(row.owner_epsilon),
     )
+
+
+def owner_figure(values: Range) -> str:
+    """Return the epsilon for all records of an owner together, in words: "4 to more than 100"."""
+    low, high = (
+        NOT_COMPUTED if math.isnan(value) else MORE if math.isinf(value) else up(value, 4)
+        for value in values
+    )
+    return low if low == high else f"{low} to {high}"
+
+
+def owner_statement(epsilon: np.ndarray, name: str = "epsilon") -> str:
+    """Return a sentence with the largest epsilon of all records of an owner together."""
+    known = epsilon[~np.isnan(epsilon)]
+    missing = len(epsilon) - len(known)
+    together = "For all records of one owner together"
+    words = ""
+    if len(known):
+        largest = float(known.max())
+        verb = "is up to" if math.isfinite(largest) else "reaches"
+        words = f"{together}, {name} {verb} {owner_figure((largest, largest))}."
+    if missing:
+        owners = "1 owner" if missing == 1 else f"{missing} owners"
+        words += f" {together}, {name} could not be computed for {owners}."
+    return words.strip()
 
 
 def _rounded_up(values: Range) -> Range:

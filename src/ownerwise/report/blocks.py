@@ -86,11 +86,14 @@ class Columns:
 
 @dataclass(frozen=True)
 class Banner:
-    """A statement about privacy that the reader cannot miss."""
+    """A statement about privacy that the reader cannot miss.
+
+    `kind` is "good" (green), "caution" (amber) or "bad" (red).
+    """
 
     title: str
     paragraphs: Sequence[str]
-    good: bool
+    kind: str
 
 
 class Tile(NamedTuple):

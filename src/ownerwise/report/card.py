@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from ownerwise.accounting import gaussian_mu
 from ownerwise.files import write_text
+from ownerwise.planning import owner_figure
 from ownerwise.report.comparison import METRICS, Comparison
 from ownerwise.report.facts import (
     ADJACENCY,
@@ -94,8 +95,10 @@ def _budgets(facts: Facts) -> list[list[str]]:
             span(*row.budget.epsilon, 4),
             span_up(row.spent.low, row.spent.high),
             delta_span(*row.budget.delta),
+            owner_figure(row.owner_epsilon),
             whole(row.budget.owners),
             whole(row.budget.records),
+            whole(row.budget.most_records),
             attacker_words(row.attacker_bound),
         ]
         for row in facts.plans[0].budgets

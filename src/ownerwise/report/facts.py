@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from ownerwise.errors import name_some
 from ownerwise.owners import UNIT
-from ownerwise.planning import BudgetClass, Plan
+from ownerwise.planning import BudgetClass, Plan, owner_statement
 from ownerwise.report.guarantees import Spent, attacker_bound, classes_of, spent
 from ownerwise.runs import Run
 from ownerwise.wording import delta, delta_span, span, span_up, whole
@@ -44,10 +46,14 @@ _ACCOUNTANTS = {
 
 
 class BudgetFacts(NamedTuple):
-    """A budget class, what its owners have spent, and the bound on an attacker (see `ATTACKER`)."""
+    """A budget class, what its owners have spent, and the bound on an attacker (see `ATTACKER`).
+
+    `owner_epsilon` is the range of epsilon for all records of an owner together.
+    """
 
     budget: BudgetClass
     spent: Spent
+    owner_epsilon: tuple[float, float]
     attacker_bound: float
 
 
@@ -67,13 +73,23 @@ class PlanFacts:
     @cached_property
     def budgets(self) -> list[BudgetFacts]:
         """The facts about each budget class, strictest first."""
-        classes = classes_of(self.plan)
+        classes, of_owner = classes_of(self.plan), self.owner_epsilon
         return [
-            BudgetFacts(row, spending, attacker_bound(row.epsilon[1], row.delta[1]))
+            BudgetFacts(
+                row,
+                spending,
+                (float(of_owner[row.members].min()), float(of_owner[row.members].max())),
+                attacker_bound(row.epsilon[1], row.delta[1]),
+            )
             for row, spending in zip(
                 classes, spent(self.plan, classes, self.steps_spent), strict=True
             )
         ]
+
+    @cached_property
+    def owner_epsilon(self) -> np.ndarray:
+        """The epsilon that all records of each owner together have spent."""
+        return self.plan.owner_epsilon(steps=self.steps_spent)
 
     @cached_property
     def mechanism(self) -> dict[str, str]:
@@ -114,14 +130,12 @@ class Facts:
         private: whether the guarantee holds for every run.
         status: what private runs guarantee; otherwise why there is no guarantee.
         cautions: deltas that are too large to protect a record.
-        unit: the unit of privacy, and what it means for an owner with many records.
     """
 
     plans: tuple[PlanFacts, ...]
     private: bool
     status: str
     cautions: tuple[str, ...]
-    unit: str
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Facts:
@@ -132,8 +146,45 @@ class Facts:
             private=not unprotected,
             status=_no_guarantee(unprotected, len(runs)) if unprotected else _protected(runs),
             cautions=tuple(sorted({caution for run in runs if (caution := _large_delta(run))})),
-            unit=_unit(runs[0]),
         )
+
+    @cached_property
+    def most_records(self) -> int:
+        """The largest number of records that an owner declares."""
+        return max(int(use.plan.records.max()) for use in self.plans)
+
+    @cached_property
+    def owner_epsilon(self) -> np.ndarray:
+        """The epsilon for all records of an owner together, for each owner of each plan."""
+        return np.concatenate([use.owner_epsilon for use in self.plans])
+
+    @cached_property
+    def headline(self) -> str:
+        """What private runs protect: everyone, or only single records."""
+        if self.most_records <= 1:
+            return "Private"
+        return f"Private per RECORD, not per person: up to {whole(self.most_records)} records each"
+
+    @cached_property
+    def per_owner(self) -> str:
+        """The epsilon for all records of an owner together, in words; "" if all have one record."""
+        if self.most_records <= 1:
+            return ""
+        return (
+            f"{owner_statement(self.owner_epsilon, 'ε')} This holds for owners with at most as "
+            "many records as they declared."
+        )
+
+    @cached_property
+    def unit(self) -> str:
+        """The unit of privacy, and what it means for an owner with many records."""
+        words = f"The unit of privacy is {UNIT}."
+        if self.most_records > 1:
+            words += (
+                f" The largest owner declares {whole(self.most_records)} records: the stated ε "
+                f"holds for each of them, not for all of them together. {self.per_owner}"
+            )
+        return words
 
     @cached_property
     def spent(self) -> tuple[float, float]:
@@ -218,14 +269,3 @@ def _large_delta(run: Run) -> str:
         f"CAUTION: δ is up to {delta(largest)}, more than 1/{total}, one over the number of "
         "records. A guarantee with such a δ even permits publishing an entire record."
     )
-
-
-def _unit(run: Run) -> str:
-    largest = int(run.plan.records.max())
-    words = f"The unit of privacy is {UNIT}."
-    if largest > 1:
-        words += (
-            f" The largest owner declares {whole(largest)} records: the stated ε holds for each of "
-            "them, not for all of them together."
-        )
-    return words

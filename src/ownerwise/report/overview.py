@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
+from ownerwise.planning import owner_figure
 from ownerwise.report.blocks import Banner, Block, Cell, Findings, Table, Text, Tile, Tiles
 from ownerwise.report.comparison import (
     METRICS,
@@ -66,7 +71,7 @@ def _status(comparison: Comparison) -> Banner:
         words = (
             f"{facts.status} Use the results for tests and comparisons only. {HYPOTHETICAL_EPSILON}"
         )
-        return Banner(NOT_PRIVATE, [words], good=False)
+        return Banner(NOT_PRIVATE, [words], "bad")
     words = (
         f"{facts.status} No record has spent more than {percent_up(facts.largest_share)} of its ε."
     )
@@ -76,7 +81,8 @@ def _status(comparison: Comparison) -> Banner:
             f" Each ε holds for a single run: if these {count} runs are all released, records "
             "used in several of them spend more than the ε shown."
         )
-    return Banner("Private", [words, *facts.cautions], good=True)
+    kind = "caution" if facts.per_owner else "good"
+    return Banner(facts.headline, [*filter(None, [facts.per_owner]), words, *facts.cautions], kind)
 
 
 def _tiles(comparison: Comparison) -> Tiles:
@@ -94,6 +100,7 @@ def _tiles(comparison: Comparison) -> Tiles:
             "ε spent per record",
             f"at most {percent_up(facts.largest_share)} of a budget",
         ),
+        *_owner_tile(comparison),
         Tile(f"{whole(steps)} of {whole(plan.steps)}", "steps spent", f"plan “{plan.method}”"),
     ]
     for metric in (_ACCURACY, _STRICT_HALF, _WORST):
@@ -102,6 +109,17 @@ def _tiles(comparison: Comparison) -> Tiles:
             note = _against(comparison, lead, metric)
             tiles.append(Tile(percent(value.mean), metric.title.lower(), note))
     return Tiles(tiles)
+
+
+def _owner_tile(comparison: Comparison) -> list[Tile]:
+    facts = comparison.facts
+    if not facts.per_owner:
+        return []
+    of_owner = facts.owner_epsilon
+    known = of_owner[~np.isnan(of_owner)]
+    values = (float(known.min()), float(known.max())) if len(known) else (math.nan, math.nan)
+    name = f"ε per owner (up to {whole(facts.most_records)} records)"
+    return [Tile(owner_figure(values), name, "all records of an owner together")]
 
 
 def _lead(comparison: Comparison) -> MethodRuns:

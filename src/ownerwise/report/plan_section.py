@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ownerwise.planning import owner_figure
 from ownerwise.report.blocks import Block, Definitions, Details, Heading, Table, Text
 from ownerwise.report.comparison import Comparison
 from ownerwise.report.facts import PlanFacts
@@ -44,7 +45,8 @@ def _plan(use: PlanFacts) -> list[Block]:
 
 def _table(use: PlanFacts, *, owners: bool) -> Table:
     headings = ["Budget", "Owner" if owners else "Owners", "Records", "δ", "Sampling rate",
-                "Clip norm", "Noise multiplier", "Batch share", "ε after all steps"]  # fmt: skip
+                "Clip norm", "Noise multiplier", "Batch share", "ε per record after all steps",
+                "ε per owner after all steps"]  # fmt: skip
     rows = [
         [
             f"ε {span(*row.epsilon, 4)}",
@@ -56,6 +58,7 @@ def _table(use: PlanFacts, *, owners: bool) -> Table:
             span(*row.noise_multiplier, 4),
             percent(row.batch_share),
             span_up(*row.epsilon_spent),
+            owner_figure(row.owner_epsilon),
         ]
         for row in use.plan.rows(owners=owners)
     ]

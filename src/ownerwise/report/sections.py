@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ownerwise.errors import OwnerwiseError
+from ownerwise.planning import owner_figure
 from ownerwise.report import figures
 from ownerwise.report.blocks import (
     Block,
@@ -106,17 +107,23 @@ def _budgets(comparison: Comparison) -> list[Block]:
 
 
 def _budget_table(uses: list[PlanFacts], *, titled: bool) -> Table:
+    several = max(row.budget.most_records for use in uses for row in use.budgets) > 1
+    per_owner = uses if several else []
     rows = [
         [
             row.budget.name,
             *(_spent(use.budgets[at]) for use in uses),
+            *(owner_figure(use.budgets[at].owner_epsilon) for use in per_owner),
+            *([whole(row.budget.most_records)] if several else []),
             whole(row.budget.owners),
             whole(row.budget.records),
             delta_span(*row.budget.delta),
         ]
         for at, row in enumerate(uses[0].budgets)
     ]
-    titles = [f"ε spent: {use.labels}" if titled else "ε spent" for use in uses]
+    titles = [f"ε spent per record{f': {use.labels}' if titled else ''}" for use in uses]
+    titles += [f"ε per owner{f': {use.labels}' if titled else ''}" for use in per_owner]
+    titles += ["Most records per owner"] if several else []
     steps = dict.fromkeys(
         f"{whole(use.steps_spent)} of {whole(use.plan.steps)} steps" for use in uses
     )
@@ -124,6 +131,8 @@ def _budget_table(uses: list[PlanFacts], *, titled: bool) -> Table:
         f"The budget and the ε spent per record after {' and '.join(steps)}; the largest spent "
         "share of any budget is in parentheses"
     )
+    if several:
+        caption += ". ε per owner holds for all records of an owner together"
     return Table(caption, ["Budget", *titles, "Owners", "Records", "δ"], rows)
 
 

@@ -113,6 +113,14 @@ class Run:
         """Return the epsilon spent for each owner's records."""
         return self.plan.epsilon(steps=self.steps_spent)
 
+    def owner_epsilon(self) -> np.ndarray:
+        """Return the epsilon of each owner, all of their records together, in the plan's order.
+
+        It is infinite if it is above 100, and NaN if no bound can be computed; see
+        `Plan.owner_epsilon`.
+        """
+        return self.plan.owner_epsilon(steps=self.steps_spent)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return the model's tensors from the newest checkpoint, for `model.load_state_dict`."""
         if self.folder is None or checkpoints.latest(self.folder) is None:
