@@ -189,7 +189,7 @@ def test_call_that_is_not_per_record():
         return functional.embedding_bag(x.flatten(), m.w, bags)
 
     model = Model(forward, w=torch.randn(7, 3))
-    refused(model, torch.randint(0, 7, (4, 2)), "alone|told apart")
+    refused(model, torch.randint(0, 7, (4, 2)), "on a single record|told apart")
 
 
 def test_several_results_without_a_rule():
