@@ -143,7 +143,7 @@ def test_decaying_noise_is_not_the_mean_multiplier():
 @pytest.mark.parametrize("removing", [False, True])
 def test_either_direction_by_itself_is_safe(rate, multiplier, delta, removing):
     """One step: delta at the reported epsilon, by integration, is not above the one asked for."""
-    step = pld.Part(1, rate, GaussianPair(multiplier))
+    step = pld.Segment(1, rate, GaussianPair(multiplier))
     found = pld._Direction([step], delta, removing=removing).epsilon()
     x = np.linspace(-12 * multiplier, 1 + 12 * multiplier, 400_001)
     without = norm.pdf(x, 0, multiplier)

@@ -54,7 +54,9 @@ def test_the_example_trains_and_leaves_a_whole_folder(tmp_path, capsys):
     last = capsys.readouterr().out.splitlines()[-4:]
     assert re.match(r"validation accuracy 0\.\d+, worst group \d 0\.\d+ \(no guarantee", last[0])
     assert re.match(r"test accuracy 0\.\d+, worst group", last[1])
-    assert re.match(r"epsilon spent per record 0\.99\d* to 9\.99\d*, budgets 1 to 10; unit", last[2])
+    assert re.match(
+        r"epsilon spent per record 0\.99\d* to 9\.99\d*, budgets 1 to 10; unit", last[2]
+    )
     assert last[3] == f"Written to {tmp_path / 'run'}: report.html, CARD.md, history.jsonl"
     assert "<html" in (tmp_path / "run" / "report.html").read_text()[:200].lower()
     assert "digits" in (tmp_path / "run" / "CARD.md").read_text()

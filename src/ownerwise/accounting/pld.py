@@ -29,7 +29,7 @@ from scipy.special import ndtri
 
 from ownerwise.accounting.dominating_pairs import GaussianPair, LaplacePair, Pair
 from ownerwise.accounting.owner_pair import OwnerPair, most_drawn
-from ownerwise.accounting.rdp import Part, convert, order_grid
+from ownerwise.accounting.rdp import Segment, convert, order_grid
 from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
 
@@ -79,11 +79,13 @@ def epsilon(
         most = most_drawn(sampling_rate, records, tail)
         pair = OwnerPair.cut(multiplier, sampling_rate, records, most)
         delta -= schedule.steps * tail
-    parts = [Part(count, sampling_rate, pair.times(factor)) for count, factor in schedule.segments]
+    parts = [
+        Segment(count, sampling_rate, pair.times(factor)) for count, factor in schedule.segments
+    ]
     if sampling_rate == 0.0 or schedule.steps == 0:
         parts = []
     if closing < math.inf:
-        parts.append(Part(1, 1.0, GaussianPair(closing)))
+        parts.append(Segment(1, 1.0, GaussianPair(closing)))
     if not parts:
         return 0.0
     removed = _Direction(parts, delta, removing=True).epsilon()
@@ -112,7 +114,7 @@ class _Window:
 class _Direction:
     """The privacy loss of a whole run when the record is removed, or when it is added."""
 
-    def __init__(self, parts: Sequence[Part], delta: float, *, removing: bool):
+    def __init__(self, parts: Sequence[Segment], delta: float, *, removing: bool):
         self.parts = parts
         self.total_steps = sum(part.steps for part in parts)
         self.delta = delta

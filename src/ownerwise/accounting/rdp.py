@@ -24,7 +24,7 @@ _FINE = 50  # orders between the neighbours of the best one
 _LOWEST = 0.02
 
 
-class Part(NamedTuple):
+class Segment(NamedTuple):
     """Consecutive identical steps of a run."""
 
     steps: int
@@ -69,11 +69,11 @@ def epsilon(
         pair = GaussianPair(multiplier / records)
     elif records > 1 and sampling_rate > 0.0:
         pair = OwnerPair.whole(multiplier, sampling_rate, records)
-    parts = [Part(n, sampling_rate, pair.times(factor)) for n, factor in schedule.segments]
+    parts = [Segment(n, sampling_rate, pair.times(factor)) for n, factor in schedule.segments]
     if sampling_rate == 0.0 or schedule.steps == 0:
         parts = []
     if closing < math.inf:
-        parts.append(Part(1, 1.0, GaussianPair(closing)))
+        parts.append(Segment(1, 1.0, GaussianPair(closing)))
     if not parts:
         return 0.0
     excess = order_grid(min(part.pair.highest_order(part.sampling_rate) for part in parts))
@@ -83,7 +83,7 @@ def epsilon(
     return max(float(np.min(_bounds(parts, delta, fine))), 0.0)
 
 
-def _bounds(parts: Sequence[Part], delta: float, excess: np.ndarray) -> np.ndarray:
+def _bounds(parts: Sequence[Segment], delta: float, excess: np.ndarray) -> np.ndarray:
     """Return the epsilon that each order 1 + excess guarantees."""
     total = np.zeros_like(excess)
     for count, rate, pair in parts:
