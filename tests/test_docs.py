@@ -70,7 +70,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, as_in_the_repository, 
         for line in text.splitlines():
             assert re.sub(r"\s+", " ", line.strip()) in shown
     for card in as_in_the_repository.glob("*.md"):
-        assert "**Private.**" in card.read_text()
+        assert "**Private" in card.read_text()
 
 
 def test_pages_say_when_a_run_is_not_private():

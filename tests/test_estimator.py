@@ -142,7 +142,7 @@ def test_classes_found_in_the_records_are_not_private(tmp_path):
     assert not fitted.private_
     assert fitted.run_.not_private == ["the list of classes, found in the records"]
     fitted.run_.card(tmp_path / "card.md")
-    assert "**Private.**" not in (tmp_path / "card.md").read_text()
+    assert "**Private" not in (tmp_path / "card.md").read_text()
     assert quick().fit(X, Y, owners=OWNERS).run_.not_private == []
 
 

@@ -20,6 +20,7 @@ from ownerwise.accounting import (
     reference,
 )
 from ownerwise.accounting.dominating_pairs import GaussianPair, LaplacePair
+from ownerwise.accounting.rdp import Segment
 
 DELTA = 1e-5
 MEASURED = [  # rate, multiplier, Laplace scale, steps, epsilon at delta 1e-5
@@ -215,6 +216,6 @@ def test_the_reference_is_precise_if_every_record_takes_part(multiplier, scale, 
 @pytest.mark.parametrize("delta", [1e-2, 1e-12])
 def test_without_sampling_both_directions_cost_the_same(multiplier, delta):
     """Adding a record seemed to cost at most 37.43, whatever the noise."""
-    parts = [pld._Part(1, 1.0, GaussianPair(multiplier))]
+    parts = [Segment(1, 1.0, GaussianPair(multiplier))]
     removed, added = (pld._Direction(parts, delta, removing=r).epsilon() for r in (True, False))
     assert added == pytest.approx(removed, rel=1e-6)

@@ -108,7 +108,7 @@ class TestRuns:
         mark(model[0], REASON)
         run = private_run(fresh(), model)
         assert run.not_private == [REASON]
-        assert "**Private.**" not in card_text(run)
+        assert "**Private" not in card_text(run)
         assert REASON in card_text(run)
 
     @pytest.mark.parametrize("as_dataset", [tuple, lambda pair: TensorDataset(*pair)])
@@ -120,7 +120,7 @@ class TestRuns:
     def test_data_without_marks_stay_private(self):
         run = private_run(fresh(), **tools.validation())
         assert run.private
-        assert "**Private.**" in card_text(run)
+        assert "**Private" in card_text(run)
 
     def test_a_loop_of_ones_own(self):
         data = fresh()

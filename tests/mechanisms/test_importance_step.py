@@ -141,7 +141,9 @@ STEERED = ow.ImportanceSampling(accepted_batch=4, acceptance=0.5)
 
 def test_a_count_must_be_paid_for_and_only_once():
     model = tools.mlp()
-    with pytest.raises(OwnerwiseError, match="steering releases a count, but the plan does not account"):
+    with pytest.raises(
+        OwnerwiseError, match="steering releases a count, but the plan does not account"
+    ):
         tools.make_step(model, cross_entropy, clipping=STEERED)
     plan = tools.make_plan(release_std=3.0)
     with pytest.raises(OwnerwiseError, match="plan accounts for a release, but none was passed"):

@@ -99,7 +99,7 @@ def test_fixed_seeds_have_a_banner():
     assert "> # NOT PRIVATE" in card
     assert "a fixed seed (7)" in card
     assert "not-private" in head_of(card)["tags"]
-    assert "**Private.**" not in card
+    assert "**Private" not in card
     assert "NOT PRIVATE" in cell(card, "Randomness")
 
 
