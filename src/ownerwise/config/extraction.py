@@ -80,5 +80,5 @@ def _extractor(settings: Mapping[str, Any]) -> nn.Module | None:
 
 
 def _extract(extractor: nn.Module, inputs: np.ndarray) -> np.ndarray:
-    texts = features.reads_texts(extractor)
-    return features.extract(extractor, inputs if texts else torch.from_numpy(inputs)).numpy()
+    given: Any = inputs if features.reads_texts(extractor) else torch.from_numpy(inputs)
+    return features.extract(extractor, given).numpy()
