@@ -301,6 +301,9 @@ class TestCountsInFiles:
             ("owner,well,ill\nann,10,3\nann,9,9\nbob,2,3\n", "owners are not those"),
             ("epsilon,well,ill\n1,10,3\n2,9,9\n", "expected one row for each of 1, 2, 4"),
             ("epsilon,well,ill\none,10,3\n", "epsilons are not those"),
+            # Python reads "1_0" as 10, and other scripts' digits
+            ("owner,well,ill\nann,1_0,3\nbob,٣0,3\neve,9,9\n", "line 2, 3: expected counts"),
+            ("epsilon,well,ill\n1,9,3\n2,9,9\n0_4,9,9\n", "epsilons are not those"),
         ],
     )
     def test_problems_are_named(self, tmp_path, text, message):

@@ -15,6 +15,7 @@ from ownerwise.owners.tables import (
     csv_rows,
     is_missing,
     parquet_columns,
+    plain_number,
 )
 
 __all__ = [
@@ -29,5 +30,6 @@ __all__ = [
     "frozen",
     "is_missing",
     "parquet_columns",
+    "plain_number",
     "text_ids",
 ]

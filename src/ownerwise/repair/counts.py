@@ -8,7 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from ownerwise.errors import OwnerwiseError, Problems, name_some
-from ownerwise.owners import HEADER_ALONE, Owners, as_array, as_ids, csv_rows, text_ids
+from ownerwise.owners import (
+    HEADER_ALONE,
+    Owners,
+    as_array,
+    as_ids,
+    csv_rows,
+    plain_number,
+    text_ids,
+)
 from ownerwise.planning import Plan
 
 
@@ -67,7 +75,7 @@ def _numbers(path: Path, cells: list[list[str]], lines: list[int]) -> np.ndarray
     table = np.full((len(cells), len(cells[0])), np.nan)
     for at, row in enumerate(cells):
         try:
-            table[at] = list(map(float, row))
+            table[at] = list(map(plain_number, row))
         except ValueError:
             continue
     wrong = ~(np.isfinite(table) & (table >= 0)).all(axis=1)
@@ -80,7 +88,7 @@ def _numbers(path: Path, cells: list[list[str]], lines: list[int]) -> np.ndarray
 def _by_budget(path: Path, keys: list[str], plan: Plan) -> np.ndarray:
     """Return the rows of the file in ascending order of epsilon."""
     try:
-        given = np.array(list(map(float, keys)))
+        given = np.array(list(map(plain_number, keys)))
     except ValueError:
         given = np.zeros(0)
     known = np.unique(plan.targets)

@@ -285,11 +285,12 @@ def _split_means(
     comparison: Comparison, method: MethodRuns, metric: Metric, splits: Sequence[str]
 ) -> list[float]:
     """Return the mean over seeds for each split."""
-    values = {split: [run for run in method.runs if run.split == split] for split in splits}
-    return [
-        float(np.mean([comparison.value(run, metric) or 0.0 for run in runs]))
-        for runs in values.values()
-    ]
+    values: dict[str | None, list[float]] = {split: [] for split in splits}
+    for run in method.runs:
+        value = comparison.value(run, metric)
+        assert value is not None  # `amounts` found one for every run
+        values[run.split].append(value)
+    return [float(np.mean(of_split)) for of_split in values.values()]
 
 
 def shared_splits(*methods: MethodRuns) -> list[str]:

@@ -76,7 +76,8 @@ class PrivateStep:
     is added once to the sum, and at most `plan.steps` steps are taken. This is the mechanism that
     the plan accounts for. Steering scales clip norms and noise together and lowers sampling rates,
     based only on past outputs, so it never increases the privacy cost. The plan, the architecture
-    and the optimizer's settings are public. The micro-batch size and the device affect only speed.
+    and the optimizer's settings are public. The micro-batch size and the device
+    affect only speed, the last bits of sums, and dropout masks.
 
     Args:
         model: an ordinary module; it is not wrapped. A pre-flight check lists all problems.

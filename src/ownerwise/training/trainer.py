@@ -103,7 +103,8 @@ class Trainer(TrainerSettings):
                 guarantee.
             validation_groups: group of each validation record; by default its class.
             test, test_groups: test data, evaluated once at the end.
-            groups_are: what the groups are called; by default "owners" or "classes" if known.
+            groups_are: what the groups are called; by default "owners" or "classes" if known,
+                else "groups".
             num_workers, collate: as for `PoissonBatches`.
             resume: resume the run in `folder`, or start one if there is none. The settings and the
                 plan must be the same. With a fixed seed, the result is bit-for-bit identical to an
