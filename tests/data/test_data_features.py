@@ -66,6 +66,14 @@ def test_all_problems_are_listed():
     assert "the value in record 0, record 2 is not in the declared list 'a', 'b'" in found[1]
 
 
+def test_numbers_are_read_as_they_are_for_budgets():
+    """Python reads "1_0" as 10, and digits of other scripts."""
+    problems(
+        lambda: encode({"x": ["1_0", "3", "٣"]}, [Number("x", 0, 10)]),
+        "no finite number in record 0, record 2",
+    )
+
+
 def test_infinite_number_in_an_array():
     problems(
         lambda: encode({"x": np.array([1, np.inf])}, [Number("x", 0, 1)]), "number in record 1;"

@@ -18,6 +18,7 @@ import numpy as np
 
 from ownerwise.data.records import DataSet, Records
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, name_some
+from ownerwise.owners import plain_number
 
 SCALES = ("ranges", "statistics", "none")
 MISSING = ("", "?", None)
@@ -176,7 +177,7 @@ def _numbers(column: Sequence[Any], name: str, problems: Problems) -> np.ndarray
             if cell in MISSING:
                 continue
             try:
-                values[at] = float(cell)
+                values[at] = plain_number(cell)
             except (TypeError, ValueError):
                 wrong.append(at)
                 texts = True
