@@ -23,6 +23,7 @@ TESTED = "2.13"
 """The version of torch the package is tested with, as in pyproject.toml."""
 
 INTERNALS: Mapping[str, str] = {
+    "torch._utils._flatten_dense_tensors": "add noise to all sums at once",
     "torch._utils._unflatten_dense_tensors": "shape the noise like the parameters",
     "torch.utils._pytree.tree_flatten": "find the tensors in inputs, outputs and batches",
     "torch.utils._pytree.tree_unflatten": "put changed tensors back into their containers",
@@ -117,6 +118,7 @@ check()
 pytree = _find("torch.utils._pytree")
 aten = torch.ops.aten
 has_any_global_hook = _find("torch.nn.modules.module._has_any_global_hook")
+flatten_dense_tensors = _find("torch._utils._flatten_dense_tensors")
 unflatten_dense_tensors = _find("torch._utils._unflatten_dense_tensors")
 global_step_hooks = tuple(
     _find(f"torch.optim.optimizer._global_optimizer_{when}_hooks") for when in ("pre", "post")

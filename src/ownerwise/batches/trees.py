@@ -40,7 +40,8 @@ def same_tensors(first: Any, second: Any) -> bool:
 
 def row_counts(data: Any) -> set[int]:
     """Return the row counts of all tensors in `data`; a 0-dimensional tensor has 0 rows."""
-    tensors = map(_tensor, pytree.tree_leaves(data))
+    plain = type(data) in (tuple, list) and all(type(part) is Tensor for part in data)
+    tensors = data if plain else map(_tensor, pytree.tree_leaves(data))  # plain data is common
     return {len(tensor) if tensor.dim() else 0 for tensor in tensors}
 
 

@@ -31,12 +31,13 @@ import torch
 from torch import Tensor
 
 from ownerwise.randomness.stream import SecretStream, StepStream
-from ownerwise.torch_internals import unflatten_dense_tensors
+from ownerwise.torch_internals import flatten_dense_tensors, unflatten_dense_tensors
 
 __all__ = ["Noise", "grid_of", "standard_laplace", "standard_normal"]
 
 _BLOCK = 2**16  # numbers noised together, few enough to stay in cache
 _AHEAD = 64  # largest number of steps drawn together, if each needs few numbers
+_HALF_STEP = torch.tensor(2.0**-64, dtype=torch.float64)
 _COARSEST, FINEST_GRID = 2.0**-20, 2.0**-40
 """Spacing of the coarsest and of the finest grid, in units of the noise."""
 
@@ -201,7 +202,7 @@ def _box_muller(words: np.ndarray) -> Tensor:
     """Return one normal variate per word; each pair of words gives a pair of normal variates."""
     pairs = torch.from_numpy(words.view("<i8")).view(-1, 2)
     # u = (k + 1/2) 2^-63 in (0, 1], k has 63 bits: the conversion rounds k to 53 significant bits
-    radius = (pairs[:, 0] & (2**63 - 1)).double().add_(0.5).mul_(2.0**-63)
+    radius = torch.add(_HALF_STEP, (pairs[:, 0] & (2**63 - 1)).double(), alpha=2.0**-63)
     radius = radius.log_().mul_(-2).sqrt_()
     angle = pairs[:, 1].double().mul_(math.pi * 2.0**-63)  # uniform on [-pi, pi]
     normals = torch.empty(len(pairs), 2, dtype=torch.float64)
@@ -226,21 +227,22 @@ def _noised(
     """
     if not sums:
         return []
-    devices = {tensor.device for tensor in sums}
-    device = devices.pop() if len(devices) == 1 else torch.device("cpu")
-    flat = torch.cat([tensor.detach().reshape(-1).to(device) for tensor in sums])
+    if len({tensor.device for tensor in sums}) > 1:
+        sums = [tensor.cpu() for tensor in sums]
+    with torch.no_grad():
+        flat = flatten_dense_tensors(sums)
     flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
-    start = 0
-    for block in flat.split(_BLOCK) if len(flat) else ():
-        units = noise(start, len(block)).to(device)
-        units.add_(block.mul_(1.0 / grid).round_())
-        torch.mul(units, grid * factor, out=block)
-        start += len(block)
+    noised = torch.empty_like(flat)
+    for start in range(0, len(flat), _BLOCK):
+        block = flat[start : start + _BLOCK]
+        units = noise(start, len(block)).to(flat.device)
+        units.add_(torch.mul(block, 1.0 / grid).round_())
+        torch.mul(units, grid * factor, out=noised[start : start + _BLOCK])
     like = sums if like is None else like
     kinds = {(tensor.device, tensor.dtype) for tensor in like}
     if len(kinds) == 1:  # one conversion for all
-        return list(unflatten_dense_tensors(flat.to(*kinds.pop()), like))
-    shaped = unflatten_dense_tensors(flat, like)
+        return list(unflatten_dense_tensors(noised.to(*kinds.pop()), like))
+    shaped = unflatten_dense_tensors(noised, like)
     return [part.to(t.device, t.dtype) for part, t in zip(shaped, like, strict=True)]
 
 

@@ -98,10 +98,10 @@ def _tiles(comparison: Comparison) -> Tiles:
         Tile(
             span_up(*facts.spent),
             "ε spent per record",
-            f"at most {percent_up(facts.largest_share)} of a budget",
+            f"at most {percent_up(facts.largest_share)} of a budget, after {whole(steps)} of "
+            f"{whole(plan.steps)} steps",
         ),
         *_owner_tile(comparison),
-        Tile(f"{whole(steps)} of {whole(plan.steps)}", "steps spent", f"plan “{plan.method}”"),
     ]
     for metric in (_ACCURACY, _STRICT_HALF, _WORST):
         value = comparison.amounts(lead, metric)

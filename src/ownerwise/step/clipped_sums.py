@@ -103,6 +103,7 @@ class ClippedSums:
         self._due = False
         self._proven = proven(clipping)
         self._smallest_clip = float(plan.clip_norms.min())
+        self._reduced_clip_norms = plan.clip_norms / (1 + self.rounding.slack)
         self._tape = Tape(model, lean=performance.lean)
         self._buffers: list[tuple[str, Tensor, int]] = []  # as of the last forward pass
 
@@ -201,8 +202,10 @@ class ClippedSums:
 
     def _limits(self, rows: Rows) -> np.ndarray:
         """Return each row's clip norm, reduced by the slack."""
-        clip_norms = self.plan.clip_norms[rows.owner_index]
-        return rows.spread(clip_norms * (self._clip_scale / (1 + self.rounding.slack)), empty=1.0)
+        limits = self._reduced_clip_norms[rows.owner_index]
+        if self._clip_scale != 1.0:
+            limits *= self._clip_scale
+        return rows.spread(limits, empty=1.0)
 
     def _sum(
         self,

@@ -410,7 +410,8 @@ class PrivateStep:
             updated = watch.changed() or not gradients or not learns(self.optimizer)
         finally:
             watch.note()
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in gradients:
+            parameter.grad = None
         if not updated:
             raise OwnerwiseError(
                 f"{type(self.optimizer).__name__}.step() did not update the model, but the step "

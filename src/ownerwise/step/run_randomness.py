@@ -24,6 +24,7 @@ class RunRandomness:
 
     def __init__(self, plan: Plan, root: SecretStream, *, rule_draws: bool):
         self.plan = plan
+        self._smallest_clip_norm = float(plan.clip_norms.min())
         self.seed = root.seed
         self.noise = Noise(root)
         self._release_noise = Noise(root, purpose="release")
@@ -66,9 +67,8 @@ class RunRandomness:
             factor: factor applied to the noised sums.
         """
         std = self.plan.noise_std_at(step) * clip_scale
-        shortest = float(self.plan.clip_norms.min()) * clip_scale
         numbers = sum(total.numel() for total in sums.values())
-        grid = grid_of(std, numbers, GRID_ROOM * shortest)
+        grid = grid_of(std, numbers, GRID_ROOM * self._smallest_clip_norm * clip_scale)
         like = list(sums)
         noised = self.noise.gaussian(step, list(sums.values()), std, grid, factor, like)
         return dict(zip(like, noised, strict=True))
