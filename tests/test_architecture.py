@@ -36,6 +36,7 @@ ROOMS = (
     "estimators",
     "config",
     "cli",
+    "__main__",
 )
 """The direction of the data: a room imports rooms that stand before it, never one behind it."""
 

@@ -6,6 +6,7 @@ import pytest
 from ownerwise.cli import demo_comparison
 from ownerwise.cli.main import main
 from ownerwise.report.comparison import Comparison
+from ownerwise.runs import CARD, REPORT, Run
 
 pytest.importorskip("sklearn")
 
@@ -77,10 +78,20 @@ def test_the_tables_show_the_test_records_and_every_chosen_cell(demo, compared):
 
 def test_the_command_prints_tables_and_writes_a_report(tmp_path, capsys):
     report = tmp_path / "report.html"
-    assert main(["demo", "--quick", "--out", str(report)]) == 0
+    folder = tmp_path / "run"
+    folder.mkdir()
+    assert main(["demo", "--quick", "--out", str(report), "--folder", str(folder)]) == 0
     printed = capsys.readouterr().out
     for method in demo_comparison.METHODS:
         assert method.label in printed
     assert "NOT private" in printed
     assert "nothing was tuned" in printed
     assert "<html" in report.read_text(encoding="utf-8")[:200]
+    run = Run.load(tmp_path / "run-2")  # the folder exists, and a run is never overwritten
+    assert run.private
+    assert (run.plan.records == 1).all()
+    assert (run.epsilon() <= run.plan.targets).all()
+    assert sorted(set(run.plan.targets)) == [*range(1, 11)]
+    assert "all that its owner has" in printed
+    assert str(run.folder / REPORT) in printed
+    assert "**Private.**" in (run.folder / CARD).read_text(encoding="utf-8")

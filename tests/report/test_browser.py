@@ -340,7 +340,8 @@ def test_the_report_of_the_demo(browser, tmp_path):
     """What `ownerwise demo` writes: every figure painted, hover alive, no error, no request."""
     pytest.importorskip("sklearn")
     path = tmp_path / "demo.html"
-    assert main(["demo", "--quick", "--out", str(path)]) == 0
+    folder = tmp_path / "run"
+    assert main(["demo", "--quick", "--out", str(path), "--folder", str(folder)]) == 0
     emulate(browser, "light")
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     for log in ("browser", "performance"):

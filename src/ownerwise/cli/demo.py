@@ -16,7 +16,8 @@ def add(commands: Any) -> None:
         help="compare DP-SGD, IDP-SGD, INO-SGD and a calibrated model on bundled data, in minutes",
         description="Compare four methods with ten owners, one per digit, with budgets from strict "
         "to lax. All methods are tuned over the same search space, on several splits of the data. "
-        "The command prints tables and writes a report. Nothing is downloaded.",
+        "The command prints tables and writes a report. It then trains one model with secret "
+        "randomness and writes its run folder. Nothing is downloaded.",
     )
     command.set_defaults(command=_run)
     command.add_argument(
@@ -26,15 +27,24 @@ def add(commands: Any) -> None:
         help="file to write the report to [demo-report.html]",
     )
     command.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("demo-run"),
+        help="run folder of the private model; a number is appended if it exists [demo-run]",
+    )
+    command.add_argument(
         "--quick", action="store_true", help="use two splits, one seed and no search"
     )
 
 
 def _run(options: argparse.Namespace) -> None:
     from ownerwise.cli import demo_comparison
+    from ownerwise.cli.demo_private import train_privately, unused_folder
+    from ownerwise.cli.train import summary
     from ownerwise.report import plotly_script, write_report
     from ownerwise.report.comparison import Comparison
     from ownerwise.report.overview import chance, findings
+    from ownerwise.runs import CARD, REPORT
     from ownerwise.wording import duration
 
     plotly_script()  # fails before training, not after it, if plotly is missing
@@ -73,10 +83,20 @@ def _run(options: argparse.Namespace) -> None:
         print("Clip norm and learning rate chosen on each split:")
         print("\n".join(demo_comparison.chosen_cells(comparison)))
     print(
-        "NOT private: the seeds are fixed to make the runs repeatable. The digits are public; "
-        "the epsilon values are what the same runs would spend with secret randomness."
+        "This comparison is a repeatable study on public data, NOT private: its seeds are fixed. "
+        "The epsilon values are what the same runs would spend with secret randomness."
     )
-    print(f"Report: {options.out} ({duration(time.monotonic() - start)})")
+    print("\nNow one private model: every image belongs to its own person, randomness is secret.")
+    run = train_privately(demo, unused_folder(options.folder))
+    print("\n".join(summary(run)))
+    assert run.folder is not None
+    print(
+        f"\nDone in {duration(time.monotonic() - start)}. Open in a browser:\n"
+        f"  {options.out}: the comparison\n"
+        f"  {run.folder / REPORT}: the private model; its privacy card is {run.folder / CARD}\n"
+        "Next, with your own table of records and budgets: "
+        "`ownerwise plan budgets.csv --help`, `ownerwise train --help`, docs/getting-started.md"
+    )
 
 
 def _count(number: int, noun: str) -> str:

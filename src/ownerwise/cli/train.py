@@ -95,11 +95,14 @@ def summary(run: Run) -> list[str]:
     spent, targets = run.epsilon(), run.plan.targets
     words = (
         f"epsilon spent per record {span_up(spent.min(), spent.max())}, budgets "
-        f"{span(targets.min(), targets.max(), 4)}; unit of privacy: {UNIT}"
+        f"{span(targets.min(), targets.max(), 4)}; "
     )
     most = int(run.plan.records.max())
     if most > 1:
-        words += f" (up to {most} records each). {owner_statement(run.owner_epsilon())}"
+        words += f"unit of privacy: {UNIT} (up to {most} records each). "
+        words += owner_statement(run.owner_epsilon())
+    else:
+        words += "unit of privacy: one record, which is all that its owner has"
     lines.append(words)
     if not run.private:
         lines.append(printable(f"NOT PRIVATE: {'; '.join(run.not_private)}"))
