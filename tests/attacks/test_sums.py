@@ -17,6 +17,7 @@ from torch.nn import functional
 import ownerwise as ow
 from ownerwise.gradients import Tape
 from ownerwise.gradients.contributions import BLOCK, Convolved, Geometry, sum_of_outer_products
+from ownerwise.gradients.contributions.blocks import weighted_sum_of_rows
 from ownerwise.gradients.memory_budget import MemoryBudget
 from ownerwise.mechanisms import INO
 from ownerwise.step.rounding import Rounding
@@ -153,6 +154,16 @@ def test_sums_of_outer_products_equal_float64(count, shape):
     torch.testing.assert_close(
         sum_of_outer_products(left, right).double(), exact, rtol=(BLOCK + 2) * ROUNDOFF, atol=0
     )
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 128, 200, 1000])
+@pytest.mark.parametrize("numbers", [1, 5, 700])
+def test_weighted_sums_of_rows_equal_float64(count, numbers):
+    generator = torch.Generator().manual_seed(count)
+    weights, rows = (torch.rand(count, size, generator=generator) for size in (1, numbers))
+    exact = weights[:, 0].double() @ rows.double()
+    found = weighted_sum_of_rows(weights[:, 0], rows).double()
+    torch.testing.assert_close(found, exact, rtol=(BLOCK + 2) * ROUNDOFF, atol=0)
 
 
 @pytest.mark.parametrize("ratio", [1.0, 900.0])

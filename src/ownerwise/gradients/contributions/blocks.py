@@ -18,7 +18,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "LONG_BLOCK", "blocked_sum", "sum_of_outer_products", "sums_in_float64"]
+__all__ = [
+    "BLOCK",
+    "LONG_BLOCK",
+    "blocked_sum",
+    "sum_of_outer_products",
+    "sums_in_float64",
+    "weighted_sum_of_rows",
+]
 
 BLOCK = 64
 """The largest number of vectors that may be summed in float32."""
@@ -28,6 +35,7 @@ LONG_BLOCK = 256
 _AT_ONCE = 8 << 20
 # Up to this many products, one product in float64 is faster than blocks in float32.
 _SMALL = 1 << 20
+_SMALL_ROWS = 1 << 15  # the same for a weighted sum of rows
 
 
 def blocked_sum(
@@ -65,3 +73,17 @@ def sum_of_outer_products(left: Tensor, right: Tensor) -> Tensor:
     sums = torch.bmm(left[:whole].view(-1, BLOCK, rows).mT, right[:whole].view(-1, BLOCK, columns))
     total = sums.sum(dim=0, dtype=torch.float64)
     return total if whole == count else total.add_(left[whole:].mT @ right[whole:])
+
+
+def weighted_sum_of_rows(weights: Tensor, rows: Tensor) -> Tensor:
+    """Return sum_i weights[i] * rows[i] for `weights [count]`, `rows [count, numbers]`."""
+    count, numbers = rows.shape
+    if count <= BLOCK:
+        return weights @ rows
+    if rows.numel() <= _SMALL_ROWS:
+        return weights.double() @ rows.double()
+    whole = count - count % BLOCK
+    blocks = rows[:whole].reshape(-1, BLOCK, numbers)
+    sums = torch.bmm(weights[:whole].reshape(-1, 1, BLOCK), blocks)[:, 0]
+    total = sums.sum(dim=0, dtype=torch.float64)
+    return total if whole == count else total.add_(weights[whole:] @ rows[whole:])

@@ -12,7 +12,12 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from ownerwise.gradients.contributions.blocks import BLOCK, LONG_BLOCK, blocked_sum
+from ownerwise.gradients.contributions.blocks import (
+    BLOCK,
+    LONG_BLOCK,
+    blocked_sum,
+    weighted_sum_of_rows,
+)
 from ownerwise.gradients.precision import accumulation_dtype, masked, row_norms
 
 __all__ = ["Contribution", "Dense", "few_rows"]
@@ -90,6 +95,12 @@ class Dense(Contribution):
     def per_record(self, start: int, stop: int) -> Tensor:
         """See `Contribution`."""
         return self.values[start:stop]
+
+    def weighted_sum(self, weights: Tensor, *, in_blocks: bool = True) -> Tensor:
+        """See `Contribution`."""
+        if not in_blocks:
+            return super().weighted_sum(weights, in_blocks=False)
+        return weighted_sum_of_rows(weights, self.values.reshape(self.count, -1)).view(self.shape)
 
     def partial_sum(self, weights: Tensor, start: int, stop: int) -> Tensor:
         """See `Contribution`."""

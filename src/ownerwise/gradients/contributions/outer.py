@@ -20,7 +20,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ownerwise.gradients.contributions.blocks import sum_of_outer_products
+from ownerwise.gradients.contributions.blocks import sum_of_outer_products, weighted_sum_of_rows
 from ownerwise.gradients.contributions.contribution import Contribution, few_rows
 from ownerwise.gradients.contributions.grams import gram, squares_from_grams
 from ownerwise.gradients.memory_budget import MemoryBudget
@@ -162,6 +162,12 @@ class OuterProducts(Contribution):
         if self.held is None:
             return self.shaped(self._form(start, stop))
         return self.shaped(self.held[start:stop].clone())
+
+    def weighted_sum(self, weights: Tensor, *, in_blocks: bool = True) -> Tensor:
+        """See `Contribution`."""
+        if self.held is None or not in_blocks:
+            return super().weighted_sum(weights, in_blocks=in_blocks)
+        return self.shaped(weighted_sum_of_rows(weights, self.held))
 
     def partial_sum(self, weights: Tensor, start: int, stop: int) -> Tensor:
         """See `Contribution`."""
