@@ -1,5 +1,8 @@
 """From a configuration to a run: data, owners, plan, model and trainer fit together."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -235,6 +238,61 @@ def test_a_resumed_run_keeps_its_plan_and_lists_what_changed(tmp_path):
     assert "settings.plan.steps was 10 and is now 9" in message
     assert "group_budgets.low was 1.0 and is now 2.0" in message
     assert "plan: schedule was" in message
+
+
+OLD_SETTINGS = Path(__file__).parents[1] / "files" / "run-before-prediction" / "config.json"
+
+
+@pytest.fixture
+def before_prediction(tmp_path):
+    """A run whose config.json was written by a version without the setting "prediction"."""
+    content = table(tmp_path)
+    prepare_run(make_config(content, tmp_path), folder=tmp_path / "run").fit()
+    path = tmp_path / "run" / "config.json"
+    written, old = json.loads(path.read_text()), json.loads(OLD_SETTINGS.read_text())
+    assert "prediction" in written
+    assert "prediction" not in old
+    path.write_text(json.dumps(old | {"run_id": written["run_id"]}))
+    return content, tmp_path
+
+
+def resumed(content, folder):
+    return prepare_run(make_config(content, folder), folder=folder / "run", resume=True).fit(True)
+
+
+def test_a_run_of_a_version_without_a_setting_is_resumed_and_gets_it(before_prediction):
+    content, folder = before_prediction
+    resumed(content, folder)
+    run = ow.Run.load(folder / "run")
+    assert run.classes == ["well", "ill"]
+    assert set(run.predict(folder / "visits.csv")) <= {"well", "ill"}
+
+
+def test_a_key_that_is_now_written_out_may_only_have_the_value_it_stood_for(before_prediction):
+    content, folder = before_prediction
+    plan = content["plan"] | {"strict": False, "clip_norm": 1.0, "accountant": "pld"}
+    same = {"plan": plan, "data": content["data"] | {"test_share": 0.2, "scale": "ranges"}}
+    resumed(content | same, folder)
+    other = {
+        "plan": content["plan"] | {"strict": True},
+        "training": content["training"] | {"averaging": 0.9},
+    }
+    with pytest.raises(ow.OwnerwiseError) as caught:
+        resumed(content | other, folder)
+    assert len(caught.value.problems) == 2
+    assert "averaging was absent and is now 0.9" in str(caught.value)
+    assert "settings.plan.strict was False and is now True" in str(caught.value)
+
+
+def test_a_setting_that_both_versions_know_must_still_agree(before_prediction):
+    content, folder = before_prediction
+    resumed(content, folder)
+    path = folder / "run" / "config.json"
+    stored = json.loads(path.read_text())
+    stored["prediction"]["classes"] = ["ill", "well"]
+    path.write_text(json.dumps(stored))
+    with pytest.raises(ow.OwnerwiseError, match=r"prediction\.classes was"):
+        resumed(content, folder)
 
 
 @pytest.mark.parametrize(

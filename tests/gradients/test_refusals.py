@@ -63,6 +63,31 @@ def test_records_that_mix_before_the_first_layer():
     assert any("another record" in p.what for p in check(model, torch.randn(5, 3)))
 
 
+MODES = {
+    "always": lambda x: x - 1e-6 * x.mean(dim=0),
+    "with gradients": lambda x: x - x.mean(dim=0) if torch.is_grad_enabled() else x,
+    "without gradients": lambda x: x if torch.is_grad_enabled() else x - x.mean(dim=0),
+    "one small output": lambda x: x + 1e-5 * torch.eye(3).to(x)[0] * x.mean(),
+    "in float32 alone": lambda x: x if x.dtype == torch.float64 else x + 1e-3 * x.mean(dim=0),
+    "repeated records": lambda x: x * (1 + (x[0] == x[1]).all()),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_records_that_mix_in_one_mode_or_very_little(mode, count):
+    model = Model(lambda m, x: m.layer(MODES[mode](x)), layer=nn.Linear(3, 4)).float()
+    (problem,) = check(model, torch.randn(count, 3, dtype=torch.float32))
+    assert "the output for one record depends on another" in problem.what
+
+
+@pytest.mark.parametrize("count", [2, 3, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_records_that_are_apart_pass_at_any_count(count, dtype):
+    layers = [nn.Linear(30, 200), nn.GELU(), nn.Dropout(0.5), nn.LayerNorm(200), nn.Linear(200, 3)]
+    assert check(nn.Sequential(*layers).to(dtype), torch.randn(count, 30).to(dtype)) == []
+
+
 def test_parameter_used_out_of_sight():
     """Pitfall 19: such a parameter would be trained without clipping."""
     model = nn.Linear(3, 4)

@@ -20,11 +20,15 @@ from ownerwise.gradients.problems import (
     Problem,
     Refused,
 )
-from ownerwise.gradients.state import State, differing
+from ownerwise.gradients.separation import Company, Trial, halves_by_copy
+from ownerwise.gradients.state import State
 from ownerwise.gradients.tape import Tape
 from ownerwise.gradients.tracked_parameters import changed_by_data
 
 __all__ = ["check"]
+
+_SHARE = 1e-7  # largest change of an output in float64, relative to the record's outputs
+_ROUNDED = 1e-5  # the same in the model's own precision
 
 
 def check(model: nn.Module, *inputs: Any) -> list[Problem]:
@@ -107,7 +111,7 @@ def _of_parameters(model: nn.Module) -> Iterator[Problem]:
 
 
 def _of_run(model: nn.Module, inputs: tuple[Any, ...], known: set[str]) -> list[Problem]:
-    """Run the model on the sample; change one record to see whether others are affected."""
+    """Run the model on the sample; replace records to see whether others are affected."""
     count = next((len(t) for t in tensors_in(inputs) if t.dim()), 0)
     if count < 2:
         raise ValueError(f"the sample batch must have at least two records; got {count}")
@@ -122,7 +126,8 @@ def _of_run(model: nn.Module, inputs: tuple[Any, ...], known: set[str]) -> list[
             with tape:
                 outputs = model(*inputs)
             if not mixing_is_known:
-                problems += _mixing(model, inputs, outputs, count, state)
+                state.restore()
+                problems += _mixing(model, inputs, count)
                 problems += _unseparated(tape, outputs, count)
     except Refused as refusal:
         problems.append(refusal.problem)
@@ -152,38 +157,46 @@ def _new(problems: list[Problem], known: set[str]) -> list[Problem]:
     return [p for p in problems if not any(f"({name}." in p.where for name in names)]
 
 
-def _mixing(
-    model: nn.Module, inputs: tuple[Any, ...], outputs: Any, count: int, state: State
-) -> Iterator[Problem]:
-    """Yield problems if changing the last record changes other records' outputs or the state."""
+def _mixing(model: nn.Module, inputs: tuple[Any, ...], count: int) -> Iterator[Problem]:
+    """Yield problems if replacing records changes other records' outputs or the state.
 
-    def swap(tensor: Tensor) -> Tensor:
-        if not _has(tensor, count):
-            return tensor
-        changed = tensor.clone()
-        other = tensor[0] if not torch.equal(tensor[0], tensor[-1]) else tensor[-1] * 0
-        changed[-1] = other * 2 if tensor.is_floating_point() else other
-        return changed
+    The sample itself runs with gradients and the others without, so a model that mixes records in
+    one of the two modes alone is found. The number of records never changes: a model that cannot
+    process a single record is not rejected here.
+    """
 
-    kept = state.changed()
-    state.restore()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        again = model(*map_tensors(swap, inputs))
-    for name in differing(kept, state.changed()):
+    def arguments(rows: list[int]) -> tuple[Any, bool]:
+        def at_rows(tensor: Tensor) -> Tensor:
+            return _with_another(tensor)[rows] if _has(tensor, count) else tensor
+
+        return map_tensors(at_rows, inputs), rows == trial.rows
+
+    def outputs(model: nn.Module, inputs: tuple[Any, ...], gradients: bool) -> list[Tensor]:
+        with torch.set_grad_enabled(gradients):
+            found = tensors_in(model(*inputs))
+        return [tensor.detach().clone() for tensor in found if _has(tensor, count)]
+
+    def replaced(rows: list[int], random: bool) -> list[Company]:
+        kept = rows[:-1]
+        return [Company([*kept, count], kept, kept), *halves_by_copy(rows)]
+
+    trial = Trial(arguments, outputs, list(range(count)), replaced)
+    runs = trial.run(model)
+    for name in dict.fromkeys(runs.changed):
         yield changed_by_data(name).problem
-    for before, after in zip(tensors_in(outputs), tensors_in(again), strict=False):
-        if not _has(before, count) or before.shape != after.shape:
-            continue
-        close = torch.isclose(before[:-1], after[:-1], rtol=1e-4, atol=1e-6, equal_nan=True)
-        if not bool(close.all()):
-            yield Problem(
-                "model",
-                "the output for one record depends on another record in the batch",
-                "make every operation treat each record separately (no statistics over dimension "
-                "0)",
-            )
-            return
+    if not trial.outputs_agree(model, runs, _SHARE, rounded=_ROUNDED, fallback=_ROUNDED):
+        yield Problem(
+            "model",
+            "the output for one record depends on another record in the batch",
+            "make every operation treat each record separately (no statistics over dimension 0)",
+        )
+
+
+def _with_another(records: Tensor) -> Tensor:
+    """Return the records and, behind them, one to replace the last with."""
+    first, last = records[:1], records[-1:]
+    another = first if not torch.equal(first, last) else last * 0
+    return torch.cat([records, another * 2 if records.is_floating_point() else another])
 
 
 def _has(tensor: Tensor, count: int) -> bool:

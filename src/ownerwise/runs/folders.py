@@ -13,6 +13,7 @@ someone may have read those lines.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from ownerwise.errors import OwnerwiseError, Problems
 from ownerwise.files import ANYTHING, drop_temporary, mapping_of, read_json, write_json, writing
-from ownerwise.planning import Plan
+from ownerwise.planning import Plan, PlanRequest
 from ownerwise.runs import reading
 from ownerwise.runs.run import Run
 from ownerwise.runs.settings import differences
@@ -35,6 +36,19 @@ MAY_CHANGE = frozenset(
     | {"earlier_trainings"}
 )
 """Settings that a resumed run may change, because they affect names and speed, not results."""
+
+ADDED_LATER = frozenset({"prediction"})
+"""Settings that follow from the others, which runs of earlier versions lack. A resumed run gets
+them. Add a setting here only if its absence changes nothing about training."""
+
+IF_ABSENT: dict[str, Any] = {
+    **{f"settings.plan.{f.name}": f.default for f in dataclasses.fields(PlanRequest)},
+    "settings.data.scale": "ranges",
+    "settings.data.test_share": 0.2,
+    "settings.data.validation_seed": 0,
+}
+"""Values that stand for keys that a configuration leaves out, so a key that was added later, or is
+now written out, changes nothing as long as it has the value that the run was trained with."""
 
 
 class FolderLock:
@@ -97,7 +111,8 @@ def folder_problems(folder: Path, config: dict[str, Any], plan: Plan, resume: bo
                 f"{OWN_FOLDER_ADVICE}"
             ]
         stored, identity = reading.read_config(folder)
-        changes = differences(stored, config, MAY_CHANGE)
+        may_differ = MAY_CHANGE | (ADDED_LATER - stored.keys())
+        changes = differences(stored, config, may_differ, IF_ABSENT)
         changes += [f"plan: {text}" for text in _plan_differences(folder, plan)]
         if changes:
             return [f"{change} (a resumed run keeps its original settings)" for change in changes]

@@ -66,14 +66,30 @@ def owner_budgets(groups: set[str], owners: Owners | None) -> dict[str, float]:
 
 
 def differences(
-    before: Mapping[str, Any], after: Mapping[str, Any], ignored: frozenset[str] = frozenset()
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    ignored: frozenset[str] = frozenset(),
+    if_absent: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Return a sentence for every entry that differs between the settings of two runs."""
+    """Return a sentence for every entry that differs between the settings of two runs.
+
+    Args:
+        before, after: the settings.
+        ignored: settings that may differ.
+        if_absent: what absent entries stand for, such as {"settings.plan.strict": False}. Absent
+            entries that are not listed differ from any value.
+    """
     old, new = dict(flat(before)), dict(flat(after))
+    known = if_absent or {}
+
+    def differ(name: str) -> bool:
+        otherwise = known.get(name, _ABSENT)
+        return old.get(name, otherwise) != new.get(name, otherwise)
+
     return [
         f"{name} was {_shown(old.get(name, _ABSENT))} and is now {_shown(new.get(name, _ABSENT))}"
         for name in sorted(old.keys() | new.keys())
-        if name.split(".")[0] not in ignored and old.get(name, _ABSENT) != new.get(name, _ABSENT)
+        if name.split(".")[0] not in ignored and differ(name)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Check at every step that the loss treats every record separately (see `separation`).
+"""Check at every step that the loss treats every record separately (see `step.separation`).
 
 Only the loss runs again, not the model, so this costs little.
 """
@@ -15,20 +15,10 @@ from torch import Tensor, nn
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients.calls import tensors_in
+from ownerwise.gradients.separation import agree_in_float64, in_float64, rows_agree, rows_at
 from ownerwise.mechanisms import Loss, per_record
 from ownerwise.randomness import StepStream
-from ownerwise.step.separation import (
-    MOST_ROUNDINGS,
-    ROOM,
-    ROUNDINGS,
-    TREAT_APART,
-    agree_in_float64,
-    choose,
-    in_float64,
-    others,
-    rows_agree,
-    rows_at,
-)
+from ownerwise.step.separation import MOST_ROUNDINGS, ROOM, ROUNDINGS, TREAT_APART, choose, others
 
 Arguments = tuple[Any, Any, tuple[Tensor, ...]]  # outputs, targets and what was released
 Results = tuple[Tensor, list[Tensor | None]]  # losses, and the gradient for each output tensor

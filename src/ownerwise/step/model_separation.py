@@ -27,11 +27,19 @@ from torch import Tensor, nn
 
 from ownerwise.batches import Batch, take
 from ownerwise.errors import OwnerwiseError
-from ownerwise.gradients import State, Tape, changed_by_data, differing
+from ownerwise.gradients import State, Tape, changed_by_data
 from ownerwise.gradients.calls import tensors_in
+from ownerwise.gradients.separation import (
+    Trial,
+    close,
+    in_float64,
+    machine_epsilon,
+    same_outputs,
+    separate,
+)
 from ownerwise.randomness import StepStream, kept_generators, random_order
 from ownerwise.step.checks import inputs_and_targets
-from ownerwise.step.separation import ROOM, agree_in_float64, in_float64, rows_agree
+from ownerwise.step.separation import ROOM
 
 _MOST_RECORDS = 128  # records in a trial run
 _MOST_GRADIENTS = 32  # records in a trial run with a backward pass
@@ -81,16 +89,14 @@ def check_outputs(
 
 def _check_outputs(model: nn.Module, inputs: Any, rows: list[int], share: float) -> None:
     """Reject a model in which a record's output, or the model's state, depends on other records."""
-
-    def exact() -> tuple[list[Tensor], list[Tensor]]:
-        double = copy.deepcopy(model).double()
-        return _runs(double, _outputs(in_float64(inputs)), rows, check_state=False)
-
+    trial = Trial(lambda rows: (take(inputs, rows),), _outputs, rows)
     with torch.no_grad():
-        pair = _runs(model, _outputs(inputs), rows, check_state=True)
-        roundings = _ROUNDINGS * _machine_epsilon(pair[0])
-        if not _same_outputs(*pair, share) and not agree_in_float64(
-            _same_outputs, pair, exact, share,
+        runs = trial.run(model)
+        for name in runs.changed:
+            raise changed_by_data(name)
+        roundings = _ROUNDINGS * machine_epsilon(runs.together)
+        if not trial.outputs_agree(
+            model, runs, share,
             rounded=max(_MOST_IN_FLOAT32, roundings),
             fallback=max(_SHARE_IN_FLOAT32, roundings),
         ):  # fmt: skip
@@ -112,17 +118,16 @@ def _check_gradients(
     factor. The norm of a record's gradient must not depend on the other records.
     """
     factors = np.exp2(8 * stream.uniforms(max(rows) + 1) - 4)
-    pair = _runs(model, _gradient_norms(inputs, factors), rows, check_state=False)
-    if _same_outputs(*pair, share):
+    trial = Trial(lambda rows: (take(inputs, rows), factors[rows]), _gradient_norms, rows)
+    pair = trial.run(model).pair
+    if same_outputs(*pair, share):
         return
     try:
-        double = copy.deepcopy(model).double()
-        pair = _runs(double, _gradient_norms(in_float64(inputs), factors), rows, check_state=False)
-        same = _same_outputs(*pair, share)
+        same = same_outputs(*trial.run_in_float64(model).pair, share)
     except Exception:  # in the model's own precision, single records may differ more
-        room = max(_MOST_IN_FLOAT32, _ROUNDINGS * _machine_epsilon(pair[0]))
+        room = max(_MOST_IN_FLOAT32, _ROUNDINGS * machine_epsilon(pair[0]))
         agreeing = [
-            _same_outputs([first[at : at + 1]], [second[at : at + 1]], room)
+            close(first[at : at + 1], second[at : at + 1], room)
             for first, second in zip(*pair, strict=True)
             for at in range(len(first))
         ]
@@ -135,80 +140,28 @@ def _check_gradients(
         )
 
 
-Compute = Callable[[nn.Module, list[int]], list[Tensor]]
+def _outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
+    return [tensor.clone() for tensor in tensors_in(model(inputs))]
 
 
-def _outputs(inputs: Any) -> Compute:
-    """Return a function that computes the outputs for some rows of the inputs."""
-    return lambda model, rows: [t.clone() for t in tensors_in(model(take(inputs, rows)))]
-
-
-def _gradient_norms(inputs: Any, factors: np.ndarray) -> Compute:
-    """Return a function that computes the norms of gradients for some rows of the inputs."""
-
-    def compute(model: nn.Module, rows: list[int]) -> list[Tensor]:
-        with torch.enable_grad():
-            tape = Tape(model)
-            with tape:
-                outputs = model(take(inputs, rows))
-            losses: Tensor | None = None
-            for output in tensors_in(outputs):
-                if not output.requires_grad or not output.dim() or len(output) != len(rows):
-                    continue
-                flat = output.flatten(1) if output.dim() > 1 else output[:, None]
-                numbers = torch.Generator().manual_seed(flat.shape[1])
-                coefficients = torch.randn(flat.shape[1], generator=numbers).to(flat)
-                values = flat @ coefficients
-                losses = values if losses is None else losses + values
-            if losses is None:
-                return []
-            return [tape.backward(losses * torch.as_tensor(factors[rows]).to(losses)).norms]
-
-    return compute
-
-
-def _runs(
-    model: nn.Module, compute: Compute, rows: list[int], *, check_state: bool
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the results for all rows together, and those for the odd and even rows separately.
-
-    The rows of each half are in reverse order. A model that draws random numbers (dropout) must
-    draw the same masks, so it runs on the same number of rows instead, with copies of one half in
-    place of the other.
-
-    Example: for the rows a b c d, the model runs on a b c d, then on c a, then on d b. The function
-    returns the results for a c and b d from the first run, and for a c and b d from the other two.
-    With dropout, the other runs are on a a c c and b b d d.
-    """
-    state = State(model)
-
-    def run(rows: list[int]) -> tuple[list[Tensor], dict[str, Tensor], bool]:
-        torch.manual_seed(0)
-        before = torch.get_rng_state()
-        try:
-            results = compute(model, rows)
-            return results, state.changed(), not torch.equal(before, torch.get_rng_state())
-        finally:
-            state.restore()
-
-    count = len(rows)
-    together, after_all, random = run(rows)
-    first: list[Tensor] = []
-    second: list[Tensor] = []
-    for parity in (0, 1):
-        half = list(range(parity, count, 2))
-        others = half[::-1]
-        if random:
-            others = [half[min(place // 2, len(half) - 1)] for place in range(count)]
-        apart, after_half, _ = run([rows[place] for place in others])
-        if check_state:
-            for name in differing(after_all, after_half):
-                raise changed_by_data(name)
-        for one, other in zip(together, apart, strict=True):
-            by_row = one.dim() > 0 and len(one) == count and len(other) == len(others)
-            first.append(one[half] if by_row else one)
-            second.append((other[half] if random else other.flip(0)) if by_row else other)
-    return first, second
+def _gradient_norms(model: nn.Module, inputs: Any, factors: np.ndarray) -> list[Tensor]:
+    """Return the norms of the gradients of losses that are linear in the outputs, times factors."""
+    with torch.enable_grad():
+        tape = Tape(model)
+        with tape:
+            outputs = model(inputs)
+        losses: Tensor | None = None
+        for output in tensors_in(outputs):
+            if not output.requires_grad or not output.dim() or len(output) != len(factors):
+                continue
+            flat = output.flatten(1) if output.dim() > 1 else output[:, None]
+            numbers = torch.Generator().manual_seed(flat.shape[1])
+            coefficients = torch.randn(flat.shape[1], generator=numbers).to(flat)
+            values = flat @ coefficients
+            losses = values if losses is None else losses + values
+        if losses is None:
+            return []
+        return [tape.backward(losses * torch.as_tensor(factors).to(losses)).norms]
 
 
 def check_part(
@@ -261,10 +214,10 @@ def check_part(
             _losses(model, losses, within, released),
             _losses(model, losses, part.data, released),
         )
-        if not _close(*pair, share) and not agree_in_float64(
-            _close, pair, exact, share,
+        if not separate(
+            close, pair, exact, share,
             rounded=math.inf,
-            fallback=max(_SHARE_IN_FLOAT32, _ROUNDINGS * _machine_epsilon(pair[0])),
+            fallback=max(_SHARE_IN_FLOAT32, _ROUNDINGS * machine_epsilon(pair[0])),
         ):  # fmt: skip
             raise OwnerwiseError(
                 "the loss of a record changes with the padding of its batch, and the longest "
@@ -280,23 +233,3 @@ def _losses(model: nn.Module, losses: Losses, data: Any, released: Any) -> Tenso
         return losses(model(data[0]), data[1], *released).clone()
     finally:
         state.restore()
-
-
-def _same_outputs(first: list[Tensor], second: list[Tensor], share: float) -> bool:
-    return len(first) == len(second) and all(
-        one.shape == other.shape and _close(one, other, share)
-        for one, other in zip(first, second, strict=True)
-    )
-
-
-def _close(first: Tensor, second: Tensor, share: float) -> bool:
-    """Return True if no row differs by more than a fraction `share` of its own norm."""
-    count = len(first) if first.dim() else 1
-    first, second = first.double().reshape(count, -1), second.double().reshape(count, -1)
-    sizes = torch.linalg.vector_norm(first, dim=1).nan_to_num(0.0, 0.0, 0.0)
-    return rows_agree(first, second, share * (sizes + 1e-3))
-
-
-def _machine_epsilon(outputs: Any) -> float:
-    kinds = [tensor.dtype for tensor in tensors_in(outputs) if tensor.is_floating_point()]
-    return max((torch.finfo(kind).eps for kind in kinds), default=0.0)

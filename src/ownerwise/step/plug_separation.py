@@ -1,7 +1,7 @@
 """Check at every step that user-defined clipping rules and releases treat records separately.
 
-See `separation` for the method and the tolerance. The rules and releases in this package are proven
-to treat records separately, so they are not called a second time.
+See `step.separation` for the method and the tolerance. The rules and releases in this package are
+proven to treat records separately, so they are not called a second time.
 """
 
 from __future__ import annotations
@@ -13,21 +13,11 @@ import torch
 from torch import Tensor
 
 from ownerwise.errors import OwnerwiseError
+from ownerwise.gradients.separation import in_float64, rows_agree, rows_at, separate
 from ownerwise.mechanisms import Cells, ClippingRule, Closing, Contributions, Release
 from ownerwise.mechanisms.plugs import unit_rows
 from ownerwise.randomness import StepStream
-from ownerwise.step.separation import (
-    MOST_ROUNDINGS,
-    ROOM,
-    ROUNDINGS,
-    TREAT_APART,
-    agree_in_float64,
-    choose,
-    in_float64,
-    others,
-    rows_agree,
-    rows_at,
-)
+from ownerwise.step.separation import MOST_ROUNDINGS, ROOM, ROUNDINGS, TREAT_APART, choose, others
 
 _FLOAT32_ROUNDOFF = torch.finfo(torch.float32).eps
 
@@ -74,7 +64,7 @@ def checked_factors(
         return factors(torch.arange(len(norms)), *wide), factors(index, *wide)
 
     pair = found, factors(index, norms, clips)
-    if not agree(*pair, share) and not agree_in_float64(
+    if not separate(
         agree, pair, exact, share,
         rounded=MOST_ROUNDINGS * roundoff, fallback=ROUNDINGS * roundoff,
     ):  # fmt: skip
@@ -193,7 +183,7 @@ def checked_contributions(
             return unit(exact_whole)[at], unit(release.contributions(*part))
 
         pair = whole[at], part
-        if not rows_agree(*pair, share) and not agree_in_float64(
+        if not separate(
             rows_agree, pair, exact, share,
             rounded=MOST_ROUNDINGS * roundoff,
             fallback=ROUNDINGS * min(roundoff, _FLOAT32_ROUNDOFF),
