@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from ownerwise.batches import PoissonBatches, poisson
-from ownerwise.batches.sampler import PoissonSampler, _skip
+from ownerwise.batches.sampler import OwnerSampler, PoissonSampler, _skip
 from ownerwise.errors import OwnerwiseError
 from ownerwise.randomness import (
     SecretStream,
@@ -38,6 +38,8 @@ class Plan:
     record_owner_index: np.ndarray
     steps: int
     hash: str = "stand-in"
+    sampling: str = "record"
+    records_per_owner: int | None = None
 
     def __post_init__(self):
         self.sampling_rates = np.asarray(self.sampling_rates, dtype=np.float64)
@@ -484,3 +486,35 @@ def test_a_plan_without_owners_of_records_is_refused():
     plan.owners = None
     with pytest.raises(OwnerwiseError, match=r"Plan\.load\(path, owners=\)"):
         PoissonBatches(torch.zeros(2, 1), plan)
+
+
+def test_owners_are_drawn_whole_and_independently():
+    sizes = np.array([1, 5, 0, 40, 8])
+    owner = np.random.default_rng(1).permutation(np.repeat(np.arange(5), sizes))
+    rates = np.array([0.3, 0.7, 0.5, 0.05, 1.0])
+    sampler = OwnerSampler(rates, owner, 6)
+    stream, steps = SecretStream.from_seed(4), 4000
+    drawn, taken = np.zeros((steps, 5), dtype=bool), np.zeros(len(owner))
+    for step in range(steps):
+        records = sampler.draw(stream.at_step(step))
+        counts = np.bincount(owner[records], minlength=5)
+        drawn[step] = counts > 0
+        assert (counts[drawn[step]] == np.minimum(sizes, 6)[drawn[step]]).all()
+        assert len(np.unique(records)) == len(records)
+        assert (np.diff(owner[records]) >= 0).all()
+        taken[records] += 1
+    for number in (0, 1, 3):
+        p = stats.binomtest(int(drawn[:, number].sum()), steps, rates[number]).pvalue
+        assert p > ALARM
+    assert drawn[:, 4].all()
+    assert not drawn[:, 2].any()
+    table = stats.contingency.crosstab(drawn[:, 0], drawn[:, 1]).count
+    assert stats.chi2_contingency(table).pvalue > ALARM
+    for number in (3, 4):  # every record of an owner is equally likely
+        assert stats.chisquare(taken[owner == number]).pvalue > ALARM
+
+
+def test_without_a_limit_all_records_of_a_drawn_owner_are_taken():
+    owner = np.repeat([0, 1], [3, 30])
+    everything = OwnerSampler(np.ones(2), owner, None).draw(SecretStream.from_seed(1).at_step(0))
+    assert (everything == np.arange(33)).all()

@@ -1,10 +1,11 @@
 """Poisson batches: every record is drawn independently, at its owner's sampling rate.
 
 Guarantee. At each step, record i is drawn with probability q_o(i), independently of all other
-records and steps. The draws come from the secret stream, because privacy amplification by sampling
-requires the batches to be secret. Batches are never redrawn, capped, dropped or padded; an empty
-batch still counts as a step. The sampling rates and the number of steps are public; the records in
-a batch and their number are private.
+records and steps. If the plan samples owners, each owner is drawn in this way instead, and takes
+part with at most `plan.records_per_owner` randomly chosen records. The draws come from the secret
+stream, because privacy amplification by sampling requires the batches to be secret. Batches are
+never redrawn, capped, dropped or padded; an empty batch still counts as a step. The sampling rates
+and the number of steps are public; the records in a batch and their number are private.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ownerwise.batches.rows import ArrayRows, Collate, Part, ownerless_problems, rows_of
-from ownerwise.batches.sampler import PoissonSampler
+from ownerwise.batches.sampler import OwnerSampler, PoissonSampler
 from ownerwise.errors import OwnerwiseError
 from ownerwise.marks import marks_of
 from ownerwise.owners import frozen
@@ -42,12 +43,14 @@ class Batch:
 
     Attributes:
         step: index of the step in the plan.
-        indices: record numbers in ascending order, int64 [batch].
+        indices: record numbers, int64 [batch]; in ascending order, or owner by owner.
         owner_index: index of each record's owner in `plan.owners.ids`, int64 [batch].
         data: the rows, as one tensor [batch, ...] per array or as the collate function's result.
         plan_hash: hash of the plan that the batch was drawn with; None for a batch made by hand.
         private: False if the batch was drawn with a fixed seed, comes from data marked as not
             private (see `marks`), was copied, or was made by hand.
+        by_owner: whether owners were drawn, rather than records. All rows of an owner are then next
+            to each other and form one element of the step's sum.
         part: some of the batch's records, collated separately; None if separate collation does
             not change their rows. If there is a part, the step checks that no record depends on
             the others.
@@ -59,6 +62,7 @@ class Batch:
     data: Any = field(repr=False)
     plan_hash: str | None = field(default=None, repr=False)
     part: Part | None = field(default=None, repr=False)
+    by_owner: bool = field(default=False, repr=False)
     private: bool = field(default=False, init=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -67,6 +71,14 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    @property
+    def element_index(self) -> np.ndarray:
+        """Number of the element (record, or drawn owner) of each row, non-decreasing from 0."""
+        if not self.by_owner:
+            return np.arange(len(self))
+        new = np.diff(self.owner_index, prepend=self.owner_index[:1]) != 0
+        return np.cumsum(new)
 
 
 class PoissonBatches:
@@ -114,7 +126,13 @@ class PoissonBatches:
         assert plan.owners is not None
         assert plan.owners.record_owner_index is not None
         self._rows = rows_of(dataset, len(plan.owners.record_owner_index), collate)
-        self._sampler = PoissonSampler(plan.sampling_rates, plan.owners.record_owner_index)
+        rates, owner_index = plan.sampling_rates, plan.owners.record_owner_index
+        self._by_owner = plan.sampling == "owner"
+        self._sampler = (
+            OwnerSampler(rates, owner_index, plan.records_per_owner)
+            if self._by_owner
+            else PoissonSampler(rates, owner_index)
+        )
         self._stream = (SecretStream() if stream is None else stream).child("sampling")
         self._steps = range(start, start + steps)
         self._plan_hash = plan.hash
@@ -147,7 +165,9 @@ class PoissonBatches:
 
     def _batch(self, step: int, indices: np.ndarray, data: Any, part: Part | None = None) -> Batch:
         owner_index = self._sampler.record_owner_index[indices].astype(np.int64)
-        batch = Batch(step, indices, frozen(owner_index), data, self._plan_hash, part)
+        batch = Batch(
+            step, indices, frozen(owner_index), data, self._plan_hash, part, self._by_owner
+        )
         object.__setattr__(batch, "private", self.private and not self._marked)
         return batch
 

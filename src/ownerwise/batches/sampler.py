@@ -1,4 +1,4 @@
-"""The Poisson sampler, which draws each record independently at its owner's sampling rate.
+"""Samplers, which draw each record, or each owner, independently at the owner's sampling rate.
 
 Method. Records are grouped once into octaves, in which the sampling rates differ by less than a
 factor of two. In an octave whose largest rate is p, candidates are found by skipping: the gap to
@@ -55,6 +55,46 @@ class PoissonSampler:
             keep = self.sampling_rates[self.record_owner_index[candidates]] / ceiling
             drawn.append(candidates[stream.uniforms(len(candidates)) < keep])
         return np.sort(np.concatenate(drawn))
+
+
+class OwnerSampler:
+    """Draws whole owners independently, each at its sampling rate, and some records of each.
+
+    Which of an owner's records are taken is a secret random choice, made anew in every step, that
+    depends on no other owner.
+
+    Args:
+        sampling_rates: one rate per owner, in [0, 1].
+        record_owner_index: for each record, the index of its owner in `sampling_rates`.
+        records_per_owner: the largest number of records taken of an owner; None takes all.
+    """
+
+    def __init__(
+        self,
+        sampling_rates: np.ndarray,
+        record_owner_index: np.ndarray,
+        records_per_owner: int | None,
+    ) -> None:
+        self.record_owner_index = np.asarray(record_owner_index)
+        self._owners = PoissonSampler(sampling_rates, np.arange(len(sampling_rates)))
+        self._most = records_per_owner
+        self._records = np.argsort(self.record_owner_index, kind="stable")  # owner by owner
+        counts = np.bincount(self.record_owner_index, minlength=len(sampling_rates))
+        self._ends = np.cumsum(counts)
+        self._counts = counts
+
+    def draw(self, stream: StepStream) -> np.ndarray:
+        """Return the records of one step, int64 [batch]: owner by owner, ascending within each."""
+        owners = self._owners.draw(stream)
+        counts = self._counts[owners]
+        element = np.repeat(np.arange(len(owners)), counts)
+        first = np.repeat(self._ends[owners] - np.cumsum(counts), counts)
+        records = self._records[first + np.arange(len(element))]
+        if self._most is not None and len(counts) and counts.max() > self._most:
+            order = np.lexsort((stream.words(len(element)), element))  # random within each owner
+            rank = np.arange(len(element)) - np.repeat(np.cumsum(counts) - counts, counts)
+            records = records[np.sort(order[rank < self._most])]
+        return records.astype(np.int64)
 
 
 def _octaves(rates: np.ndarray, owner: np.ndarray) -> list[tuple[np.ndarray, float]]:

@@ -72,6 +72,20 @@ def add(commands: Any) -> None:
         "rows and place the records in secret, random rows",
     )
     command.add_argument(
+        "--unit",
+        default="record",
+        help="what each epsilon protects: record, or owner with all of their records [record]",
+    )
+    command.add_argument(
+        "--sampling", help="what is drawn at each step: record or owner [the same as --unit]"
+    )
+    command.add_argument(
+        "--records-per-owner",
+        type=_whole_or_all,
+        default=8,
+        help="with --sampling owner: records of an owner in one step, or all [8]",
+    )
+    command.add_argument(
         "--owners",
         action="store_true",
         help="print one row per owner instead of one per budget class",
@@ -101,7 +115,7 @@ def _run(options: argparse.Namespace) -> None:
         problems.add(*_out_problems(options.out))
     problems.raise_()
     assert owners is not None
-    if owners.records_basis == ASSUMED:
+    if owners.records_basis == ASSUMED and request.sampling != "owner":
         print(f"ownerwise: warning: {NO_RECORDS.format(options.budgets)}", file=sys.stderr)
     new_plan = make_plan(owners, request)
     if options.out is not None:
@@ -118,8 +132,8 @@ def _run(options: argparse.Namespace) -> None:
 
 def _request_problems(owners: Owners | None, budgets: Path, request: PlanRequest) -> list[str]:
     """Return all problems with the request, given the record counts that the table declares."""
-    if owners is None or owners.records_basis != ASSUMED:
-        return request.problems(None if owners is None else owners.total_records)
+    if owners is None or owners.records_basis != ASSUMED or request.sampling == "owner":
+        return request.problems(None if owners is None else int(request.elements(owners).sum()))
     problems = request.problems()
     if request.batch_size is not None and request.batch_size > len(owners):
         problems.append(
@@ -148,6 +162,10 @@ def number(text: str) -> float:
     from ownerwise.owners.tables import plain_number
 
     return plain_number(text)
+
+
+def _whole_or_all(text: str) -> int | str:
+    return text if text == "all" else int(text)
 
 
 def _levels(pairs: Sequence[str], problems: Problems) -> dict[str, float] | None:

@@ -77,7 +77,7 @@ def _write(run: Run) -> list[str]:
 
 def summary(run: Run) -> list[str]:
     """Return lines with the results of the last evaluation and the epsilon spent."""
-    from ownerwise.owners import UNIT
+    from ownerwise.owners import UNITS
     from ownerwise.planning import owner_statement
     from ownerwise.wording import span, span_up
 
@@ -94,12 +94,14 @@ def summary(run: Run) -> list[str]:
             )
     spent, targets = run.epsilon(), run.plan.targets
     words = (
-        f"epsilon spent per record {span_up(spent.min(), spent.max())}, budgets "
+        f"epsilon spent per {run.plan.unit} {span_up(spent.min(), spent.max())}, budgets "
         f"{span(targets.min(), targets.max(), 4)}; "
     )
     most = int(run.plan.records.max())
-    if most > 1:
-        words += f"unit of privacy: {UNIT} (up to {most} records each). "
+    if run.plan.unit == "owner":
+        words += f"unit of privacy: {UNITS['owner']}"
+    elif most > 1:
+        words += f"unit of privacy: {UNITS['record']} (up to {most} records each). "
         words += owner_statement(run.owner_epsilon())
     else:
         words += "unit of privacy: one record, which is all that its owner has"

@@ -12,6 +12,7 @@ import torch
 
 from ownerwise.accounting import ACCOUNTANTS, NOISES
 from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, WEIGHTS
+from ownerwise.owners import UNITS
 from ownerwise.planning import METHODS
 from ownerwise.training import LOGGERS
 from ownerwise.training.settings import RULES
@@ -167,6 +168,16 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "calibration": elsewhere("true, a name, or a table with options").means(
             "pay for a release after training that removes the tilt of the class biases; options "
             "`share` and `rounds` ([why](proofs/calibration.md))"
+        ),
+        "unit": elsewhere(f"one of {', '.join(UNITS)}").means(
+            "what each epsilon protects: one `record` (default), or the `owner` with all of their "
+            "records ([how-to](how-to/patients.md))"
+        ),
+        "sampling": elsewhere(f"one of {', '.join(UNITS)}").means(
+            "what is drawn at each step; the same as `unit` by default"
+        ),
+        "records_per_owner": elsewhere('a whole number of at least 1, or "all"').means(
+            "if owners are sampled, the most records of an owner in one step; 8 by default"
         ),
         "strict": flag().means("refuse plans in which some owner cannot use up their budget"),
         "hardened": flag().means(

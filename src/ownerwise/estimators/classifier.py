@@ -22,7 +22,7 @@ from ownerwise.estimators.repeated_fits import Lineage
 from ownerwise.marks import marks_of
 from ownerwise.mechanisms import WEIGHTS, Weights
 from ownerwise.models import hidden_problems, mlp
-from ownerwise.planning import PlanRequest, make_plan
+from ownerwise.planning import RECORDS_PER_OWNER, PlanRequest, make_plan
 from ownerwise.repair import as_calibration, as_repair
 from ownerwise.training import TRAINED_BEFORE, Trainer
 from ownerwise.training.settings import setting_problems
@@ -69,6 +69,10 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         repair: a `PullAdjustment`, or its options as a mapping, to train without the tilt. The
             counts are public, [owners, classes], with owners and classes sorted. Requires
             `weights=None`.
+        unit: what each epsilon protects: one "record", or the "owner" with all of their records.
+            `batch_size` then counts owners.
+        records_per_owner: with unit "owner", the largest number of an owner's records in a step;
+            None for all.
         verbose: whether to show a progress bar.
         random_state: None uses secret randomness. Any other value makes the result repeatable
             and NOT private.
@@ -113,6 +117,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         accountant: str = "pld",
         calibration: Any = None,
         repair: Any = None,
+        unit: str = "record",
+        records_per_owner: int | None = RECORDS_PER_OWNER,
         verbose: bool = False,
         random_state: Any = None,
     ) -> None:
@@ -131,6 +137,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         self.accountant = accountant
         self.calibration = calibration
         self.repair = repair
+        self.unit = unit
+        self.records_per_owner = records_per_owner
         self.verbose = verbose
         self.random_state = random_state
 
@@ -155,8 +163,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             budgets = fit_owners(len(X), ids, self.epsilon, self.delta)
         inputs = self._scaled(X, problems)
         batch_size = self.batch_size
+        elements = len(X) if self.unit == "record" or budgets is None else len(budgets)
         if batch_size is None:
-            batch_size = max(1.0, min(len(X) / 4, _LARGEST_DEFAULT_BATCH))
+            batch_size = max(1.0, min(elements / 4, _LARGEST_DEFAULT_BATCH))
         calibration = repair = None
         with problems.guard():
             calibration = as_calibration(self.calibration)
@@ -169,8 +178,10 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             clip_norm=self.clip_norm,
             accountant=self.accountant,
             calibration=calibration,
+            unit=self.unit,
+            records_per_owner=self.records_per_owner,
         )
-        problems.add(*request.problems(len(X)), *self._parameter_problems())
+        problems.add(*request.problems(elements), *self._parameter_problems())
         problems.raise_()
         assert budgets is not None
         seed = self._seed()

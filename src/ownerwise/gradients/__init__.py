@@ -41,6 +41,9 @@ An empty batch gives zero sums.
 A chain of vector layers (a tabular network) does not need the tape: `Chain` runs it layer
 by layer with far fewer calls.
 
+With `tape.backward(losses, segments)`, several rows form one element, such as all rows of an owner:
+norms and factors are then those of the segments' summed gradients.
+
 `Tape(model, lean=True)` is slower but uses less memory. The gradients of several micro-batches
 from one tape may exist at the same time. Use one tape per thread.
 """
@@ -50,6 +53,7 @@ from ownerwise.gradients.contributions import BLOCK
 from ownerwise.gradients.per_record_gradients import PerRecordGradients
 from ownerwise.gradients.preflight import check
 from ownerwise.gradients.problems import Problem, Refused
+from ownerwise.gradients.segments import Segments
 from ownerwise.gradients.state import Attributes, State, differing, evaluation_mode, run_on_dummies
 from ownerwise.gradients.tape import Tape
 from ownerwise.gradients.tracked_parameters import changed_by_data
@@ -62,6 +66,7 @@ __all__ = [
     "PerRecordGradients",
     "Problem",
     "Refused",
+    "Segments",
     "State",
     "Tape",
     "changed_by_data",

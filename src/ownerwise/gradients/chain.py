@@ -21,7 +21,9 @@ from torch import Tensor, nn
 
 from ownerwise.gradients.backward import send_back
 from ownerwise.gradients.contributions import sum_of_outer_products, sums_in_float64
+from ownerwise.gradients.contributions.grams import gram, squares_from_grams
 from ownerwise.gradients.precision import masked, row_norms, without_huge
+from ownerwise.gradients.segments import Segments
 from ownerwise.torch_internals import aten, has_any_global_hook
 
 __all__ = ["Chain", "ChainGradients"]
@@ -92,11 +94,14 @@ class Chain:
             self._outputs = values = values.detach().requires_grad_()
         return values
 
-    def backward(self, losses: Tensor, *, also: Tensor | None = None) -> ChainGradients:
+    def backward(
+        self, losses: Tensor, segments: Segments | None = None, *, also: Tensor | None = None
+    ) -> ChainGradients:
         """Run the backward pass from the losses `[B]`; see `Tape.backward`.
 
         Args:
             losses: one loss per record.
+            segments: rows that form one element each.
             also: see `send_back`.
         """
         outputs = self._outputs
@@ -123,15 +128,30 @@ class Chain:
             else:
                 gradient = _ACTIVATIONS[type(layer)][1](gradient, kept)
         self._kept, self._outputs = [], None
-        return ChainGradients(self._parameters, uses)
+        return ChainGradients(self._parameters, uses, segments)
 
 
 class ChainGradients:
     """The per-record gradients of a chain, with the methods of `PerRecordGradients`."""
 
-    def __init__(self, parameters: list[nn.Parameter], uses: list[LayerUse]) -> None:
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        uses: list[LayerUse],
+        segments: Segments | None = None,
+    ) -> None:
         self._parameters = parameters
         self._uses = uses
+        self._segments = segments
+        norms = self._norms_of_rows() if segments is None else self._norms_of(segments)
+        if not math.isfinite(float(norms.sum())):  # a single call in the common case
+            bad = ~torch.isfinite(norms)
+            bad = bad if segments is None else segments.expand(bad)
+            self._uses = [(w, b, masked(g, bad), masked(a, bad)) for w, b, g, a in uses]
+        self.norms = norms
+
+    def _norms_of_rows(self) -> Tensor:
+        uses = self._uses
         # |g_i|^2 is the sum over the layers of |d_i|^2 (|a_i|^2 + 1). `squares` is |d_i|^2. `sizes`
         # becomes |a_i|^2 + 1, without |a_i|^2 if the weight is frozen, and without 1 if the bias is
         # frozen or absent.
@@ -145,11 +165,28 @@ class ChainGradients:
         else:
             sizes[[not trains for trains in weights]] = 0
             sizes += sizes.new_tensor(biases)[:, None]
-        norms = without_huge(squares.mul_(sizes).sum(dim=0).sqrt_(), lengths)
-        if not math.isfinite(float(norms.sum())):  # a single call in the common case
-            bad = ~torch.isfinite(norms)
-            self._uses = [(w, b, masked(g, bad), masked(a, bad)) for w, b, g, a in uses]
-        self.norms = norms
+        return without_huge(squares.mul_(sizes).sum(dim=0).sqrt_(), lengths)
+
+    def _norms_of(self, segments: Segments) -> Tensor:
+        """Return the norms of segments: the sum over layers and pairs of rows s, t of
+        <d_s, d_t> (<a_s, a_t> + 1).
+        """
+        squares = self._uses[0][2].new_zeros(len(segments))
+        for weight, bias, gradient, inputs in self._uses:
+            if _trains(bias):  # the bias is a weight of an input that is always 1
+                inputs = inputs if weight.requires_grad else inputs[:, :0]
+                inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], dim=1)
+            elif not weight.requires_grad:
+                continue
+            for bucket in segments.buckets:
+                left, right = bucket.padded(gradient), bucket.padded(inputs)
+
+                def form(number: int, left: Tensor = left, right: Tensor = right) -> Tensor:
+                    return left[number].mT @ right[number]
+
+                found = squares_from_grams(gram(left), gram(right), form)
+                squares[bucket.members] += found
+        return squares.sqrt_()
 
     def __len__(self) -> int:
         return len(self.norms)
@@ -158,11 +195,16 @@ class ChainGradients:
         self, factors: Tensor, *, in_blocks: bool = True
     ) -> dict[nn.Parameter, Tensor]:
         """See `PerRecordGradients.weighted_sum`."""
-        column = factors.detach().to(self.norms.dtype)[:, None]
+        factors = factors.detach().to(self.norms.dtype)
+        if self._segments is not None:
+            factors = self._segments.expand(factors).double()  # rows may cancel each other
+        column = factors[:, None]
         sums: dict[nn.Parameter, Tensor] = {}
         for weight, bias, gradient, inputs in reversed(self._uses):
             scaled = gradient * column
-            if in_blocks and sums_in_float64(gradient, inputs):
+            if self._segments is not None:
+                inputs = inputs.double()
+            elif in_blocks and sums_in_float64(gradient, inputs):
                 scaled = scaled.double()  # once, for the weight and the bias
             if weight.requires_grad:
                 total = sum_of_outer_products(scaled, inputs) if in_blocks else scaled.mT @ inputs
@@ -173,6 +215,8 @@ class ChainGradients:
 
     def per_record(self, start: int = 0, stop: int | None = None) -> dict[nn.Parameter, Tensor]:
         """Return the gradients themselves, `{parameter: [records, *shape]}`, for research."""
+        if self._segments is not None:
+            raise NotImplementedError("the gradients of segments are not formed")
         rows = slice(start, len(self) if stop is None else stop)
         formed: dict[nn.Parameter, Tensor] = {}
         for weight, bias, gradient, inputs in reversed(self._uses):

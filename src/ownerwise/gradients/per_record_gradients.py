@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ownerwise.gradients.contributions import BLOCK, Contribution, shared_ghost_norms
+from ownerwise.gradients.contributions import BLOCK, Contribution, Grouped, shared_ghost_norms
 from ownerwise.gradients.memory_budget import MemoryBudget
 from ownerwise.gradients.precision import accumulation_dtype, full_precision, row_norms
+from ownerwise.gradients.segments import Segments
 from ownerwise.gradients.taps import Tap, Use
 from ownerwise.gradients.tracked_parameters import TrackedParameter
 
@@ -131,9 +132,11 @@ class Collector:
         taps: list[Tap],
         losses: Tensor,
         budget: MemoryBudget,
+        segments: Segments | None = None,
     ) -> None:
         self.parameters = parameters
         self.losses = losses
+        self.segments = segments
         self.budget = budget
         counts = Counter(root for tap in taps for tracked in tap.used for root in tracked.roots)
         self.single = {root for root, count in counts.items() if count == 1}
@@ -146,7 +149,10 @@ class Collector:
         """Turn the gradient of a tapped output into contributions."""
         if tap.layout is None:  # only in a trial run, which has already listed the problem
             return
-        for tracked, contribution in tap.build(gradient, tap.layout, len(self.losses)):
+        for tracked, rows in tap.build(gradient, tap.layout, len(self.losses)):
+            contribution = rows
+            if self.segments is not None:
+                contribution = Grouped(rows, self.segments, self.budget)
             if tracked.isometric and tracked.roots[0] in self.single:
                 self.uses.append((tracked, contribution))
                 self.squares.append(contribution.squared_norms())
@@ -157,14 +163,15 @@ class Collector:
 
     def finish(self) -> PerRecordGradients:
         """Return the gradients with all their norms."""
-        self.squares += _shared_norms(self.shared, len(self.losses), self.budget)
+        count = len(self.losses if self.segments is None else self.segments)
+        self.squares += _shared_norms(self.shared, count, self.budget)
         for _, contribution in self.shared:  # uses may cancel each other
             bound = contribution.terms_bound()
             bound = contribution.squared_norms().sqrt() if bound is None else bound
             self.terms_bounds.append(bound)
         double = any(parameter.dtype == torch.float64 for parameter in self.parameters)
         dtype = torch.float64 if double else torch.float32
-        squares = self.squares or [torch.zeros_like(self.losses)]
+        squares = self.squares or [self.losses.new_zeros(count)]
         return PerRecordGradients(
             self.parameters,
             self.uses + self.shared,
@@ -195,7 +202,7 @@ def _shared_norms(uses: list[Use], count: int, budget: MemoryBudget) -> Iterator
         else:
             rest.append(use)
     for group in by_root.values():
-        squares = shared_ghost_norms([contribution for _, contribution in group], budget)
+        squares = shared_ghost_norms(_as_records(group), budget)
         if squares is None:
             rest += group
         else:
@@ -207,6 +214,12 @@ def _shared_norms(uses: list[Use], count: int, budget: MemoryBudget) -> Iterator
         parts.append(torch.stack(squares).sum(dim=0))
     if parts:
         yield torch.cat(parts)
+
+
+def _as_records(uses: list[Use]) -> list[Contribution]:
+    """Return the contributions, those of segments as records with more terms if possible."""
+    found = [(c, c.padded() if isinstance(c, Grouped) else c) for _, c in uses]
+    return [contribution if padded is None else padded for contribution, padded in found]
 
 
 def _chunks(

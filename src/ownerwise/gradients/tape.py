@@ -24,6 +24,7 @@ from ownerwise.gradients.rules import (
     Rule,
     fallback,
 )
+from ownerwise.gradients.segments import Segments
 from ownerwise.gradients.taps import Arrive, Delivery
 from ownerwise.gradients.tracked_parameters import FACTORIES, ParameterTracker
 from ownerwise.gradients.workspace import Workspace
@@ -79,11 +80,12 @@ class Tape:
         """Discard everything recorded in the last forward pass."""
         self._pass = None
 
-    def backward(self, losses: Tensor) -> PerRecordGradients:
+    def backward(self, losses: Tensor, segments: Segments | None = None) -> PerRecordGradients:
         """Run one backward pass through the activations without computing parameter gradients.
 
         Args:
             losses: `[B]`, one loss per record (`reduction="none"`).
+            segments: rows that form one element each; by default, each row is an element.
 
         Raises:
             Refused: if records cannot be told apart, or the tape missed a use of a parameter.
@@ -102,7 +104,7 @@ class Tape:
             with self._delivery.to(arrive, last=not keep):
                 send_back(self.model, losses, weights, parameters, keep=keep)
 
-        collector = Collector(parameters, taps, losses, self._pass.budget)
+        collector = Collector(parameters, taps, losses, self._pass.budget, segments)
         try:
             with full_precision(losses.device):
                 if len(losses) and losses.requires_grad:

@@ -99,7 +99,7 @@ class INO(Weights):
         """Return a copy of these weights, with the tail length computed from the public plan."""
         length = self.tail_length
         if self.tail is not None:
-            total = float(plan.sampling_rates @ (plan.records * plan.clip_norms))
+            total = float(plan.sampling_rates @ (plan.elements * plan.clip_norms))
             length = self.tail * total
         return replace(self, tail_length=length, _plan=plan)
 

@@ -75,11 +75,13 @@ class AcceptanceSteering(Steering):
         return math.exp(self._log_clip_scale)
 
     def select(self, batch: Batch, stream: StepStream) -> Batch:
-        """Start a step: keep each record with probability `keep_probability`."""
+        """Start a step: keep each record, or drawn owner, with probability `keep_probability`."""
         self._count = 0
         if self.keep_probability == 1.0:
             return batch
-        kept = np.flatnonzero(stream.uniforms(len(batch)) < self.keep_probability)
+        element = batch.element_index
+        count = int(element[-1]) + 1 if len(element) else 0
+        kept = np.flatnonzero((stream.uniforms(count) < self.keep_probability)[element])
         return replace(
             batch,
             indices=batch.indices[kept],

@@ -7,7 +7,7 @@ ids are read the same way from tables of budgets and tables of records.
 from ownerwise.owners.frozen import frozen
 from ownerwise.owners.hints import Hints
 from ownerwise.owners.ids import as_ids, text_ids
-from ownerwise.owners.owners import UNIT, Owners
+from ownerwise.owners.owners import UNITS, Owners
 from ownerwise.owners.tables import (
     HEADER_ALONE,
     PARQUET,
@@ -21,7 +21,7 @@ from ownerwise.owners.tables import (
 __all__ = [
     "HEADER_ALONE",
     "PARQUET",
-    "UNIT",
+    "UNITS",
     "Hints",
     "Owners",
     "as_array",

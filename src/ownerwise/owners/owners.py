@@ -18,7 +18,8 @@ from ownerwise.owners.hints import API, Hints
 from ownerwise.owners.matching import match_records, report_misfits, report_without_records
 from ownerwise.owners.values import read_levels, read_numbers
 
-UNIT = "ONE RECORD, not one owner"
+UNITS = {"record": "ONE RECORD, not one owner", "owner": "ONE OWNER, with all of their records"}
+"""What a plan may promise its epsilon for."""
 """The unit of privacy, as stated in every table."""
 
 

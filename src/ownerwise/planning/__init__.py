@@ -8,7 +8,7 @@ from ownerwise.planning.batch_bounds import largest_total
 from ownerwise.planning.budget_classes import BudgetClass
 from ownerwise.planning.making import make_plan, plan
 from ownerwise.planning.plans import Plan
-from ownerwise.planning.request import NO_CONSTRAINTS, PlanRequest
+from ownerwise.planning.request import NO_CONSTRAINTS, RECORDS_PER_OWNER, PlanRequest
 from ownerwise.planning.solver import METHODS
 from ownerwise.planning.table import owner_figure, owner_statement
 from ownerwise.planning.verification import Verification
@@ -16,6 +16,7 @@ from ownerwise.planning.verification import Verification
 __all__ = [
     "METHODS",
     "NO_CONSTRAINTS",
+    "RECORDS_PER_OWNER",
     "BudgetClass",
     "Plan",
     "PlanRequest",

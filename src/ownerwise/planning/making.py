@@ -12,7 +12,12 @@ from ownerwise.owners import Owners
 from ownerwise.planning.batch_bounds import overflow_probability, rows_needed
 from ownerwise.planning.noise_schedules import NoiseSchedule
 from ownerwise.planning.plans import Plan
-from ownerwise.planning.request import ClosingMechanism, PaidMechanism, PlanRequest
+from ownerwise.planning.request import (
+    RECORDS_PER_OWNER,
+    ClosingMechanism,
+    PaidMechanism,
+    PlanRequest,
+)
 from ownerwise.planning.solver import MAX_STEPS, Planner, Solution
 
 
@@ -34,6 +39,9 @@ def plan(
     accountant: str = "pld",
     strict: bool = False,
     hardened: bool = False,
+    unit: str = "record",
+    sampling: str | None = None,
+    records_per_owner: int | None = RECORDS_PER_OWNER,
 ) -> Plan:
     """Return a verified Plan in which every owner spends their own budget.
 
@@ -76,6 +84,13 @@ def plan(
             secret random rows. A record then cannot change a single bit of what is computed for
             another record. The cost is that empty rows are computed as well
             (docs/proofs/arithmetic.md).
+        unit: "record": each epsilon holds for one record of the owner. "owner": it holds for the
+            owner with all of their records.
+        sampling: what is drawn at each step, by default the unit. "owner" draws whole owners: the
+            owner's gradient is the mean over their records and is clipped as one vector, and
+            `batch_size` counts owners.
+        records_per_owner: with owner sampling, the largest number of an owner's records in a step,
+            chosen at random; None for all.
     """
     request = PlanRequest(
         method=method,
@@ -93,13 +108,16 @@ def plan(
         accountant=accountant,
         strict=strict,
         hardened=hardened,
+        unit=unit,
+        sampling=sampling,
+        records_per_owner=records_per_owner,
     )
     return make_plan(owners, request)
 
 
 def make_plan(owners: Owners, request: PlanRequest) -> Plan:
     """Return the verified Plan that a request describes, or raise a PlanError."""
-    if problems := request.problems(owners.total_records):
+    if problems := request.problems(int(request.elements(owners).sum())):
         raise PlanError(problems)
     release = _release(owners, request)
     reweighted = request.constraints is not None and request.method in ("sample", "both")
@@ -126,6 +144,9 @@ def make_plan(owners: Owners, request: PlanRequest) -> Plan:
         closing_std=None if planner.closing is None else planner.closing.std,
         closing_count=0 if planner.closing is None else planner.closing.count,
         closing_shares=planner.closing_shares(),
+        unit=request.unit,
+        sampling=str(request.sampling),
+        records_per_owner=_records_per_owner(request),
         owners=owners,
     )
     if request.hardened:
@@ -136,6 +157,11 @@ def make_plan(owners: Owners, request: PlanRequest) -> Plan:
     if request.strict and result.unspent.any():
         raise PlanError(_unspent_problem(owners, result))
     return result
+
+
+def _records_per_owner(request: PlanRequest) -> int | None:
+    most = request.records_per_owner
+    return int(most) if request.sampling == "owner" and most is not None else None
 
 
 def _release(owners: Owners, request: PlanRequest) -> PaidRelease | None:
@@ -165,7 +191,8 @@ def _planner(
     mixture = 0.5 if request.mixture is None and request.method == "both" else request.mixture
     closing = None
     if request.calibration is not None:
-        closing = request.calibration.closing(owners.epsilon, owners.delta, owners.records)
+        elements = request.elements(owners)
+        closing = request.calibration.closing(owners.epsilon, owners.delta, elements)
     return Planner(
         owners,
         request.method,
@@ -175,6 +202,7 @@ def _planner(
         closing,
         reweighted,
         request.hardened,
+        request.elements(owners),
     )
 
 
@@ -192,7 +220,7 @@ def _solve(
         steps, solution = planner.find_steps(batch_size, noise)
         return Schedule.constant(steps), batch_size, solution
     solution = planner.find_batch(schedule, noise)
-    return schedule, float(solution.sampling_rates @ owners.records), solution
+    return schedule, float(solution.sampling_rates @ planner.elements), solution
 
 
 def _unspent_problem(owners: Owners, plan: Plan) -> str:

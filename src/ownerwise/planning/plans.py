@@ -14,7 +14,7 @@ import numpy as np
 from ownerwise import accounting
 from ownerwise.accounting import ClosingRelease, PaidRelease, RunCost, Schedule
 from ownerwise.errors import PlanError
-from ownerwise.owners import UNIT, Owners, frozen
+from ownerwise.owners import UNITS, Owners, frozen
 from ownerwise.planning import storage, verification
 from ownerwise.planning.batch_bounds import delta_reserve, overflow_probability, overflow_with
 from ownerwise.planning.budget_classes import BudgetClass, class_members
@@ -41,6 +41,11 @@ class Plan:
     releases nothing else. Such a run is (targets[o], deltas[o])-differentially private for each
     individual record of owner o (add or remove one record). For all records of an owner together,
     it is (owner_epsilon()[o], deltas[o])-differentially private.
+
+    If `sampling` is "owner", read "owner" for "record": each owner is drawn with probability
+    `sampling_rates[o]`, and all records of the owner together are bounded by `clip_norms[o]` in a
+    step's sum and by 1 in each released sum. The run is then (targets[o], deltas[o])-differentially
+    private for owner o with all of their records.
 
     Everything in the plan is public; the records, the noise and the random choice of records are
     private. The guarantee rests on the sampled Gaussian mechanism composed by PLD or RDP accounting
@@ -72,6 +77,9 @@ class Plan:
     closing_count: int = 0
     closing_shares: np.ndarray | None = field(default=None, repr=False)
     hardened_rows: int | None = None
+    unit: str = "record"
+    sampling: str = "record"
+    records_per_owner: int | None = None
     owners: Owners | None = field(default=None, repr=False)
 
     def __post_init__(self):
@@ -90,6 +98,11 @@ class Plan:
     def steps(self) -> int:
         """Number of planned steps; a run may take fewer, but never more."""
         return self.schedule.steps
+
+    @property
+    def elements(self) -> np.ndarray:
+        """How many things may be drawn of each owner: the declared records, or 1 for the owner."""
+        return np.ones_like(self.records) if self.sampling == "owner" else self.records
 
     @property
     def noise_multipliers(self) -> np.ndarray:
@@ -171,7 +184,8 @@ class Plan:
     def epsilon(self, steps: int | None = None, *, closed: bool | None = None) -> np.ndarray:
         """Return the epsilon spent by each owner's records after `steps` steps (default: all).
 
-        The result comes from the plan's own accountant, rounded up. There are no side effects.
+        It holds for a single record of the owner or, if owners are sampled, for the owner. The
+        result comes from the plan's own accountant, rounded up. There are no side effects.
 
         Args:
             steps: number of steps taken.
@@ -209,6 +223,8 @@ class Plan:
         return self._owner_epsilon_after(steps, closed)
 
     def _owner_epsilon_after(self, steps: int | None, closed: bool | None) -> np.ndarray:
+        if self.sampling == "owner":
+            return self.epsilon(steps, closed=closed)
         run = self._run_after(steps, closed)
         overflow = None
         if self.hardened_rows is not None:
@@ -221,7 +237,7 @@ class Plan:
 
     @cached_property
     def _owner_epsilon_at_end(self) -> np.ndarray:
-        result = self._owner_epsilon_after(None, True)
+        result = self._owner_epsilon_after(None, True).copy()
         result.flags.writeable = False
         return result
 
@@ -290,7 +306,7 @@ class Plan:
 
         If there are more than 12 distinct budgets, a class is a range of epsilon.
         """
-        drawn = self.sampling_rates * self.records
+        drawn = self.sampling_rates * self.elements
         total, spent, multipliers = drawn.sum(), self.epsilon(), self.noise_multipliers
         of_owner = self.owner_epsilon()
 
@@ -343,13 +359,20 @@ class Plan:
         return [
             f"Plan {self.hash[:12]}: method {self.method}{mixture}, accountant {self.accountant}",
             f"{self.steps} steps, expected batch {self.expected_batch_size:g} of "
-            f"{int(self.records.sum())} records, {noise} on the sum, clip norm {self.clip_norm:g}",
+            f"{self._drawn()}, {noise} on the sum, clip norm {self.clip_norm:g}",
         ]
+
+    def _drawn(self) -> str:
+        if self.sampling != "owner":
+            return f"{int(self.records.sum())} records"
+        most = self.records_per_owner
+        each = "all records" if most is None else f"at most {most} record{'s'[: most != 1]}"
+        return f"{_owners(len(self.targets))} with {each} each"
 
     def _notes(self) -> list[str]:
         largest = int(self.records.max())
-        notes = [f"UNIT OF PRIVACY: {UNIT}."]
-        if largest > 1:
+        notes = [f"UNIT OF PRIVACY: {UNITS[self.unit]}."]
+        if largest > 1 and self.unit == "record":
             notes[0] += (
                 f" The largest owner declares {largest} records: the stated epsilon holds for each "
                 f"of them, not for all of them together. {owner_statement(self.owner_epsilon())}"
@@ -384,6 +407,10 @@ class Plan:
             header["release_noise"] = self.release_noise
         if self.closing_std is not None:
             header |= {"closing_std": self.closing_std, "closing_count": self.closing_count}
+        if self.unit != "record":
+            header |= {"unit": self.unit, "sampling": self.sampling}
+        if self.sampling == "owner":
+            header["records_per_owner"] = self.records_per_owner
         return header
 
     @cached_property
@@ -429,6 +456,9 @@ class Plan:
             closing_std=header.get("closing_std"),
             closing_count=header.get("closing_count", 0),
             hardened_rows=header.get("hardened_rows"),
+            unit=header.get("unit", "record"),
+            sampling=header.get("sampling", "record"),
+            records_per_owner=header.get("records_per_owner"),
             owners_fingerprint=header["owners_fingerprint"],
             owners=owners,
             **arrays,

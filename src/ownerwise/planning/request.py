@@ -11,11 +11,16 @@ import numpy as np
 
 from ownerwise.accounting import ACCOUNTANTS, NOISES, ClosingRelease, Schedule
 from ownerwise.errors import known_names
+from ownerwise.owners import UNITS, Owners
 from ownerwise.planning.noise_schedules import NoiseSchedule, schedule_problems, segments
 from ownerwise.planning.solver import MAX_STEPS, METHODS, MIN_CLIP_NORM
 
 NO_CONSTRAINTS = "constraints={!r}: wrap the constraints in RateConstraints(...)"
 NO_CALIBRATION = "calibration={!r}: expected a release after training, such as Calibration()"
+
+
+RECORDS_PER_OWNER = 8
+"""Default for the largest number of an owner's records in a step, if owners are sampled."""
 
 
 @runtime_checkable
@@ -62,8 +67,15 @@ class PlanRequest:
     accountant: str = "pld"
     strict: bool = False
     hardened: bool = False
+    unit: str = "record"
+    sampling: str | None = None
+    records_per_owner: int | str | None = RECORDS_PER_OWNER
 
     def __post_init__(self):
+        if self.sampling is None:
+            object.__setattr__(self, "sampling", self.unit)
+        if self.records_per_owner == "all":
+            object.__setattr__(self, "records_per_owner", None)
         if self.noise_schedule is None or isinstance(self.noise_schedule, str | Mapping):
             return
         try:
@@ -84,20 +96,31 @@ class PlanRequest:
             return Schedule.constant(self.steps)
         return Schedule(segments(self.noise_schedule, self.steps))
 
-    def problems(self, total_records: int | None = None) -> list[str]:
+    def elements(self, owners: Owners) -> np.ndarray:
+        """Return how many things may be drawn of each owner: the records, or the owner."""
+        return np.ones_like(owners.records) if self.sampling == "owner" else owners.records
+
+    def problems(self, total: int | None = None) -> list[str]:
         """Return all problems; a problem with one argument starts with the argument's name.
 
-        `total_records` is None if unknown.
+        `total` is the number of elements of all owners, or None if unknown.
         """
         return [
             *self._name_problems(),
-            *self._size_problems(total_records),
+            *self._unit_problems(),
+            *self._size_problems(total),
             *self._noise_problems(),
             *self._release_problems(),
         ]
 
     def _name_problems(self) -> list[str]:
-        names = {"method": METHODS, "accountant": tuple(ACCOUNTANTS), "release_noise": NOISES}
+        names = {
+            "method": METHODS,
+            "accountant": tuple(ACCOUNTANTS),
+            "release_noise": NOISES,
+            "unit": tuple(UNITS),
+            "sampling": tuple(UNITS),
+        }
         given = {name: getattr(self, name) for name in names}
         return [
             f"{name} is {value!r}; {known_names(value, names[name])}"
@@ -105,7 +128,31 @@ class PlanRequest:
             if value not in names[name]
         ]
 
-    def _size_problems(self, total_records: int | None) -> list[str]:
+    def _unit_problems(self) -> list[str]:
+        problems, most = [], self.records_per_owner
+        if self.sampling == "owner" and self.unit == "record":
+            problems.append(
+                "sampling 'owner' with unit 'record': expected unit='owner', because whole owners "
+                "are drawn and protected"
+            )
+        if most is not None and not (_in(most, 1, math.inf) and most == int(most)):  # type: ignore
+            problems.append(
+                f"records_per_owner {most!r}: expected a whole number of at least 1, or None for "
+                "all records"
+            )
+        elif most != RECORDS_PER_OWNER and self.sampling != "owner":
+            problems.append(
+                f"records_per_owner {most!r} with sampling 'record': expected unit='owner' with "
+                "sampling='owner', the only one that limits an owner's records in a step"
+            )
+        if self.hardened and self.sampling == "owner":
+            problems.append(
+                "hardened with sampling 'owner': expected one of them, because owners have "
+                "different numbers of records, and hardened plans need a public number of rows"
+            )
+        return problems
+
+    def _size_problems(self, total: int | None) -> list[str]:
         problems = []
         given = sum(x is not None for x in (self.steps, self.batch_size, self.noise_multiplier))
         if given != 2:
@@ -117,11 +164,12 @@ class PlanRequest:
             _in(self.steps, 1, MAX_STEPS) and self.steps == int(self.steps)
         ):
             problems.append(f"steps {self.steps!r}: expected a whole number from 1 to {MAX_STEPS}")
-        most = math.inf if total_records is None else total_records
+        most = math.inf if total is None else total
         if self.batch_size is not None and not (
             _in(self.batch_size, 0, most) and 0 < self.batch_size < math.inf
         ):
-            limit = "" if total_records is None else f" and at most the {most:g} declared records"
+            drawn = "owners" if self.sampling == "owner" else "declared records"
+            limit = "" if total is None else f" and at most the {most:g} {drawn}"
             size = self.batch_size
             shown = f"{size:g}" if _is_number(size) else repr(size)
             problems.append(f"batch_size {shown}: expected a number above 0{limit}")

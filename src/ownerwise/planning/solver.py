@@ -82,6 +82,7 @@ class Planner:
             sampling rates, which makes all records count equally; those that are drawn least often
             contribute in full.
         hardened: whether the plan is hardened, which reserves more of every delta.
+        elements: how many things may be drawn of each owner; by default, their records.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Planner:
         closing: ClosingRelease | None = None,
         reweighted: bool = False,
         hardened: bool = False,
+        elements: np.ndarray | None = None,
     ):
         self.owners = owners
         self.method = method
@@ -104,8 +106,8 @@ class Planner:
         self.reweighted = reweighted and release is not None
         # the tiny reserve of other plans is within SAFETY
         self.deltas = owners.delta * (1 - delta_reserve(True)) if hardened else owners.delta
-        self.records = owners.records.astype(np.float64)
-        self.total = float(self.records.sum())
+        self.elements = (owners.records if elements is None else elements).astype(np.float64)
+        self.total = float(self.elements.sum())
         self.budgets = Budgets(owners.epsilon * (1 - SAFETY), self.deltas)
         groups = self.budgets.groups  # each has the smallest delta of its owners
         least = [self.budgets.epsilon[group.members].min() for group in groups]
@@ -125,7 +127,7 @@ class Planner:
         if self.method == "scale":
             curve = self._multipliers(run, rate)
             multipliers = curve(self.budgets)
-            noise = self.total / float(self.records @ (1.0 / multipliers))  # harmonic mean
+            noise = self.total / float(self.elements @ (1.0 / multipliers))  # harmonic mean
             return Solution(noise, rate * ones, noise / multipliers, curve)
         return self._find_noise_for_rates(run, batch_size, rate)
 
@@ -263,12 +265,12 @@ class Planner:
         return shares if shares.min() < 1 else None
 
     def _batch_size(self, solution: Solution) -> float:
-        return float(self.records @ solution.sampling_rates)
+        return float(self.elements @ solution.sampling_rates)
 
     def _middle(self) -> Budgets:
-        """Return the median budget, weighted by records, for an initial guess."""
+        """Return the median budget, weighted by elements, for an initial guess."""
         order = np.argsort(self.owners.epsilon, kind="stable")
-        weight = np.cumsum(self.records[order])
+        weight = np.cumsum(self.elements[order])
         at = order[int(np.searchsorted(weight, 0.5 * weight[-1]))]
         return Budgets(self.budgets.epsilon[[at]], self.deltas[[at]])
 
@@ -284,7 +286,7 @@ class Planner:
             return np.ones(len(self.owners)), lambda number, x: np.zeros(np.shape(x))
         mixture, curve = self.mixture, self._multipliers(run, rate)
         clips = curve(self.budgets) ** -mixture
-        average = float(self.records @ clips) / self.total
+        average = float(self.elements @ clips) / self.total
 
         def log_relative(number: int, log_epsilon: np.ndarray) -> np.ndarray:
             return -mixture * curve.log_at(number, log_epsilon) - np.log(average)

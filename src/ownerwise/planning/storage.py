@@ -33,6 +33,7 @@ from ownerwise.files import (
     write_json,
     write_whole,
 )
+from ownerwise.owners import UNITS
 
 FORMAT = 1
 """Version of the plan file format. Increase it if the stored or hashed values change."""
@@ -73,6 +74,9 @@ _HEADER = fields(
         "hardened_rows": WHOLE,
         "closing_std": POSITIVE,
         "closing_count": WHOLE,
+        "unit": one_of(*UNITS),
+        "sampling": one_of(*UNITS),
+        "records_per_owner": or_null(WHOLE),
     },
 )
 

@@ -43,15 +43,15 @@ def is_verified(plan: Any) -> bool:
 
 def verify(plan: Any, points: int) -> Verification:
     """Recompute epsilon and raise PlanError if it exceeds a target; see `Plan.verify`."""
-    problems = _value_problems(plan) or owner_problems(plan)
+    problems = _value_problems(plan) + _unit_problems(plan) or owner_problems(plan)
     if problems:  # no accountant can handle such values
         raise PlanError(problems)
     problems = _row_problems(plan)
-    divisor = float(plan.sampling_rates @ plan.records)
+    divisor = float(plan.sampling_rates @ plan.elements)
     if not np.isclose(divisor, plan.expected_batch_size, rtol=1e-9):
         problems.append(
             f"the expected batch size is {plan.expected_batch_size:g}, but the sampling rates "
-            f"and declared records give {divisor:g}"
+            f"of the declared {plan.sampling}s give {divisor:g}"
         )
     try:
         spent = plan.epsilon()
@@ -137,6 +137,19 @@ def _value_problems(plan: Any) -> list[str]:
         if value is not None and not 0 < value < float("inf"):
             problems.append(f"{name}: {value!r}; expected a finite number above 0")
     return problems
+
+
+def _unit_problems(plan: Any) -> list[str]:
+    """Return a problem for each value that does not fit the unit of privacy."""
+    pairs = (("record", "record"), ("owner", "owner"), ("owner", "record"))
+    most = plan.records_per_owner
+    if (plan.unit, plan.sampling) not in pairs:
+        return [f"unit {plan.unit!r} with sampling {plan.sampling!r}: expected record or owner"]
+    if most is not None and (plan.sampling != "owner" or type(most) is not int or most < 1):
+        return [f"records_per_owner: {most!r}; expected at least 1, with owner sampling"]
+    if plan.sampling == "owner" and plan.hardened_rows is not None:
+        return ["hardened_rows with owner sampling: expected None"]
+    return []
 
 
 def _row_problems(plan: Any) -> list[str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ownerwise.errors import name_some
-from ownerwise.owners import UNIT
+from ownerwise.owners import UNITS
 from ownerwise.planning import BudgetClass, Plan, owner_statement
 from ownerwise.report.guarantees import Spent, attacker_bound, classes_of, spent
 from ownerwise.runs import Run
@@ -159,16 +159,26 @@ class Facts:
         return np.concatenate([use.owner_epsilon for use in self.plans])
 
     @cached_property
+    def by_owner(self) -> bool:
+        """Whether every plan protects each owner with all of their records."""
+        return all(use.plan.unit == "owner" for use in self.plans)
+
+    @cached_property
+    def unit_noun(self) -> str:
+        """What the stated epsilon holds for: "owner" or "record"."""
+        return "owner" if self.by_owner else "record"
+
+    @cached_property
     def headline(self) -> str:
         """What private runs protect: everyone, or only single records."""
-        if self.most_records <= 1:
+        if self.by_owner or self.most_records <= 1:
             return "Private"
         return f"Private per RECORD, not per person: up to {whole(self.most_records)} records each"
 
     @cached_property
     def per_owner(self) -> str:
         """The epsilon for all records of an owner together, in words; "" if all have one record."""
-        if self.most_records <= 1:
+        if self.by_owner or self.most_records <= 1:
             return ""
         return (
             f"{owner_statement(self.owner_epsilon, 'ε')} This holds for owners with at most as "
@@ -178,8 +188,8 @@ class Facts:
     @cached_property
     def unit(self) -> str:
         """The unit of privacy, and what it means for an owner with many records."""
-        words = f"The unit of privacy is {UNIT}."
-        if self.most_records > 1:
+        words = f"The unit of privacy is {UNITS[self.plans[0].plan.unit]}."
+        if self.per_owner:
             words += (
                 f" The largest owner declares {whole(self.most_records)} records: the stated ε "
                 f"holds for each of them, not for all of them together. {self.per_owner}"
@@ -228,7 +238,10 @@ def _arithmetic(plan: Plan) -> str:
 
 def _protected(runs: Sequence[Run]) -> str:
     budgets = sorted({_budgets(run.plan) for run in runs})
-    return f"Each record is protected individually with its owner's budget: {name_some(budgets)}."
+    whom = "Each record is protected individually with its owner's budget"
+    if all(run.plan.unit == "owner" for run in runs):
+        whom = "Each owner is protected, with all of their records together, with their own budget"
+    return f"{whom}: {name_some(budgets)}."
 
 
 def _budgets(plan: Plan) -> str:

@@ -17,6 +17,7 @@ from ownerwise.gradients import (
     Chain,
     ChainGradients,
     PerRecordGradients,
+    Segments,
     Tape,
     changed_by_data,
 )
@@ -109,6 +110,11 @@ class ClippedSums:
 
     def __call__(self, batch: Batch, randomness: Randomness) -> dict[nn.Parameter, Tensor]:
         """Return the weighted sum of clipped gradients for each trainable parameter."""
+        if batch.by_owner != (self.plan.sampling == "owner"):
+            raise OwnerwiseError(
+                f"the plan samples {self.plan.sampling}s, but the batch was not drawn that way: "
+                "iterate over PoissonBatches(data, plan)"
+            )
         self._keep_peek([], None)
         self._buffers = []
         empty = len(batch) == 0
@@ -175,24 +181,25 @@ class ClippedSums:
             self._forward(micro, randomness)
         if micro.losses is None:
             self._evaluate(micro, released, randomness)
-        losses = micro.losses
+        losses, segments = micro.losses, micro.segments
         assert losses is not None
         if micro.chain is None:
-            records = self._tape.backward(losses)
+            records = self._tape.backward(losses, segments)
         else:
             also = None if micro.check is None else micro.check.joint(losses)
-            records = micro.chain.backward(losses, also=also)
-        factors = self._factors(records.norms, limits[micro.rows], randomness, len(rows))
+            records = micro.chain.backward(losses, segments, also=also)
+        factors = self._factors(records.norms, limits[micro.elements], randomness, len(rows))
         if micro.check is not None:
-            lengths = functools.partial(torch.mul, factors, records.norms)
+            lengths = functools.partial(_lengths, factors, records.norms, segments)
             micro.check.compare(losses, lengths, self._smallest_clip * self._clip_scale, len(rows))
         if rows.occupied is not None:
             factors = factors * torch.as_tensor(rows.occupied[micro.rows]).to(factors)
         if self.steering is not None:
             self.steering.observe(factors)
         if weights is not None:
-            factors = factors * torch.from_numpy(weights[micro.rows]).to(factors)
-        micro.seen = losses.detach(), records.norms, factors
+            factors = factors * torch.from_numpy(weights[micro.elements]).to(factors)
+        losses = losses.detach() if segments is None else segments.sum(losses.detach())
+        micro.seen = losses, records.norms, factors
         micro.outputs = micro.losses = micro.chain = micro.check = None  # frees memory
         return self._sum(records, factors, rows, micro.rows)
 
@@ -201,7 +208,7 @@ class ClippedSums:
         return 1.0 if self.steering is None else self.steering.clip_scale
 
     def _limits(self, rows: Rows) -> np.ndarray:
-        """Return each row's clip norm, reduced by the slack."""
+        """Return each element's clip norm, reduced by the slack."""
         limits = self._reduced_clip_norms[rows.owner_index]
         if self._clip_scale != 1.0:
             limits *= self._clip_scale
@@ -247,10 +254,14 @@ class ClippedSums:
     def _evaluate(
         self, micro: MicroBatch, released: tuple[Tensor, ...], randomness: Randomness
     ) -> None:
-        """Compute a micro-batch's losses, and begin to check them if gradients will be computed."""
+        """Compute a micro-batch's losses, and begin to check them if gradients will be computed.
+
+        The losses of an owner's rows are divided by their number, so the owner's loss is their sum.
+        """
         if torch.is_grad_enabled():
             micro.check = self._loss_check(micro, released, randomness)
-        micro.losses = self.loss(micro.outputs, micro.targets, *released)
+        losses = self.loss(micro.outputs, micro.targets, *released)
+        micro.losses = losses if micro.shares is None else losses * micro.shares.to(losses)
 
     def _refuse_written_buffers(self) -> None:
         """Raise an error if a loss, rule or release wrote to a buffer after the forward pass."""
@@ -288,7 +299,11 @@ class ClippedSums:
 
     def _scales(self, rows: Rows) -> np.ndarray | None:
         """Return the factor for each row's contribution to a release; None if all factors are 1."""
-        scales = self.plan.release_shares
+        scales, shares = self.plan.release_shares, rows.shares
+        if shares is not None:  # all rows of an owner together contribute one vector
+            assert rows.element_index is not None
+            owner = rows.owner_index[rows.element_index]
+            return shares if scales is None else shares * scales[owner]
         if scales is None:
             return rows.occupied
         return rows.spread(scales[rows.owner_index], empty=0.0)
@@ -310,11 +325,11 @@ class ClippedSums:
             return None
         return LossCheck(
             self._plain_loss, self.loss, micro.outputs, micro.targets, len(micro),
-            released, randomness.parts, thorough=self._due,
+            released, randomness.parts, thorough=self._due, shares=micro.shares,
         )  # fmt: skip
 
     def _weights_of(self, micro_batches: list[MicroBatch], rows: Rows) -> np.ndarray:
-        """Return one checked weight per row, computed from the losses of all records."""
+        """Return one checked weight per element, computed from the losses of all elements."""
         assert self.weights is not None
         found = [micro.losses for micro in micro_batches if micro.losses is not None]
         if self.plan.hardened_rows is None:
@@ -322,6 +337,8 @@ class ClippedSums:
             refuse_imprecise([*outputs, *found], self._loss_roundoff)
         values = [losses.detach().to("cpu", torch.float64).numpy() for losses in found]
         losses = rows.of_records(values[0] if len(values) == 1 else np.concatenate(values))
+        if rows.element_index is not None:  # the shares are in the losses: this is the mean
+            losses = np.bincount(rows.element_index, weights=losses)
         clip_norms = self.plan.clip_norms[rows.owner_index]
         weights = self.weights.weights(losses, clip_norms, rows.owner_index)
         weights = np.asarray(weights, dtype=np.float64)
@@ -368,6 +385,12 @@ class ClippedSums:
                 )
             owner_index = np.zeros(0, dtype=np.int64) if rows is None else rows.owner_index
             self.peek = Peek(losses, norms, factors, owner_index)
+
+
+def _lengths(factors: Tensor, norms: Tensor, segments: Segments | None) -> Tensor:
+    """Return the norm of each row's clipped gradient; for an owner's rows, that of the owner."""
+    lengths = factors * norms
+    return lengths if segments is None else segments.expand(lengths)
 
 
 def _added(

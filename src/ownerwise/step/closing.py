@@ -107,6 +107,9 @@ def closing_sum(
     record_in = np.full(declared, -1)
     record_in[random_order(order, declared)[: len(owner_index)]] = np.arange(len(owner_index))
     shares = np.ones(len(plan.targets)) if plan.closing_shares is None else plan.closing_shares
+    if plan.sampling == "owner":  # all records of an owner together contribute one vector
+        counts = np.bincount(owner_index, minlength=len(shares))
+        shares = shares / np.maximum(counts, 1)
     slack = _slack(plan, at_once)
     room = separation.ROOM * least_share(plan) / max(declared, 1)
     total: Tensor | None = None

@@ -20,7 +20,8 @@ from ownerwise.mechanisms import Loss, per_record
 from ownerwise.randomness import StepStream
 from ownerwise.step.separation import MOST_ROUNDINGS, ROOM, ROUNDINGS, TREAT_APART, choose, others
 
-Arguments = tuple[Any, Any, tuple[Tensor, ...]]  # outputs, targets and what was released
+# outputs, targets, what was released, and what each row is of its element
+Arguments = tuple[Any, Any, tuple[Tensor, ...], Tensor | None]
 Results = tuple[Tensor, list[Tensor | None]]  # losses, and the gradient for each output tensor
 
 
@@ -39,6 +40,7 @@ class LossCheck:
         released: extra arguments for the loss.
         stream: secret random numbers used to choose the part.
         thorough: whether to also compare the other records, as a second part.
+        shares: factors by which the losses are multiplied, [rows]; None if all are 1.
     """
 
     def __init__(
@@ -52,10 +54,11 @@ class LossCheck:
         stream: StepStream,
         *,
         thorough: bool,
+        shares: Tensor | None = None,
     ):
         self._loss = loss
         self._losses = losses
-        self._whole: Arguments = outputs, targets, released
+        self._whole: Arguments = outputs, targets, released, shares
         self._rows = rows
         self._outputs = tensors = _tensors(outputs)
         self._trains = [tensor.requires_grad for tensor in tensors]
@@ -141,9 +144,10 @@ class LossCheck:
 
     def _at(self, index: Tensor) -> Arguments:
         """Return copies of the rows at `index`, because the loss may write into its arguments."""
-        outputs, targets, released = self._whole
+        outputs, targets, released, shares = self._whole
         rows = self._rows
-        return rows_at(outputs, index, rows), rows_at(targets, index, rows), released
+        shares = None if shares is None else shares[index]
+        return rows_at(outputs, index, rows), rows_at(targets, index, rows), released, shares
 
     def _rows_of(self, results: Results, index: Tensor) -> Results:
         values, gradients = results
@@ -159,12 +163,13 @@ class LossCheck:
 
     def _evaluate(self, losses: Loss, arguments: Arguments) -> tuple[Tensor, list[Tensor]]:
         """Return the losses and the tensors of the outputs, before any backward pass."""
-        outputs, targets, released = arguments
+        outputs, targets, released, shares = arguments
         tensors = _tensors(outputs)
         for tensor, trains in zip(tensors, self._trains, strict=True):
             tensor.requires_grad_(trains)
         with torch.enable_grad():
-            return losses(outputs, targets, *released), tensors
+            values = losses(outputs, targets, *released)
+            return values if shares is None else values * shares.to(values), tensors
 
     def _sent_back(self, values: Tensor, tensors: list[Tensor]) -> list[Tensor | None]:
         leaves = [tensor for tensor in tensors if tensor.requires_grad]

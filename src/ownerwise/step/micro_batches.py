@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ownerwise.batches import take
-from ownerwise.gradients import Chain, State, run_on_dummies
+from ownerwise.gradients import Chain, Segments, State, run_on_dummies
 from ownerwise.gradients.calls import tensors_in
 from ownerwise.step.loss_separation import LossCheck
 from ownerwise.step.performance import Performance
@@ -26,6 +27,9 @@ class MicroBatch:
     Attributes:
         number: position among the micro-batches.
         rows: the rows of the batch.
+        elements: its elements: the same as the rows, or owners with several rows each.
+        segments: the element of each row, counted from 0; None if every row is an element.
+        shares: what each row is of its element; None if every row is an element.
         inputs, targets: their data.
         outputs, losses: results of the model and the loss.
         chain: the pass through a chain of vector layers; None for a model that needs the tape.
@@ -35,8 +39,11 @@ class MicroBatch:
 
     number: int
     rows: slice
+    elements: slice
     inputs: Any
     targets: Any
+    segments: Segments | None = None
+    shares: Tensor | None = None
     outputs: Any = None
     losses: Tensor | None = None
     chain: Chain | None = None
@@ -66,11 +73,14 @@ class Split:
 
     def __call__(self, rows: Rows) -> list[MicroBatch]:
         """Return the rows of a batch in parts that fit in memory."""
-        spans = list(slices(len(rows), self._size(rows)))
+        size = self._size(rows)
+        if rows.element_index is not None:
+            return _whole_elements(rows, rows.element_index, size)
+        spans = list(slices(len(rows), size))
         if len(spans) == 1:
-            return [MicroBatch(0, spans[0], rows.inputs, rows.targets)]
+            return [MicroBatch(0, spans[0], spans[0], rows.inputs, rows.targets)]
         return [
-            MicroBatch(number, span, take(rows.inputs, span), take(rows.targets, span))
+            MicroBatch(number, span, span, take(rows.inputs, span), take(rows.targets, span))
             for number, span in enumerate(spans)
         ]
 
@@ -80,6 +90,34 @@ class Split:
         if self._bytes_per_record is None:
             self._bytes_per_record = bytes_per_record(self._model, rows.inputs, len(rows))
         return max(1, int(self._performance.memory_target // max(1.0, self._bytes_per_record)))
+
+
+def _whole_elements(rows: Rows, element: np.ndarray, size: int) -> list[MicroBatch]:
+    """Return micro-batches of about `size` rows that split no element; a large one is alone."""
+    starts = np.flatnonzero(np.diff(element, prepend=-1))
+    ends = np.append(starts[1:], len(element))
+    shares = rows.shares
+    assert shares is not None
+    result: list[MicroBatch] = []
+    first = 0
+    while first < len(starts):
+        fitting = int(np.searchsorted(ends, starts[first] + size, side="right"))
+        last = max(first + 1, fitting)
+        span = slice(int(starts[first]), int(ends[last - 1]))
+        whole = span.stop - span.start == len(element)
+        result.append(
+            MicroBatch(
+                len(result),
+                span,
+                slice(first, last),
+                rows.inputs if whole else take(rows.inputs, span),
+                rows.targets if whole else take(rows.targets, span),
+                Segments(torch.from_numpy(element[span] - first), last - first),
+                torch.from_numpy(shares[span]),
+            )
+        )
+        first = last
+    return result
 
 
 def slices(records: int, size: int) -> Iterator[slice]:

@@ -145,7 +145,7 @@ def _count_problems(plan: Plan, weights: Weights | None) -> list[str]:
     owners = plan.owners
     if owners is None or owners.record_owner_index is None:
         return []
-    if plan.hardened_rows is None and weights is None:
+    if plan.sampling == "owner" or (plan.hardened_rows is None and weights is None):
         return []
     counts = np.bincount(owners.record_owner_index, minlength=len(plan.records))
     if (counts <= plan.records).all():
@@ -202,8 +202,8 @@ def _largest_ratio(plan: Plan, classes: np.ndarray) -> float:
 
 def _most_records(plan: Plan) -> float:
     """Return an upper bound on the number of records in a batch."""
-    ones = np.ones(len(plan.records))
-    records = plan.records.astype(np.float64)
+    ones = np.ones(len(plan.elements))
+    records = plan.elements.astype(np.float64)
     return largest_total(plan.sampling_rates, records, ones, plan.overflow_probability)
 
 
@@ -213,7 +213,7 @@ def _clip_totals(plan: Plan, classes: np.ndarray) -> list[float]:
     return [
         largest_total(
             plan.sampling_rates[which],
-            plan.records[which].astype(np.float64),
+            plan.elements[which].astype(np.float64),
             plan.clip_norms[which],
             plan.overflow_probability / len(members),
         )

@@ -13,6 +13,7 @@ from ownerwise.gradients.contributions.blocks import (
 from ownerwise.gradients.contributions.contribution import Contribution, Dense, few_rows
 from ownerwise.gradients.contributions.convolved import Convolved, Geometry
 from ownerwise.gradients.contributions.ghost import shared_ghost_norms
+from ownerwise.gradients.contributions.grouped import Grouped
 from ownerwise.gradients.contributions.lookup import Lookup
 from ownerwise.gradients.contributions.outer import Outer, SharedLeft
 from ownerwise.gradients.contributions.repeated import Call, Repeated
@@ -24,6 +25,7 @@ __all__ = [
     "Convolved",
     "Dense",
     "Geometry",
+    "Grouped",
     "Lookup",
     "Outer",
     "Repeated",

@@ -1,0 +1,121 @@
+"""Contributions of whole owners: the rows of a contribution, added up within segments.
+
+Sums need no padding: each row gets its owner's factor. Norms need an owner's rows together. Outer
+products and look-ups are padded to equal numbers of terms, so an owner is a record with more terms;
+the gradients of other contributions are formed and added up.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ownerwise.gradients.contributions.contribution import Contribution
+from ownerwise.gradients.contributions.grams import HIDDEN_ROUNDINGS
+from ownerwise.gradients.contributions.lookup import Lookup
+from ownerwise.gradients.contributions.outer import Outer
+from ownerwise.gradients.memory_budget import MemoryBudget
+from ownerwise.gradients.precision import row_norms
+from ownerwise.gradients.segments import Bucket, Segments
+
+__all__ = ["Grouped"]
+
+# Segments are summed apart if their rows are CANCELLING / _CARE times as long as their sum.
+_CARE = 33.0
+
+
+class Grouped(Contribution):
+    """One use of a parameter, for the segments of the rows that `inner` covers."""
+
+    def __init__(self, inner: Contribution, segments: Segments, budget: MemoryBudget) -> None:
+        self.inner, self.segments, self.budget = inner, segments, budget
+        self.count, self.shape = segments.count, inner.shape
+        self._bound: Tensor | None = None
+
+    @property
+    def one_term(self) -> bool:
+        """See `Contribution`."""
+        return self.inner.one_term and self.segments.largest == 1
+
+    def squared_norms(self) -> Tensor:
+        """See `Contribution`."""
+        if not isinstance(self.inner, Outer | Lookup):
+            return self._norms_of_formed().square_()
+        self._bound = self._of_rows(self.inner.terms_bound())
+        squares = torch.empty_like(self._bound)
+        for bucket in self.segments.buckets:
+            squares[bucket.members] = _padded(self.inner, bucket, self.budget).squared_norms()
+        return squares
+
+    def _of_rows(self, bound: Tensor | None, lengths: Tensor | None = None) -> Tensor:
+        """Return the sum over a segment's rows of the lengths of their terms."""
+        if bound is not None:
+            return self.segments.sum(bound)
+        # Rows whose own lengths are known are treated with more care: it takes no crafted terms to
+        # make the rows of a segment cancel each other.
+        lengths = self.inner.squared_norms().sqrt_() if lengths is None else lengths
+        return self.segments.sum(lengths) * _CARE
+
+    def _norms_of_formed(self) -> Tensor:
+        """Return the norms, rounded up by more than adding up the rows can be off."""
+        # this may hold the rows' gradients, which then need not be formed again
+        lengths = self.inner.squared_norms().sqrt_()
+        self._bound = self._of_rows(self.inner.terms_bound(), lengths)
+        parts = [
+            row_norms(self.per_record(start, stop).reshape(stop - start, -1))
+            for start, stop in self._chunks(self.count)
+        ]
+        roundings = max(HIDDEN_ROUNDINGS, self.segments.largest) * torch.finfo(lengths.dtype).eps
+        return torch.cat(parts).to(lengths) + roundings * self.segments.sum(lengths)
+
+    def per_record(self, start: int, stop: int) -> Tensor:
+        """See `Contribution`; here, the gradients of a range of segments."""
+        ends = self.segments.ends
+        first, last = ends[start], ends[stop]
+        index = self.segments.index[first:last] - start
+        total: Tensor | None = None
+        for at, to in self._chunks(last - first):
+            rows = self.inner.per_record(first + at, first + to)
+            if total is None:
+                total = rows.new_zeros((stop - start, *self.shape))
+            total.index_add_(0, index[at:to].to(rows.device), rows)
+        return self.inner.per_record(0, 0) if total is None else total
+
+    def weighted_sum(self, weights: Tensor, *, in_blocks: bool = True) -> Tensor:
+        """See `Contribution`."""
+        return self.inner.weighted_sum(self.segments.expand(weights), in_blocks=in_blocks)
+
+    def partial_sum(self, weights: Tensor, start: int, stop: int) -> Tensor:
+        """See `Contribution`."""
+        first, last = self.segments.ends[start], self.segments.ends[stop]
+        index = self.segments.index[first:last].to(weights.device) - start
+        return self.inner.partial_sum(weights[index], first, last)
+
+    def drop(self, bad: Tensor) -> None:
+        """See `Contribution`."""
+        self.inner.drop(self.segments.expand(bad))
+
+    def terms_bound(self) -> Tensor | None:
+        """See `Contribution`; the rows of a segment may cancel each other."""
+        return self._bound
+
+    def padded(self) -> Contribution | None:
+        """Return the segments as records with more terms, or None if there is no short way."""
+        if not isinstance(self.inner, Outer | Lookup) or len(self.segments.buckets) > 1:
+            return None
+        return _padded(self.inner, self.segments.buckets[0], self.budget)
+
+    def _chunks(self, count: int) -> list[tuple[int, int]]:
+        """Divide `count` gradients into ranges that fit in the cache."""
+        size = 4 * max(1, torch.Size(self.shape).numel())
+        step = max(1, 8 * self.budget.chunk_bytes // size)
+        return [(start, min(start + step, count)) for start in range(0, count, step)]
+
+
+def _padded(inner: Outer | Lookup, bucket: Bucket, budget: MemoryBudget) -> Outer | Lookup:
+    """Return the segments of a bucket as records with the terms of all their rows."""
+    if isinstance(inner, Lookup):
+        ids, gradient = (bucket.padded(part).flatten(1, 2) for part in (inner.ids, inner.gradient))
+        return Lookup(ids, gradient, inner.shape[0])
+    left, right = (bucket.padded(part).flatten(1, 2) for part in (inner.left, inner.right))
+    return Outer(left, right, budget)
