@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ownerwise.gradients import PerRecordGradients, Tape
+from ownerwise.gradients import PerRecordGradients, Segments, Tape
 
 FEW = settings(
     max_examples=12,
@@ -51,10 +51,32 @@ def loop(model: nn.Module, x: Tensor, loss=wavy) -> dict[nn.Parameter, Tensor]:
     return {p: torch.stack([row[k] for row in rows]) for k, p in enumerate(parameters)}
 
 
-def run(tape: Tape, x: Tensor, loss=wavy) -> PerRecordGradients:
+def run(tape: Tape, x: Tensor, loss=wavy, segments: Segments | None = None) -> PerRecordGradients:
     with tape:
         outputs = tape.model(x)
-    return tape.backward(loss(outputs))
+    return tape.backward(loss(outputs), segments)
+
+
+def segments_of(*sizes: int) -> Segments:
+    """Segments with these numbers of rows."""
+    return Segments(torch.repeat_interleave(torch.tensor(sizes)), len(sizes))
+
+
+def summed(gradients: dict[nn.Parameter, Tensor], sizes) -> dict[nn.Parameter, Tensor]:
+    """The gradients of segments, added up row by row."""
+    return {
+        p: torch.stack([part.sum(dim=0) for part in g.split(list(sizes))])
+        for p, g in gradients.items()
+    }
+
+
+def some_sizes(rows: int) -> list[int]:
+    """Ragged sizes that add up to a number of rows: 2, 1, 3, 1, 4, ..., and what is left."""
+    sizes = []
+    while rows:
+        sizes.append(min(rows, 1 if len(sizes) % 2 else 2 + len(sizes) // 2))
+        rows -= sizes[-1]
+    return sizes
 
 
 def norms_of(gradients: dict[nn.Parameter, Tensor]) -> Tensor:
@@ -82,9 +104,15 @@ def assert_equal(
 
 
 def assert_matches_loop(model: nn.Module, x: Tensor, loss=wavy, **options) -> None:
-    """Norms, clipped sums and gradients as the loop has them, in every memory mode, twice."""
+    """Norms, clipped sums and gradients as the loop has them, in every memory mode, twice.
+
+    Then the same for segments of rows, as for an owner with several records.
+    """
     expected = loop(model, x, loss)
     for mode in ({}, {"lean": True}):
         tape = Tape(model, **mode, **options)
         for _ in range(2):  # the second time with the layouts known
             assert_equal(run(tape, x, loss), expected)
+        for sizes in (some_sizes(len(x)), [len(x)]) if len(x) else ():
+            records = run(tape, x, loss, segments_of(*sizes))
+            assert_equal(records, summed(expected, sizes))

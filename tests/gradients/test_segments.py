@@ -1,0 +1,165 @@
+"""Segments: rows that form one element, against the sum of the rows' gradients by autograd.
+
+Every exactness test of a layer (`tools.record_loop.assert_matches_loop`) covers segments as well.
+"""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from ownerwise.gradients import Chain, Segments, Tape
+from tools.record_loop import (
+    FEW,
+    Model,
+    assert_equal,
+    loop,
+    norms_of,
+    run,
+    segments_of,
+    summed,
+    wavy,
+)
+
+RAGGED = [1, 50, 3, 1, 17, 2, 8]
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def by_chain(model, x, sizes):
+    chain = Chain.of(model, x)
+    assert chain is not None
+    return chain.backward(wavy(chain.forward(x)), segments_of(*sizes))
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=9))
+@FEW
+def test_random_sizes(sizes):
+    model, x = mlp(), torch.randn(sum(sizes), 4)
+    expected = summed(loop(model, x), sizes)
+    assert_equal(run(Tape(model), x, segments=segments_of(*sizes)), expected, 1e-10)
+    chain = by_chain(model, x, sizes)
+    norms = norms_of(expected)
+    torch.testing.assert_close(chain.norms, norms, rtol=1e-10, atol=0)
+    factors = torch.linspace(0.5, 1.0, len(sizes))
+    for in_blocks in (True, False):
+        sums = chain.weighted_sum(factors, in_blocks=in_blocks)
+        for parameter, gradients in expected.items():
+            total = torch.tensordot(factors, gradients, dims=1)
+            torch.testing.assert_close(sums[parameter], total, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("frozen", ["0.weight", "0.bias", "2.weight", "2.bias"])
+def test_frozen_parts_of_a_chain(frozen):
+    model, x = mlp(), torch.randn(sum(RAGGED), 4)
+    model.get_parameter(frozen).requires_grad_(False)
+    expected = norms_of(summed(loop(model, x), RAGGED))
+    torch.testing.assert_close(by_chain(model, x, RAGGED).norms, expected, rtol=1e-10, atol=0)
+
+
+def tied():
+    def forward(m, ids):
+        return m.table(ids).mean(dim=1).tanh() @ m.table.weight.T
+
+    return Model(forward, table=nn.Embedding(11, 4))
+
+
+def recurrent():
+    model = nn.LSTM(3, 4, batch_first=True)
+    return Model(lambda m, x: m.lstm(x)[0].mean(dim=1), lstm=model)
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("kind", ["tied", "lstm", "cnn", "embedding"])
+def test_ragged_owners(kind, lean):
+    rows = sum(RAGGED)
+    model, x = {
+        "tied": lambda: (tied(), torch.randint(0, 11, (rows, 3))),
+        "lstm": lambda: (recurrent(), torch.randn(rows, 5, 3)),
+        "cnn": lambda: (
+            nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(75, 2)),
+            torch.randn(rows, 2, 5, 5),
+        ),
+        "embedding": lambda: (
+            Model(lambda m, x: m.table(x).tanh(), table=nn.Embedding(13, 3)),
+            torch.randint(0, 13, (rows, 70)),
+        ),
+    }[kind]()
+    expected = summed(loop(model, x), RAGGED)
+    tape = Tape(model, lean=lean)
+    assert_equal(run(tape, x, segments=segments_of(*RAGGED)), expected, 1e-10)
+
+
+def test_segments_of_one_row_are_records():
+    model, x = mlp(), torch.randn(9, 4)
+    assert_equal(run(Tape(model), x, segments=segments_of(*[1] * 9)), loop(model, x), 1e-12)
+
+
+def test_a_bad_row_drops_its_whole_segment():
+    model, x = mlp(), torch.randn(6, 4)
+    x[2, 0] = torch.nan
+    sizes = [1, 3, 2]
+    good = summed(loop(model, x[[0, 4, 5]]), [1, 2])
+    for records in (
+        run(Tape(model), x, segments=segments_of(*sizes)),
+        by_chain(model, x, sizes),
+    ):
+        assert records.norms.isfinite().tolist() == [True, False, True]
+        sums = records.weighted_sum(torch.ones(3))
+        for parameter, gradients in good.items():
+            torch.testing.assert_close(sums[parameter], gradients.sum(dim=0))
+
+
+@pytest.mark.parametrize("network", ["tape", "chain"])
+def test_rows_that_cancel_cost_other_segments_no_precision(network):
+    """Two rows with opposite gradients of 1e6, whose sum is of ordinary length."""
+    torch.set_default_dtype(torch.float32)
+    model = nn.Sequential(nn.Linear(3, 2, bias=False))
+    x = torch.randn(40, 3)
+    slopes = torch.ones(40)
+    x[20] = x[21] = torch.tensor([1.0, 2.0, 3.0])
+    slopes[20], slopes[21] = 1e6, -1e6 + 1
+    sizes = [20, 2, 18]
+
+    def loss(outputs):
+        return (outputs * torch.tensor([1.0, 0.5])).sum(dim=1) * slopes
+
+    segments = segments_of(*sizes)
+    if network == "tape":
+        records = run(Tape(model), x, loss, segments)
+    else:
+        chain = Chain.of(model, x)
+        records = chain.backward(loss(chain.forward(x)), segments)
+    weight = (x.double() * slopes[:, None].double())[:, None, :] * torch.tensor(
+        [1.0, 0.5], dtype=torch.float64
+    )[:, None]
+    exact = torch.stack([part.sum(dim=0) for part in weight.split(sizes)])
+    norms = exact.flatten(1).norm(dim=1)
+    assert (records.norms.double() >= norms * (1 - 1e-5)).all()
+    assert (records.norms.double() <= norms * torch.tensor([1 + 1e-5, 2, 1 + 1e-5])).all()
+    with_it, without = (
+        next(iter(records.weighted_sum(torch.tensor(factors)).values())).double()
+        for factors in ([1.0, 1.0, 1.0], [1.0, 0.0, 1.0])
+    )
+    moved = float((with_it - without).norm()) / float(norms[1])
+    assert moved <= 1 + 1e-4
+    assert (without - exact[[0, 2]].sum(dim=0)).norm() < 1e-4 * norms[0]
+
+
+@pytest.mark.parametrize("index", [[0, 0, 2], [1, 1, 2], [0, 1, 0], [0, 1], [0, 1, 2, 3]])
+def test_wrong_segments(index):
+    with pytest.raises(ValueError, match="non-decreasing"):
+        Segments(torch.tensor(index), 3)
+
+
+def test_buckets_keep_padding_small():
+    sizes = [1] * 40 + [64]
+    segments = segments_of(*sizes)
+    cells = sum(bucket.rows.numel() for bucket in segments.buckets)
+    assert cells <= 2 * sum(sizes)
+    members = np.concatenate([bucket.members for bucket in segments.buckets])
+    assert sorted(members) == list(range(41))
