@@ -8,6 +8,7 @@ import pytest
 from ownerwise.config import (
     read_config,
 )
+from ownerwise.owners import UNITS
 
 FOLDER = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
@@ -18,7 +19,8 @@ def test_the_example_runs(path, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some write reports
     runpy.run_path(str(path), run_name="__main__")
     shown = capsys.readouterr().out
-    for words in ("spent", "ONE RECORD, not one owner", "guarantee"):
+    unit = UNITS["owner" if path.stem == "patients" else "record"]
+    for words in ("spent", unit, "guarantee"):
         assert words in shown
 
 
@@ -37,5 +39,5 @@ def test_the_configuration_is_accepted(path):
 
 def test_each_kind_of_data_has_an_example():
     assert {path.stem for path in SCRIPTS} >= {
-        "images", "own_loop", "sklearn_pipeline", "tabular", "text",
+        "images", "own_loop", "patients", "sklearn_pipeline", "tabular", "text",
     }  # fmt: skip

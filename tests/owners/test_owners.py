@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ownerwise.errors import BudgetError, PrivacyWarning, name_some
 from ownerwise.owners import (
-    UNIT,
+    UNITS,
     Owners,
 )
 
@@ -179,7 +179,7 @@ class TestObject:
         )
 
     def test_the_unit_is_the_record(self):
-        assert UNIT.startswith("ONE RECORD")
+        assert UNITS["record"].startswith("ONE RECORD")
 
     def test_large_delta_warns_with_the_owner_and_what_would_do(self):
         with pytest.warns(PrivacyWarning, match=r"owner 3 is up to 0.3, above 1/4.*at most 0.03"):

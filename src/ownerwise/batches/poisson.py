@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,12 +63,14 @@ class Batch:
     data: Any = field(repr=False)
     plan_hash: str | None = field(default=None, repr=False)
     part: Part | None = field(default=None, repr=False)
-    by_owner: bool = field(default=False, repr=False)
+    by_owner: bool = field(default=False, repr=False, kw_only=True)
     private: bool = field(default=False, init=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return the state for copies and pickles, which are not private."""
-        return type(self), tuple(getattr(self, part.name) for part in fields(self) if part.init)
+        positional = [part.name for part in fields(self) if part.init and not part.kw_only]
+        make = partial(type(self), by_owner=self.by_owner)
+        return make, tuple(getattr(self, name) for name in positional)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -166,7 +169,13 @@ class PoissonBatches:
     def _batch(self, step: int, indices: np.ndarray, data: Any, part: Part | None = None) -> Batch:
         owner_index = self._sampler.record_owner_index[indices].astype(np.int64)
         batch = Batch(
-            step, indices, frozen(owner_index), data, self._plan_hash, part, self._by_owner
+            step,
+            indices,
+            frozen(owner_index),
+            data,
+            self._plan_hash,
+            part,
+            by_owner=self._by_owner,
         )
         object.__setattr__(batch, "private", self.private and not self._marked)
         return batch

@@ -337,7 +337,7 @@ class Plan:
 
     def describe(self, owners: bool = False) -> str:
         """Return the plan as a table by budget class, or by owner if `owners` is true."""
-        table = format_rows(self.rows(owners), by_owner=owners)
+        table = format_rows(self.rows(owners), by_owner=owners, unit=self.unit)
         return "\n".join([*self._heading(), "", *table, "", *self._notes()])
 
     def _heading(self) -> list[str]:

@@ -17,9 +17,14 @@ _HEADINGS = (
 )  # fmt: skip
 
 
-def format_rows(rows: Sequence[BudgetClass], *, by_owner: bool) -> list[str]:
-    """Return the lines of a table with one row per owner, or per budget class."""
+def format_rows(rows: Sequence[BudgetClass], *, by_owner: bool, unit: str) -> list[str]:
+    """Return the lines of a table with one row per owner, or per budget class.
+
+    If the unit is an owner, what is spent is already the figure per owner.
+    """
     cells = [("owner" if by_owner else "owners", *_HEADINGS), *map(_cells, rows)]
+    if unit == "owner":
+        cells = [line[:-1] for line in cells]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
     lines.insert(1, "  ".join("-" * width for width in widths))

@@ -64,6 +64,7 @@ def card_text(run: Run) -> str:
         NOT_PRIVATE=NOT_PRIVATE,
         run=run,
         facts=facts,
+        budget_titles=_budget_titles(facts),
         budgets=_budgets(facts),
         mechanism=_mechanism(run, facts),
         limits=limits,
@@ -89,13 +90,26 @@ def _data_name(run: Run) -> str:
     return str(data) if data else "not named"
 
 
+def _budget_titles(facts: Facts) -> list[str]:
+    return [
+        "ε promised",
+        f"ε spent per {facts.unit_noun}",
+        "δ",
+        *([] if facts.by_owner else ["ε per owner"]),
+        "owners",
+        "records",
+        "most records per owner",
+        "attacker right at most",
+    ]
+
+
 def _budgets(facts: Facts) -> list[list[str]]:
     return [
         [
             span(*row.budget.epsilon, 4),
             span_up(row.spent.low, row.spent.high),
             delta_span(*row.budget.delta),
-            owner_figure(row.owner_epsilon),
+            *([] if facts.by_owner else [owner_figure(row.owner_epsilon)]),
             whole(row.budget.owners),
             whole(row.budget.records),
             whole(row.budget.most_records),

@@ -18,17 +18,24 @@ from ownerwise.wording import delta, delta_span, span, span_up, whole
 
 NOT_PRIVATE = "NOT PRIVATE"
 
-ADJACENCY = (
-    "Two data sets are neighbours if adding one record to one of them yields the other. The "
-    "releases from two neighbours are (ε, δ)-indistinguishable, where (ε, δ) is the budget of "
-    "that record's owner."
-)
+ADJACENCY = {
+    "record": "Two data sets are neighbours if adding one record to one of them yields the other. "
+    "The releases from two neighbours are (ε, δ)-indistinguishable, where (ε, δ) is the budget of "
+    "that record's owner.",
+    "owner": "Two data sets are neighbours if adding all records of one owner to one of them "
+    "yields the other. The releases from two neighbours are (ε, δ)-indistinguishable, where (ε, δ) "
+    "is the budget of that owner.",
+}
 
-ATTACKER = (
-    "Suppose an attacker knows everything about a record except whether it was used in training. "
-    "Without the model, their guess is right 50 times in 100. With the model, their guess is right "
-    "on average no more often than stated here, whatever their method and computing power."
+_ATTACKER = (
+    "Suppose an attacker knows everything about {} in training. Without the model, their guess is "
+    "right 50 times in 100. With the model, their guess is right on average no more often than "
+    "stated here, whatever their method and computing power."
 )
+ATTACKER = {
+    "record": _ATTACKER.format("a record except whether it was used"),
+    "owner": _ATTACKER.format("an owner's records except whether they were used"),
+}
 
 NO_VALIDATION = (
     "No validation data were passed, so it is unknown how well the model works, and for whom."
@@ -103,8 +110,7 @@ class PlanFacts:
         mixture = "" if plan.mixture is None else f", mixture {plan.mixture:g}"
         return {
             "Plan": f"{plan.method}{mixture}",
-            "Sampling": "Poisson: each record is drawn independently at its owner's rate "
-            f"({rates})",
+            "Sampling": f"Poisson: {_drawn(plan)} ({rates})",
             "Clip norm": span(float(plan.clip_norms.min()), float(plan.clip_norms.max()), 4),
             "Noise": noise,
             "Divisor": f"{plan.expected_batch_size:.6g}, the expected batch size, fixed in advance",
@@ -220,6 +226,15 @@ def _plans(runs: Sequence[Run]) -> tuple[PlanFacts, ...]:
         )
         for of_plan in by_hash.values()
     )
+
+
+def _drawn(plan: Plan) -> str:
+    """Return what is drawn at each step, in words."""
+    if plan.sampling != "owner":
+        return "each record is drawn independently at its owner's rate"
+    most = plan.records_per_owner
+    part = "all of their records" if most is None else f"at most {whole(most)} of their records"
+    return f"each owner is drawn independently, with {part}, at their own rate"
 
 
 def _arithmetic(plan: Plan) -> str:

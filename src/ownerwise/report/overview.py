@@ -73,7 +73,8 @@ def _status(comparison: Comparison) -> Banner:
         )
         return Banner(NOT_PRIVATE, [words], "bad")
     words = (
-        f"{facts.status} No record has spent more than {percent_up(facts.largest_share)} of its ε."
+        f"{facts.status} No {facts.unit_noun} has spent more than "
+        f"{percent_up(facts.largest_share)} of the ε."
     )
     count = len(comparison.runs)
     if count > 1:
@@ -97,7 +98,7 @@ def _tiles(comparison: Comparison) -> Tiles:
         ),
         Tile(
             span_up(*facts.spent),
-            "ε spent per record",
+            f"ε spent per {facts.unit_noun}",
             f"at most {percent_up(facts.largest_share)} of a budget, after {whole(steps)} of "
             f"{whole(plan.steps)} steps",
         ),

@@ -14,8 +14,8 @@ def plan_section(comparison: Comparison) -> list[Block]:
     """Return the settings that each plan fixes."""
     introduction = (
         "Everything in a plan is fixed before training and assumed to be public. Each private step "
-        "samples each record at its owner's rate, clips its gradient to the clip norm and adds "
-        "noise to the sum."
+        f"samples each {comparison.facts.unit_noun} at {_whose(comparison)} rate, clips its gradient "
+        "to the clip norm and adds noise to the sum."
     )
     content: list[Block] = [Text(introduction)]
     plans = comparison.facts.plans
@@ -24,6 +24,10 @@ def plan_section(comparison: Comparison) -> list[Block]:
             content.append(Heading(f"Plan of {use.labels}"))
         content += _plan(use)
     return content
+
+
+def _whose(comparison: Comparison) -> str:
+    return "the owner's" if comparison.facts.by_owner else "its owner's"
 
 
 def _plan(use: PlanFacts) -> list[Block]:
@@ -45,8 +49,10 @@ def _plan(use: PlanFacts) -> list[Block]:
 
 def _table(use: PlanFacts, *, owners: bool) -> Table:
     headings = ["Budget", "Owner" if owners else "Owners", "Records", "δ", "Sampling rate",
-                "Clip norm", "Noise multiplier", "Batch share", "ε per record after all steps",
-                "ε per owner after all steps"]  # fmt: skip
+                "Clip norm", "Noise multiplier", "Batch share",
+                f"ε per {use.plan.unit} after all steps"]  # fmt: skip
+    by_record = use.plan.unit == "record"
+    headings += ["ε per owner after all steps"] if by_record else []
     rows = [
         [
             f"ε {span(*row.epsilon, 4)}",
@@ -58,7 +64,7 @@ def _table(use: PlanFacts, *, owners: bool) -> Table:
             span(*row.noise_multiplier, 4),
             percent(row.batch_share),
             span_up(*row.epsilon_spent),
-            owner_figure(row.owner_epsilon),
+            *([owner_figure(row.owner_epsilon)] if by_record else []),
         ]
         for row in use.plan.rows(owners=owners)
     ]

@@ -108,7 +108,7 @@ def _budgets(comparison: Comparison) -> list[Block]:
 
 def _budget_table(uses: list[PlanFacts], *, titled: bool) -> Table:
     several = max(row.budget.most_records for use in uses for row in use.budgets) > 1
-    per_owner = uses if several else []
+    per_owner = [use for use in uses if several and use.plan.unit == "record"]
     rows = [
         [
             row.budget.name,
@@ -121,17 +121,17 @@ def _budget_table(uses: list[PlanFacts], *, titled: bool) -> Table:
         ]
         for at, row in enumerate(uses[0].budgets)
     ]
-    titles = [f"ε spent per record{f': {use.labels}' if titled else ''}" for use in uses]
+    titles = [f"ε spent per {use.plan.unit}{f': {use.labels}' if titled else ''}" for use in uses]
     titles += [f"ε per owner{f': {use.labels}' if titled else ''}" for use in per_owner]
     titles += ["Most records per owner"] if several else []
     steps = dict.fromkeys(
         f"{whole(use.steps_spent)} of {whole(use.plan.steps)} steps" for use in uses
     )
     caption = (
-        f"The budget and the ε spent per record after {' and '.join(steps)}; the largest spent "
-        "share of any budget is in parentheses"
+        f"The budget and the ε spent after {' and '.join(steps)}; the largest spent share of any "
+        "budget is in parentheses"
     )
-    if several:
+    if per_owner:
         caption += ". ε per owner holds for all records of an owner together"
     return Table(caption, ["Budget", *titles, "Owners", "Records", "δ"], rows)
 
@@ -146,7 +146,7 @@ def _meaning(comparison: Comparison) -> list[Block]:
     for use in comparison.facts.plans:
         key = tuple((row.budget.epsilon, row.budget.delta) for row in use.budgets)
         distinct.setdefault(key, use.budgets)
-    parts: list[Block] = [Text(ATTACKER)]
+    parts: list[Block] = [Text(ATTACKER[comparison.facts.unit_noun])]
     parts += [_attacker_table(budgets) for budgets in distinct.values()]
     if max(row.attacker_bound for rows in distinct.values() for row in rows) > _WEAK_PROMISE:
         parts.append(
@@ -158,7 +158,10 @@ def _meaning(comparison: Comparison) -> list[Block]:
             )
         )
     bound = "The bound is 100 (exp ε + δ) / (1 + exp ε)."
-    return [*parts, Text(f"{comparison.facts.unit} {ADJACENCY} {bound}")]
+    return [
+        *parts,
+        Text(f"{comparison.facts.unit} {ADJACENCY[comparison.facts.unit_noun]} {bound}"),
+    ]
 
 
 def _attacker_table(budgets: list[BudgetFacts]) -> Table:

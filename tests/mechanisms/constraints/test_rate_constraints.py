@@ -126,7 +126,7 @@ def test_prices_are_the_gradient_of_the_priced_constraints():
     """The sum of priced probabilities has the gradient of sum_j multiplier_j rate_j."""
     fair = made(smoothing=0.0, ascent=3.0, cap=50.0).bind(
         SimpleNamespace(
-            sampling_rates=np.ones(1), records=np.array([40]), release_shares=None, release_std=0.0
+            sampling_rates=np.ones(1), elements=np.array([40]), release_shares=None, release_std=0.0
         )
     )
     generator = torch.Generator().manual_seed(2)
