@@ -14,8 +14,8 @@ def plan_section(comparison: Comparison) -> list[Block]:
     """Return the settings that each plan fixes."""
     introduction = (
         "Everything in a plan is fixed before training and assumed to be public. Each private step "
-        f"samples each {comparison.facts.unit_noun} at {_whose(comparison)} rate, clips its gradient "
-        "to the clip norm and adds noise to the sum."
+        f"samples each {comparison.facts.unit_noun} at {_whose(comparison)} rate, clips its "
+        "gradient to the clip norm and adds noise to the sum."
     )
     content: list[Block] = [Text(introduction)]
     plans = comparison.facts.plans

@@ -158,10 +158,8 @@ def _meaning(comparison: Comparison) -> list[Block]:
             )
         )
     bound = "The bound is 100 (exp ε + δ) / (1 + exp ε)."
-    return [
-        *parts,
-        Text(f"{comparison.facts.unit} {ADJACENCY[comparison.facts.unit_noun]} {bound}"),
-    ]
+    adjacency = ADJACENCY[comparison.facts.unit_noun]
+    return [*parts, Text(f"{comparison.facts.unit} {adjacency} {bound}")]
 
 
 def _attacker_table(budgets: list[BudgetFacts]) -> Table:

@@ -25,8 +25,8 @@ def spending(comparison: Comparison) -> Figure:
     panels = [_spending_panel(use, titled=len(plans) > 1) for use in uses]
     caption = (
         f"The lines show the ε spent by each {comparison.facts.unit_noun} after each step, as "
-        "computed by the plan's accountant; pale lines show steps that were planned but not taken. The dotted lines show "
-        "the budgets, which no step may exceed."
+        "computed by the plan's accountant; pale lines show steps that were planned but not taken. "
+        "The dotted lines show the budgets, which no step may exceed."
     )
     if len(plans) > len(uses):
         caption += f" {len(plans) - len(uses)} more plans are not shown."
