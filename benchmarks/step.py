@@ -9,9 +9,10 @@ The figure is the ratio of each contender's fastest turn to the fastest turn of 
 steps with one contender. A step consists of forward pass, backward pass and update; private steps
 also clip to norm 1 and add Gaussian noise.
 
-Contenders: plain, plain-cl (channels-last), ours, lean (ours with less memory), the Opacus modes
-hooks, ew, functorch and ghost, and vmap (torch.func per-record gradients). Where a mode does not
-support a model, its cell says "-".
+Contenders: plain, plain-cl (channels-last), ours, lean (ours with less memory), owners (ours with
+whole owners as the unit, at the same number of records), the Opacus modes hooks, ew, functorch and
+ghost, and vmap (torch.func per-record gradients). Where a mode does not support a model, its cell
+says "-".
 """
 
 from __future__ import annotations
@@ -75,6 +76,23 @@ def ours(name: str, **options: Any) -> Step:
     return lambda: step(ow.Batch(step.steps_spent, indices, owner_index, (x, y)))
 
 
+def owners(name: str, *sizes: int) -> Step:
+    """Return the private step with owners as the unit: owners of these sizes in turn."""
+    model, x, y = build(name)
+    owner_index = np.repeat(np.arange(len(x)), np.resize(sizes, len(x)))[: len(x)]
+    count = int(owner_index[-1]) + 1
+    budgets = dict.fromkeys(range(count), 8.0)
+    of_rows = ow.Owners(owner_index, budgets, 1e-7)
+    plan = ow.plan(
+        of_rows, "uniform", unit="owner", steps=100_000, batch_size=count, clip_norm=CLIP,
+        records_per_owner=None,
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    step = ow.PrivateStep(model, plan, optimizer, functional.cross_entropy)
+    rows = np.arange(len(x)), owner_index
+    return lambda: step(ow.Batch(step.steps_spent, *rows, (x, y), by_owner=True))
+
+
 def opacus(name: str, mode: str) -> Step:
     from opacus import PrivacyEngine
     from opacus.validators import ModuleValidator
@@ -136,6 +154,8 @@ CONTENDERS: dict[str, Callable[[str], Step]] = {
     "plain-cl": lambda name: plain(name, channels_last=True),
     "ours": ours,
     "lean": lambda name: ours(name, performance=ow.Performance(lean=True)),
+    "owners of 8": lambda name: owners(name, 8),
+    "owners of 1 to 8": lambda name: owners(name, 1, 8, 3, 5, 2, 7, 4, 6),
     "opacus hooks": lambda name: opacus(name, "hooks"),
     "opacus ew": lambda name: opacus(name, "ew"),
     "opacus functorch": lambda name: opacus(name, "functorch"),
