@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from ownerwise.gradients.backward import send_back
 from ownerwise.gradients.contributions import sum_of_outer_products, sums_in_float64
+from ownerwise.gradients.contributions.blocks import weighted_sum_of_rows
 from ownerwise.gradients.contributions.grams import gram, squares_from_grams
 from ownerwise.gradients.precision import masked, row_norms, without_huge
-from ownerwise.gradients.segments import Segments
+from ownerwise.gradients.segments import Bucket, Segments
 from ownerwise.torch_internals import aten, has_any_global_hook
 
 __all__ = ["Chain", "ChainGradients"]
@@ -35,6 +36,8 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[.
     nn.Sigmoid: (torch.sigmoid, aten.sigmoid_backward.default),
 }
 _relu_backward = aten.threshold_backward.default
+
+_MOST_HELD = 1 << 22  # numbers in the gradients of segments that are formed at once
 
 # a layer's weight, bias, output gradient and input
 LayerUse = tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]
@@ -143,9 +146,12 @@ class ChainGradients:
         self._parameters = parameters
         self._uses = uses
         self._segments = segments
+        self._held: dict[nn.Parameter, Tensor] | None = None  # the gradients of segments
         norms = self._norms_of_rows() if segments is None else self._norms_of(segments)
         if not math.isfinite(float(norms.sum())):  # a single call in the common case
             bad = ~torch.isfinite(norms)
+            if self._held is not None:
+                self._held = {p: masked(held, bad) for p, held in self._held.items()}
             bad = bad if segments is None else segments.expand(bad)
             self._uses = [(w, b, masked(g, bad), masked(a, bad)) for w, b, g, a in uses]
         self.norms = norms
@@ -168,9 +174,15 @@ class ChainGradients:
         return without_huge(squares.mul_(sizes).sum(dim=0).sqrt_(), lengths)
 
     def _norms_of(self, segments: Segments) -> Tensor:
-        """Return the norms of segments: the sum over layers and pairs of rows s, t of
-        <d_s, d_t> (<a_s, a_t> + 1).
+        """Return the norms of segments.
+
+        Their gradients are formed if they are small. Otherwise a squared norm is the sum over
+        layers and pairs of rows s, t of <d_s, d_t> (<a_s, a_t> + 1).
         """
+        numbers = sum(parameter.numel() for parameter in self._parameters)
+        buckets = segments.buckets
+        if len(buckets) == 1 and numbers * len(segments) <= _MOST_HELD:
+            return self._form(buckets[0])
         squares = self._uses[0][2].new_zeros(len(segments))
         for weight, bias, gradient, inputs in self._uses:
             if _trains(bias):  # the bias is a weight of an input that is always 1
@@ -188,6 +200,18 @@ class ChainGradients:
                 squares[bucket.members] += found
         return squares.sqrt_()
 
+    def _form(self, bucket: Bucket) -> Tensor:
+        """Form the gradients of segments, and return their norms."""
+        self._held = {}
+        for weight, bias, gradient, inputs in reversed(self._uses):
+            left = bucket.padded(gradient)
+            if weight.requires_grad:
+                self._held[weight] = torch.bmm(left.mT, bucket.padded(inputs)).flatten(1)
+            if bias is not None and bias.requires_grad:
+                self._held[bias] = left.sum(dim=1)
+        parts = [row_norms(held) for held in self._held.values()]
+        return row_norms(torch.stack(parts, dim=1))
+
     def __len__(self) -> int:
         return len(self.norms)
 
@@ -196,6 +220,8 @@ class ChainGradients:
     ) -> dict[nn.Parameter, Tensor]:
         """See `PerRecordGradients.weighted_sum`."""
         factors = factors.detach().to(self.norms.dtype)
+        if self._held is not None:
+            return {p: self._sum_held(p, held, factors) for p, held in self._held.items()}
         if self._segments is not None:
             factors = self._segments.expand(factors).double()  # rows may cancel each other
         column = factors[:, None]
@@ -212,6 +238,9 @@ class ChainGradients:
             if bias is not None and bias.requires_grad:
                 sums[bias] = scaled.sum(dim=0, dtype=torch.float64 if in_blocks else None)
         return sums
+
+    def _sum_held(self, parameter: nn.Parameter, held: Tensor, factors: Tensor) -> Tensor:
+        return weighted_sum_of_rows(factors, held).view(parameter.shape)
 
     def per_record(self, start: int = 0, stop: int | None = None) -> dict[nn.Parameter, Tensor]:
         """Return the gradients themselves, `{parameter: [records, *shape]}`, for research."""

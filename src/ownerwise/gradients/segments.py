@@ -26,14 +26,18 @@ class Bucket(NamedTuple):
         members: their numbers.
         rows: their rows, `[members, largest]`; short segments repeat a row.
         there: False for the repeated rows.
+        full: whether these are all segments, each with the same number of rows.
     """
 
     members: Tensor
     rows: Tensor
     there: Tensor
+    full: bool = False
 
     def padded(self, values: Tensor) -> Tensor:
         """Return `[rows, ...]` values as `[members, largest, ...]`, with zeros as padding."""
+        if self.full:
+            return values.unflatten(0, self.rows.shape)
         there = self.there.reshape(*self.there.shape, *[1] * (values.dim() - 1))
         return torch.where(there, values[self.rows], 0)
 
@@ -104,4 +108,5 @@ class Segments:
         sizes = self.sizes[members][:, None]
         first = (self.sizes.cumsum(0) - self.sizes)[members][:, None]
         place = torch.arange(int(sizes.max()) if len(members) else 0)
-        return Bucket(members, first + place.minimum(sizes - 1), place < sizes)
+        full = self.count * len(place) == len(self.index)
+        return Bucket(members, first + place.minimum(sizes - 1), place < sizes, full)

@@ -1,8 +1,9 @@
 """Contributions of whole owners: the rows of a contribution, added up within segments.
 
-Sums need no padding: each row gets its owner's factor. Norms need an owner's rows together. Outer
-products and look-ups are padded to equal numbers of terms, so an owner is a record with more terms;
-the gradients of other contributions are formed and added up.
+If the owners' gradients fit in memory, they are formed once and serve for norms and sums. Otherwise
+sums give each row its owner's factor, and norms come from outer products and look-ups that are
+padded to equal numbers of terms, so that an owner is a record with more terms; the gradients of
+other contributions are formed in parts and added up.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ownerwise.gradients.contributions.contribution import Contribution
+from ownerwise.gradients.contributions.contribution import Contribution, Dense
 from ownerwise.gradients.contributions.grams import HIDDEN_ROUNDINGS
 from ownerwise.gradients.contributions.lookup import Lookup
 from ownerwise.gradients.contributions.outer import Outer
@@ -31,14 +32,18 @@ class Grouped(Contribution):
         self.inner, self.segments, self.budget = inner, segments, budget
         self.count, self.shape = segments.count, inner.shape
         self._bound: Tensor | None = None
+        self._owners: Contribution | None = None  # the formed gradients, one per segment
 
     @property
     def one_term(self) -> bool:
         """See `Contribution`."""
-        return self.inner.one_term and self.segments.largest == 1
+        return self._owners is not None or (self.inner.one_term and self.segments.largest == 1)
 
     def squared_norms(self) -> Tensor:
-        """See `Contribution`."""
+        """See `Contribution`; may replace the rows with the segments' gradients."""
+        if self._may_hold():
+            self._owners = self._formed()
+            return self._owners.squared_norms()
         if not isinstance(self.inner, Outer | Lookup):
             return self._norms_of_formed().square_()
         self._bound = self._of_rows(self.inner.terms_bound())
@@ -46,6 +51,21 @@ class Grouped(Contribution):
         for bucket in self.segments.buckets:
             squares[bucket.members] = _padded(self.inner, bucket, self.budget).squared_norms()
         return squares
+
+    def _may_hold(self) -> bool:
+        """Return whether the gradients of all segments are small enough to be formed at once."""
+        numbers = torch.Size(self.shape).numel()
+        if isinstance(self.inner, Lookup) and numbers > self.inner.gradient[0].numel():
+            return False  # mostly zeros
+        return self.budget.may_hold(4 * self.count * numbers, 0)
+
+    def _formed(self) -> Contribution:
+        """Return the segments' gradients, each formed in a single product if possible."""
+        inner, buckets = self.inner, self.segments.buckets
+        if not isinstance(inner, Outer) or len(buckets) > 1:
+            return Dense(self.per_record(0, self.count))
+        owners = _padded(inner, buckets[0], self.budget)
+        return Dense(owners.per_record(0, self.count))
 
     def _of_rows(self, bound: Tensor | None, lengths: Tensor | None = None) -> Tensor:
         """Return the sum over a segment's rows of the lengths of their terms."""
@@ -70,6 +90,8 @@ class Grouped(Contribution):
 
     def per_record(self, start: int, stop: int) -> Tensor:
         """See `Contribution`; here, the gradients of a range of segments."""
+        if self._owners is not None:
+            return self._owners.per_record(start, stop)
         ends = self.segments.ends
         first, last = ends[start], ends[stop]
         index = self.segments.index[first:last] - start
@@ -83,17 +105,24 @@ class Grouped(Contribution):
 
     def weighted_sum(self, weights: Tensor, *, in_blocks: bool = True) -> Tensor:
         """See `Contribution`."""
+        if self._owners is not None:
+            return self._owners.weighted_sum(weights, in_blocks=in_blocks)
         return self.inner.weighted_sum(self.segments.expand(weights), in_blocks=in_blocks)
 
     def partial_sum(self, weights: Tensor, start: int, stop: int) -> Tensor:
         """See `Contribution`."""
+        if self._owners is not None:
+            return self._owners.partial_sum(weights, start, stop)
         first, last = self.segments.ends[start], self.segments.ends[stop]
         index = self.segments.index[first:last].to(weights.device) - start
         return self.inner.partial_sum(weights[index], first, last)
 
     def drop(self, bad: Tensor) -> None:
         """See `Contribution`."""
-        self.inner.drop(self.segments.expand(bad))
+        if self._owners is not None:
+            self._owners.drop(bad)
+        else:
+            self.inner.drop(self.segments.expand(bad))
 
     def terms_bound(self) -> Tensor | None:
         """See `Contribution`; the rows of a segment may cancel each other."""
