@@ -75,7 +75,7 @@ def largest_movement(seed: int) -> float:
     present = np.unique(owner)
     whole = total(present)
     return max(
-        float((whole - total(present[present != removed])).norm()) / plan.clip_norms[removed]
+        float((whole - total(present[present != removed])).norm()) / float(plan.clip_norms[removed])
         for removed in present
     )
 

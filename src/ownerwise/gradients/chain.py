@@ -146,12 +146,11 @@ class ChainGradients:
         self._parameters = parameters
         self._uses = uses
         self._segments = segments
-        self._held: dict[nn.Parameter, Tensor] | None = None  # the gradients of segments
+        self._held: dict[nn.Parameter, Tensor] = {}  # the gradients of segments, if formed
         norms = self._norms_of_rows() if segments is None else self._norms_of(segments)
         if not math.isfinite(float(norms.sum())):  # a single call in the common case
             bad = ~torch.isfinite(norms)
-            if self._held is not None:
-                self._held = {p: masked(held, bad) for p, held in self._held.items()}
+            self._held = {p: masked(held, bad) for p, held in self._held.items()}
             bad = bad if segments is None else segments.expand(bad)
             self._uses = [(w, b, masked(g, bad), masked(a, bad)) for w, b, g, a in uses]
         self.norms = norms
@@ -202,7 +201,6 @@ class ChainGradients:
 
     def _form(self, bucket: Bucket) -> Tensor:
         """Form the gradients of segments, and return their norms."""
-        self._held = {}
         for weight, bias, gradient, inputs in reversed(self._uses):
             left = bucket.padded(gradient)
             if weight.requires_grad:
@@ -220,7 +218,7 @@ class ChainGradients:
     ) -> dict[nn.Parameter, Tensor]:
         """See `PerRecordGradients.weighted_sum`."""
         factors = factors.detach().to(self.norms.dtype)
-        if self._held is not None:
+        if self._held:
             return {p: self._sum_held(p, held, factors) for p, held in self._held.items()}
         if self._segments is not None:
             factors = self._segments.expand(factors).double()  # rows may cancel each other
