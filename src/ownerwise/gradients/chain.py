@@ -182,7 +182,7 @@ class ChainGradients:
         buckets = segments.buckets
         if len(buckets) == 1 and numbers * len(segments) <= _MOST_HELD:
             return self._form(buckets[0])
-        squares = self._uses[0][2].new_zeros(len(segments))
+        squares = self._uses[0][2].new_zeros(len(segments), dtype=torch.float64)  # as the sums
         for weight, bias, gradient, inputs in self._uses:
             if _trains(bias):  # the bias is a weight of an input that is always 1
                 inputs = inputs if weight.requires_grad else inputs[:, :0]
@@ -190,14 +190,21 @@ class ChainGradients:
             elif not weight.requires_grad:
                 continue
             for bucket in segments.buckets:
-                left, right = bucket.padded(gradient), bucket.padded(inputs)
+                left, right = bucket.padded(gradient).double(), bucket.padded(inputs).double()
 
                 def form(number: int, left: Tensor = left, right: Tensor = right) -> Tensor:
                     return left[number].mT @ right[number]
 
                 found = squares_from_grams(gram(left), gram(right), form)
                 squares[bucket.members] += found
-        return squares.sqrt_()
+        return squares.sqrt_().to(self._uses[0][2].dtype)
+
+    def row_lengths(self) -> Tensor:
+        """Return an upper bound on the norm of each row's gradient, `[rows]`."""
+        return sum(
+            (row_norms(g) * (row_norms(a).square() + 1).sqrt() for _, _, g, a in self._uses),
+            start=self._uses[0][2].new_zeros(len(self._uses[0][2])),
+        )
 
     def _form(self, bucket: Bucket) -> Tensor:
         """Form the gradients of segments, and return their norms."""

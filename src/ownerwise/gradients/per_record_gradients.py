@@ -62,6 +62,11 @@ class PerRecordGradients:
     def __len__(self) -> int:
         return len(self.norms)
 
+    def row_lengths(self) -> Tensor:
+        """Return an upper bound on the norm of the gradient of each row of segments, `[rows]`."""
+        lengths = [c.row_lengths() for _, c in self._uses if isinstance(c, Grouped)]
+        return torch.stack(lengths).sum(dim=0) if lengths else self.norms
+
     def weighted_sum(self, factors: Tensor, *, in_blocks: bool = True) -> Gradients:
         """Return `{parameter: sum_i factors[i] * g_i}` for all trainable parameters.
 

@@ -135,6 +135,11 @@ class PlanRequest:
                 "sampling 'owner' with unit 'record': expected unit='owner', because whole owners "
                 "are drawn and protected"
             )
+        if self.sampling == "record" and self.unit == "owner":
+            problems.append(
+                "sampling 'record' with unit 'owner': expected sampling='owner'; for plans that "
+                "sample records, plan.owner_epsilon() states the epsilon of all records of an owner"
+            )
         if most is not None and not (_in(most, 1, math.inf) and most == int(most)):  # type: ignore
             problems.append(
                 f"records_per_owner {most!r}: expected a whole number of at least 1, or None for "

@@ -141,10 +141,9 @@ def _value_problems(plan: Any) -> list[str]:
 
 def _unit_problems(plan: Any) -> list[str]:
     """Return a problem for each value that does not fit the unit of privacy."""
-    pairs = (("record", "record"), ("owner", "owner"), ("owner", "record"))
     most = plan.records_per_owner
-    if (plan.unit, plan.sampling) not in pairs:
-        return [f"unit {plan.unit!r} with sampling {plan.sampling!r}: expected record or owner"]
+    if plan.unit not in ("record", "owner") or plan.sampling != plan.unit:
+        return [f"unit {plan.unit!r} with sampling {plan.sampling!r}: expected the same for both"]
     if most is not None and (plan.sampling != "owner" or type(most) is not int or most < 1):
         return [f"records_per_owner: {most!r}; expected at least 1, with owner sampling"]
     if plan.sampling == "owner" and plan.hardened_rows is not None:

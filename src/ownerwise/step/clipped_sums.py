@@ -190,7 +190,7 @@ class ClippedSums:
             records = micro.chain.backward(losses, segments, also=also)
         factors = self._factors(records.norms, limits[micro.elements], randomness, len(rows))
         if micro.check is not None:
-            lengths = functools.partial(_lengths, factors, records.norms, segments)
+            lengths = functools.partial(_lengths, factors, records, segments)
             micro.check.compare(losses, lengths, self._smallest_clip * self._clip_scale, len(rows))
         if rows.occupied is not None:
             factors = factors * torch.as_tensor(rows.occupied[micro.rows]).to(factors)
@@ -387,10 +387,16 @@ class ClippedSums:
             self.peek = Peek(losses, norms, factors, owner_index)
 
 
-def _lengths(factors: Tensor, norms: Tensor, segments: Segments | None) -> Tensor:
-    """Return the norm of each row's clipped gradient; for an owner's rows, that of the owner."""
-    lengths = factors * norms
-    return lengths if segments is None else segments.expand(lengths)
+def _lengths(
+    factors: Tensor, records: PerRecordGradients | ChainGradients, segments: Segments | None
+) -> Tensor:
+    """Return the length of each row's part of the sum.
+
+    The rows of an owner may be far longer than their sum, so their own lengths count.
+    """
+    if segments is None:
+        return factors * records.norms
+    return segments.expand(factors) * records.row_lengths().to(factors)
 
 
 def _added(

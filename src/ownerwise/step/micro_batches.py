@@ -105,13 +105,14 @@ def _whole_elements(rows: Rows, element: np.ndarray, size: int) -> list[MicroBat
         last = max(first + 1, fitting)
         span = slice(int(starts[first]), int(ends[last - 1]))
         whole = span.stop - span.start == len(element)
+        numbers = list(range(span.start, span.stop))  # a copy: kernels round by a view's alignment
         result.append(
             MicroBatch(
                 len(result),
                 span,
                 slice(first, last),
-                rows.inputs if whole else take(rows.inputs, span),
-                rows.targets if whole else take(rows.targets, span),
+                rows.inputs if whole else take(rows.inputs, numbers),
+                rows.targets if whole else take(rows.targets, numbers),
                 Segments(torch.from_numpy(element[span] - first), last - first),
                 torch.from_numpy(shares[span]),
             )

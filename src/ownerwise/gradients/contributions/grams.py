@@ -45,8 +45,9 @@ def squares_from_grams(left: Tensor, right: Tensor, form: Callable[[int], Tensor
     squares = right.mul_(left).sum(dim=(1, 2))
     rounding = torch.finfo(squares.dtype).eps
     lost = squares < TRUSTED_ROUNDINGS * rounding * most.square()
+    roundings = max(HIDDEN_ROUNDINGS, left.shape[1]) * rounding  # one for each term that is added
     if lost.any():
         for number in lost.nonzero().flatten().tolist():
             norm = row_norms(form(number).reshape(1, -1))[0]
-            squares[number] = (norm + HIDDEN_ROUNDINGS * rounding * most[number]).square()
+            squares[number] = (norm + roundings * most[number]).square()
     return without_huge(squares, *(length.mT for length in lengths))

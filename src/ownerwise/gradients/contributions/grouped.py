@@ -130,6 +130,11 @@ class Grouped(Contribution):
         """See `Contribution`; the rows of a segment may cancel each other."""
         return self._bound
 
+    def row_lengths(self) -> Tensor:
+        """Return the norm of each row's gradient, `[rows]`."""
+        held = getattr(self.inner, "held", None)
+        return self.inner.squared_norms().sqrt() if held is None else row_norms(held)
+
     def padded(self) -> Contribution | None:
         """Return the segments as records with more terms, or None if there is no short way."""
         if not isinstance(self.inner, Outer | Lookup) or len(self.segments.buckets) > 1:
