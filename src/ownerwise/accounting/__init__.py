@@ -8,13 +8,14 @@ releases. `curves` inverts this cost for up to a million owners, and `reference`
 with dp-accounting.
 """
 
-from ownerwise.accounting.budgets import Budgets
+from ownerwise.accounting.budgets import Budgets, record_levels
 from ownerwise.accounting.curves import (
     MULTIPLIER,
     MULTIPLIER_RANGE,
     BudgetCurve,
     LogQuantity,
     multiplier_curve,
+    rough_sampling_rate_curve,
     sampling_rate_curve,
 )
 from ownerwise.accounting.gaussian import gaussian_mu
@@ -50,5 +51,7 @@ __all__ = [
     "joint_multiplier",
     "multiplier_curve",
     "owner_epsilon",
+    "record_levels",
+    "rough_sampling_rate_curve",
     "sampling_rate_curve",
 ]

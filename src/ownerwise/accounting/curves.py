@@ -17,16 +17,17 @@ from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
-from scipy.interpolate import CubicSpline
+from scipy.interpolate import CubicSpline, interp1d
 
-from ownerwise.accounting.budgets import Budgets, DeltaGroup
+from ownerwise.accounting.budgets import BudgetGroup, Budgets
 from ownerwise.accounting.gaussian import gaussian_mu
 from ownerwise.accounting.release import joint_multiplier
 from ownerwise.accounting.roots import find_root
-from ownerwise.accounting.run_cost import Exposure, RunCost
+from ownerwise.accounting.run_cost import LARGEST_SHIFT, Exposure, RunCost
+from ownerwise.errors import AccountingError
 
 LogQuantity = Callable[[int, np.ndarray], np.ndarray]
-"""Logarithm of a quantity, as a function of (index of the delta, log epsilon)."""
+"""Logarithm of a quantity, as a function of (number of the group of budgets, log epsilon)."""
 
 SAMPLING_RATE = "sampling rate"
 SAMPLING_RATE_RANGE = (1e-9, 1.0)
@@ -34,8 +35,15 @@ MULTIPLIER = "noise multiplier"
 MULTIPLIER_RANGE = (0.2, 1e5)
 TOLERANCE = 2e-4
 """Relative error in epsilon that solving and interpolating may each introduce."""
+OWNER_TOLERANCE = 1e-3
+"""The same for several records together, whose cost jumps by up to 4e-4 where its grid changes.
+With a smaller tolerance, nodes would crowd around the jumps, and the spline would overshoot."""
 
 MAX_NODES = 24  # with at most this many distinct budgets per delta, each one is a node
+MAX_OWNER_NODES = 20  # the same for the cost of several records, which takes longer to compute
+_ROUGH_NODES = 6
+_ROUGH_LEVELS = 4
+_TOO_MUCH = 30.0  # logarithm of a cost that cannot be computed because it is enormous
 
 
 class BudgetCurve:
@@ -49,6 +57,7 @@ class BudgetCurve:
         self.quantity = quantity
         self.nodes: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # log epsilon, log value
         self.unreachable: list[tuple[float, float]] = []
+        self.last_equation: _Equation | None = None
 
     def log_at(self, number: int, log_epsilon: np.ndarray) -> np.ndarray:
         """Return the log of the quantity at each log epsilon, for the delta at index `number`."""
@@ -80,8 +89,45 @@ def sampling_rate_curve(
     """
     curve = BudgetCurve(SAMPLING_RATE)
     for group in budgets.groups:
-        equation = _RateEquation(run, group, TOLERANCE, log_multiplier, least_sampling_rate)
+        tolerance = tolerance_of(group.records)
+        equation = _RateEquation(run, group, tolerance, log_multiplier, least_sampling_rate)
         _add_nodes(curve, equation, budgets, guess)
+    return curve
+
+
+def rough_sampling_rate_curve(
+    budgets: Budgets,
+    log_multiplier: LogQuantity,
+    run: RunCost,
+    guess: LogQuantity | None = None,
+    least_sampling_rate: float | None = None,
+) -> BudgetCurve:
+    """Return approximate sampling rates, solved for only a few of the numbers of records K.
+
+    For a given epsilon, the expected number of drawn records, K times the sampling rate, changes
+    little with K, and smoothly with 1/K. The other numbers of records are interpolated, without a
+    check: use the result as a guess only.
+    """
+    curve = BudgetCurve(SAMPLING_RATE)
+    for delta in {group.delta: None for group in budgets.groups}:
+        groups = [group for group in budgets.groups if group.delta == delta]
+        members = np.concatenate([group.members for group in groups])
+        least, most = budgets.epsilon[members].min(), budgets.epsilon[members].max()
+        x = np.log(np.geomspace(least, most, _ROUGH_NODES) if least < most else np.array([least]))
+        few = np.unique(np.linspace(0, len(groups) - 1, _ROUGH_LEVELS).round().astype(int))
+        drawn = []
+        for group in (groups[at] for at in few):
+            tolerance = tolerance_of(group.records)
+            equation = _RateEquation(run, group, tolerance, log_multiplier, least_sampling_rate)
+            rates = _solutions(curve, equation, x, guess)
+            curve.nodes[group.number] = x, rates
+            drawn.append(rates + np.log(group.records))
+        inverse = np.array([1.0 / group.records for group in groups])
+        order = few[::-1]  # so that the inverse rises
+        spread = interp1d(inverse[order], np.array(drawn)[::-1], axis=0, bounds_error=False)
+        for group, place in zip(groups, inverse, strict=True):
+            rates = spread(place) if len(few) > 1 else drawn[0]
+            curve.nodes[group.number] = x, np.minimum(rates - np.log(group.records), 0.0)
     return curve
 
 
@@ -95,7 +141,8 @@ def multiplier_curve(
     """Return the noise multiplier that spends each budget at a single sampling rate."""
     curve = BudgetCurve(MULTIPLIER)
     for group in budgets.groups:
-        _add_nodes(curve, _MultiplierEquation(run, group, tolerance, sampling_rate), budgets, guess)
+        own = max(tolerance, tolerance_of(group.records))
+        _add_nodes(curve, _MultiplierEquation(run, group, own, sampling_rate), budgets, guess)
     return curve
 
 
@@ -105,8 +152,23 @@ def _add_nodes(
     """Solve the equation for the owners of one delta, and add the nodes to the curve."""
     group = equation.group
     targets = np.unique(budgets.epsilon[group.members])
-    exact = len(targets) <= MAX_NODES
-    x = np.log(targets if exact else np.geomspace(targets[0], targets[-1], MAX_NODES // 2))
+    most = max_nodes(group.records)
+    exact = len(targets) <= most
+    x = np.log(targets if exact else np.geomspace(targets[0], targets[-1], most // 2))
+    y = _solutions(curve, equation, x, guess)
+    curve.nodes[group.number] = (x, y) if exact else _refined(x, y, equation)
+
+
+def _solutions(
+    curve: BudgetCurve, equation: _Equation, x: np.ndarray, guess: LogQuantity | None
+) -> np.ndarray:
+    """Return the solutions for these log epsilons, and add unreachable ones to the curve's list."""
+    group, before = equation.group, curve.last_equation
+    curve.last_equation = equation
+    if guess is None and before is not None and before.group.delta == group.delta:
+        # the solution for the last number of records, shifted by the change in the rough formula
+        shift = equation.rough_solution(float(x[0])) - before.rough_solution(float(x[0]))
+        guess = lambda _, at: curve.log_at(before.group.number, at) + shift  # noqa: E731
     values: list[float] = []
     for at, point in enumerate(x.tolist()):
         if guess is not None:
@@ -118,8 +180,17 @@ def _add_nodes(
         values.append(equation.solution(point, start))
         if equation.is_unreachable(point, values[-1]):
             curve.unreachable.append((float(np.exp(point)), group.delta))
-    y = np.array(values)
-    curve.nodes[group.number] = (x, y) if exact else _refined(x, y, equation)
+    return np.array(values)
+
+
+def tolerance_of(records: int) -> float:
+    """Return the relative error in epsilon that solving and interpolating may each introduce."""
+    return TOLERANCE if records == 1 else OWNER_TOLERANCE
+
+
+def max_nodes(records: int) -> int:
+    """Return the number of distinct budgets up to which each one is a node."""
+    return MAX_NODES if records == 1 else MAX_OWNER_NODES
 
 
 def _refined(x: np.ndarray, y: np.ndarray, equation: _Equation) -> tuple[np.ndarray, np.ndarray]:
@@ -163,7 +234,7 @@ class _Equation(ABC):
     """The equation "cost = epsilon" for one delta; the unknown is the logarithm of a quantity."""
 
     run: RunCost
-    group: DeltaGroup
+    group: BudgetGroup
     tolerance: float
 
     slope: ClassVar[float]
@@ -180,8 +251,17 @@ class _Equation(ABC):
     def miss(self, value: float, log_epsilon: float) -> float:
         """Return the amount by which the logarithm of the cost exceeds its target."""
         exposure = self.exposure(value, log_epsilon)._replace(closing=self.closing(log_epsilon))
-        epsilon = self.run.epsilon(exposure, self.group.delta)
-        return float(np.log(max(epsilon, 1e-12))) - log_epsilon
+        records = self.group.records
+        if records == 1:
+            epsilon = self.run.epsilon(exposure, self.group.delta)
+            return float(np.log(max(epsilon, 1e-12))) - log_epsilon
+        if exposure.sampling_rate * records > LARGEST_SHIFT * exposure.multiplier:
+            return _TOO_MUCH
+        try:
+            epsilon = self.run.epsilon(exposure, self.group.delta, records)
+        except AccountingError:  # far from any budget, the cost is too large to be computed
+            return _TOO_MUCH
+        return min(_TOO_MUCH, float(np.log(max(epsilon, 1e-12))) - log_epsilon)
 
     def closing(self, log_epsilon: float) -> float:
         """Return the sensitivity of the closing release for records with this budget."""
@@ -232,7 +312,8 @@ class _RateEquation(_Equation):
             multiplier = joint_multiplier(multiplier, release.std)
         growth = np.expm1(min(1.0 / multiplier**2, 50.0))
         mu = self.mu_for_steps(log_epsilon)
-        return float(np.log(mu / np.sqrt(self.run.schedule.steps * growth)))
+        together = self.group.records * np.sqrt(self.run.schedule.steps * growth)
+        return float(np.log(mu / together))
 
     def _multiplier(self, log_epsilon: float) -> float:
         return float(np.exp(self.log_multiplier(self.group.number, np.array([log_epsilon]))[0]))
@@ -251,4 +332,5 @@ class _MultiplierEquation(_Equation):
     def rough_solution(self, log_epsilon: float) -> float:
         mu = self.mu_for_steps(log_epsilon)
         steps = self.run.schedule.steps
-        return -0.5 * float(np.log(np.log1p(mu**2 / (steps * self.sampling_rate**2))))
+        drawn = self.group.records * self.sampling_rate
+        return -0.5 * float(np.log(np.log1p(mu**2 / (steps * drawn**2))))

@@ -14,7 +14,7 @@ import numpy as np
 
 from ownerwise.accounting.owner_pair import most_drawn
 from ownerwise.accounting.pld import owner_tail
-from ownerwise.accounting.run_cost import LARGEST_OWNER_EPSILON, Exposure, RunCost
+from ownerwise.accounting.run_cost import LARGEST_OWNER_EPSILON, LARGEST_SHIFT, Exposure, RunCost
 from ownerwise.errors import AccountingError
 
 _MOST_CLASSES = 300
@@ -71,8 +71,9 @@ def owner_epsilon(
 def _one(run: RunCost, values: np.ndarray, overflow: Callable[[int], float] | None) -> float:
     *exposure, delta, records = values.tolist()
     exposure, count = Exposure(*exposure), int(records)
-    if exposure.sampling_rate * count > 30.0 * exposure.multiplier and run.schedule.steps:
-        return np.inf  # a single step shifts the sum by 30 standard deviations on average
+    shift = exposure.sampling_rate * count / exposure.multiplier  # of a single step, on average
+    if shift > LARGEST_SHIFT and run.schedule.steps:
+        return np.inf
     if overflow is not None and run.schedule.steps:
         tail = owner_tail(delta / 2, run.schedule.steps)
         left = delta - overflow(most_drawn(exposure.sampling_rate, count, tail))

@@ -14,12 +14,13 @@ import numpy as np
 from scipy.interpolate import CubicSpline
 
 from ownerwise.accounting import pld
-from ownerwise.accounting.budgets import Budgets
-from ownerwise.accounting.curves import MAX_NODES, SAMPLING_RATE_RANGE, TOLERANCE
-from ownerwise.accounting.run_cost import Exposure, RunCost
+from ownerwise.accounting.budgets import BudgetGroup, Budgets
+from ownerwise.accounting.curves import SAMPLING_RATE_RANGE, max_nodes, tolerance_of
+from ownerwise.accounting.run_cost import LARGEST_SHIFT, Exposure, RunCost
 from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
 
+_ENORMOUS = 1e12  # stands for an infinite epsilon, which could not be interpolated
 _MAX_ROUNDS = 8  # rounds of adding nodes where a path has corners
 
 
@@ -30,6 +31,7 @@ def epsilon(
     delta: np.ndarray | float,
     release_sensitivity: np.ndarray | float = 1.0,
     closing_sensitivity: np.ndarray | float = 1.0,
+    records: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return every owner's epsilon after `steps` steps.
 
@@ -44,6 +46,9 @@ def epsilon(
         release_sensitivity: the most that one record of each owner can contribute to the release
             of a step.
         closing_sensitivity: the same for the release after training.
+        records: the number of records of each owner that are added or removed together; by default
+            one. There should be few distinct numbers (`record_levels`). An epsilon that cannot be
+            computed because it is too large is infinite.
     """
     run = RunCost.of(steps)
     given = (sampling_rate, multiplier, release_sensitivity, closing_sensitivity, delta)
@@ -53,14 +58,14 @@ def epsilon(
     result = np.zeros(delta.shape)
     if run.schedule.steps == 0 and run.closing is None:
         return result
-    for group in Budgets(np.ones(len(delta)), delta).groups:
+    for group in Budgets(np.ones(len(delta)), delta, records).groups:
         rates, multipliers, release, closing = (part[group.members] for part in exposures)
         order = np.lexsort((closing, release, -multipliers, rates))
         members = group.members[order]
         points = np.stack([rates, multipliers, release, closing], axis=1)[order]
         for curve in _curves(points):
-            result[members[curve]] = _along_curve(run, points[curve], group.delta)
-    return result
+            result[members[curve]] = _along_curve(run, points[curve], group)
+    return np.where(result < _ENORMOUS, result, np.inf) if records is not None else result
 
 
 def _curves(points: np.ndarray) -> Iterable[slice]:
@@ -71,7 +76,7 @@ def _curves(points: np.ndarray) -> Iterable[slice]:
     return map(slice, starts, [*starts[1:], len(points)])
 
 
-def _along_curve(run: RunCost, points: np.ndarray, delta: float) -> np.ndarray:
+def _along_curve(run: RunCost, points: np.ndarray, group: BudgetGroup) -> np.ndarray:
     """Return epsilon, rounded up, for exposures in order of cost, [owners, 4].
 
     The logarithms of the exposures are points on a path in four dimensions. A point's position
@@ -83,34 +88,44 @@ def _along_curve(run: RunCost, points: np.ndarray, delta: float) -> np.ndarray:
     points, original = points[new], np.cumsum(new) - 1
 
     def spent(at: int) -> float:
-        return run.epsilon(Exposure(*points[at].tolist()), delta)
+        exposure = Exposure(*points[at].tolist())
+        if group.records == 1:
+            return run.epsilon(exposure, group.delta)
+        shift = exposure.sampling_rate * group.records / exposure.multiplier
+        if shift > LARGEST_SHIFT and run.schedule.steps:
+            return _ENORMOUS
+        return run.epsilon(exposure, group.delta, group.records)
+
+    most, tolerance = max_nodes(group.records), tolerance_of(group.records)
 
     nodes, aside = np.arange(0), np.arange(len(points))
     path = np.log(np.maximum(points, SAMPLING_RATE_RANGE[0]))
     position = path[:, 0] - path[:, 1]
-    if len(points) > 2 * MAX_NODES:
+    if len(points) > 2 * most:
         least = float(points[-1, 1]) * min(factor for _, factor in run.schedule.segments)
-        nodes, aside = _path_nodes(position, path, TOLERANCE / (8.0 + 4.0 / least**2))
+        if group.records > 1:  # several records may be drawn in a step
+            least /= 1.0 + group.records * float(points[-1, 0])
+        nodes, aside = _path_nodes(position, path, tolerance / (8.0 + 4.0 / least**2), most // 2)
     values = np.empty(len(points))
     if len(nodes):
         smooth = np.setdiff1d(np.arange(len(points)), aside)
-        values = _interpolated(position, smooth, nodes, spent)
+        values = _interpolated(position, smooth, nodes, spent, tolerance)
     values[aside] = [spent(int(at)) for at in aside]
     return values[original]
 
 
 def _path_nodes(
-    position: np.ndarray, path: np.ndarray, tolerance: float
+    position: np.ndarray, path: np.ndarray, tolerance: float, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return nodes whose spline follows the path, and the points that the spline misses.
 
     Epsilon is a smooth function of an exposure, so it is smooth along the path only where the path
     itself is smooth. Between nodes, the path may have corners that a check of epsilon would miss.
     An error of `tolerance` in the logarithms of the path changes log epsilon by about an eighth of
-    `TOLERANCE`: the slope of log epsilon is at most 2 / m^2 in the log multiplier where sampling
-    amplifies privacy, and about 1 in the log rate.
+    the tolerance for epsilon: the slope of log epsilon is at most 2 / m^2 in the log multiplier
+    where sampling amplifies privacy, and about 1 in the log rate.
     """
-    wanted = np.linspace(position[0], position[-1], MAX_NODES // 2)
+    wanted = np.linspace(position[0], position[-1], count)
     nodes = np.minimum(np.searchsorted(position, wanted), len(position) - 1)
     away = np.full(len(position), np.inf)
     for _ in range(_MAX_ROUNDS):
@@ -129,7 +144,11 @@ def _path_nodes(
 
 
 def _interpolated(
-    position: np.ndarray, smooth: np.ndarray, nodes: np.ndarray, spent: Callable[[int], float]
+    position: np.ndarray,
+    smooth: np.ndarray,
+    nodes: np.ndarray,
+    spent: Callable[[int], float],
+    tolerance: float,
 ) -> np.ndarray:
     """Return epsilon at every position, from a spline through `spent` at some smooth points.
 
@@ -154,10 +173,10 @@ def _interpolated(
             middle = int(np.searchsorted(places, 0.5 * (places[left] + places[right])))
             middle = min(max(middle, left + 1), right - 1)
             known[middle] = log_spent(middle)
-            if abs(float(spline(places[middle])) - known[middle]) > TOLERANCE:
+            if abs(float(spline(places[middle])) - known[middle]) > tolerance:
                 again += [(left, middle), (middle, right)]
         if not again:
-            return np.exp(spline(position) + TOLERANCE)
+            return np.exp(spline(position) + tolerance)
         doubtful = again
 
 

@@ -11,6 +11,7 @@ from importlib.metadata import version
 
 import numpy as np
 from scipy.special import ndtr
+from scipy.stats import binom
 
 from ownerwise.accounting.gaussian import gaussian_mu
 from ownerwise.accounting.run_cost import Exposure, RunCost
@@ -20,14 +21,26 @@ OVERSTATEMENT = 2e-4
 """Intended relative overstatement of epsilon by the reference's grid; plans leave room for it."""
 
 
+OWNER_OVERSTATEMENT = 1e-3
+"""The same for all records of an owner together."""
+
+_LEFT_OUT = 1e-5  # fraction of delta for numbers of drawn records that are left out
+
+
 def name() -> str:
     """Return the name and version of the reference."""
     return f"dp-accounting {version('dp-accounting')} PLD"
 
 
-def epsilon(run: RunCost, exposure: Exposure, delta: float, target: float) -> float:
-    """Return epsilon according to dp-accounting; `target` only sets the resolution of its grid."""
-    result = float(_compose(run, exposure, delta, target))
+def epsilon(
+    run: RunCost, exposure: Exposure, delta: float, target: float, records: int = 1
+) -> float:
+    """Return epsilon according to dp-accounting; `target` only sets the resolution of its grid.
+
+    With `records` above 1, the epsilon is that of so many records of an owner together, for runs
+    without a release with Laplace noise.
+    """
+    result = float(_compose(run, exposure, delta, target, records))
     if not (np.isfinite(result) and result >= 0):
         raise AccountingError(
             f"the reference accountant returned {result} for sampling rate "
@@ -37,7 +50,7 @@ def epsilon(run: RunCost, exposure: Exposure, delta: float, target: float) -> fl
     return result
 
 
-def _compose(run: RunCost, exposure: Exposure, delta: float, target: float) -> float:
+def _compose(run: RunCost, exposure: Exposure, delta: float, target: float, records: int) -> float:
     from dp_accounting.pld import privacy_loss_distribution
 
     segments = [segment for segment in run.schedule.segments if segment[0]]
@@ -50,7 +63,8 @@ def _compose(run: RunCost, exposure: Exposure, delta: float, target: float) -> f
     # A grid of width w adds about T w^2 order / 12 to epsilon (see pld.py), where the order is
     # the one that determines delta for a Gaussian with the same budget.
     order = 1.5 + target / gaussian_mu(target, delta) ** 2
-    width = min(5e-3, np.sqrt(12.0 * OVERSTATEMENT * target / (steps * order)))
+    overstatement = OVERSTATEMENT if records == 1 else OWNER_OVERSTATEMENT
+    width = min(5e-3, np.sqrt(12.0 * overstatement * target / (steps * order)))
     log_cut = float(min(-50.0, np.log(delta / steps) - 12.0))
     rate, multiplier, scale = exposure.sampling_rate, exposure.multiplier, 0.0
     if run.release is not None and run.release.noise == "laplace":
@@ -66,19 +80,51 @@ def _compose(run: RunCost, exposure: Exposure, delta: float, target: float) -> f
             log_mass_truncation_bound=log_cut,
         )
 
+    if scale and records > 1:
+        raise AccountingError("the reference has no figure for several records with Laplace noise")
+    several = None
+    if records > 1 and steps > closes:
+        several, lost = _drawn(rate, records, delta * np.exp(-target) / steps)
+        delta -= steps * lost * np.exp(target)
+
     parts = []
     for count, factor in segments:
-        if scale:
+        if several is not None:
+            step = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+                multiplier * factor,
+                *several,
+                value_discretization_interval=width,
+                log_mass_truncation_bound=log_cut,
+            )
+        elif scale:
             step = _laplace_step(rate, multiplier * factor, scale * factor, width, log_cut)
         else:
             step = gaussian(multiplier * factor, rate)
         parts.append(step.self_compose(count) if count > 1 else step)
     if run.closing is not None and closes:
-        parts.append(gaussian(run.closing.std / (exposure.closing * run.closing.count**0.5), 1.0))
+        length = records * exposure.closing * run.closing.count**0.5
+        parts.append(gaussian(run.closing.std / length, 1.0))
     composed, *others = parts
     for part in others:
         composed = composed.compose(part)
     return composed.get_epsilon_for_delta(delta)
+
+
+def _drawn(
+    sampling_rate: float, records: int, negligible: float
+) -> tuple[tuple[list[float], list[float]], float]:
+    """Return the numbers of drawn records with their probabilities, and a probability left out.
+
+    Numbers whose total probability is negligible are replaced by the largest remaining one. That
+    changes delta by at most the returned probability, times exp(epsilon), in each step.
+    """
+    counts = np.arange(records + 1)
+    tails = binom.sf(counts, records, sampling_rate)
+    most = int(np.argmax(tails <= _LEFT_OUT * negligible))
+    probabilities = binom.pmf(counts[: most + 1], records, sampling_rate)
+    probabilities[-1] += tails[most]
+    probabilities /= probabilities.sum()
+    return (counts[: most + 1].tolist(), probabilities.tolist()), float(tails[most])
 
 
 def _laplace_step(

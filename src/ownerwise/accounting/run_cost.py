@@ -19,6 +19,10 @@ LARGEST_OWNER_EPSILON = 100.0
 """Larger epsilons of several records together are not told apart."""
 
 
+LARGEST_SHIFT = 30.0
+"""If a step shifts the sum by this many standard deviations on average, its cost is unbounded."""
+
+
 class Exposure(NamedTuple):
     """The quantities of one record that determine its privacy cost in a given run.
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ownerwise.errors import BudgetError, PrivacyWarning, Problems, name_some
+from ownerwise.owners.bounding import bound_problems, kept_rows
 from ownerwise.owners.budget_tables import read_budgets
 from ownerwise.owners.frozen import frozen
 from ownerwise.owners.hints import API, Hints
@@ -159,6 +160,45 @@ class Owners:
         problems.raise_(BudgetError)
         other._warn_of_large_delta()
         return other
+
+    def bound(
+        self, max_records: int, select: str = "random", key: int | str | bytes = 0
+    ) -> tuple[Owners, np.ndarray]:
+        """Return owners with at most `max_records` rows each, and the rows to keep.
+
+        A plan with unit="owner" and sampling="record" promises epsilon for an owner with at most as
+        many rows as declared. This method enforces that number: train on the rows that are kept,
+        and on no others.
+
+            owners, kept = owners.bound(max_records=20)
+            inputs, targets = inputs[kept], targets[kept]
+
+        The new owners expect data with exactly these rows, so data with all rows is refused. An
+        owner who declares fewer than `max_records` keeps at most the declared number of rows.
+        Whether a row is kept depends on its owner's rows alone, so the guarantee still holds for
+        the owner's rows before the selection.
+
+        Args:
+            max_records: the most rows per owner.
+            select: "random" selects by a keyed hash of the owner's id and the row's position among
+                the owner's rows; "first" keeps the owner's first rows in the given order.
+            key: public key of the hash. It must not depend on the data.
+
+        Returns:
+            The owners, and the positions of the rows to keep, ascending.
+        """
+        problems = Problems()
+        problems.add(*bound_problems(max_records, select, key))
+        if self.record_owner_index is None:
+            problems.add("the owners have no records attached; attach them with with_records first")
+        problems.raise_(BudgetError)
+        assert self.record_owner_index is not None
+        limits = np.minimum(self.records, int(max_records))
+        kept = kept_rows(self.record_owner_index, self.ids, limits, select, key)
+        other = copy.copy(self)
+        index = self.record_owner_index[kept]
+        other._set(records=limits, records_basis="declared", record_owner_index=index)
+        return other, kept
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -203,6 +203,7 @@ def _planner(
         reweighted,
         request.hardened,
         request.elements(owners),
+        request.counted_together(owners),
     )
 
 

@@ -15,7 +15,7 @@ from ownerwise import accounting
 from ownerwise.accounting import ClosingRelease, PaidRelease, RunCost, Schedule
 from ownerwise.errors import PlanError
 from ownerwise.owners import UNITS, Owners, frozen
-from ownerwise.planning import storage, verification
+from ownerwise.planning import storage, units, verification
 from ownerwise.planning.batch_bounds import delta_reserve, overflow_probability, overflow_with
 from ownerwise.planning.budget_classes import BudgetClass, class_members
 from ownerwise.planning.table import format_rows, owner_statement
@@ -102,7 +102,12 @@ class Plan:
     @property
     def elements(self) -> np.ndarray:
         """How many things may be drawn of each owner: the declared records, or 1 for the owner."""
-        return np.ones_like(self.records) if self.sampling == "owner" else self.records
+        return units.elements(self.sampling, self.records)
+
+    @property
+    def counted_together(self) -> np.ndarray | None:
+        """How many records of each owner share the owner's budget; None if it is one element."""
+        return units.counted_together(self.unit, self.sampling, self.records)
 
     @property
     def noise_multipliers(self) -> np.ndarray:
@@ -254,7 +259,8 @@ class Plan:
         run = self._run_after(steps, closed)
         rates, multipliers, release, closing = (part[at] for part in self.exposures)
         deltas = self.accounted_deltas[at]
-        return accounting.epsilon(rates, multipliers, run, deltas, release, closing)
+        together = None if self.counted_together is None else self.counted_together[at]
+        return accounting.epsilon(rates, multipliers, run, deltas, release, closing, together)
 
     @cached_property
     def _epsilon_at_end(self) -> np.ndarray:

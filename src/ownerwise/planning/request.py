@@ -12,6 +12,7 @@ import numpy as np
 from ownerwise.accounting import ACCOUNTANTS, NOISES, ClosingRelease, Schedule
 from ownerwise.errors import known_names
 from ownerwise.owners import UNITS, Owners
+from ownerwise.planning import units
 from ownerwise.planning.noise_schedules import NoiseSchedule, schedule_problems, segments
 from ownerwise.planning.solver import MAX_STEPS, METHODS, MIN_CLIP_NORM
 
@@ -98,7 +99,11 @@ class PlanRequest:
 
     def elements(self, owners: Owners) -> np.ndarray:
         """Return how many things may be drawn of each owner: the records, or the owner."""
-        return np.ones_like(owners.records) if self.sampling == "owner" else owners.records
+        return units.elements(str(self.sampling), owners.records)
+
+    def counted_together(self, owners: Owners) -> np.ndarray | None:
+        """Return how many records of each owner share the owner's budget, or None if none do."""
+        return units.counted_together(self.unit, str(self.sampling), owners.records)
 
     def problems(self, total: int | None = None) -> list[str]:
         """Return all problems; a problem with one argument starts with the argument's name.
@@ -136,10 +141,7 @@ class PlanRequest:
                 "are drawn and protected"
             )
         if self.sampling == "record" and self.unit == "owner":
-            problems.append(
-                "sampling 'record' with unit 'owner': expected sampling='owner'; for plans that "
-                "sample records, plan.owner_epsilon() states the epsilon of all records of an owner"
-            )
+            problems += self._together_problems()
         if most is not None and not (_in(most, 1, math.inf) and most == int(most)):  # type: ignore
             problems.append(
                 f"records_per_owner {most!r}: expected a whole number of at least 1, or None for "
@@ -156,6 +158,21 @@ class PlanRequest:
                 "different numbers of records, and hardened plans need a public number of rows"
             )
         return problems
+
+    def _together_problems(self) -> list[str]:
+        """Return what cannot be accounted for if all records of an owner count together."""
+        given = {
+            "calibration": self.calibration is not None,
+            "hardened": self.hardened,
+            "release_noise 'laplace'": self.release_noise == "laplace",
+        }
+        return [
+            f"{name} with unit 'owner' and sampling 'record': expected neither, because the plan "
+            "cannot account for it for all records of an owner together; leave it out, or use "
+            "sampling='owner'"
+            for name, is_given in given.items()
+            if is_given
+        ]
 
     def _size_problems(self, total: int | None) -> list[str]:
         problems = []

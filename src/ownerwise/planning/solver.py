@@ -30,6 +30,7 @@ from ownerwise.accounting import (
     find_root,
     gaussian_mu,
     multiplier_curve,
+    rough_sampling_rate_curve,
     sampling_rate_curve,
 )
 from ownerwise.errors import PlanError
@@ -40,12 +41,19 @@ METHODS = ("uniform", "sample", "scale", "both")
 SAFETY = 8e-4
 """Relative margin by which plans stay below each epsilon. It covers the errors due to interpolation
 (4e-4) and to the grid of the reference accountant that checks plans (2e-4)."""
+OWNER_SAFETY = 4e-3
+"""The same for all records of an owner together, whose cost is computed less precisely."""
 
 # Relative tolerances of the searches. A search that must not end on the wrong side of its target
 # aims one tolerance away from the target, on the safe side.
 _BATCH_TOLERANCE = 1.5e-4
 _NOISE_TOLERANCE = 3e-4
 _STEPS_TOLERANCE = 2e-4
+# If owners with many numbers of records are the unit, the noise is first found with approximate
+# rates, then corrected a few times with the exact ones.
+_MANY_GROUPS = 6
+_ROUGH_TOLERANCE = 2e-3
+_CORRECTIONS = 6
 _SHARE_NODES = 256  # of the closing release; with more budgets, shares are interpolated
 _SHARE_ERROR = 1e-5  # of the logarithm of an interpolated share; measured: below 5e-7
 MAX_STEPS = 10_000_000
@@ -83,6 +91,8 @@ class Planner:
             contribute in full.
         hardened: whether the plan is hardened, which reserves more of every delta.
         elements: how many things may be drawn of each owner; by default, their records.
+        together: how many records of each owner must stay within the owner's budget together; by
+            default, each record has the budget by itself.
     """
 
     def __init__(
@@ -96,6 +106,7 @@ class Planner:
         reweighted: bool = False,
         hardened: bool = False,
         elements: np.ndarray | None = None,
+        together: np.ndarray | None = None,
     ):
         self.owners = owners
         self.method = method
@@ -108,10 +119,18 @@ class Planner:
         self.deltas = owners.delta * (1 - delta_reserve(True)) if hardened else owners.delta
         self.elements = (owners.records if elements is None else elements).astype(np.float64)
         self.total = float(self.elements.sum())
-        self.budgets = Budgets(owners.epsilon * (1 - SAFETY), self.deltas)
+        self.together = together
+        safety: np.ndarray | float = SAFETY
+        if together is not None:
+            safety = np.where(together > 1, OWNER_SAFETY, SAFETY)
+        self.budgets = Budgets(owners.epsilon * (1 - safety), self.deltas, self.together)
         groups = self.budgets.groups  # each has the smallest delta of its owners
         least = [self.budgets.epsilon[group.members].min() for group in groups]
-        self.strictest = Budgets(np.array(least), np.array([group.delta for group in groups]))
+        self.strictest = Budgets(
+            np.array(least),
+            np.array([group.delta for group in groups]),
+            np.array([group.records for group in groups]),
+        )
         self.last_rates: list[tuple[float, BudgetCurve]] = []  # up to two, each with its log noise
         self.last_multipliers: BudgetCurve | None = None
 
@@ -205,23 +224,31 @@ class Planner:
             noise = float((curve(self.budgets) * relative_clips).max())
             return Solution(noise, np.full(len(self.owners), rate), relative_clips, curve)
 
-        def attempt(log_noise: float) -> Solution:
-            curve = self._rates_at(log_noise, log_relative, run)
+        rough_first = len(self.budgets.groups) >= _MANY_GROUPS and self.together is not None
+        tolerance = _ROUGH_TOLERANCE if rough_first else _BATCH_TOLERANCE
+
+        def attempt(log_noise: float, rough: bool = rough_first) -> Solution:
+            curve = self._rates_at(log_noise, log_relative, run, rough)
             return Solution(float(np.exp(log_noise)), curve(self.budgets), relative_clips, curve)
 
         def excess(log_noise: float, solution: Solution) -> float:
             reached = self._batch_size(solution)
-            return float(np.log(reached) - np.log(batch_size)) - _BATCH_TOLERANCE
+            return float(np.log(reached) - np.log(batch_size)) - tolerance
 
         middle = self._middle()
         rough = float(multiplier_curve(middle, rate, run, tolerance=0.05)(middle)[0])
         solution = _search(
             attempt, excess, float(np.log(rough)),
-            slope=2.0, low=np.log(0.05), high=np.log(1e6), longest_step=0.3,
+            slope=2.0, low=np.log(0.05), high=np.log(1e6), longest_step=0.3, tolerance=tolerance,
         )  # fmt: skip
+        for _ in range(_CORRECTIONS if rough_first else 0):
+            solution = attempt(float(np.log(solution.noise)), rough=False)
+            if 0 <= (off := excess(0.0, solution) + tolerance) <= 2.1 * tolerance:
+                break
+            solution = replace(solution, noise=solution.noise * np.exp((tolerance - off) / 1.5))
         self._refuse_unreachable(solution.curve)
         reached = self._batch_size(solution)
-        if not 0 <= np.log(reached / batch_size) <= 2.1 * _BATCH_TOLERANCE:
+        if not 0 <= np.log(reached / batch_size) <= 2.1 * tolerance:
             raise PlanError(
                 "no noise multiplier makes the sampling rates add up to a batch of "
                 f"{batch_size:g} (nearest: {reached:g} at noise multiplier {solution.noise:g}); "
@@ -272,7 +299,8 @@ class Planner:
         order = np.argsort(self.owners.epsilon, kind="stable")
         weight = np.cumsum(self.elements[order])
         at = order[int(np.searchsorted(weight, 0.5 * weight[-1]))]
-        return Budgets(self.budgets.epsilon[[at]], self.deltas[[at]])
+        together = None if self.together is None else self.together[[at]]
+        return Budgets(self.budgets.epsilon[[at]], self.deltas[[at]], together)
 
     def _multipliers(self, run: RunCost, rate: float) -> BudgetCurve:
         guess = None if self.last_multipliers is None else self.last_multipliers.log_at
@@ -293,11 +321,14 @@ class Planner:
 
         return clips / average, log_relative
 
-    def _rates_at(self, log_noise: float, log_relative: LogQuantity, run: RunCost) -> BudgetCurve:
+    def _rates_at(
+        self, log_noise: float, log_relative: LogQuantity, run: RunCost, rough: bool = False
+    ) -> BudgetCurve:
         def log_multiplier(number: int, log_epsilon: np.ndarray) -> np.ndarray:
             return log_noise - log_relative(number, log_epsilon)
 
-        curve = self._rates(self.budgets, log_multiplier, run, self._rate_guess(log_noise))
+        guess = self._rate_guess(log_noise)
+        curve = self._rates(self.budgets, log_multiplier, run, guess, rough)
         self.last_rates = [*self.last_rates[-1:], (log_noise, curve)]
         return curve
 
@@ -320,13 +351,15 @@ class Planner:
         log_multiplier: LogQuantity,
         run: RunCost,
         guess: LogQuantity | None = None,
+        rough: bool = False,
     ) -> BudgetCurve:
         """Return the curve of sampling rates; a reweighted release depends on the lowest rate."""
         least = None
         if self.reweighted:  # owners with the lowest rate pay for the release in full
             strict = self.strictest if self.mixture is None else self.budgets
             least = float(sampling_rate_curve(strict, log_multiplier, run)(strict).min())
-        return sampling_rate_curve(budgets, log_multiplier, run, guess, least)
+        curve_of = rough_sampling_rate_curve if rough else sampling_rate_curve
+        return curve_of(budgets, log_multiplier, run, guess, least)
 
     def _with_noise(self, solution: Solution, noise: float, what: str, value: float) -> Solution:
         """Return the solution with its noise raised to `noise`, which must not be smaller."""
@@ -348,10 +381,12 @@ class Planner:
         problems = []
         for epsilon, delta in curve.unreachable:
             close = np.isclose(self.budgets.epsilon, epsilon, rtol=1e-6)
-            who = self.owners.ids[close][:1]
-            name = f"owner {who[0]}" if len(who) else "an owner"
+            who = np.flatnonzero(close)[:1]
+            name, budget = "an owner", epsilon / (1 - SAFETY)
+            if len(who):
+                name, budget = f"owner {self.owners.ids[who[0]]}", self.owners.epsilon[who[0]]
             problems.append(
-                f"{name}: epsilon {epsilon / (1 - SAFETY):g} at delta {delta:g} is too small for "
+                f"{name}: epsilon {budget:g} at delta {delta:g} is too small for "
                 f"{limit}; use a larger epsilon or delta, fewer steps, {ways}, or leave out the "
                 f"owner's records{other}"
             )
@@ -368,6 +403,7 @@ def _search(
     low: float,
     high: float,
     longest_step: float = 2.0,
+    tolerance: float = _BATCH_TOLERANCE,
 ) -> Solution:
     """Return the solution at the root of `excess`; for the other arguments see `find_root`."""
     solutions: dict[float, Solution] = {}
@@ -376,5 +412,5 @@ def _search(
         solutions[x] = attempt(x)
         return excess(x, solutions[x])
 
-    root = find_root(function, guess, slope, low, high, _BATCH_TOLERANCE, longest_step)
+    root = find_root(function, guess, slope, low, high, tolerance, longest_step)
     return solutions[root] if root in solutions else attempt(root)

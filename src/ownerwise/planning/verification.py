@@ -71,7 +71,8 @@ def verify(plan: Any, points: int) -> Verification:
         target = float(plan.targets[owner])
         exposure = Exposure(*(float(part[owner]) for part in plan.exposures))
         delta = float(plan.accounted_deltas[owner])
-        by_reference = reference.epsilon(plan.run_cost, exposure, delta, target)
+        count = 1 if plan.counted_together is None else int(max(plan.records[owner], 1))
+        by_reference = reference.epsilon(plan.run_cost, exposure, delta, target, count)
         ratios[at] = by_reference / target
         if not by_reference <= target:
             problems.append(
@@ -142,8 +143,25 @@ def _value_problems(plan: Any) -> list[str]:
 def _unit_problems(plan: Any) -> list[str]:
     """Return a problem for each value that does not fit the unit of privacy."""
     most = plan.records_per_owner
-    if plan.unit not in ("record", "owner") or plan.sampling != plan.unit:
-        return [f"unit {plan.unit!r} with sampling {plan.sampling!r}: expected the same for both"]
+    drawn = plan.unit, plan.sampling
+    if drawn not in (("record", "record"), ("owner", "owner"), ("owner", "record")):
+        return [
+            f"unit {plan.unit!r} with sampling {plan.sampling!r}: expected 'record' for both, or "
+            "unit 'owner' with either"
+        ]
+    if drawn == ("owner", "record"):
+        given = {
+            "hardened_rows": plan.hardened_rows,
+            "closing_std": plan.closing_std,
+            "release_std with Laplace noise": None
+            if plan.release_noise == "gaussian"
+            else plan.release_std,
+        }
+        return [
+            f"{name} with unit 'owner' and sampling 'record': expected None"
+            for name, value in given.items()
+            if value is not None
+        ]
     if most is not None and (plan.sampling != "owner" or type(most) is not int or most < 1):
         return [f"records_per_owner: {most!r}; expected at least 1, with owner sampling"]
     if plan.sampling == "owner" and plan.hardened_rows is not None:
@@ -164,8 +182,20 @@ def _row_problems(plan: Any) -> list[str]:
     ]
 
 
+def _spread_over_records(plan: Any, points: int) -> np.ndarray:
+    """Return owners with the most records and the strictest budget, and others in between."""
+    by_budget = np.lexsort((plan.records, plan.targets))
+    by_records = np.lexsort((-plan.targets, plan.records))
+    last = len(by_records) - 1
+    chosen = [by_records[-1], by_budget[0], by_budget[-1]]
+    chosen += [by_records[last * at // points] for at in range(1, points)]
+    return np.array(list(dict.fromkeys(chosen))[:points])
+
+
 def _spread(plan: Any, points: int) -> np.ndarray:
     """Return owners with distinct budgets: the extremes for every delta, and some in between."""
+    if plan.counted_together is not None:
+        return _spread_over_records(plan, max(1, points // 2))  # each takes longer
     first, _ = distinct_budgets(plan.targets, plan.deltas)
     if len(first) <= points:
         return first

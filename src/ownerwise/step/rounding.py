@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import OwnerwiseError, name_some
 from ownerwise.gradients import BLOCK
 from ownerwise.mechanisms import SMALLEST_NORM, Release, Weights
 from ownerwise.planning import Plan, largest_total
@@ -140,16 +140,27 @@ def rounding_problems(
 def _count_problems(plan: Plan, weights: Weights | None) -> list[str]:
     """Return an error message if owners have more records than declared.
 
-    Hardened plans and weights bound the batch size by the declared record counts.
+    Hardened plans and weights bound the batch size by the declared record counts. If records are
+    drawn and owners are the unit, an owner's epsilon holds for the declared number. With owner
+    sampling, the number of records does not matter.
     """
     owners = plan.owners
     if owners is None or owners.record_owner_index is None:
         return []
-    if plan.sampling == "owner" or (plan.hardened_rows is None and weights is None):
+    together = plan.unit == "owner" and plan.sampling == "record"
+    if plan.sampling == "owner" or (
+        plan.hardened_rows is None and weights is None and not together
+    ):
         return []
     counts = np.bincount(owners.record_owner_index, minlength=len(plan.records))
     if (counts <= plan.records).all():
         return []
+    if together:
+        return [
+            f"owner {name_some(owners.ids[counts > plan.records])} has more records than declared, "
+            "but the plan's epsilon per owner holds only for the declared numbers: keep at most "
+            "that many rows (owners.bound(max_records=...)), or declare more and make a new plan"
+        ]
     return [
         "some owners have more records than declared, but hardened plans and weights bound the "
         "batch size by the declared numbers: declare at least as many (Owners(..., records=))"
