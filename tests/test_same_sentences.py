@@ -25,7 +25,7 @@ from ownerwise.mechanisms import CLIPPING_RULES, WEIGHTS
 
 EPSILON = "expected a positive, finite number (typically 0.1 to 10)"
 DELTA = "expected a number above 0 and below 1, well below 1/records (typically 1e-5)"
-COUNT = "expected a whole number of at least 1; leave out owners who have none"
+COUNT = "expected a whole number of at least 1, or 0 for a plan with unit='owner'"
 COLUMNS = (
     "expected owner, epsilon and, optionally, delta and records, each once: rename or remove "
     "columns"
@@ -171,8 +171,8 @@ MISTAKES = {
         "owner,epsilon\n", "SOURCE has a header but no rows; expected one row per owner"
     ),
     "empty file": in_file("", "SOURCE is empty; expected a header (owner, epsilon) and rows"),
-    "declared count of 0": in_file(
-        "owner,epsilon,records\nann,1,5\nbob,2,0\n", f"records of owner bob (0.0): {COUNT}"
+    "negative declared count": in_file(
+        "owner,epsilon,records\nann,1,5\nbob,2,-1\n", f"records of owner bob (-1.0): {COUNT}"
     ),
 }
 

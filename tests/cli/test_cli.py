@@ -72,7 +72,7 @@ def test_delta_is_for_owners_whose_table_has_none(tmp_path, capsys):
 
 def test_all_problems_at_once_exit_code_2_and_nothing_written(tmp_path, capsys):
     table = tmp_path / "bad.csv"
-    table.write_text("owner,epsilon,delta,records\na,-1,1e-5,10\nb,nan,2,10\nc,1,1e-5,0\n")
+    table.write_text("owner,epsilon,delta,records\na,-1,1e-5,10\nb,nan,2,10\nc,1,1e-5,-1\n")
     out = tmp_path / "plan.json"
     code = main(
         ["plan", str(table), "--method", "smaple", "--steps", "0", "--batch-size", "5",

@@ -341,10 +341,10 @@ class TestBadTables:
         only_problem(frame.assign(owner=[1, "a", 3]), "type int and str", "convert")
 
     def test_values_of_a_frame_name_owner_and_row(self, frame):
-        wrong = frame.assign(epsilon=[np.nan, 0.5, np.inf], records=[1, 2.5, 0])
+        wrong = frame.assign(epsilon=[np.nan, 0.5, np.inf], records=[1, 2.5, -1])
         epsilon, records = problems(wrong)
         assert "clinic a (inf, row 2), clinic b (nan, row 0) in the table" in epsilon
-        assert "clinic a (0.0, row 2), clinic c (2.5, row 1) in the table" in records
+        assert "clinic a (-1.0, row 2), clinic c (2.5, row 1) in the table" in records
 
 
 class TestIds:

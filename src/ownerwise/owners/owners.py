@@ -49,7 +49,7 @@ class Owners:
             by default 1e-5. A delta in the table takes precedence.
         records: declared number of records, as above; by default the table's column, else the
             counts in `record_owner`, else one per owner. Declared counts are used unchanged, even
-            if the actual counts differ.
+            if the actual counts differ. A plan with unit="owner" also accepts 0.
         levels: the epsilon of each named level, e.g. `{"high": 0.5, "medium": 2, "low": 5}`.
         hints: wording for error messages; set by front ends other than the Python API.
 
@@ -250,7 +250,7 @@ class Owners:
             vars(self)[name] = frozen(value) if isinstance(value, np.ndarray) else value
 
     def _warn_of_large_delta(self) -> None:
-        large = self.delta > 1.0 / self.total_records
+        large = self.delta > 1.0 / max(self.total_records, 1)
         if large.any():
             warnings.warn(
                 f"delta of owner {name_some(self.ids[large])} is up to {self.delta.max():g}, "

@@ -16,12 +16,12 @@ from ownerwise.owners.tables import is_missing, plain_number
 _VALID: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "epsilon": lambda values: np.isfinite(values) & (values > 0),
     "delta": lambda values: (values > 0) & (values < 1),
-    "records": lambda values: (values >= 1) & (values < 2**53) & (values == np.floor(values)),
+    "records": lambda values: (values >= 0) & (values < 2**53) & (values == np.floor(values)),
 }
 _EXPECTED = {
     "epsilon": "expected a positive, finite number (typically 0.1 to 10)",
     "delta": "expected a number above 0 and below 1, well below 1/records (typically 1e-5)",
-    "records": "expected a whole number of at least 1; leave out owners who have none",
+    "records": "expected a whole number of at least 1, or 0 for a plan with unit='owner'",
 }
 
 

@@ -28,11 +28,13 @@ class BudgetClass:
     Attributes:
         members: positions of the owners in the plan, strictest first.
         records: total number of records that the owners declare.
-        batch_share: fraction of the expected batch that consists of their records.
-        epsilon_spent: epsilon per record after all planned steps.
+        batch_share: fraction of the expected batch that they, or their records, make up.
+        epsilon_spent: epsilon per unit of the plan (record or owner) after all planned steps.
         most_records: the largest number of records that one of the owners declares.
         owner_epsilon: epsilon for all records of an owner together, after all planned steps;
             infinite if above 100, NaN if it cannot be computed.
+        record_epsilon: epsilon for a single record, after all planned steps; None if owners are
+            sampled.
         owner: id of the owner if this is the row of a single owner, else None.
     """
 
@@ -47,6 +49,7 @@ class BudgetClass:
     epsilon_spent: Range
     most_records: int
     owner_epsilon: Range
+    record_epsilon: Range | None
     owner: str | None = None
 
     @property
@@ -73,6 +76,7 @@ class BudgetClass:
             "epsilon_spent": self.epsilon_spent,
             "most_records_per_owner": self.most_records,
             "owner_epsilon": [_json(value) for value in self.owner_epsilon],
+            "record_epsilon": self.record_epsilon,
         }
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ownerwise.accounting import MULTIPLIER_RANGE, PaidRelease, Schedule
-from ownerwise.errors import PlanError
+from ownerwise.errors import PlanError, name_some
 from ownerwise.owners import Owners
 from ownerwise.planning.batch_bounds import overflow_probability, rows_needed
 from ownerwise.planning.noise_schedules import NoiseSchedule
@@ -117,7 +117,13 @@ def plan(
 
 def make_plan(owners: Owners, request: PlanRequest) -> Plan:
     """Return the verified Plan that a request describes, or raise a PlanError."""
-    if problems := request.problems(int(request.elements(owners).sum())):
+    problems = request.problems(int(request.elements(owners).sum()))
+    if request.unit == "record" and not owners.records.all():
+        problems.append(
+            f"records of owner {name_some(owners.ids[owners.records == 0])} (0): expected at least "
+            "1 with unit 'record'; leave out owners who have none"
+        )
+    if problems:
         raise PlanError(problems)
     release = _release(owners, request)
     reweighted = request.constraints is not None and request.method in ("sample", "both")

@@ -189,8 +189,8 @@ class Plan:
     def epsilon(self, steps: int | None = None, *, closed: bool | None = None) -> np.ndarray:
         """Return the epsilon spent by each owner's records after `steps` steps (default: all).
 
-        It holds for a single record of the owner or, if owners are sampled, for the owner. The
-        result comes from the plan's own accountant, rounded up. There are no side effects.
+        It holds for the plan's unit: a single record of the owner, or the owner. The result comes
+        from the plan's own accountant, rounded up. There are no side effects.
 
         Args:
             steps: number of steps taken.
@@ -199,13 +199,13 @@ class Plan:
         """
         if (steps is None or steps == self.steps) and closed is not False:
             return self._epsilon_at_end
-        return self._epsilon_after(steps, closed)
+        return self._epsilon_of_unit(steps, closed)
 
     def epsilon_of(
         self, owners: Sequence[int], steps: int, *, closed: bool | None = None
     ) -> np.ndarray:
         """Return the epsilon spent after `steps` steps by the owners at these positions."""
-        return self._epsilon_after(steps, closed, np.asarray(owners))
+        return self._epsilon_of_unit(steps, closed, np.asarray(owners))
 
     def owner_epsilon(self, steps: int | None = None, *, closed: bool | None = None) -> np.ndarray:
         """Return the epsilon of each owner after `steps` steps: all of their records together.
@@ -228,7 +228,7 @@ class Plan:
         return self._owner_epsilon_after(steps, closed)
 
     def _owner_epsilon_after(self, steps: int | None, closed: bool | None) -> np.ndarray:
-        if self.sampling == "owner":
+        if self.unit == "owner":
             return self.epsilon(steps, closed=closed)
         run = self._run_after(steps, closed)
         overflow = None
@@ -239,6 +239,20 @@ class Plan:
         return accounting.owner_epsilon(
             run, self.exposures, self.records, self.accounted_deltas, per_record, overflow
         )
+
+    def record_epsilon(self, steps: int | None = None, *, closed: bool | None = None) -> np.ndarray:
+        """Return the epsilon of a single record of each owner after `steps` steps.
+
+        Plans that sample owners have no such figure, because removing a record while its owner
+        stays may change the owner's vector by more than removing the owner.
+
+        Args:
+            steps: number of steps taken.
+            closed: as for `epsilon`.
+        """
+        if self.sampling == "owner":
+            raise PlanError("the plan samples owners, so it has no epsilon per record")
+        return self._epsilon_after(steps, closed, together=None)
 
     @cached_property
     def _owner_epsilon_at_end(self) -> np.ndarray:
@@ -255,16 +269,20 @@ class Plan:
             closing=self.closing if closed else None,
         )
 
-    def _epsilon_after(self, steps: int | None, closed: bool | None, at: Any = ...) -> np.ndarray:
+    def _epsilon_of_unit(self, steps: int | None, closed: bool | None, at: Any = ...) -> np.ndarray:
+        return self._epsilon_after(steps, closed, self.counted_together, at)
+
+    def _epsilon_after(
+        self, steps: int | None, closed: bool | None, together: np.ndarray | None, at: Any = ...
+    ) -> np.ndarray:
         run = self._run_after(steps, closed)
         rates, multipliers, release, closing = (part[at] for part in self.exposures)
-        deltas = self.accounted_deltas[at]
-        together = None if self.counted_together is None else self.counted_together[at]
-        return accounting.epsilon(rates, multipliers, run, deltas, release, closing, together)
+        deltas, records = self.accounted_deltas[at], None if together is None else together[at]
+        return accounting.epsilon(rates, multipliers, run, deltas, release, closing, records)
 
     @cached_property
     def _epsilon_at_end(self) -> np.ndarray:
-        result = self._epsilon_after(None, True)
+        result = self._epsilon_of_unit(None, True)
         result.flags.writeable = False
         return result
 
@@ -315,6 +333,9 @@ class Plan:
         drawn = self.sampling_rates * self.elements
         total, spent, multipliers = drawn.sum(), self.epsilon(), self.noise_multipliers
         of_owner = self.owner_epsilon()
+        of_record = None
+        if self.sampling == "record":
+            of_record = spent if self.unit == "record" else self.record_epsilon()
 
         def row(members: np.ndarray, owner: str | None = None) -> BudgetClass:
             def span(values: np.ndarray) -> tuple[float, float]:
@@ -333,6 +354,7 @@ class Plan:
                 epsilon_spent=span(spent),
                 most_records=int(self.records[members].max()),
                 owner_epsilon=span(of_owner),
+                record_epsilon=None if of_record is None else span(of_record),
                 owner=owner,
             )
 
@@ -382,6 +404,11 @@ class Plan:
             notes[0] += (
                 f" The largest owner declares {largest} records: the stated epsilon holds for each "
                 f"of them, not for all of them together. {owner_statement(self.owner_epsilon())}"
+            )
+        if self.counted_together is not None:
+            notes[0] += (
+                " The stated epsilon holds for owners with at most as many records as declared (up "
+                f"to {largest})."
             )
         notes.append("Assumed public: the budgets and the declared numbers of records.")
         unspent = int(self.unspent.sum())

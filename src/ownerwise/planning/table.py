@@ -13,18 +13,22 @@ from ownerwise.wording import up
 
 _HEADINGS = (
     "records", "epsilon", "delta", "rate", "clip norm", "multiplier", "batch share", "spent",
-    "per owner",
 )  # fmt: skip
 
 
 def format_rows(rows: Sequence[BudgetClass], *, by_owner: bool, unit: str) -> list[str]:
     """Return the lines of a table with one row per owner, or per budget class.
 
-    If the unit is an owner, what is spent is already the figure per owner.
+    What is spent is the figure per unit; the last column, if there is one, is for the other unit.
     """
     cells = [("owner" if by_owner else "owners", *_HEADINGS), *map(_cells, rows)]
-    if unit == "owner":
-        cells = [line[:-1] for line in cells]
+    others: list[str] = []
+    if unit == "record":
+        others = ["per owner", *(owner_figure(row.owner_epsilon) for row in rows)]
+    elif all(row.record_epsilon for row in rows):
+        others = ["per record", *(_spent(row.record_epsilon) for row in rows if row.record_epsilon)]
+    if others:
+        cells = [(*line, other) for line, other in zip(cells, others, strict=True)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
     lines.insert(1, "  ".join("-" * width for width in widths))
@@ -41,8 +45,7 @@ def _cells(row: BudgetClass) -> tuple[str, ...]:
         _span(row.clip_norm, "{:.4g}"),
         _span(row.noise_multiplier, "{:.4g}"),
         f"{100 * row.batch_share:.1f}%",
-        _span(_rounded_up(row.epsilon_spent), "{:.4f}"),
-        owner_figure(row.owner_epsilon),
+        _spent(row.epsilon_spent),
     )
 
 
@@ -71,10 +74,10 @@ def owner_statement(epsilon: np.ndarray, name: str = "epsilon") -> str:
     return words.strip()
 
 
-def _rounded_up(values: Range) -> Range:
-    """Return spent epsilons rounded up to four decimal places."""
+def _spent(values: Range) -> str:
+    """Return spent epsilons, rounded up to four decimal places."""
     low, high = (math.ceil(1e4 * value - 1e-8) / 1e4 for value in values)
-    return low, high
+    return _span((low, high), "{:.4f}")
 
 
 def _span(values: Range, form: str) -> str:

@@ -196,14 +196,15 @@ def _row_of(plan: Plan, per: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the pull of a record in each row of counts, and the row of each owner.
 
     Owners with the same epsilon have the same rate and clip norm unless their deltas differ; then
-    their mean counts, weighted by the declared numbers of records.
+    their mean counts, weighted by the numbers of elements that are drawn.
     """
     pulls = plan.sampling_rates * plan.clip_norms
     if per == "owner":
         return pulls, np.arange(len(pulls))
     _, row = np.unique(plan.targets, return_inverse=True)
-    total, records = (np.bincount(row, weights=w) for w in (pulls * plan.records, plan.records))
-    return total / records, row
+    drawn = plan.elements
+    total, count = (np.bincount(row, weights=w) for w in (pulls * drawn, drawn))
+    return total / count, row
 
 
 def _read(counts: Any) -> np.ndarray | None:
