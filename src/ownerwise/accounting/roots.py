@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from ownerwise.errors import AccountingError
 
+_SECANTS = 20  # evaluations after which the interval is halved instead
+
 
 def find_root(
     function: Callable[[float], float],
@@ -27,7 +29,7 @@ def find_root(
     below_seen = above_seen = False
     x = min(max(guess, low), high)
     previous: tuple[float, float] | None = None
-    for _ in range(100):
+    for evaluation in range(100):
         value = function(x)
         if value != value:
             raise AccountingError(f"the cost at {x:g} is not a number; expected a finite cost")
@@ -48,7 +50,9 @@ def find_root(
             slope = secant if secant * slope > 0 else slope
         previous = (x, value)
         proposal = x - max(-longest_step, min(longest_step, value / slope))
-        if proposal >= above:
+        if evaluation >= _SECANTS and below_seen and above_seen:  # a jump, or noise in the values
+            proposal = 0.5 * (below + above)
+        elif proposal >= above:
             proposal = 0.5 * (below + above) if above_seen else above
         elif proposal <= below:
             proposal = 0.5 * (below + above) if below_seen else below

@@ -101,7 +101,7 @@ def rounding_problems(
 ) -> list[str]:
     """Return all problems that rounding causes under this plan."""
     rounding = Rounding.of(plan, model, weights, release)
-    problems = _count_problems(plan, weights)
+    problems = _count_problems(plan)
     if rounding.release_slack == math.inf:
         problems.append(
             "constraints with hard=True count predicted classes, which rounding can change: plan "
@@ -137,33 +137,24 @@ def rounding_problems(
     ]
 
 
-def _count_problems(plan: Plan, weights: Weights | None) -> list[str]:
+def _count_problems(plan: Plan) -> list[str]:
     """Return an error message if owners have more records than declared.
 
-    Hardened plans and weights bound the batch size by the declared record counts. If records are
-    drawn and owners are the unit, an owner's epsilon holds for the declared number. With owner
-    sampling, the number of records does not matter.
+    If records are sampled, the epsilon per owner holds for the declared numbers, and so do the
+    bounds on the batch size (hardened plans and weights). If owners are sampled, the number of
+    their records does not matter.
     """
     owners = plan.owners
-    if owners is None or owners.record_owner_index is None:
+    if plan.sampling == "owner" or owners is None or owners.record_owner_index is None:
         return []
-    together = plan.unit == "owner" and plan.sampling == "record"
-    if plan.sampling == "owner" or (
-        plan.hardened_rows is None and weights is None and not together
-    ):
+    more = np.bincount(owners.record_owner_index, minlength=len(plan.records)) > plan.records
+    if not more.any():
         return []
-    counts = np.bincount(owners.record_owner_index, minlength=len(plan.records))
-    if (counts <= plan.records).all():
-        return []
-    if together:
-        return [
-            f"owner {name_some(owners.ids[counts > plan.records])} has more records than declared, "
-            "but the plan's epsilon per owner holds only for the declared numbers: keep at most "
-            "that many rows (owners.bound(max_records=...)), or declare more and make a new plan"
-        ]
     return [
-        "some owners have more records than declared, but hardened plans and weights bound the "
-        "batch size by the declared numbers: declare at least as many (Owners(..., records=))"
+        f"owner {name_some(owners.ids[more])} has more records than declared, but the epsilon per "
+        "owner holds for the declared numbers only: keep at most as many "
+        "(owners.bound(max_records=...)), or declare more (Owners(..., records=)) and make a new "
+        "plan"
     ]
 
 
