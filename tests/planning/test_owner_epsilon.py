@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ownerwise as ow
-from ownerwise.planning import owner_figure, owner_statement
+from ownerwise.planning import epsilon_words, owner_statement
 from ownerwise.planning.batch_bounds import overflow_with
 
 RECORDS = {"ann": 1, "ben": 3, "eve": 8, "firm": 900}
@@ -70,9 +70,9 @@ def test_tables_and_json_state_the_figure():
 
 
 def test_figures_in_words():
-    assert owner_figure((1.00001, 3.5)) == "1.001 to 3.5"
-    assert owner_figure((2.0, np.inf)) == "2 to more than 100"
-    assert owner_figure((np.nan, np.nan)) == "not computed"
+    assert epsilon_words((1.00001, 3.5)) == "1.001 to 3.5"
+    assert epsilon_words((2.0, np.inf)) == "2 to more than 100"
+    assert epsilon_words((np.nan, np.nan)) == "not computed"
     assert "epsilon is up to 3." in owner_statement(np.array([1.0, 3.0]))
     unknown = owner_statement(np.array([1.0, np.nan, np.nan]))
     assert "could not be computed for 2 owners" in unknown

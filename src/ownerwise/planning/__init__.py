@@ -10,7 +10,7 @@ from ownerwise.planning.making import make_plan, plan
 from ownerwise.planning.plans import Plan
 from ownerwise.planning.request import NO_CONSTRAINTS, RECORDS_PER_OWNER, PlanRequest
 from ownerwise.planning.solver import METHODS
-from ownerwise.planning.table import owner_figure, owner_statement
+from ownerwise.planning.table import epsilon_words, owner_statement
 from ownerwise.planning.verification import Verification
 
 __all__ = [
@@ -21,9 +21,9 @@ __all__ = [
     "Plan",
     "PlanRequest",
     "Verification",
+    "epsilon_words",
     "largest_total",
     "make_plan",
-    "owner_figure",
     "owner_statement",
     "plan",
 ]

@@ -62,6 +62,13 @@ class BudgetClass:
         """The promised epsilon as text, such as "ε 0.5 to 1"."""
         return f"ε {span(*self.epsilon)}"
 
+    def epsilon_per(self, unit: str) -> Range:
+        """Return the epsilon for each "owner" or "record" after all planned steps."""
+        if unit == "owner":
+            return self.owner_epsilon
+        assert self.record_epsilon is not None
+        return self.record_epsilon
+
     def figures(self) -> dict[str, Any]:
         """Return the class as JSON types; `name` is the owner's id, or the number of owners."""
         return {

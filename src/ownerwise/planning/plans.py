@@ -110,6 +110,13 @@ class Plan:
         return units.counted_together(self.unit, self.sampling, self.records)
 
     @property
+    def other_unit(self) -> str | None:
+        """The unit other than `unit` for which epsilon is stated; None if there is no figure."""
+        if self.unit == "record":
+            return "owner"
+        return "record" if self.sampling == "record" else None
+
+    @property
     def noise_multipliers(self) -> np.ndarray:
         """Noise std divided by the clip norm, per owner."""
         return self.noise_std / self.clip_norms
@@ -365,7 +372,7 @@ class Plan:
 
     def describe(self, owners: bool = False) -> str:
         """Return the plan as a table by budget class, or by owner if `owners` is true."""
-        table = format_rows(self.rows(owners), by_owner=owners, unit=self.unit)
+        table = format_rows(self.rows(owners), by_owner=owners, other_unit=self.other_unit)
         return "\n".join([*self._heading(), "", *table, "", *self._notes()])
 
     def _heading(self) -> list[str]:

@@ -16,27 +16,26 @@ _HEADINGS = (
 )  # fmt: skip
 
 
-def format_rows(rows: Sequence[BudgetClass], *, by_owner: bool, unit: str) -> list[str]:
+def format_rows(
+    rows: Sequence[BudgetClass], *, by_owner: bool, other_unit: str | None
+) -> list[str]:
     """Return the lines of a table with one row per owner, or per budget class.
 
-    What is spent is the figure per unit; the last column, if there is one, is for the other unit.
+    What is spent is the figure per unit. With `other_unit`, the last column is for that unit.
     """
-    cells = [("owner" if by_owner else "owners", *_HEADINGS), *map(_cells, rows)]
-    others: list[str] = []
-    if unit == "record":
-        others = ["per owner", *(owner_figure(row.owner_epsilon) for row in rows)]
-    elif all(row.record_epsilon for row in rows):
-        others = ["per record", *(_spent(row.record_epsilon) for row in rows if row.record_epsilon)]
-    if others:
-        cells = [(*line, other) for line, other in zip(cells, others, strict=True)]
+    cells = [["owner" if by_owner else "owners", *_HEADINGS], *map(_cells, rows)]
+    if other_unit is not None:
+        figures = (epsilon_words(row.epsilon_per(other_unit)) for row in rows)
+        for line, figure in zip(cells, [f"per {other_unit}", *figures], strict=True):
+            line.append(figure)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return lines
 
 
-def _cells(row: BudgetClass) -> tuple[str, ...]:
-    return (
+def _cells(row: BudgetClass) -> list[str]:
+    return [
         str(row.owners) if row.owner is None else printable(row.owner),
         str(row.records),
         _span(row.epsilon, "{:.4g}"),
@@ -46,11 +45,11 @@ def _cells(row: BudgetClass) -> tuple[str, ...]:
         _span(row.noise_multiplier, "{:.4g}"),
         f"{100 * row.batch_share:.1f}%",
         _spent(row.epsilon_spent),
-    )
+    ]
 
 
-def owner_figure(values: Range) -> str:
-    """Return the epsilon for all records of an owner together, in words: "4 to more than 100"."""
+def epsilon_words(values: Range) -> str:
+    """Return a range of epsilon, rounded up, in words: "4 to more than 100"."""
     low, high = (
         NOT_COMPUTED if math.isnan(value) else MORE if math.isinf(value) else up(value, 4)
         for value in values
@@ -67,7 +66,7 @@ def owner_statement(epsilon: np.ndarray, name: str = "epsilon") -> str:
     if len(known):
         largest = float(known.max())
         verb = "is up to" if math.isfinite(largest) else "reaches"
-        words = f"{together}, {name} {verb} {owner_figure((largest, largest))}."
+        words = f"{together}, {name} {verb} {epsilon_words((largest, largest))}."
     if missing:
         owners = "1 owner" if missing == 1 else f"{missing} owners"
         words += f" {together}, {name} could not be computed for {owners}."

@@ -17,7 +17,6 @@ from markupsafe import Markup
 
 from ownerwise.accounting import gaussian_mu
 from ownerwise.files import write_text
-from ownerwise.planning import owner_figure
 from ownerwise.report.comparison import METRICS, Comparison
 from ownerwise.report.facts import (
     ADJACENCY,
@@ -91,11 +90,12 @@ def _data_name(run: Run) -> str:
 
 
 def _budget_titles(facts: Facts) -> list[str]:
+    other = facts.plans[0].plan.other_unit
     return [
         "ε promised",
         f"ε spent per {facts.unit_noun}",
         "δ",
-        *([] if facts.by_owner else ["ε per owner"]),
+        *([] if other is None else [f"ε per {other}"]),
         "owners",
         "records",
         "most records per owner",
@@ -109,7 +109,7 @@ def _budgets(facts: Facts) -> list[list[str]]:
             span(*row.budget.epsilon, 4),
             span_up(row.spent.low, row.spent.high),
             delta_span(*row.budget.delta),
-            *([] if facts.by_owner else [owner_figure(row.owner_epsilon)]),
+            *([row.other_epsilon] if row.other_epsilon else []),
             whole(row.budget.owners),
             whole(row.budget.records),
             whole(row.budget.most_records),

@@ -11,7 +11,7 @@ import numpy as np
 
 from ownerwise.errors import name_some
 from ownerwise.owners import UNITS
-from ownerwise.planning import BudgetClass, Plan, owner_statement
+from ownerwise.planning import BudgetClass, Plan, epsilon_words, owner_statement
 from ownerwise.report.guarantees import Spent, attacker_bound, classes_of, spent
 from ownerwise.runs import Run
 from ownerwise.wording import delta, delta_span, span, span_up, whole
@@ -55,12 +55,12 @@ _ACCOUNTANTS = {
 class BudgetFacts(NamedTuple):
     """A budget class, what its owners have spent, and the bound on an attacker (see `ATTACKER`).
 
-    `owner_epsilon` is the range of epsilon for all records of an owner together.
+    `other_epsilon` is the epsilon for the plan's `other_unit` in words; "" if there is none.
     """
 
     budget: BudgetClass
     spent: Spent
-    owner_epsilon: tuple[float, float]
+    other_epsilon: str
     attacker_bound: float
 
 
@@ -80,12 +80,12 @@ class PlanFacts:
     @cached_property
     def budgets(self) -> list[BudgetFacts]:
         """The facts about each budget class, strictest first."""
-        classes, of_owner = classes_of(self.plan), self.owner_epsilon
+        classes, other = classes_of(self.plan), self._other_epsilon
         return [
             BudgetFacts(
                 row,
                 spending,
-                (float(of_owner[row.members].min()), float(of_owner[row.members].max())),
+                "" if other is None else _range_words(other[row.members]),
                 attacker_bound(row.epsilon[1], row.delta[1]),
             )
             for row, spending in zip(
@@ -97,6 +97,14 @@ class PlanFacts:
     def owner_epsilon(self) -> np.ndarray:
         """The epsilon that all records of each owner together have spent."""
         return self.plan.owner_epsilon(steps=self.steps_spent)
+
+    @property
+    def _other_epsilon(self) -> np.ndarray | None:
+        if self.plan.other_unit == "owner":
+            return self.owner_epsilon
+        if self.plan.other_unit == "record":
+            return self.plan.record_epsilon(steps=self.steps_spent)
+        return None
 
     @cached_property
     def mechanism(self) -> dict[str, str]:
@@ -212,6 +220,10 @@ class Facts:
     def largest_share(self) -> float:
         """The largest share of a budget that any record has spent."""
         return max(budget.spent.share for plan in self.plans for budget in plan.budgets)
+
+
+def _range_words(values: np.ndarray) -> str:
+    return epsilon_words((float(values.min()), float(values.max())))
 
 
 def _plans(runs: Sequence[Run]) -> tuple[PlanFacts, ...]:

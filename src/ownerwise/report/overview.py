@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ownerwise.planning import owner_figure
+from ownerwise.planning import epsilon_words
 from ownerwise.report.blocks import Banner, Block, Cell, Findings, Table, Text, Tile, Tiles
 from ownerwise.report.comparison import (
     METRICS,
@@ -120,7 +120,7 @@ def _owner_tile(comparison: Comparison) -> list[Tile]:
     known = of_owner[~np.isnan(of_owner)]
     values = (float(known.min()), float(known.max())) if len(known) else (math.nan, math.nan)
     name = f"ε per owner (up to {whole(facts.most_records)} records)"
-    return [Tile(owner_figure(values), name, "all records of an owner together")]
+    return [Tile(epsilon_words(values), name, "all records of an owner together")]
 
 
 def _lead(comparison: Comparison) -> MethodRuns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ownerwise.planning import owner_figure
+from ownerwise.planning import epsilon_words
 from ownerwise.report.blocks import Block, Definitions, Details, Heading, Table, Text
 from ownerwise.report.comparison import Comparison
 from ownerwise.report.facts import PlanFacts
@@ -51,8 +51,8 @@ def _table(use: PlanFacts, *, owners: bool) -> Table:
     headings = ["Budget", "Owner" if owners else "Owners", "Records", "δ", "Sampling rate",
                 "Clip norm", "Noise multiplier", "Batch share",
                 f"ε per {use.plan.unit} after all steps"]  # fmt: skip
-    by_record = use.plan.unit == "record"
-    headings += ["ε per owner after all steps"] if by_record else []
+    other = use.plan.other_unit
+    headings += [] if other is None else [f"ε per {other} after all steps"]
     rows = [
         [
             f"ε {span(*row.epsilon, 4)}",
@@ -64,7 +64,7 @@ def _table(use: PlanFacts, *, owners: bool) -> Table:
             span(*row.noise_multiplier, 4),
             percent(row.batch_share),
             span_up(*row.epsilon_spent),
-            *([owner_figure(row.owner_epsilon)] if by_record else []),
+            *([] if other is None else [epsilon_words(row.epsilon_per(other))]),
         ]
         for row in use.plan.rows(owners=owners)
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.planning import owner_figure
 from ownerwise.report import figures
 from ownerwise.report.blocks import (
     Block,
@@ -108,12 +107,12 @@ def _budgets(comparison: Comparison) -> list[Block]:
 
 def _budget_table(uses: list[PlanFacts], *, titled: bool) -> Table:
     several = max(row.budget.most_records for use in uses for row in use.budgets) > 1
-    per_owner = [use for use in uses if several and use.plan.unit == "record"]
+    others = [use for use in uses if several and use.plan.other_unit is not None]
     rows = [
         [
             row.budget.name,
             *(_spent(use.budgets[at]) for use in uses),
-            *(owner_figure(use.budgets[at].owner_epsilon) for use in per_owner),
+            *(use.budgets[at].other_epsilon for use in others),
             *([whole(row.budget.most_records)] if several else []),
             whole(row.budget.owners),
             whole(row.budget.records),
@@ -122,7 +121,9 @@ def _budget_table(uses: list[PlanFacts], *, titled: bool) -> Table:
         for at, row in enumerate(uses[0].budgets)
     ]
     titles = [f"ε spent per {use.plan.unit}{f': {use.labels}' if titled else ''}" for use in uses]
-    titles += [f"ε per owner{f': {use.labels}' if titled else ''}" for use in per_owner]
+    titles += [
+        f"ε per {use.plan.other_unit}{f': {use.labels}' if titled else ''}" for use in others
+    ]
     titles += ["Most records per owner"] if several else []
     steps = dict.fromkeys(
         f"{whole(use.steps_spent)} of {whole(use.plan.steps)} steps" for use in uses
@@ -131,7 +132,7 @@ def _budget_table(uses: list[PlanFacts], *, titled: bool) -> Table:
         f"The budget and the ε spent after {' and '.join(steps)}; the largest spent share of any "
         "budget is in parentheses"
     )
-    if per_owner:
+    if any(use.plan.other_unit == "owner" for use in others):
         caption += ". ε per owner holds for all records of an owner together"
     return Table(caption, ["Budget", *titles, "Owners", "Records", "δ"], rows)
 
