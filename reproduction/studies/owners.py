@@ -163,12 +163,8 @@ class Study:
             finals.append(
                 accuracy(self.train(at, sampling, epsilon, best, repeat), self.splits[at].test)
             )
-        noise = [
-            plan.noise_std / plan.expected_batch_size
-            for plan, _ in [
-                self.plan(at, sampling, epsilon, best) for at in range(len(self.splits))
-            ]
-        ]
+        plans = [self.plan(at, sampling, epsilon, best)[0] for at in range(len(self.splits))]
+        noise = [plan.noise_std / plan.expected_batch_size for plan in plans]
         tuning = [[*cell, float(score)] for cell, score in scores.items()]
         return {"cell": best, "accuracy": finals, "noise": np.mean(noise), "tuning": tuning}
 
@@ -192,19 +188,21 @@ def references(study: Study) -> dict[str, list[float]]:
     for split in study.splits:
         x, y, _ = split.train
         common.append(float((split.test[1] == y.mode().values).double().mean()))
-        model = linear(split)
-        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=100)
-
-        def loss() -> Tensor:
-            optimizer.zero_grad()
-            penalty = 1e-4 * model.weight.square().sum()
-            value = nn.functional.cross_entropy(model(x), y) + penalty  # noqa: B023
-            value.backward()
-            return value
-
-        optimizer.step(loss)
-        plain.append(accuracy(model, split.test))
+        plain.append(accuracy(_plain(linear(split), x, y), split.test))
     return {"commonest label": common, "not private": plain}
+
+
+def _plain(model: nn.Linear, x: Tensor, y: Tensor) -> nn.Linear:
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=100)
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = nn.functional.cross_entropy(model(x), y) + 1e-4 * model.weight.square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    return model
 
 
 def table(stored: dict[str, Any]) -> str:
@@ -218,7 +216,7 @@ def table(stored: dict[str, Any]) -> str:
     for name, results in stored.items():
         lines += [
             f"## {name}", "",
-            "| ε per owner | sampling | accuracy | records per owner | batch | learning rate | noise |",
+            "| ε per owner | sampling | accuracy | most records | batch | learning rate | noise |",
             "|---|---|---|---|---|---|---|",
         ]  # fmt: skip
         for label, values in results["references"].items():

@@ -5,7 +5,6 @@ import json
 import dp_accounting
 import numpy as np
 import pytest
-import torch
 from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 from scipy.stats import binom
@@ -216,24 +215,6 @@ def test_every_epsilon_names_the_unit(owners):
     assert "ONE RECORD" not in text
     of_records = ow.plan(owners, unit="owner", sampling="record", steps=20, batch_size=2)
     assert "at most as many records as declared" in of_records.describe()
-
-
-def test_more_rows_than_declared_are_refused_where_the_number_matters():
-    ids = np.arange(20).repeat(3)
-    owners = ow.Owners(ids, 4.0, records=2)
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    request = {"steps": 10, "batch_size": 4.0}
-
-    def step(some):
-        plan = ow.plan(some, unit="owner", sampling="record", **request)
-        return ow.PrivateStep(model, plan, optimizer, torch.nn.functional.cross_entropy)
-
-    with pytest.raises(ow.OwnerwiseError, match=r"more records than declared.*owners\.bound"):
-        step(owners)
-    bounded, kept = owners.bound(2)
-    assert len(kept) == 40
-    step(bounded)
 
 
 def test_hashes_of_plans_of_records_do_not_change():
