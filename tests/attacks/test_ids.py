@@ -115,7 +115,7 @@ class TestTerminal:
         rows = "".join(f'"{FORGED}",{k},{k % 2}\n' for k in range(200))
         (tmp_path / "t.csv").write_text("who,x,y\n" + rows, encoding="utf-8", newline="")
         (tmp_path / "b.csv").write_text(
-            f'owner,epsilon,records\n"{FORGED}",3.0,160\n', encoding="utf-8", newline=""
+            f'owner,epsilon,records\n"{FORGED}",3.0,200\n', encoding="utf-8", newline=""
         )
         (tmp_path / "run.toml").write_text(
             '[data]\nfile = "t.csv"\ntarget = "y"\nowner = "who"\nclasses = ["0", "1"]\n'

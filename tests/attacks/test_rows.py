@@ -202,17 +202,15 @@ def test_a_small_clip_norm_beside_large_ones_keeps_its_bound(count):
         assert moved <= plan.clip_norms[0]
 
 
-def test_more_records_than_declared_are_refused_where_the_bounds_rely_on_them():
-    """Declared 400 of 1,000: every batch would overflow the rows."""
+def test_more_records_than_declared_are_refused():
+    """Declared 400 of 1,000: batches would overflow the rows, and the owner would spend more."""
     owners = ow.Owners(np.zeros(1000, dtype=int), {0: 2.0}, 1e-5, records={0: 400})
     model = nn.Linear(7, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for hardened, weights in ((True, None), (False, INO())):
+    for hardened, weights in ((True, None), (False, INO()), (False, None)):
         plan = ow.plan(owners, "uniform", steps=4, batch_size=100, hardened=hardened)
         with pytest.raises(ow.OwnerwiseError, match="more records than declared"):
             ow.PrivateStep(model, plan, optimizer, functional.cross_entropy, weights=weights)
-    plan = ow.plan(owners, "uniform", steps=4, batch_size=100)
-    ow.PrivateStep(model, plan, optimizer, functional.cross_entropy)
 
 
 def test_a_plan_with_too_few_rows_is_refused_by_the_step():

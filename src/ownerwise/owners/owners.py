@@ -48,8 +48,8 @@ class Owners:
         delta: as above, for owners without a delta in the table (no such column, or a blank cell);
             by default 1e-5. A delta in the table takes precedence.
         records: declared number of records, as above; by default the table's column, else the
-            counts in `record_owner`, else one per owner. Declared counts are used unchanged, even
-            if the actual counts differ. A plan with unit="owner" also accepts 0.
+            counts in `record_owner`, else one per owner. Declared counts are used unchanged. An
+            owner may have fewer records, but training refuses more unless owners are sampled. A plan with unit="owner" also accepts 0.
         levels: the epsilon of each named level, e.g. `{"high": 0.5, "medium": 2, "low": 5}`.
         hints: wording for error messages; set by front ends other than the Python API.
 
