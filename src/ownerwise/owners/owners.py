@@ -49,7 +49,8 @@ class Owners:
             by default 1e-5. A delta in the table takes precedence.
         records: declared number of records, as above; by default the table's column, else the
             counts in `record_owner`, else one per owner. Declared counts are used unchanged. An
-            owner may have fewer records, but training refuses more unless owners are sampled. A plan with unit="owner" also accepts 0.
+            owner may have fewer records, but training refuses more unless owners are sampled. A
+            plan with unit="owner" also accepts 0.
         levels: the epsilon of each named level, e.g. `{"high": 0.5, "medium": 2, "low": 5}`.
         hints: wording for error messages; set by front ends other than the Python API.
 
