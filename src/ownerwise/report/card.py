@@ -36,10 +36,11 @@ from ownerwise.wording import delta_span, span, span_up, up, whole
 _OVERSTATEMENT = 2e-3
 _METRIC_NAMES = {
     "accuracy": ("accuracy", "Accuracy"),
+    "owner_accuracy": ("accuracy", "Accuracy per owner (mean over owners)"),
     "balanced_accuracy": ("balanced_accuracy", "Balanced accuracy"),
     "worst": ("recall", "Recall of the worst group"),
-    "strictest": ("recall", "Recall of the strictest owner"),
-    "strict_half": ("recall", "Recall of the stricter half of the owners"),
+    "strictest": ("recall", "Recall at the strictest budget"),
+    "strict_half": ("recall", "Recall of the stricter half of the budgets"),
     "spread": ("standard_deviation", "Standard deviation of recall over groups"),
 }
 

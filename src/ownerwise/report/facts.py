@@ -13,6 +13,7 @@ from ownerwise.errors import name_some
 from ownerwise.owners import UNITS
 from ownerwise.planning import BudgetClass, Plan, epsilon_words, owner_statement
 from ownerwise.report.guarantees import Spent, attacker_bound, classes_of, spent
+from ownerwise.report.held_out import unprotected_owners
 from ownerwise.runs import Run
 from ownerwise.wording import delta, delta_span, span, span_up, whole
 
@@ -144,12 +145,14 @@ class Facts:
         private: whether the guarantee holds for every run.
         status: what private runs guarantee; otherwise why there is no guarantee.
         cautions: deltas that are too large to protect a record.
+        held_out: statements about the owners of held-out records, who are not protected.
     """
 
     plans: tuple[PlanFacts, ...]
     private: bool
     status: str
     cautions: tuple[str, ...]
+    held_out: tuple[str, ...]
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Facts:
@@ -160,6 +163,7 @@ class Facts:
             private=not unprotected,
             status=_no_guarantee(unprotected, len(runs)) if unprotected else _protected(runs),
             cautions=tuple(sorted({caution for run in runs if (caution := _large_delta(run))})),
+            held_out=tuple(dict.fromkeys(text for run in runs for text in unprotected_owners(run))),
         )
 
     @cached_property
@@ -186,7 +190,8 @@ class Facts:
     def headline(self) -> str:
         """What private runs protect: everyone, or only single records."""
         if self.by_owner or self.most_records <= 1:
-            return "Private"
+            unprotected = any(text.startswith("UNPROTECTED") for text in self.held_out)
+            return "Private, except for held-out owners" if unprotected else "Private"
         return f"Private per RECORD, not per person: up to {whole(self.most_records)} records each"
 
     @cached_property
@@ -265,9 +270,12 @@ def _arithmetic(plan: Plan) -> str:
 
 def _protected(runs: Sequence[Run]) -> str:
     budgets = sorted({_budgets(run.plan) for run in runs})
-    whom = "Each record is protected individually with its owner's budget"
+    whom = "Each training record is protected individually with its owner's budget"
     if all(run.plan.unit == "owner" for run in runs):
-        whom = "Each owner is protected, with all of their records together, with their own budget"
+        whom = (
+            "Each owner in the plan is protected, with all of their records together, with their "
+            "own budget"
+        )
     return f"{whom}: {name_some(budgets)}."
 
 
