@@ -50,6 +50,8 @@ class PreparedRun:
     test: Records | None
     owner_column: str | None
     """The column with the owner of each record; None if owners are assigned."""
+    named: bool
+    """Whether results are shown under the names of owners, or under those they were assigned."""
 
     @property
     def plan(self) -> Plan:
@@ -68,10 +70,10 @@ class PreparedRun:
         for name, records in (("validation", self.validation), ("test", self.test)):
             if records is not None:
                 options[name] = _pair(records, self.trainer.loss)
-                if self.owner_column is None:
-                    options[f"{name}_groups"] = self.assignment.groups(records)
-                else:
+                if self.owner_column is not None:
                     options[f"{name}_owners"] = owners_of(records, self.owner_column)
+                if self.named:
+                    options[f"{name}_groups"] = self.assignment.groups(records)
         return self.trainer.fit(_pair(self.data.train, self.trainer.loss), resume=resume, **options)
 
 
@@ -131,7 +133,7 @@ def prepare_run(
         progress=progress,
         notes=_notes(config, data, assignment),
     )
-    return PreparedRun(trainer, data, assignment, validation, test, column)
+    return PreparedRun(trainer, data, assignment, validation, test, column, _named(config))
 
 
 def load_data(config: Config, data_dir: str | PathLike | None) -> DataSet:
@@ -188,6 +190,11 @@ def make_owners(
 
 def _has_column(records: Records | None, column: str) -> TypeGuard[Records]:
     return records is not None and column in records.columns
+
+
+def _named(config: Config) -> bool:
+    """Return whether owners, or the groups they were assigned, are named in the results."""
+    return "assignment" in config["owners"] or config["owners"].get("named", False)
 
 
 def _whole_keys(table: Mapping[str, Any]) -> list[int]:
@@ -286,8 +293,9 @@ def _notes(config: Config, data: DataSet, assignment: Assignment) -> dict[str, A
         "data": f"{data.name}, {assignment.description}",
         "model": config["model"]["name"],
         "settings": {
-            **{name: dict(config[name]) for name in ("owners", "plan", "model")},
+            **{name: dict(config[name]) for name in ("plan", "model")},
             "data": {**config["data"], "split_by": split_by(config)},
+            "owners": {**config["owners"], "named": _named(config)},
         },
         "prediction": {
             "classes": list(data.classes),

@@ -125,6 +125,10 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "column": text().means(
             "column of the data that names each record's owner; by default `data.owner`"
         ),
+        "named": flag().means(
+            "show results under the names of owners, such as clinics; by default, owners may be "
+            "people, and results are shown by budget"
+        ),
         "levels": table("a table {level = positive number}", POSITIVE.fits).means(
             "epsilon for each named budget level"
         ),

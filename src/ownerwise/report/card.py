@@ -93,7 +93,7 @@ def _data_name(run: Run) -> str:
 def _budget_titles(facts: Facts) -> list[str]:
     other = facts.plans[0].plan.other_unit
     return [
-        "ε promised",
+        f"ε promised per {facts.unit_noun}",
         f"ε spent per {facts.unit_noun}",
         "δ",
         *([] if other is None else [f"ε per {other}"]),

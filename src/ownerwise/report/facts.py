@@ -187,6 +187,11 @@ class Facts:
         return "owner" if self.by_owner else "record"
 
     @cached_property
+    def units(self) -> str:
+        """What the ε of any of the plans holds for: "owner", "record" or "record or owner"."""
+        return " or ".join(sorted({use.plan.unit for use in self.plans}, reverse=True))
+
+    @cached_property
     def headline(self) -> str:
         """What private runs protect: everyone, or only single records."""
         if self.by_owner or self.most_records <= 1:
@@ -207,7 +212,10 @@ class Facts:
     @cached_property
     def unit(self) -> str:
         """The unit of privacy, and what it means for an owner with many records."""
-        words = f"The unit of privacy is {UNITS[self.plans[0].plan.unit]}."
+        words = f"The unit of privacy is {UNITS[self.unit_noun]}."
+        if " or " in self.units:
+            owners = ", ".join(use.labels for use in self.plans if use.plan.unit == "owner")
+            words = f"{words} Plan of {owners}: {UNITS['owner']}."
         if self.per_owner:
             words += (
                 f" The largest owner declares {whole(self.most_records)} records: the stated ε "
@@ -282,7 +290,7 @@ def _protected(runs: Sequence[Run]) -> str:
 def _budgets(plan: Plan) -> str:
     epsilon = span_up(float(plan.targets.min()), float(plan.targets.max()), 3)
     deltas = delta_span(float(plan.deltas.min()), float(plan.deltas.max()))
-    return f"ε {epsilon} at δ {deltas}"
+    return f"ε {epsilon} per {plan.unit} at δ {deltas}"
 
 
 def _no_guarantee(runs: Sequence[Run], shown: int) -> str:
@@ -310,10 +318,16 @@ def _reasons(runs: Sequence[Run]) -> str:
 
 def _large_delta(run: Run) -> str:
     """Return a caution if a delta exceeds one over the number of records, else ""."""
-    largest, total = float(run.plan.deltas.max()), int(run.plan.records.sum())
+    plan = run.plan
+    by_owner = plan.unit == "owner"
+    largest, total = (
+        float(plan.deltas.max()),
+        len(plan.deltas) if by_owner else int(plan.records.sum()),
+    )
     if largest * total <= 1:
         return ""
+    what = "all records of an owner" if by_owner else "an entire record"
     return (
         f"CAUTION: δ is up to {delta(largest)}, more than 1/{total}, one over the number of "
-        "records. A guarantee with such a δ even permits publishing an entire record."
+        f"{plan.unit}s. A guarantee with such a δ even permits publishing {what}."
     )

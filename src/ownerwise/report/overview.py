@@ -94,12 +94,12 @@ def _tiles(comparison: Comparison) -> Tiles:
     tiles = [
         Tile(
             span_up(float(plan.targets.min()), float(plan.targets.max()), 3),
-            "ε set by owners",
+            f"ε set by owners, per {facts.units}",
             f"strictest to laxest, {_count(len(plan.targets), 'owner')}",
         ),
         Tile(
             span_up(*facts.spent),
-            f"ε spent per {facts.unit_noun}",
+            f"ε spent per {facts.units}",
             f"at most {percent_up(facts.largest_share)} of a budget, after {whole(steps)} of "
             f"{whole(plan.steps)} steps",
         ),
@@ -270,8 +270,12 @@ def _group_words(comparison: Comparison, method: MethodRuns, other: MethodRuns) 
     words = f"Of {len(gains)} {several}, {up} gained and {down} lost recall"
     if down:
         worst = min(gains, key=lambda group: gains[group])
-        budget = "" if worst.epsilon is None else f" (ε {epsilon(worst.epsilon)})"
-        name = worst.name if len(worst.members) > 1 else f"{noun} {worst.name}{budget}"
+        budget = (
+            ""
+            if worst.epsilon is None
+            else f" (ε {epsilon(worst.epsilon)} per {comparison.facts.units})"
+        )
+        name = worst.name if worst.pooled else f"{noun} {worst.name}{budget}"
         words += f"; the largest loss was {signed_points(gains[worst])} for {name}"
     return words + "."
 

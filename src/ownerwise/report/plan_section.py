@@ -48,7 +48,7 @@ def _plan(use: PlanFacts) -> list[Block]:
 
 
 def _table(use: PlanFacts, *, owners: bool) -> Table:
-    headings = ["Budget", "Owner" if owners else "Owners", "Records", "δ", "Sampling rate",
+    headings = [f"Budget per {use.plan.unit}", "Owner" if owners else "Owners", "Records", "δ", "Sampling rate",
                 "Clip norm", "Noise multiplier", "Batch share",
                 f"ε per {use.plan.unit} after all steps"]  # fmt: skip
     other = use.plan.other_unit

@@ -84,7 +84,11 @@ def _group_table(comparison: Comparison) -> Details:
         budget = "–" if group.epsilon is None else epsilon(group.epsilon)
         rows.append([group.name, budget, *cells])
     caption = f"Final recall by group on {comparison.data_split} data (not private)"
-    headings = ["Group", "ε", *(method.label for method in comparison.methods)]
+    headings = [
+        "Group",
+        f"ε per {comparison.facts.units}",
+        *(method.label for method in comparison.methods),
+    ]
     return Details("All groups as a table", Table(caption, headings, rows))
 
 
@@ -93,9 +97,7 @@ def _budgets(comparison: Comparison) -> list[Block]:
     plans = comparison.facts.plans
     together: dict[tuple, list[PlanFacts]] = {}
     for use in plans:
-        key = tuple(
-            (row.budget.epsilon, row.budget.delta, row.budget.owners) for row in use.budgets
-        )
+        key = tuple((row.budget.name, row.budget.delta, row.budget.owners) for row in use.budgets)
         together.setdefault(key, []).append(use)
     introduction = (
         "Each owner set their own ε. The plan spends each ε step by step, and training stops "
@@ -145,7 +147,7 @@ def _meaning(comparison: Comparison) -> list[Block]:
     """Return a plain-language explanation of each epsilon."""
     distinct: dict[tuple, list[BudgetFacts]] = {}
     for use in comparison.facts.plans:
-        key = tuple((row.budget.epsilon, row.budget.delta) for row in use.budgets)
+        key = tuple((row.budget.name, row.budget.delta) for row in use.budgets)
         distinct.setdefault(key, use.budgets)
     parts: list[Block] = [Text(ATTACKER[comparison.facts.unit_noun])]
     parts += [_attacker_table(budgets) for budgets in distinct.values()]

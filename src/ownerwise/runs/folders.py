@@ -47,6 +47,7 @@ IF_ABSENT: dict[str, Any] = {
     "settings.data.split_by": "record",
     "settings.data.test_share": 0.2,
     "settings.data.validation_seed": 0,
+    "settings.owners.named": True,
 }
 """Values that stand for keys that a configuration leaves out, so a key that was added later, or is
 now written out, changes nothing as long as it has the value that the run was trained with."""

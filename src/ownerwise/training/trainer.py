@@ -104,12 +104,12 @@ class Trainer(TrainerSettings):
                 record of the plan's owners, in the order of the owner ids passed to `Owners`.
             validation: validation data, evaluated for every history line; it is NOT covered by any
                 guarantee.
-            validation_groups: group of each validation record; by default its class. Groups of
-                fewer than `SMALLEST_GROUP` records, and owners if they are the unit of privacy, are
-                pooled by budget.
+            validation_groups: group of each validation record; by default its class, or the budget
+                of its owner. Groups of fewer than `SMALLEST_GROUP` records are pooled by budget.
             validation_owners: owner of each validation record. Accuracy is then also measured per
-                owner, owners are the default groups, and the report states how many owners are
-                unprotected. With unit="owner", none of them may be in the plan.
+                owner, and the report states how many owners are unprotected. Their ids are not
+                recorded: name owners who are no people in `validation_groups`. With unit="owner",
+                none of them may be in the plan.
             test, test_groups, test_owners: test data, evaluated once at the end.
             groups_are: what the groups are called; by default "owners" or "classes" if known,
                 else "groups".
@@ -303,8 +303,7 @@ class Trainer(TrainerSettings):
         budgets |= {name_of(group): value for group, value in (self.group_budgets or {}).items()}
         unit = self.plan.unit
         for evaluation in given:
-            persons = unit == "owner" and (are_owners or evaluation.by_owner)
-            budgets |= evaluation.pool(budgets, unit, persons=persons)
+            budgets |= evaluation.pool(budgets, unit, persons=evaluation.by_owner)
         shown = {
             name_of(name)
             for evaluation in given
