@@ -71,7 +71,7 @@ class PreparedRun:
             if records is not None:
                 options[name] = _pair(records, self.trainer.loss)
                 if self.owner_column is not None:
-                    options[f"{name}_owners"] = owners_of(records, self.owner_column)
+                    options[f"{name}_owners"] = records.columns.get(self.owner_column)
                 if self.named:
                     options[f"{name}_groups"] = self.assignment.groups(records)
         return self.trainer.fit(_pair(self.data.train, self.trainer.loss), resume=resume, **options)
@@ -99,7 +99,9 @@ def prepare_run(
     place = Path(folder or run.get("folder") or Path("runs") / name)
     column, by = owner_column(config), split_by(config)
     whole = load_data(config, data_dir)
-    ids = owners_of(whole.train, column) if column is not None and by == "owner" else None
+    ids = (
+        owners_of(whole.train, column, whole.name) if column is not None and by == "owner" else None
+    )
     parts = split_records(whole, config["data"], by, ids)
     data, validation, test = with_features(*parts, config["data"])
     problems = Problems()
@@ -167,7 +169,7 @@ def make_owners(
         return assignment, owners
     column = owner_column(config)
     assert column is not None
-    ids = owners_of(data.train, column)
+    ids = owners_of(data.train, column, data.name)
     held = [records.columns[column] for records in held_out if _has_column(records, column)]
     table: Any = settings.get("epsilon")
     if table is None:

@@ -208,8 +208,8 @@ def _split_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     elif by == "owner" and content.get("scale") == "statistics" and "validation_share" in content:
         yield (
             "data.scale 'statistics' with data.split_by 'owner' and data.validation_share: "
-            "expected at most two of them, because held-out owners would enter the statistics: declare "
-            "ranges (data.features), or leave out validation_share, and the test part is used"
+            "expected at most two of them, because held-out owners would enter the statistics: "
+            "declare ranges (data.features), or leave out validation_share to use the test part"
         )
 
 

@@ -20,12 +20,12 @@ def owner_column(config: Config) -> str | None:
     return None if "assignment" in settings else settings.get("column", "owner")
 
 
-def owners_of(records: Records, column: str) -> np.ndarray:
-    """Return the owner of each record."""
+def owners_of(records: Records, column: str, name: str) -> np.ndarray:
+    """Return the owner of each record of the data set with this name."""
     if column not in records.columns:
         known = ", ".join(records.columns) or "none"
         raise OwnerwiseError(
-            f"owners.column {column!r} is not in the data, which has the columns {known}"
+            f"owners.column {column!r} is not in the data; {name} has the columns {known}"
         )
     return records.columns[column]
 
@@ -40,8 +40,9 @@ def split_records(
 
     With `validation_share`, each training record, or each of the `owners`, is held out with that
     probability, as determined by a public hash of the record or the owner's id alone (see
-    `ownerwise.data.splits`); no guarantee covers the held-out records. Otherwise, the validation part of the data set is used or, if there is none,
-    its test part, which is then not evaluated separately.
+    `ownerwise.data.splits`); no guarantee covers the held-out records. Otherwise, the validation
+    part of the data set is used or, if there is none, its test part, which is then not evaluated
+    separately.
     """
     share = settings.get("validation_share")
     if share is None:

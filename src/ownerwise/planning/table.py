@@ -21,7 +21,8 @@ def format_rows(
 ) -> list[str]:
     """Return the lines of a table with one row per owner, or per budget class.
 
-    Budgets and what is spent are figures per unit. With `other_unit`, the last column is for that unit.
+    Budgets and what is spent are figures per unit. With `other_unit`, the last column is for that
+    unit.
     """
     cells = [
         ["owner" if by_owner else "owners", *(heading.format(unit) for heading in _HEADINGS)],

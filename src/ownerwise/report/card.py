@@ -164,9 +164,15 @@ def _check(run: Run, owner: int) -> dict[str, Any] | None:
     if plan.closing is not None and run.steps_spent == plan.steps:
         shares = plan.closing_shares
         closing = plan.closing.multiplier(1.0 if shares is None else float(shares[owner]))
+    together = plan.counted_together
     return {
         "closing": closing,
-        "options": _options_of(plan.accountant, epsilon, delta, run.steps_spent),
+        # dp-accounting has no Renyi divergence for several records of one owner
+        "accountant": "pld" if together is not None else plan.accountant,
+        "records": None if together is None else int(together[owner]),
+        "options": _options_of(
+            "pld" if together is not None else plan.accountant, epsilon, delta, run.steps_spent
+        ),
         "segments": [(count, float(multiplier * factor)) for count, factor in schedule.segments],
         "rate": float(plan.sampling_rates[owner]),
         "delta": delta,

@@ -72,11 +72,13 @@ class PlanFacts:
     Attributes:
         labels: the methods' labels, separated by commas.
         steps_spent: the largest number of steps spent by any of the runs.
+        names_owners: whether results are shown under the names of the plan's owners.
     """
 
     plan: Plan
     labels: str
     steps_spent: int
+    names_owners: bool
 
     @cached_property
     def budgets(self) -> list[BudgetFacts]:
@@ -248,8 +250,16 @@ def _plans(runs: Sequence[Run]) -> tuple[PlanFacts, ...]:
             of_plan[0].plan,
             ", ".join(dict.fromkeys(run.label for run in of_plan)),
             max(run.steps_spent for run in of_plan),
+            any(_names_owners(run) for run in of_plan),
         )
         for of_plan in by_hash.values()
+    )
+
+
+def _names_owners(run: Run) -> bool:
+    owners = run.plan.owners
+    return owners is not None and not run.group_budgets.keys().isdisjoint(
+        map(str, owners.ids.tolist())
     )
 
 

@@ -174,8 +174,11 @@ def gain_against_budget(comparison: Comparison) -> Figure | None:
     if not comparison.others or len(groups) < 2:
         return None
     noun, units = comparison.group_noun, comparison.facts.units
-    names = [g.name if g.pooled else f"{noun} {g.name}" if len(groups) <= MOST_NAMED else f"One {noun.lower()}"
-             for g in groups]  # fmt: skip
+    named = len(groups) <= MOST_NAMED
+    names = [
+        g.name if g.pooled else f"{noun} {g.name}" if named else f"One {noun.lower()}"
+        for g in groups
+    ]
     x = np.array([group.epsilon for group in groups], dtype=np.float64)
     scales = {"ε": x}
     if x.max() > _WIDE_BUDGETS * x.min():

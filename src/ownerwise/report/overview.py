@@ -71,7 +71,7 @@ def _status(comparison: Comparison) -> Banner:
         words = (
             f"{facts.status} Use the results for tests and comparisons only. {HYPOTHETICAL_EPSILON}"
         )
-        return Banner(NOT_PRIVATE, [words], "bad")
+        return Banner(NOT_PRIVATE, [words, *facts.held_out], "bad")
     words = (
         f"{facts.status} No {facts.unit_noun} has spent more than "
         f"{percent_up(facts.largest_share)} of the ε."

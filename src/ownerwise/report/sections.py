@@ -131,8 +131,8 @@ def _budget_table(uses: list[PlanFacts], *, titled: bool) -> Table:
         f"{whole(use.steps_spent)} of {whole(use.plan.steps)} steps" for use in uses
     )
     caption = (
-        f"The budget and the ε spent after {' and '.join(steps)}; the largest spent share of any "
-        "budget is in parentheses"
+        f"The budget and what has been spent of it after {' and '.join(steps)}; the largest spent "
+        "share of any budget is in parentheses"
     )
     if any(use.plan.other_unit == "owner" for use in others):
         caption += ". ε per owner holds for all records of an owner together"
