@@ -86,7 +86,9 @@ def test_without_a_share_the_test_part_is_the_validation_data(tmp_path):
 
 
 def test_a_table_with_budgets_in_a_file(tmp_path):
-    run = prepare_run(make_config(table(tmp_path), tmp_path), folder=tmp_path / "run").fit()
+    found = table(tmp_path)
+    found["owners"]["named"] = True
+    run = prepare_run(make_config(found, tmp_path), folder=tmp_path / "run").fit()
     assert run.plan.method == "scale"
     assert run.label == "IDP-SGD (scale)"
     assert run.group_budgets == {"clinic 0": 1.0, "clinic 1": 4.0, "clinic 2": 8.0}
@@ -141,12 +143,12 @@ def test_advice_names_keys_of_the_configuration(tmp_path):
 
 def test_numbers_as_owner_ids(tmp_path):
     (tmp_path / "t.csv").write_text(
-        "x,y,id\n" + "\n".join(f"{n % 7},{n % 2},{n % 3}" for n in range(90)) + "\n"
+        "x,y,id\n" + "\n".join(f"{n % 7},{n % 2},{n % 3}" for n in range(900)) + "\n"
     )
     found = table(tmp_path) | {
         "data": {"file": "t.csv", "target": "y", "owner": "id", "features": {"x": [0, 7]},
                  "classes": [0, 1]},
-        "owners": {"epsilon": {"0": 1.0, "1": 2.0, "2": 3.0}},
+        "owners": {"epsilon": {"0": 1.0, "1": 2.0, "2": 3.0}, "named": True},
         "plan": {"steps": 3, "batch_size": 20},
     }  # fmt: skip
     run = prepare_run(make_config(found, tmp_path), folder=tmp_path / "run").fit()

@@ -21,14 +21,14 @@ class Fixed(nn.Module):
         return inputs
 
 
+COPIES = 10  # groups with fewer records are left out
 OUTPUTS = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0], [0.0, 4.0], [0.0, 1.0]])
-TARGETS = torch.tensor([0, 1, 1, 0, 1])
+OUTPUTS, TARGETS = OUTPUTS.repeat(COPIES, 1), torch.tensor([0, 1, 1, 0, 1]).repeat(COPIES)
 
 
 def test_figures_against_a_count_by_hand():
-    found = Evaluation((OUTPUTS, TARGETS), ["a", "a", "b", "b", "b"])(
-        Fixed(), functional.cross_entropy
-    )
+    groups = ["a", "a", "b", "b", "b"] * COPIES
+    found = Evaluation((OUTPUTS, TARGETS), groups)(Fixed(), functional.cross_entropy)
     losses = functional.cross_entropy(OUTPUTS.double(), TARGETS, reduction="none")
     assert found["accuracy"] == 0.6
     assert found["balanced_accuracy"] == pytest.approx((1 / 2 + 2 / 3) / 2)
@@ -36,22 +36,24 @@ def test_figures_against_a_count_by_hand():
     assert found["spread"] == pytest.approx(np.std([1, 1 / 3]))
     assert found["loss"] == pytest.approx(float(losses.mean()))
     assert found["groups"] == {
-        "a": {"loss": pytest.approx(float(losses[:2].mean())), "recall": 1.0, "records": 2},
-        "b": {"loss": pytest.approx(float(losses[2:].mean())), "recall": 1 / 3, "records": 3},
+        "a": {"loss": pytest.approx(float(losses[:2].mean())), "recall": 1.0, "records": 20},
+        "b": {"loss": pytest.approx(float(losses[2:5].mean())), "recall": 1 / 3, "records": 30},
     }
 
 
 def test_classes_are_the_groups_if_none_are_given_in_numeric_order():
-    targets = torch.arange(12).repeat(2)
-    found = Evaluation((torch.eye(12).repeat(2, 1), targets))(Fixed(), functional.cross_entropy)
+    targets = torch.arange(12).repeat(COPIES)
+    found = Evaluation((torch.eye(12).repeat(COPIES, 1), targets))(
+        Fixed(), functional.cross_entropy
+    )
     assert list(found["groups"]) == [str(number) for number in range(12)]
     assert found["accuracy"] == found["balanced_accuracy"] == 1.0
 
 
-@pytest.mark.parametrize("shape", [(5,), (5, 1)])
+@pytest.mark.parametrize("shape", [(50,), (50, 1)])
 def test_a_single_output_is_a_logit(shape):
-    outputs = torch.tensor([1.0, -1.0, 2.0, -2.0, 0.5]).reshape(shape)
-    targets = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0]).reshape(shape)
+    outputs = torch.tensor([1.0, -1.0, 2.0, -2.0, 0.5]).repeat(COPIES).reshape(shape)
+    targets = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0]).repeat(COPIES).reshape(shape)
     loss = functional.binary_cross_entropy_with_logits
     found = Evaluation((outputs, targets))(Fixed(), loss)
     assert found["accuracy"] == 0.8

@@ -222,28 +222,69 @@ def contrast(first, second):
     return (high + 0.05) / (low + 0.05)
 
 
-def plan_of(records_each):
+def plan_of(records_each, **options):
     owners = ow.Owners(
-        np.repeat(["ann", "ben", "eve"], records_each), {"ann": 1, "ben": 2, "eve": 4}
+        np.repeat(["ann", "ben", "eve"], records_each), {"ann": 1, "ben": 2, "eve": 4}, delta=1e-3
     )
-    return ow.plan(owners, steps=20, batch_size=0.1 * 3 * records_each)
+    total = 3 if options.get("unit") == "owner" else 3 * records_each
+    return ow.plan(owners, steps=20, batch_size=0.1 * total, **options)
+
+
+PER_RECORD = "Private per RECORD, not per person: up to {} records each"
+UNPROTECTED = (
+    "UNPROTECTED: 61 owners, whose records are used for validation or testing only. They are not "
+    "in the plan, and no epsilon holds for them."
+)
+OUTSIDE = {"unprotected": 61, "in_plan": 0}
 
 
 @pytest.mark.parametrize(
-    ("records", "seed", "kind", "title"),
+    ("records", "options", "config", "kind", "title", "says"),
     [
-        (1, None, "good", "Private"),
-        (4, None, "caution", "Private per RECORD, not per person: up to 4 records each"),
-        (4, 0, "bad", "NOT PRIVATE"),
+        (1, {}, {}, "good", "Private", "Each training record is protected"),
+        (4, {}, {}, "caution", PER_RECORD.format(4), "all records of one owner together, ε is up"),
+        (168, {}, {}, "caution", PER_RECORD.format(168), "one owner together, ε reaches more than"),
+        (4, {"unit": "owner"}, {}, "good", "Private", "Each owner in the plan is protected"),
+        (4, {}, {"seed": 0}, "bad", "NOT PRIVATE", "from a fixed seed (0)"),
+        (4, {"unit": "owner"}, {"seed": 0}, "bad", "NOT PRIVATE", "from a fixed seed (0)"),
+        (
+            1,
+            {},
+            {"held_out_owners": OUTSIDE},
+            "caution",
+            "Private, except for held-out owners",
+            UNPROTECTED,
+        ),
+        (
+            4,
+            {"unit": "owner"},
+            {"held_out_owners": OUTSIDE},
+            "caution",
+            "Private, except for held-out owners",
+            UNPROTECTED,
+        ),
+        (4, {}, {"held_out_owners": OUTSIDE}, "caution", PER_RECORD.format(4), UNPROTECTED),
+        (4, {}, {"held_out_owners": OUTSIDE, "seed": 0}, "bad", "NOT PRIVATE", UNPROTECTED),
+    ],
+    ids=[
+        "people",
+        "records",
+        "many-records",
+        "owners",
+        "seed",
+        "owners-seed",
+        "people-held-out",
+        "owners-held-out",
+        "records-held-out",
+        "seed-held-out",
     ],
 )
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_banner_tells_people_from_records(
-    browser, tmp_path, records, seed, kind, title, scheme
+    browser, tmp_path, records, options, config, kind, title, says, scheme
 ):
-    """Pitfall 46: green only if a record is a person."""
-    plan = plan_of(records)
-    run = made_run(plan=plan, seed=seed, steps=20)
+    """Pitfall 46: green only if what is protected is a person, and all people are protected."""
+    run = made_run(plan=plan_of(records, **options), **{"seed": None, **config}, steps=20)
     path = tmp_path / "report.html"
     write_report([run], path)
     emulate(browser, scheme)
@@ -257,8 +298,15 @@ def test_the_banner_tells_people_from_records(
     red, green, blue = (float(x) for x in card.split("(")[1].rstrip(")").split(",")[:3])
     assert {"good": green > red, "caution": red >= green > blue, "bad": red > green}[kind]
     assert min(contrast(colour, card) for colour in colours) >= 4.5
-    largest = up(float(run.owner_epsilon().max()), 4)
-    assert (f"up to {largest}." in banner.text) == (kind == "caution")
+    assert says in banner.text
+    largest = float(run.owner_epsilon().max())
+    words = f"ε is up to {up(largest, 4)}." if np.isfinite(largest) else "ε reaches more than 100."
+    assert (words in banner.text) == (title.startswith("Private per RECORD"))
+    assert ("with their own budget: ε 1 to 4 per owner" in banner.text) == (
+        kind != "bad" and "unit" in options
+    )
+    top = banner.location["y"] + banner.size["height"]
+    assert top < 900, "the banner is seen without scrolling"
     emulate(browser, "light")
 
 

@@ -111,6 +111,8 @@ def test_fixed_seeds_have_a_banner():
         ({"accountant": "rdp"}, 200),
         ({"method": "scale", "noise_schedule": ((100, 2.0), (100, 1.0))}, 150),
         ({"release_std": 4.0, "steps": 20}, 20),
+        ({"unit": "owner", "batch_size": 1}, 200),
+        ({"unit": "owner", "sampling": "record", "steps": 20}, 20),
     ],
 )
 def test_the_snippet_runs_and_agrees(options, steps):

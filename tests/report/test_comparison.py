@@ -7,7 +7,7 @@ from ownerwise.report.comparison import METRICS, Comparison, difference, differe
 from ownerwise.wording import Amount
 from tools.report_tools import evaluation, made_run, small_plan, two_methods
 
-ACCURACY, _, WORST, STRICTEST, STRICT_HALF, SPREAD = METRICS
+ACCURACY, _, _, WORST, STRICTEST, STRICT_HALF, SPREAD = METRICS
 
 
 def run_ending(label, seed, clinic, cohort=0.8, **options):

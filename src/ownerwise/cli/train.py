@@ -79,6 +79,7 @@ def summary(run: Run) -> list[str]:
     """Return lines with the results of the last evaluation and the epsilon spent."""
     from ownerwise.owners import UNITS
     from ownerwise.planning import owner_statement
+    from ownerwise.report import unprotected_owners
     from ownerwise.wording import span, span_up
 
     lines = []
@@ -86,12 +87,12 @@ def summary(run: Run) -> list[str]:
     for part in ("validation", "test"):
         metrics = last.get(part)
         if metrics is not None:
-            worst = metrics["worst_group"]
-            lines.append(
-                f"{part} accuracy {metrics['accuracy']:.4f}, worst group "
-                f"{printable(worst['name'])} {worst['recall']:.4f} "
-                f"(no guarantee covers {part} records)"
-            )
+            words, worst = f"{part} accuracy {metrics['accuracy']:.4f}", metrics["worst_group"]
+            if "owner_accuracy" in metrics:
+                words += f", {metrics['owner_accuracy']:.4f} per owner"
+            if worst is not None:
+                words += f", worst group {printable(worst['name'])} {worst['recall']:.4f}"
+            lines.append(f"{words} (no guarantee covers {part} records)")
     spent, targets = run.epsilon(), run.plan.targets
     words = (
         f"epsilon spent per {run.plan.unit} {span_up(spent.min(), spent.max())}, budgets "
@@ -106,6 +107,7 @@ def summary(run: Run) -> list[str]:
     else:
         words += "unit of privacy: one record, which is all that its owner has"
     lines.append(words)
+    lines += unprotected_owners(run)
     if not run.private:
         lines.append(printable(f"NOT PRIVATE: {'; '.join(run.not_private)}"))
     return lines

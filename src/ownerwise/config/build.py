@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -15,10 +15,10 @@ from torch.nn import functional
 
 from ownerwise import data as data_sets
 from ownerwise.config.extraction import with_features
-from ownerwise.config.reading import FROM_THE_DATA, Config
+from ownerwise.config.reading import FROM_THE_DATA, Config, split_by
 from ownerwise.config.sections import OPTIMIZERS
+from ownerwise.config.splitting import owner_column, owners_of, split_records
 from ownerwise.data import ASSIGNMENTS, Assignment, DataSet, Records, assign
-from ownerwise.data.splits import content_rows, held_out
 from ownerwise.errors import OwnerwiseError, PlanError, Problems, name_some
 from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, RELEASES, WEIGHTS, Loss, plain_loss
 from ownerwise.models import BUILDERS
@@ -48,6 +48,10 @@ class PreparedRun:
     assignment: Assignment
     validation: Records | None
     test: Records | None
+    owner_column: str | None
+    """The column with the owner of each record; None if owners are assigned."""
+    named: bool
+    """Whether results are shown under the names of owners, or under those they were assigned."""
 
     @property
     def plan(self) -> Plan:
@@ -66,7 +70,10 @@ class PreparedRun:
         for name, records in (("validation", self.validation), ("test", self.test)):
             if records is not None:
                 options[name] = _pair(records, self.trainer.loss)
-                options[f"{name}_groups"] = self.assignment.groups(records)
+                if self.owner_column is not None:
+                    options[f"{name}_owners"] = records.columns.get(self.owner_column)
+                if self.named:
+                    options[f"{name}_groups"] = self.assignment.groups(records)
         return self.trainer.fit(_pair(self.data.train, self.trainer.loss), resume=resume, **options)
 
 
@@ -90,7 +97,12 @@ def prepare_run(
     run = config["run"]
     name = run.get("name", config.name)
     place = Path(folder or run.get("folder") or Path("runs") / name)
-    parts = split_records(load_data(config, data_dir), config["data"])
+    column, by = owner_column(config), split_by(config)
+    whole = load_data(config, data_dir)
+    ids = (
+        owners_of(whole.train, column, whole.name) if column is not None and by == "owner" else None
+    )
+    parts = split_records(whole, config["data"], by, ids)
     data, validation, test = with_features(*parts, config["data"])
     problems = Problems()
     model = assignment = run_plan = None
@@ -98,7 +110,7 @@ def prepare_run(
         model = make_model(config, data)
     options = training_options(config)
     with problems.guard():
-        assignment, owners = make_owners(config, data)
+        assignment, owners = make_owners(config, data, [validation, test])
         run_plan = stored_plan(place, owners) if resume else None
         if run_plan is None:
             wanted = dict(config["plan"])
@@ -123,74 +135,68 @@ def prepare_run(
         progress=progress,
         notes=_notes(config, data, assignment),
     )
-    return PreparedRun(trainer, data, assignment, validation, test)
+    return PreparedRun(trainer, data, assignment, validation, test, column, _named(config))
 
 
 def load_data(config: Config, data_dir: str | PathLike | None) -> DataSet:
     """Return the data set or the table that the configuration specifies."""
     settings = dict(config["data"])
     only = settings.pop("only", None)
-    for key in ("validation_share", "validation_seed", "extractor"):
+    for key in ("split_by", "validation_share", "validation_seed", "extractor"):
         settings.pop(key, None)
     if "name" in settings:
         data = data_sets.load(settings["name"], data_dir, **settings.get("options", {}))
     else:
-        data = data_sets.load_table(config.base / settings.pop("file"), **settings)
+        by = split_by(config)
+        if by == "owner":  # this column is not necessarily data.owner
+            settings["owner"] = config["owners"].get("column", settings.get("owner"))
+        data = data_sets.load_table(config.base / settings.pop("file"), split_by=by, **settings)
     return data if only is None else data.only(only)
 
 
-def split_records(
-    data: DataSet, settings: Mapping[str, Any]
-) -> tuple[DataSet, Records | None, Records | None]:
-    """Return the data (without held-out records), the validation records and the test records.
+def make_owners(
+    config: Config, data: DataSet, held_out: Sequence[Records | None] = ()
+) -> tuple[Assignment, Owners]:
+    """Return the assignment of records to owners, and the owners with their budgets.
 
-    With `validation_share`, each training record is held out with that probability, as determined
-    by a public hash of the record alone (see `ownerwise.data.splits`); no guarantee covers the
-    held-out records. Otherwise, the validation part of the data set is used or, if there is none,
-    its test part, which is then not evaluated separately.
+    Owners whose records are all among the held-out ones are left out.
     """
-    share = settings.get("validation_share")
-    if share is None:
-        return (
-            (data, data.test, None)
-            if data.validation is None
-            else (data, data.validation, data.test)
-        )
-    train = data.train
-    rows = content_rows([train.inputs, train.targets, *train.columns.values()])
-    held = held_out(rows, share, "validation", settings.get("validation_seed", 0))
-    if not held.any() or held.all():
-        raise OwnerwiseError(
-            f"data.validation_share {share:g} holds out {'all' if held.any() else 'none'} of the "
-            "training records; expected some, but not all: choose another share"
-        )
-    return replace(data, train=train.take(~held)), train.take(held), data.test
-
-
-def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
-    """Return the assignment of records to owners, and the owners with their budgets."""
     settings = config["owners"]
     delta = settings.get("delta")
     if "assignment" in settings:
         assignment = ASSIGNMENTS.make(settings["assignment"], data)
         owners = Owners(assignment.record_owner, assignment.epsilon, delta, hints=_HINTS)
         return assignment, owners
-    column = settings.get("column", "owner")
-    ids = data.train.columns.get(column)
-    if ids is None:
-        known = ", ".join(data.train.columns) or "none"
-        raise OwnerwiseError(
-            f"owners.column {column!r} is not in the data; {data.name} has the columns {known}"
-        )
+    column = owner_column(config)
+    assert column is not None
+    ids = owners_of(data.train, column, data.name)
+    held = [records.columns[column] for records in held_out if _has_column(records, column)]
     table: Any = settings.get("epsilon")
     if table is None:
         table = config.base / settings["budgets"]
     elif ids.dtype.kind == "i":  # TOML keys are text
         table = dict(zip(_whole_keys(table), table.values(), strict=True))
-    owners = Owners(ids, table, delta, levels=settings.get("levels"), hints=_HINTS)
+    owners = Owners(
+        ids,
+        table,
+        delta,
+        levels=settings.get("levels"),
+        held_out=np.concatenate(held) if held else None,
+        hints=_HINTS,
+    )
     _warn_of_other_counts(owners)
     budgets = dict(zip(owners.ids.tolist(), owners.epsilon.tolist(), strict=True))
+    budgets |= owners.left_out
     return assign.by_column(data, column, budgets), owners
+
+
+def _has_column(records: Records | None, column: str) -> TypeGuard[Records]:
+    return records is not None and column in records.columns
+
+
+def _named(config: Config) -> bool:
+    """Return whether owners, or the groups they were assigned, are named in the results."""
+    return "assignment" in config["owners"] or config["owners"].get("named", False)
 
 
 def _whole_keys(table: Mapping[str, Any]) -> list[int]:
@@ -288,7 +294,11 @@ def _notes(config: Config, data: DataSet, assignment: Assignment) -> dict[str, A
     notes: dict[str, Any] = {
         "data": f"{data.name}, {assignment.description}",
         "model": config["model"]["name"],
-        "settings": {name: dict(config[name]) for name in ("data", "owners", "plan", "model")},
+        "settings": {
+            **{name: dict(config[name]) for name in ("plan", "model")},
+            "data": {**config["data"], "split_by": split_by(config)},
+            "owners": {**config["owners"], "named": _named(config)},
+        },
         "prediction": {
             "classes": list(data.classes),
             "sizes": _sizes(config, data),

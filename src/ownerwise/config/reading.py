@@ -11,6 +11,7 @@ from typing import Any
 
 from ownerwise.config.sections import ASSIGNMENT_KEYS, OPEN, SECTIONS
 from ownerwise.data import ASSIGNMENTS, LOADERS
+from ownerwise.data.splits import SPLITS, split_by_problems
 from ownerwise.errors import OwnerwiseError, Problems, known_names
 from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, RELEASES, WEIGHTS
 from ownerwise.models import BUILDERS
@@ -172,6 +173,7 @@ def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     extractor = content.get("extractor")
     if isinstance(extractor, Mapping):
         yield from EXTRACTORS.problems(extractor, "data.extractor.name", "data.extractor.")
+    yield from _split_problems(sections)
     if ("name" in content) == ("file" in content):
         yield "data needs either a name (a known data set) or a file (your own table)"
         return
@@ -192,6 +194,39 @@ def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         yield from LOADERS.problems({**options, "name": name}, "data.name", "data.options.")
 
 
+def _split_problems(sections: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the reasons why the data cannot be split as requested."""
+    content, by = sections["data"], split_by(sections)
+    if content.get("split_by") in SPLITS:
+        yield from _placed("data", ["split_by"], split_by_problems(by, _unit(sections)))
+    if "assignment" in sections["owners"]:
+        if content.get("split_by") == "owner":
+            yield (
+                "data.split_by 'owner' applies to owners in a column of the data, not to an "
+                "assignment: leave it out"
+            )
+    elif by == "owner" and content.get("scale") == "statistics" and "validation_share" in content:
+        yield (
+            "data.scale 'statistics' with data.split_by 'owner' and data.validation_share: "
+            "expected at most two of them, because held-out owners would enter the statistics: "
+            "declare ranges (data.features), or leave out validation_share to use the test part"
+        )
+
+
+def _unit(sections: Mapping[str, Any] | Config) -> Any:
+    return sections["plan"].get("unit", "record")
+
+
+def split_by(sections: Mapping[str, Any] | Config) -> str:
+    """Return how a configuration splits its data: by "record" or by "owner".
+
+    The default is the plan's unit of privacy. It never depends on the data. An assignment simulates
+    owners after the data has been split.
+    """
+    by_default = "record" if "assignment" in sections["owners"] else _unit(sections)
+    return sections["data"].get("split_by", by_default)
+
+
 def _owner_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     content = sections["owners"]
     given = [key for key in ("budgets", "epsilon", "assignment") if key in content]
@@ -202,7 +237,7 @@ def _owner_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         )
         return
     if given == ["assignment"]:
-        for key in ("column", "levels"):
+        for key in ("column", "levels", "named"):
             if key in content:
                 yield f"owners.{key} applies only to budgets or epsilon, not to an assignment"
         if isinstance(content["assignment"], Mapping):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from ownerwise.accounting import ACCOUNTANTS, NOISES
+from ownerwise.data.splits import SPLITS
 from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, WEIGHTS
 from ownerwise.owners import UNITS
 from ownerwise.planning import METHODS
@@ -100,12 +101,17 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "records, which is NOT private"
         ),
         "test_share": between(0, 1).means(
-            "probability that the public hash of a record's row makes it a test record; 0.2 by "
-            "default"
+            "probability that a public hash makes a record, or an owner with all of their records, "
+            "part of the test data; 0.2 by default"
+        ),
+        "split_by": choice(SPLITS).means(
+            "what is held out as test and validation data: single `record`s, or each `owner` as a "
+            "whole ([how-to](how-to/patients.md#hold-out-whole-owners)); the same as `plan.unit` "
+            "by default"
         ),
         "validation_share": between(0, 1).means(
-            "probability that a training record's public hash selects it for validation; by "
-            "default, the validation or test part of the data set is used"
+            "probability that a public hash selects a training record, or an owner, for "
+            "validation; by default, the validation or test part of the data set is used"
         ),
         "validation_seed": whole(0).means(
             "public seed for the hash that chooses the validation records; 0 by default"
@@ -118,6 +124,10 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         ),
         "column": text().means(
             "column of the data that names each record's owner; by default `data.owner`"
+        ),
+        "named": flag().means(
+            "show results under the names of owners, such as clinics; by default, owners may be "
+            "people, and results are shown by budget"
         ),
         "levels": table("a table {level = positive number}", POSITIVE.fits).means(
             "epsilon for each named budget level"

@@ -1,9 +1,14 @@
-"""Choose the records to hold out; whether a record is held out depends on that record alone.
+"""Choose the records to hold out, one by one or with all records of their owner.
 
-Guarantee: with `held_out`, adding or removing a record does not move any other record between the
-parts, so the training parts of neighbouring data sets are neighbouring too (or equal, if the record
-is held out). A split by position or by a permutation has no such guarantee: removing one record
-moves many others.
+Guarantee: whether a record is held out depends on that record alone (`by="record"`) or on its
+owner's id alone (`by="owner"`). Adding or removing a record, or an owner, does not move any other
+record between the parts, so the training parts of neighbouring data sets are neighbouring too (or
+equal, if what was added is held out). A split by position or by a permutation has no such
+guarantee: removing one record moves many others.
+
+Split by owner if owners have several records and the model is meant for new people: no owner is
+then on both sides. A plan with unit="owner" needs this, because its promise covers an owner with
+ALL of their records, and no guarantee covers held-out ones.
 
 The split is public: anyone may know the seed and `share`, the probability of being held out. Choose
 both without looking at the records. No guarantee covers the records that are held out. The number
@@ -19,10 +24,66 @@ from typing import Any
 
 import numpy as np
 
+from ownerwise.errors import OwnerwiseError, known_names
 from ownerwise.wording import name_of
 
 TEST_SHARE = 0.2
 """Default probability that a record in a table becomes a test record."""
+
+SPLITS = ("record", "owner")
+"""What a split may keep together: nothing, or all records of an owner."""
+
+
+def split_by_problems(by: Any, unit: str = "record") -> list[str]:
+    """Return the reasons not to split data in this way for a plan with this unit of privacy.
+
+    None is always possible: the split then follows the unit.
+    """
+    if by is not None and by not in SPLITS:
+        return [f"split_by is {by!r}; {known_names(by, SPLITS)}"]
+    if (by, unit) == ("record", "owner"):
+        return [
+            "split_by 'record' with unit 'owner': expected split_by 'owner' (the default), because "
+            "each epsilon holds for an owner with ALL of their records, and no guarantee covers "
+            "held-out records"
+        ]
+    return []
+
+
+def hold_out(
+    columns: Sequence[Any],
+    owners: np.ndarray | None,
+    share: float,
+    part: str,
+    *,
+    by: str = "record",
+    seed: int = 0,
+) -> np.ndarray:
+    """Return a mask of the records to hold out, chosen by record or by owner.
+
+    Args:
+        columns: the content of the records, with one entry per record in each column.
+        owners: each record's owner; needed to split by owner.
+        share: the probability that a record, or an owner, is held out.
+        part: "test" or "validation".
+        by: one of `SPLITS`.
+        seed: a public number, as for `held_out`.
+    """
+    if by == "record":
+        return held_out(content_rows(columns), share, part, seed)
+    if owners is None:
+        raise OwnerwiseError(
+            "split_by 'owner', but the records have no owners: name the column with each record's "
+            "owner"
+        )
+    ids, index = np.unique(owners, return_inverse=True)
+    held = held_out(content_rows([ids]), share, part, seed)
+    if held.all() or not held.any():
+        raise OwnerwiseError(
+            f"the {part} share of {share:g} holds out {'all' if held.all() else 'none'} of the "
+            f"{len(ids)} owners; expected some, but not all: choose another share"
+        )
+    return held[index]
 
 
 def held_out(rows: Iterable[bytes], share: float, part: str, seed: int = 0) -> np.ndarray:
@@ -30,8 +91,7 @@ def held_out(rows: Iterable[bytes], share: float, part: str, seed: int = 0) -> n
 
     Args:
         rows: bytes that identify each record, either its content (see `content_rows`) or its id.
-            Equal rows stay together; to keep an owner's records together, pass each record's owner
-            as its row.
+            Equal rows stay together.
         share: the probability of being held out.
         part: "test" or "validation"; the two splits are independent of each other.
         seed: a public number; a different seed gives a different split.

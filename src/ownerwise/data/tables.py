@@ -25,7 +25,7 @@ from ownerwise.data.features import (
 from ownerwise.data.pictures import Pictures
 from ownerwise.data.reading import by_column, read_arrays, read_rows, reading
 from ownerwise.data.records import DataSet, Records
-from ownerwise.data.splits import TEST_SHARE, content_rows, held_out
+from ownerwise.data.splits import TEST_SHARE, hold_out, split_by_problems
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, did_you_mean, name_some
 from ownerwise.owners import HEADER_ALONE, PARQUET, as_array, as_ids, parquet_columns, text_ids
 from ownerwise.wording import name_of
@@ -45,6 +45,7 @@ def load_table(
     columns: Sequence[str] = (),
     scale: str = "ranges",
     test_share: float | None = TEST_SHARE,
+    split_by: str = "record",
 ) -> DataSet:
     """Return the records in a CSV, Parquet or NumPy (.npz) file, or in an attribute list (.txt).
 
@@ -71,6 +72,8 @@ def load_table(
             record is assigned by a public hash of its row, independently of all other rows (see
             `splits`): rows with equal cells stay together, and the fraction of test records is
             close to `test_share`.
+        split_by: "record", or "owner" to hold out whole owners by a public hash of their ids, so
+            that no owner is on both sides. Choose "owner" for a plan with unit="owner".
 
     Example:
         >>> ranges = {"age": (0, 110), "ward": ["day", "night", "emergency"]}
@@ -96,6 +99,7 @@ def load_table(
         problems.add(f"{path.name}: no column is left for the inputs; list some in features")
     if test_share is not None and not 0 < test_share < 1:
         problems.add(f"test_share {test_share}; expected a number between 0 and 1, or None")
+    problems.add(*split_by_problems(split_by))
     problems.raise_()
 
     labels, not_private = _labels(cells[target], classes, target)
@@ -108,7 +112,8 @@ def load_table(
         kept["owner"] = ids
     test = np.zeros(len(labels[0]), dtype=bool)
     if test_share is not None:
-        test = held_out(content_rows(list(cells.values())), test_share, "test")
+        columns = list(cells.values())
+        test = hold_out(columns, kept.get("owner"), test_share, "test", by=split_by)
     array = _array_of(path, cells, chosen)
     if array is not None:
         data = _array_data(path.stem, array, labels, test, kept)

@@ -13,8 +13,13 @@ from ownerwise.owners import Hints, Owners
 _HINTS = Hints(record_owner="owners", levels="PrivateClassifier accepts only numbers")
 
 
-def fit_owners(records: int, ids: np.ndarray | None, epsilon: Any, delta: Any) -> Owners:
-    """Return the owners of a fit's records; without `ids`, every record is its own owner."""
+def fit_owners(
+    records: int, ids: np.ndarray | None, epsilon: Any, delta: Any, held_out: np.ndarray
+) -> Owners:
+    """Return the owners of a fit's records, except for the records in the mask `held_out`.
+
+    Without `ids`, every record is its own owner.
+    """
     problems = Problems()
     given = {"epsilon": epsilon, "delta": delta}
     if ids is None:
@@ -32,7 +37,7 @@ def fit_owners(records: int, ids: np.ndarray | None, epsilon: Any, delta: Any) -
     problems.raise_()
     budgets = {name: _by_owner(name, value, ids, problems) for name, value in given.items()}
     problems.raise_()
-    return Owners(ids, **budgets, hints=_HINTS)
+    return Owners(ids[~held_out], **budgets, held_out=ids[held_out], hints=_HINTS)
 
 
 def _by_owner(name: str, given: Any, ids: np.ndarray, problems: Problems) -> Any:

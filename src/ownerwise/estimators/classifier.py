@@ -15,6 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import nn
 
+from ownerwise.data.splits import hold_out, split_by_problems
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, name_some
 from ownerwise.estimators.budgets import fit_owners
 from ownerwise.estimators.pipelines import warn_of_fitted_steps
@@ -22,10 +23,12 @@ from ownerwise.estimators.repeated_fits import Lineage
 from ownerwise.marks import marks_of
 from ownerwise.mechanisms import WEIGHTS, Weights
 from ownerwise.models import hidden_problems, mlp
+from ownerwise.owners import as_ids
 from ownerwise.planning import RECORDS_PER_OWNER, PlanRequest, make_plan
 from ownerwise.repair import as_calibration, as_repair
 from ownerwise.training import TRAINED_BEFORE, Trainer
 from ownerwise.training.settings import setting_problems
+from ownerwise.training.values import is_number
 
 _LARGEST_DEFAULT_BATCH = 512
 
@@ -34,8 +37,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     """A neural network trained with an individual privacy budget for each data owner.
 
     Formal guarantee: one `fit` with `random_state=None` is (epsilon_o, delta_o)-differentially
-    private for each individual record of owner o (add or remove one record), and all fitted
-    attributes may be published. This is the guarantee of `PrivateStep` with the plan in `plan_`.
+    private for each individual record of owner o (add or remove one record; with unit="owner", for
+    owner o with all of their records), and all fitted attributes may be published. This is the
+    guarantee of `PrivateStep` with the plan in `plan_`.
     The following are assumed to be public: all parameters below, who the owners are and how many
     records each has, the number of features, and the classes. Without `classes`, labels are taken
     from `y`, which reveals which labels occur. Such a fit is NOT private; a `PrivacyWarning`,
@@ -73,6 +77,11 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             `batch_size` then counts owners.
         records_per_owner: with unit "owner", the largest number of an owner's records in a step;
             None for all.
+        validation_fraction: probability that a public hash holds out a record, or an owner, for
+            validation; the metrics are in `run_`. No guarantee covers held-out records, and
+            held-out owners are not in `plan_`. None holds out nothing.
+        split_by: what is held out: single records ("record") or whole owners ("owner"); by default
+            the same as `unit`.
         verbose: whether to show a progress bar.
         random_state: None uses secret randomness. Any other value makes the result repeatable
             and NOT private.
@@ -119,6 +128,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         repair: Any = None,
         unit: str = "record",
         records_per_owner: int | None = RECORDS_PER_OWNER,
+        validation_fraction: float | None = None,
+        split_by: str | None = None,
         verbose: bool = False,
         random_state: Any = None,
     ) -> None:
@@ -139,6 +150,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         self.repair = repair
         self.unit = unit
         self.records_per_owner = records_per_owner
+        self.validation_fraction = validation_fraction
+        self.split_by = split_by
         self.verbose = verbose
         self.random_state = random_state
 
@@ -157,13 +170,16 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         problems = Problems()
         problems.add(*_missing_problems(X))
         classes = self._known_classes(y, problems)
-        budgets = None
+        budgets = ids = None
+        held = np.zeros(len(X), dtype=bool)
         with problems.guard():
             ids = None if owners is None else column_or_1d(owners)
-            budgets = fit_owners(len(X), ids, self.epsilon, self.delta)
+            held = self._held_out(X, y, ids)
+        with problems.guard():
+            budgets = fit_owners(len(X), ids, self.epsilon, self.delta, held)
         inputs = self._scaled(X, problems)
         batch_size = self.batch_size
-        elements = len(X) if self.unit == "record" or budgets is None else len(budgets)
+        elements = int((~held).sum()) if self.unit == "record" or budgets is None else len(budgets)
         if batch_size is None:
             batch_size = max(1.0, min(elements / 4, _LARGEST_DEFAULT_BATCH))
         calibration = repair = None
@@ -205,9 +221,12 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         with warnings.catch_warnings():
             if self._relatives.warned:
                 warnings.filterwarnings("ignore", TRAINED_BEFORE, PrivacyWarning)
-            self.run_ = trainer.fit(
-                (torch.from_numpy(inputs), torch.from_numpy(np.searchsorted(classes, y)))
-            )
+            targets = np.searchsorted(classes, y)
+            evaluated: dict[str, Any] = {}
+            if held.any():
+                evaluated["validation"] = _tensors(inputs[held], targets[held])
+                evaluated["validation_owners"] = None if ids is None else ids[held]
+            self.run_ = trainer.fit(_tensors(inputs[~held], targets[~held]), **evaluated)
         self.model_.eval()
         self.epsilon_ = self.run_.epsilon()
         self.private_ = self.run_.private
@@ -238,6 +257,24 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         model = copy.deepcopy(self.model_).double()
         with torch.no_grad():
             return model(inputs).numpy()
+
+    def _held_out(self, X: np.ndarray, y: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
+        """Return a mask of the records to hold out for validation."""
+        fraction, by = self.validation_fraction, self.split_by
+        problems = Problems(split_by_problems(by, self.unit))
+        if fraction is not None and not (is_number(fraction) and 0 < fraction < 1):
+            problems.add(
+                f"validation_fraction {fraction!r}; expected a number between 0 and 1, or None"
+            )
+        problems.raise_()
+        unusable = Problems()  # `fit_owners` reports them
+        if ids is not None:
+            as_ids(ids, "owners", unusable)
+        if fraction is None or len(unusable) or (ids is not None and len(ids) != len(X)):
+            return np.zeros(len(X), dtype=bool)
+        if by is None:
+            by = "record" if ids is None else self.unit
+        return hold_out([X, y], ids, fraction, "validation", by=by)
 
     def _known_classes(self, y: np.ndarray, problems: Problems) -> np.ndarray:
         """Return the sorted class labels; add an error message if `y` contains other labels."""
@@ -327,6 +364,10 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         copied: Any = super().__sklearn_clone__()
         vars(copied)["_lineage"] = relatives
         return copied
+
+
+def _tensors(inputs: np.ndarray, targets: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
 def _missing_problems(X: np.ndarray) -> list[str]:

@@ -3,6 +3,7 @@
 This package imports batches and mechanisms (losses and constraints), but not the private step.
 """
 
+from ownerwise.evaluation.groups import SMALLEST_GROUP, budget_ranges
 from ownerwise.evaluation.metrics import (
     FEW_GROUPS,
     Evaluation,
@@ -14,8 +15,10 @@ from ownerwise.evaluation.target_checks import run_on_first
 
 __all__ = [
     "FEW_GROUPS",
+    "SMALLEST_GROUP",
     "Evaluation",
     "Predict",
+    "budget_ranges",
     "predicted_classes",
     "run_on_first",
     "trial_problems",

@@ -7,7 +7,7 @@ owners have agreed to this, never training records.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,12 @@ from torch.utils.data import DataLoader
 
 from ownerwise.batches import Collate, arrays_of, is_map_style
 from ownerwise.errors import OwnerwiseError, name_some
-from ownerwise.evaluation.groups import group_recalls
+from ownerwise.evaluation.groups import (
+    SMALLEST_GROUP,
+    group_recalls,
+    owner_mean,
+    pool_groups,
+)
 from ownerwise.evaluation.target_checks import run_on_first, target_problems, value_problems
 from ownerwise.gradients import evaluation_mode
 from ownerwise.mechanisms import Loss, Release, per_record
@@ -48,6 +53,8 @@ class Evaluation:
     Args:
         data: (X, y), or a map-style Dataset that yields (x, y).
         groups: each record's group; by default its class.
+        owners: each record's owner. Accuracy is then also measured per owner. Without `groups`,
+            the owners are the groups.
         collate: combines a Dataset's samples into a batch; by default torch's function.
         predict: function from outputs to classes.
         constraints: constraints to measure as well; each target then contains a class and a cell.
@@ -58,17 +65,17 @@ class Evaluation:
         data: Any,
         groups: Any = None,
         *,
+        owners: Any = None,
         collate: Collate | None = None,
         predict: Predict = predicted_classes,
         constraints: Release | None = None,
     ):
         self._data = data
-        given = None if groups is None else as_array(groups)
-        self._group_problems = [] if given is None else _group_problems(given)
-        self.groups = given
-        if given is not None and given.dtype.kind == "O":
-            cells = given.tolist()
-            self.groups = np.array(list(map(str, cells)) if self._group_problems else cells)
+        self.owners, self._owner_problems = _names(owners)
+        self.groups, self._group_problems = _names(groups)
+        self.by_owner = groups is None and owners is not None
+        if self.by_owner:
+            self.groups = self.owners
         self._collate = collate
         self._predict = predict
         self._constraints = constraints
@@ -79,8 +86,24 @@ class Evaluation:
         rows = self._data[:1] if isinstance(self._data, tuple) else (self._data,)
         return sum(len(array) for array in rows if hasattr(array, "__len__"))
 
+    def pool(self, budgets: Mapping[str, float], unit: str, *, persons: bool) -> dict[str, float]:
+        """Replace small groups and single persons by classes of budgets; return the latter.
+
+        See `pool_groups`. If the groups are owners without budgets, classes take their place.
+        """
+        if self.groups is None or self.problems(""):
+            return {}
+        known = {name_of(name) for name in np.unique(self.groups).tolist()} & budgets.keys()
+        if self.by_owner and not known:
+            self.groups, self.by_owner = None, False
+            return {}
+        self.groups, classes = pool_groups(self.groups, budgets, unit, persons=persons)
+        return classes
+
     def __call__(self, model: nn.Module, loss: Loss) -> dict[str, Any]:
         """Return loss, accuracy, balanced accuracy over classes, and recall and loss by group.
+
+        Groups of fewer than `SMALLEST_GROUP` records are left out of everything about groups.
 
         The model runs in evaluation mode; its mode is then restored. A non-finite loss becomes
         None. If constraints are given, their values for the predicted classes are included; a value
@@ -98,7 +121,8 @@ class Evaluation:
                 predicted.append(self._classes(outputs, targets))
                 actual.append(targets.flatten().cpu().numpy())
         classes = np.concatenate(predicted)
-        metrics = _summary(np.concatenate(losses), classes, np.concatenate(actual), self.groups)
+        targets = np.concatenate(actual)
+        metrics = _summary(np.concatenate(losses), classes, targets, self.groups, self.owners)
         if self._constraints is not None:
             metrics["constraints"] = self._constraints.measure(classes, np.concatenate(cells))
         return metrics
@@ -106,11 +130,15 @@ class Evaluation:
     def problems(self, name: str) -> list[str]:
         """Return all problems with the data and the groups."""
         problems = _data_problems(self._data, name)
-        if self.groups is not None and not problems and self.groups.shape != (self.records,):
-            problems.append(
-                f"{name}_groups has shape {list(self.groups.shape)} for {self.records} records; "
-                "expected one group per record"
-            )
+        given = {"owner": self.owners, "group": None if self.by_owner else self.groups}
+        if not problems:
+            problems += [
+                f"{name}_{what}s has shape {list(names.shape)} for {self.records} records; "
+                f"expected one {what} per record"
+                for what, names in given.items()
+                if names is not None and names.shape != (self.records,)
+            ]
+        problems += [f"{name}_owners: {problem}" for problem in self._owner_problems]
         return problems + [f"{name}_groups: {problem}" for problem in self._group_problems]
 
     def trial_problems(self, model: nn.Module, loss: Loss, name: str) -> list[str]:
@@ -195,43 +223,61 @@ def _data_problems(data: Any, name: str) -> list[str]:
     return [] if len(data) else [f"{name} has no records; omit it, or provide some"]
 
 
-def _group_problems(groups: np.ndarray) -> list[str]:
-    """Return an error message if groups of object dtype have missing values or mixed types."""
-    if groups.dtype.kind != "O":
-        return []
-    cells = groups.tolist()
+def _names(given: Any) -> tuple[np.ndarray | None, list[str]]:
+    """Return names of one type, and any problems with them."""
+    if given is None:
+        return None, []
+    names = as_array(given)
+    if names.dtype.kind != "O":
+        return names, []
+    cells = names.tolist()
+    problems = _name_problems(cells)
+    return np.array(list(map(str, cells)) if problems else cells), problems
+
+
+def _name_problems(cells: Sequence[Any]) -> list[str]:
+    """Return an error message if names have missing values or mixed types."""
     if missing := [at for at, cell in enumerate(cells) if is_missing(cell)]:
         return [
-            f"no group in {name_some(missing, 'record {}'.format)}; give missing groups a name, "
-            "such as 'unknown'"
+            f"no name in {name_some(missing, 'record {}'.format)}; give missing ones a name, such "
+            "as 'unknown'"
         ]
     types = sorted({type(cell).__name__ for cell in cells})
     if len(types) > 1:
-        return [f"groups of type {' and '.join(types)}; expected one type: convert them to str"]
+        return [f"names of type {' and '.join(types)}; expected one type: convert them to str"]
     return []
 
 
 def _summary(
-    losses: np.ndarray, predicted: np.ndarray, actual: np.ndarray, groups: np.ndarray | None
+    losses: np.ndarray,
+    predicted: np.ndarray,
+    actual: np.ndarray,
+    groups: np.ndarray | None,
+    owners: np.ndarray | None,
 ) -> dict[str, Any]:
     by_class = group_recalls(predicted, actual, actual)
+    correct = predicted == actual
     names = actual if groups is None else groups
-    by_group = by_class if groups is None else group_recalls(predicted, actual, groups)
-    worst = min(by_group.recalls, key=by_group.recalls.__getitem__)
+    found = {}
+    for name in np.unique(names):
+        of_group = names == name
+        if of_group.sum() >= SMALLEST_GROUP:
+            found[name_of(name.item())] = {
+                "loss": _finite(losses[of_group].mean()),
+                "recall": float(correct[of_group].mean()),
+                "records": int(of_group.sum()),
+                **({} if owners is None else owner_mean(correct[of_group], owners[of_group])),
+            }
+    recalls = {name: group["recall"] for name, group in found.items()}
+    worst = min(recalls, key=recalls.__getitem__, default=None)
     return {
         "loss": _finite(losses.mean()),
         "accuracy": by_class.overall,
+        **({} if owners is None else owner_mean(correct, owners)),
         "balanced_accuracy": by_class.balanced,
-        "worst_group": {"name": name_of(worst), "recall": by_group.worst},
-        "spread": by_group.spread,
-        "groups": {
-            name_of(name): {
-                "loss": _finite(losses[names == name].mean()),
-                "recall": recall,
-                "records": int((names == name).sum()),
-            }
-            for name, recall in by_group.recalls.items()
-        },
+        "worst_group": None if worst is None else {"name": worst, "recall": recalls[worst]},
+        "spread": float(np.std(list(recalls.values()))) if recalls else None,
+        "groups": found,
     }
 
 

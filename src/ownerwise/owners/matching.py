@@ -57,6 +57,17 @@ def _report_other_kind(other: np.ndarray, where: str, ids: np.ndarray, problems:
     return found != expected
 
 
+def held_out_owners(
+    ids: np.ndarray, counts: np.ndarray, held_out: Any, problems: Problems
+) -> np.ndarray:
+    """Return a mask of the owners who have no records but are among the held-out ones."""
+    given = as_array([] if held_out is None else held_out)
+    held = as_ids(given, "held_out", problems) if len(given) else None
+    if held is None or kind_name(held.dtype.type) != kind_name(ids.dtype.type):
+        return np.zeros(len(ids), dtype=bool)
+    return (counts == 0) & np.isin(ids, held)
+
+
 def report_without_records(
     ids: np.ndarray, counts: np.ndarray, advice: str, problems: Problems
 ) -> None:

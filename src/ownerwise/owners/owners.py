@@ -16,7 +16,12 @@ from ownerwise.owners.bounding import bound_problems, kept_rows
 from ownerwise.owners.budget_tables import read_budgets
 from ownerwise.owners.frozen import frozen
 from ownerwise.owners.hints import API, Hints
-from ownerwise.owners.matching import match_records, report_misfits, report_without_records
+from ownerwise.owners.matching import (
+    held_out_owners,
+    match_records,
+    report_misfits,
+    report_without_records,
+)
 from ownerwise.owners.values import read_levels, read_numbers
 
 UNITS = {"record": "ONE RECORD, not one owner", "owner": "ONE OWNER, with all of their records"}
@@ -52,6 +57,8 @@ class Owners:
             owner may have fewer records, but training refuses more unless owners are sampled. A
             plan with unit="owner" also accepts 0.
         levels: the epsilon of each named level, e.g. `{"high": 0.5, "medium": 2, "low": 5}`.
+        held_out: the owners of validation and test records, which no guarantee covers. An owner
+            with a budget whose records are all held out is left out: no plan contains them.
         hints: wording for error messages; set by front ends other than the Python API.
 
     Attributes:
@@ -60,6 +67,7 @@ class Owners:
         records: declared number of records per owner, int64.
         records_basis: how `records` was obtained: "declared", "counted" or "assumed one each".
         record_owner_index: position of each record's owner in `ids`, int64, or None.
+        left_out: epsilon of each owner who was left out because all their records are held out.
 
     Raises:
         BudgetError: if any argument is invalid; the error lists all problems.
@@ -76,6 +84,7 @@ class Owners:
     records: np.ndarray
     records_basis: str
     record_owner_index: np.ndarray | None
+    left_out: Mapping[Any, float]
 
     def __init__(
         self,
@@ -85,6 +94,7 @@ class Owners:
         *,
         records: Any = None,
         levels: Mapping[str, float] | None = None,
+        held_out: Iterable[Any] | None = None,
         hints: Hints = API,
     ):
         problems = Problems()
@@ -113,8 +123,11 @@ class Owners:
         if ids is not None:
             for table, values in zip(tables, numbers, strict=True):
                 report_misfits(table, values, ids, index, problems)
-            if counts is not None and not declared:
-                report_without_records(ids, counts, hints.records, problems)
+        absent = np.zeros(0 if ids is None else len(ids), dtype=bool)
+        if ids is not None and counts is not None:
+            absent = held_out_owners(ids, counts, held_out, problems)
+            if not declared:
+                report_without_records(ids[~absent], counts[~absent], hints.records, problems)
         problems.raise_(BudgetError)
         assert ids is not None
 
@@ -128,7 +141,19 @@ class Owners:
                 known = per_owner.get(what, np.full(len(ids), np.nan))
                 per_owner[what] = np.where(np.isnan(known), new, known)
         per_owner["records"] = per_owner["records"].astype(np.int64)
-        self._set(ids=ids, record_owner_index=index, records_basis=basis, **per_owner)
+        left_out = dict(
+            zip(ids[absent].tolist(), per_owner["epsilon"][absent].tolist(), strict=True)
+        )
+        kept = {what: values[~absent] for what, values in per_owner.items()}
+        if index is not None:
+            index = (np.cumsum(~absent) - 1)[index]
+        self._set(
+            ids=ids[~absent],
+            record_owner_index=index,
+            records_basis=basis,
+            left_out=left_out,
+            **kept,
+        )
         self._warn_of_large_delta()
 
     @classmethod

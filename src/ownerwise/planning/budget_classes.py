@@ -26,6 +26,7 @@ class BudgetClass:
     """A plan's values for owners whose budgets are the same, or nearly the same.
 
     Attributes:
+        unit: what each epsilon holds for: "record" or "owner".
         members: positions of the owners in the plan, strictest first.
         records: total number of records that the owners declare.
         batch_share: fraction of the expected batch that they, or their records, make up.
@@ -38,6 +39,7 @@ class BudgetClass:
         owner: id of the owner if this is the row of a single owner, else None.
     """
 
+    unit: str
     members: np.ndarray
     records: int
     epsilon: Range
@@ -59,8 +61,8 @@ class BudgetClass:
 
     @property
     def name(self) -> str:
-        """The promised epsilon as text, such as "ε 0.5 to 1"."""
-        return f"ε {span(*self.epsilon)}"
+        """The promised epsilon as text, such as "ε 0.5 to 1 per record"."""
+        return f"ε {span(*self.epsilon)} per {self.unit}"
 
     def epsilon_per(self, unit: str) -> Range:
         """Return the epsilon for each "owner" or "record" after all planned steps."""

@@ -350,6 +350,7 @@ class Plan:
 
             strictest_first = np.lexsort((self.deltas[members], self.targets[members]))
             return BudgetClass(
+                unit=self.unit,
                 members=members[strictest_first],
                 records=int(self.records[members].sum()),
                 epsilon=span(self.targets),
@@ -372,7 +373,9 @@ class Plan:
 
     def describe(self, owners: bool = False) -> str:
         """Return the plan as a table by budget class, or by owner if `owners` is true."""
-        table = format_rows(self.rows(owners), by_owner=owners, other_unit=self.other_unit)
+        table = format_rows(
+            self.rows(owners), by_owner=owners, unit=self.unit, other_unit=self.other_unit
+        )
         return "\n".join([*self._heading(), "", *table, "", *self._notes()])
 
     def _heading(self) -> list[str]:

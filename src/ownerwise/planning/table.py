@@ -12,18 +12,22 @@ from ownerwise.planning.budget_classes import MORE, NOT_COMPUTED, BudgetClass, R
 from ownerwise.wording import up
 
 _HEADINGS = (
-    "records", "epsilon", "delta", "rate", "clip norm", "multiplier", "batch share", "spent",
+    "records", "epsilon/{}", "delta", "rate", "clip norm", "multiplier", "batch share", "spent/{}",
 )  # fmt: skip
 
 
 def format_rows(
-    rows: Sequence[BudgetClass], *, by_owner: bool, other_unit: str | None
+    rows: Sequence[BudgetClass], *, by_owner: bool, unit: str, other_unit: str | None
 ) -> list[str]:
     """Return the lines of a table with one row per owner, or per budget class.
 
-    What is spent is the figure per unit. With `other_unit`, the last column is for that unit.
+    Budgets and what is spent are figures per unit. With `other_unit`, the last column is for that
+    unit.
     """
-    cells = [["owner" if by_owner else "owners", *_HEADINGS], *map(_cells, rows)]
+    cells = [
+        ["owner" if by_owner else "owners", *(heading.format(unit) for heading in _HEADINGS)],
+        *map(_cells, rows),
+    ]
     if other_unit is not None:
         figures = (epsilon_words(row.epsilon_per(other_unit)) for row in rows)
         for line, figure in zip(cells, [f"per {other_unit}", *figures], strict=True):

@@ -4,7 +4,8 @@ This subpackage may import any subpackage up to training, but never config or cl
 """
 
 from ownerwise.report.card import card_text, write_card
+from ownerwise.report.held_out import unprotected_owners
 from ownerwise.report.page import plotly_script
 from ownerwise.report.writing import write_report
 
-__all__ = ["card_text", "plotly_script", "write_card", "write_report"]
+__all__ = ["card_text", "plotly_script", "unprotected_owners", "write_card", "write_report"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,7 +69,8 @@ def _build(comparison: Comparison) -> Sequence[Block] | None:
 
 
 def _worst(metrics: dict[str, Any]) -> float:
-    return metrics["worst_group"]["recall"]
+    worst = metrics["worst_group"]
+    return math.nan if worst is None else worst["recall"]
 
 
 def _change(pairs: Sequence[tuple[float, float]]) -> str:
@@ -76,6 +78,8 @@ def _change(pairs: Sequence[tuple[float, float]]) -> str:
     if not pairs:
         return "–"
     before, after = 100 * np.mean(pairs, axis=0)
+    if not math.isfinite(before + after):
+        return "–"
     return f"{before:.1f} → {after:.1f}"
 
 

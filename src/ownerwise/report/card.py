@@ -36,10 +36,11 @@ from ownerwise.wording import delta_span, span, span_up, up, whole
 _OVERSTATEMENT = 2e-3
 _METRIC_NAMES = {
     "accuracy": ("accuracy", "Accuracy"),
+    "owner_accuracy": ("accuracy", "Accuracy per owner (mean over owners)"),
     "balanced_accuracy": ("balanced_accuracy", "Balanced accuracy"),
     "worst": ("recall", "Recall of the worst group"),
-    "strictest": ("recall", "Recall of the strictest owner"),
-    "strict_half": ("recall", "Recall of the stricter half of the owners"),
+    "strictest": ("recall", "Recall at the strictest budget"),
+    "strict_half": ("recall", "Recall of the stricter half of the budgets"),
     "spread": ("standard_deviation", "Standard deviation of recall over groups"),
 }
 
@@ -92,7 +93,7 @@ def _data_name(run: Run) -> str:
 def _budget_titles(facts: Facts) -> list[str]:
     other = facts.plans[0].plan.other_unit
     return [
-        "ε promised",
+        f"ε promised per {facts.unit_noun}",
         f"ε spent per {facts.unit_noun}",
         "δ",
         *([] if other is None else [f"ε per {other}"]),
@@ -163,9 +164,15 @@ def _check(run: Run, owner: int) -> dict[str, Any] | None:
     if plan.closing is not None and run.steps_spent == plan.steps:
         shares = plan.closing_shares
         closing = plan.closing.multiplier(1.0 if shares is None else float(shares[owner]))
+    together = plan.counted_together
     return {
         "closing": closing,
-        "options": _options_of(plan.accountant, epsilon, delta, run.steps_spent),
+        # dp-accounting has no Renyi divergence for several records of one owner
+        "accountant": "pld" if together is not None else plan.accountant,
+        "records": None if together is None else int(together[owner]),
+        "options": _options_of(
+            "pld" if together is not None else plan.accountant, epsilon, delta, run.steps_spent
+        ),
         "segments": [(count, float(multiplier * factor)) for count, factor in schedule.segments],
         "rate": float(plan.sampling_rates[owner]),
         "delta": delta,

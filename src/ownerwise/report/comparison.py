@@ -29,9 +29,10 @@ class Metric:
 
 METRICS = (
     Metric("accuracy", "Overall accuracy"),
+    Metric("owner_accuracy", "Accuracy per owner"),
     Metric("balanced_accuracy", "Balanced accuracy"),
     Metric("worst", "Worst group"),
-    Metric("strictest", "Strictest owner"),
+    Metric("strictest", "Strictest budget"),
     Metric("strict_half", "Stricter half"),
     Metric("spread", "Spread", higher_is_better=False),
 )

@@ -13,6 +13,7 @@ from ownerwise.errors import name_some
 from ownerwise.owners import UNITS
 from ownerwise.planning import BudgetClass, Plan, epsilon_words, owner_statement
 from ownerwise.report.guarantees import Spent, attacker_bound, classes_of, spent
+from ownerwise.report.held_out import unprotected_owners
 from ownerwise.runs import Run
 from ownerwise.wording import delta, delta_span, span, span_up, whole
 
@@ -71,11 +72,13 @@ class PlanFacts:
     Attributes:
         labels: the methods' labels, separated by commas.
         steps_spent: the largest number of steps spent by any of the runs.
+        names_owners: whether results are shown under the names of the plan's owners.
     """
 
     plan: Plan
     labels: str
     steps_spent: int
+    names_owners: bool
 
     @cached_property
     def budgets(self) -> list[BudgetFacts]:
@@ -144,12 +147,14 @@ class Facts:
         private: whether the guarantee holds for every run.
         status: what private runs guarantee; otherwise why there is no guarantee.
         cautions: deltas that are too large to protect a record.
+        held_out: statements about the owners of held-out records, who are not protected.
     """
 
     plans: tuple[PlanFacts, ...]
     private: bool
     status: str
     cautions: tuple[str, ...]
+    held_out: tuple[str, ...]
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Facts:
@@ -160,6 +165,7 @@ class Facts:
             private=not unprotected,
             status=_no_guarantee(unprotected, len(runs)) if unprotected else _protected(runs),
             cautions=tuple(sorted({caution for run in runs if (caution := _large_delta(run))})),
+            held_out=tuple(dict.fromkeys(text for run in runs for text in unprotected_owners(run))),
         )
 
     @cached_property
@@ -183,10 +189,16 @@ class Facts:
         return "owner" if self.by_owner else "record"
 
     @cached_property
+    def units(self) -> str:
+        """What the ε of any of the plans holds for: "owner", "record" or "record or owner"."""
+        return " or ".join(sorted({use.plan.unit for use in self.plans}, reverse=True))
+
+    @cached_property
     def headline(self) -> str:
         """What private runs protect: everyone, or only single records."""
         if self.by_owner or self.most_records <= 1:
-            return "Private"
+            unprotected = any(text.startswith("UNPROTECTED") for text in self.held_out)
+            return "Private, except for held-out owners" if unprotected else "Private"
         return f"Private per RECORD, not per person: up to {whole(self.most_records)} records each"
 
     @cached_property
@@ -202,7 +214,10 @@ class Facts:
     @cached_property
     def unit(self) -> str:
         """The unit of privacy, and what it means for an owner with many records."""
-        words = f"The unit of privacy is {UNITS[self.plans[0].plan.unit]}."
+        words = f"The unit of privacy is {UNITS[self.unit_noun]}."
+        if " or " in self.units:
+            owners = ", ".join(use.labels for use in self.plans if use.plan.unit == "owner")
+            words = f"{words} Plan of {owners}: {UNITS['owner']}."
         if self.per_owner:
             words += (
                 f" The largest owner declares {whole(self.most_records)} records: the stated ε "
@@ -235,8 +250,16 @@ def _plans(runs: Sequence[Run]) -> tuple[PlanFacts, ...]:
             of_plan[0].plan,
             ", ".join(dict.fromkeys(run.label for run in of_plan)),
             max(run.steps_spent for run in of_plan),
+            any(_names_owners(run) for run in of_plan),
         )
         for of_plan in by_hash.values()
+    )
+
+
+def _names_owners(run: Run) -> bool:
+    owners = run.plan.owners
+    return owners is not None and not run.group_budgets.keys().isdisjoint(
+        map(str, owners.ids.tolist())
     )
 
 
@@ -265,16 +288,19 @@ def _arithmetic(plan: Plan) -> str:
 
 def _protected(runs: Sequence[Run]) -> str:
     budgets = sorted({_budgets(run.plan) for run in runs})
-    whom = "Each record is protected individually with its owner's budget"
+    whom = "Each training record is protected individually with its owner's budget"
     if all(run.plan.unit == "owner" for run in runs):
-        whom = "Each owner is protected, with all of their records together, with their own budget"
+        whom = (
+            "Each owner in the plan is protected, with all of their records together, with their "
+            "own budget"
+        )
     return f"{whom}: {name_some(budgets)}."
 
 
 def _budgets(plan: Plan) -> str:
     epsilon = span_up(float(plan.targets.min()), float(plan.targets.max()), 3)
     deltas = delta_span(float(plan.deltas.min()), float(plan.deltas.max()))
-    return f"ε {epsilon} at δ {deltas}"
+    return f"ε {epsilon} per {plan.unit} at δ {deltas}"
 
 
 def _no_guarantee(runs: Sequence[Run], shown: int) -> str:
@@ -302,10 +328,16 @@ def _reasons(runs: Sequence[Run]) -> str:
 
 def _large_delta(run: Run) -> str:
     """Return a caution if a delta exceeds one over the number of records, else ""."""
-    largest, total = float(run.plan.deltas.max()), int(run.plan.records.sum())
+    plan = run.plan
+    by_owner = plan.unit == "owner"
+    largest, total = (
+        float(plan.deltas.max()),
+        len(plan.deltas) if by_owner else int(plan.records.sum()),
+    )
     if largest * total <= 1:
         return ""
+    what = "all records of an owner" if by_owner else "an entire record"
     return (
         f"CAUTION: δ is up to {delta(largest)}, more than 1/{total}, one over the number of "
-        "records. A guarantee with such a δ even permits publishing an entire record."
+        f"{plan.unit}s. A guarantee with such a δ even permits publishing {what}."
     )

@@ -92,9 +92,10 @@ def _end(method: MethodRuns, group: ValidationGroup, tracks: dict[Any, Curve]) -
 
 
 def _group_title(comparison: Comparison, group: ValidationGroup) -> str:
-    if len(group.members) > 1:
+    if group.pooled:
         return group.name
     budget = "" if group.epsilon is None else f" · ε {epsilon(group.epsilon)}"
+    budget += f" per {comparison.facts.units}" if budget else ""
     return f"{comparison.group_noun} {group.name}{budget}"
 
 
@@ -172,9 +173,12 @@ def gain_against_budget(comparison: Comparison) -> Figure | None:
     groups = [g for g in by_member(comparison.groups, budgets) if g.epsilon is not None]
     if not comparison.others or len(groups) < 2:
         return None
-    noun = comparison.group_noun
-    names = [f"{noun} {g.name}" if len(groups) <= MOST_NAMED else f"One {noun.lower()}"
-             for g in groups]  # fmt: skip
+    noun, units = comparison.group_noun, comparison.facts.units
+    named = len(groups) <= MOST_NAMED
+    names = [
+        g.name if g.pooled else f"{noun} {g.name}" if named else f"One {noun.lower()}"
+        for g in groups
+    ]
     x = np.array([group.epsilon for group in groups], dtype=np.float64)
     scales = {"ε": x}
     if x.max() > _WIDE_BUDGETS * x.min():
@@ -191,7 +195,7 @@ def gain_against_budget(comparison: Comparison) -> Figure | None:
             method.number,
             method.label,
             names=names,
-            hover="%{text}<br>ε %{x:.3g}<br>%{y:+.1f} points",
+            hover=f"%{{text}}<br>ε %{{x:.3g}} per {units}<br>%{{y:+.1f}} points",
             y_error=errors or None,
         )
         if errors:
@@ -206,7 +210,7 @@ def gain_against_budget(comparison: Comparison) -> Figure | None:
     unit = f"recall vs {plots.text(comparison.baseline.label)} (points)"
     views = {}
     for scale, drawn in traces.items():
-        layout = plots.axes(f"ε of the {noun.lower()}", unit, hovermode="closest")
+        layout = plots.axes(f"ε of the {noun.lower()} (per {units})", unit, hovermode="closest")
         layout["yaxis"].update(zeroline=True, zerolinewidth=2)
         if scale != "ε":
             layout["xaxis"].update(type="log", dtick="D2", tickformat="~g")

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from ownerwise.evaluation import budget_ranges
 from ownerwise.runs import Run
 from ownerwise.wording import span
 
 MOST_NAMED = 50
-_RANGES = 8
 _NOUNS = {"owners": ("Owner", "owners"), "classes": ("Class", "classes")}
 
 
@@ -34,6 +34,11 @@ class ValidationGroup:
     name: str
     members: tuple[str, ...]
     epsilon: float | None
+
+    @property
+    def pooled(self) -> bool:
+        """Whether this is a class of budgets, or of several small groups."""
+        return len(self.members) > 1 or self.name.endswith(" pooled)")
 
     def of(self, evaluation: dict[str, Any], key: str) -> float:
         """Return the mean of "recall" or "loss" over the members in one evaluation."""
@@ -53,7 +58,8 @@ def groups_of(runs: Sequence[Run], source: str | None) -> tuple[ValidationGroup,
     budgets = {name: eps for run in reversed(runs) for name, eps in run.group_budgets.items()}
     groups = [ValidationGroup(name, (name,), budgets.get(name)) for name in common]
     if len(groups) > MOST_NAMED and all(group.epsilon is not None for group in groups):
-        groups = _ranges(groups, nouns_of(runs)[1])
+        units = " or ".join(sorted({run.plan.unit for run in runs}, reverse=True))
+        groups = _ranges(groups, nouns_of(runs)[1], units)
     return tuple(sorted(groups, key=_order))
 
 
@@ -77,18 +83,16 @@ def _order(group: ValidationGroup) -> tuple:
     return (group.epsilon is None, group.epsilon or 0.0, natural)
 
 
-def _ranges(groups: list[ValidationGroup], noun: str) -> list[ValidationGroup]:
+def _ranges(groups: list[ValidationGroup], noun: str, units: str) -> list[ValidationGroup]:
     """Merge groups with the same epsilon, or in the same range if there are many values."""
     epsilon = np.array([group.epsilon for group in groups], dtype=np.float64)
-    values, index = np.unique(epsilon, return_inverse=True)
-    if len(values) > _RANGES:
-        edges = np.geomspace(values[0], values[-1], _RANGES + 1)[1:-1]
-        index = np.searchsorted(edges, epsilon, side="right")
+    index = budget_ranges(epsilon)
     merged = []
     for number in np.unique(index):
         at = np.flatnonzero(index == number)
         members = tuple(sorted(groups[i].name for i in at))
-        name = f"ε {span(epsilon[at].min(), epsilon[at].max())} ({len(members)} {noun})"
+        values = span(epsilon[at].min(), epsilon[at].max())
+        name = f"ε {values} per {units} ({len(members)} {noun})"
         merged.append(ValidationGroup(name, members, float(epsilon[at].mean())))
     return merged
 

@@ -23,7 +23,7 @@ from ownerwise.report.groups import nouns_of
 from ownerwise.runs import Run
 from ownerwise.wording import amount, epsilon, percent, percent_up, signed_points, span_up, whole
 
-_ACCURACY, _, _WORST, _STRICTEST, _STRICT_HALF, _ = METRICS
+_ACCURACY, _PER_OWNER, _, _WORST, _STRICTEST, _STRICT_HALF, _ = METRICS
 
 
 def default_title(comparison: Comparison) -> str:
@@ -71,7 +71,7 @@ def _status(comparison: Comparison) -> Banner:
         words = (
             f"{facts.status} Use the results for tests and comparisons only. {HYPOTHETICAL_EPSILON}"
         )
-        return Banner(NOT_PRIVATE, [words], "bad")
+        return Banner(NOT_PRIVATE, [words, *facts.held_out], "bad")
     words = (
         f"{facts.status} No {facts.unit_noun} has spent more than "
         f"{percent_up(facts.largest_share)} of the ε."
@@ -82,8 +82,9 @@ def _status(comparison: Comparison) -> Banner:
             f" Each ε holds for a single run: if these {count} runs are all released, records "
             "used in several of them spend more than the ε shown."
         )
-    kind = "caution" if facts.per_owner else "good"
-    return Banner(facts.headline, [*filter(None, [facts.per_owner]), words, *facts.cautions], kind)
+    kind = "caution" if facts.headline != "Private" or facts.cautions else "good"
+    paragraphs = [*filter(None, [facts.per_owner]), words, *facts.cautions, *facts.held_out]
+    return Banner(facts.headline, paragraphs, kind)
 
 
 def _tiles(comparison: Comparison) -> Tiles:
@@ -93,18 +94,19 @@ def _tiles(comparison: Comparison) -> Tiles:
     tiles = [
         Tile(
             span_up(float(plan.targets.min()), float(plan.targets.max()), 3),
-            "ε set by owners",
+            f"ε set by owners, per {facts.units}",
             f"strictest to laxest, {_count(len(plan.targets), 'owner')}",
         ),
         Tile(
             span_up(*facts.spent),
-            f"ε spent per {facts.unit_noun}",
+            f"ε spent per {facts.units}",
             f"at most {percent_up(facts.largest_share)} of a budget, after {whole(steps)} of "
             f"{whole(plan.steps)} steps",
         ),
         *_owner_tile(comparison),
     ]
-    for metric in (_ACCURACY, _STRICT_HALF, _WORST):
+    per_owner = [_PER_OWNER] if comparison.facts.most_records > 1 else []
+    for metric in (_ACCURACY, *per_owner, _STRICT_HALF, _WORST):
         value = comparison.amounts(lead, metric)
         if value is not None:
             note = _against(comparison, lead, metric)
@@ -268,8 +270,12 @@ def _group_words(comparison: Comparison, method: MethodRuns, other: MethodRuns) 
     words = f"Of {len(gains)} {several}, {up} gained and {down} lost recall"
     if down:
         worst = min(gains, key=lambda group: gains[group])
-        budget = "" if worst.epsilon is None else f" (ε {epsilon(worst.epsilon)})"
-        name = worst.name if len(worst.members) > 1 else f"{noun} {worst.name}{budget}"
+        budget = (
+            ""
+            if worst.epsilon is None
+            else f" (ε {epsilon(worst.epsilon)} per {comparison.facts.units})"
+        )
+        name = worst.name if worst.pooled else f"{noun} {worst.name}{budget}"
         words += f"; the largest loss was {signed_points(gains[worst])} for {name}"
     return words + "."
 
@@ -277,9 +283,10 @@ def _group_words(comparison: Comparison, method: MethodRuns, other: MethodRuns) 
 def _measured_on(comparison: Comparison) -> Text:
     words = (
         f"Not private: these results were measured on {comparison.data_split} records, which are "
-        "not covered by any guarantee. Balanced accuracy is the mean recall over classes; the "
-        "stricter half is the mean recall of the half of the groups with the smallest budgets; "
-        "spread is the standard deviation of recall over groups."
+        "not covered by any guarantee. Accuracy per owner is the mean over owners of each one's "
+        "accuracy, so every owner counts equally. Balanced accuracy is the mean recall over "
+        "classes; the stricter half is the mean recall of the half of the groups with the "
+        "smallest budgets; spread is the standard deviation of recall over groups."
     )
     ends = {run.steps_spent for run in comparison.runs}
     if len(ends) > 1:

@@ -34,7 +34,7 @@ def _plan(use: PlanFacts) -> list[Block]:
     plan = use.plan
     facts = {**use.mechanism, **use.accounting, "Plan hash": plan.hash[:16]}
     parts: list[Block] = [Definitions(facts), _table(use, owners=False)]
-    if plan.owners is not None and len(plan.targets) <= MOST_NAMED:
+    if use.names_owners and len(plan.targets) <= MOST_NAMED:
         parts.append(Details("By owner", _table(use, owners=True)))
     unspent = int(plan.unspent.sum())
     if unspent:
@@ -48,14 +48,14 @@ def _plan(use: PlanFacts) -> list[Block]:
 
 
 def _table(use: PlanFacts, *, owners: bool) -> Table:
-    headings = ["Budget", "Owner" if owners else "Owners", "Records", "δ", "Sampling rate",
-                "Clip norm", "Noise multiplier", "Batch share",
+    headings = ["Budget", "Owner" if owners else "Owners", "Records", "δ",
+                "Sampling rate", "Clip norm", "Noise multiplier", "Batch share",
                 f"ε per {use.plan.unit} after all steps"]  # fmt: skip
     other = use.plan.other_unit
     headings += [] if other is None else [f"ε per {other} after all steps"]
     rows = [
         [
-            f"ε {span(*row.epsilon, 4)}",
+            f"ε {span(*row.epsilon, 4)} per {row.unit}",
             whole(row.owners) if row.owner is None else row.owner,
             whole(row.records),
             delta_span(*row.delta),

@@ -84,7 +84,11 @@ def _group_table(comparison: Comparison) -> Details:
         budget = "–" if group.epsilon is None else epsilon(group.epsilon)
         rows.append([group.name, budget, *cells])
     caption = f"Final recall by group on {comparison.data_split} data (not private)"
-    headings = ["Group", "ε", *(method.label for method in comparison.methods)]
+    headings = [
+        "Group",
+        f"ε per {comparison.facts.units}",
+        *(method.label for method in comparison.methods),
+    ]
     return Details("All groups as a table", Table(caption, headings, rows))
 
 
@@ -93,9 +97,7 @@ def _budgets(comparison: Comparison) -> list[Block]:
     plans = comparison.facts.plans
     together: dict[tuple, list[PlanFacts]] = {}
     for use in plans:
-        key = tuple(
-            (row.budget.epsilon, row.budget.delta, row.budget.owners) for row in use.budgets
-        )
+        key = tuple((row.budget.name, row.budget.delta, row.budget.owners) for row in use.budgets)
         together.setdefault(key, []).append(use)
     introduction = (
         "Each owner set their own ε. The plan spends each ε step by step, and training stops "
@@ -129,8 +131,8 @@ def _budget_table(uses: list[PlanFacts], *, titled: bool) -> Table:
         f"{whole(use.steps_spent)} of {whole(use.plan.steps)} steps" for use in uses
     )
     caption = (
-        f"The budget and the ε spent after {' and '.join(steps)}; the largest spent share of any "
-        "budget is in parentheses"
+        f"The budget and what has been spent of it after {' and '.join(steps)}; the largest spent "
+        "share of any budget is in parentheses"
     )
     if any(use.plan.other_unit == "owner" for use in others):
         caption += ". ε per owner holds for all records of an owner together"
@@ -145,7 +147,7 @@ def _meaning(comparison: Comparison) -> list[Block]:
     """Return a plain-language explanation of each epsilon."""
     distinct: dict[tuple, list[BudgetFacts]] = {}
     for use in comparison.facts.plans:
-        key = tuple((row.budget.epsilon, row.budget.delta) for row in use.budgets)
+        key = tuple((row.budget.name, row.budget.delta) for row in use.budgets)
         distinct.setdefault(key, use.budgets)
     parts: list[Block] = [Text(ATTACKER[comparison.facts.unit_noun])]
     parts += [_attacker_table(budgets) for budgets in distinct.values()]

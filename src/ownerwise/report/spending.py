@@ -24,7 +24,7 @@ def spending(comparison: Comparison) -> Figure:
     uses = plans[:MOST_PLANS]
     panels = [_spending_panel(use, titled=len(plans) > 1) for use in uses]
     caption = (
-        f"The lines show the ε spent by each {comparison.facts.unit_noun} after each step, as "
+        f"The lines show the ε spent per {comparison.facts.units} after each step, as "
         "computed by the plan's accountant; pale lines show steps that were planned but not taken. "
         "The dotted lines show the budgets, which no step may exceed."
     )
@@ -91,5 +91,7 @@ def _spending_panel(use: PlanFacts, *, titled: bool) -> Panel:
         axis = {"type": "log", "dtick": "D2", "tickformat": "~g"}
     layout = plots.axes("step", f"ε spent per {use.plan.unit}", yaxis=axis)
     title = f"Plan of {use.labels}" if titled else ""
-    description = f"ε spent after {whole(use.steps_spent)} of {whole(steps)} steps. "
+    description = (
+        f"ε spent per {use.plan.unit} after {whole(use.steps_spent)} of {whole(steps)} steps. "
+    )
     return Panel(title, description + "; ".join(words), {"": View(traces, layout)})

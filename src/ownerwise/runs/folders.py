@@ -37,15 +37,17 @@ MAY_CHANGE = frozenset(
 )
 """Settings that a resumed run may change, because they affect names and speed, not results."""
 
-ADDED_LATER = frozenset({"prediction"})
+ADDED_LATER = frozenset({"prediction", "held_out_owners"})
 """Settings that follow from the others, which runs of earlier versions lack. A resumed run gets
 them. Add a setting here only if its absence changes nothing about training."""
 
 IF_ABSENT: dict[str, Any] = {
     **{f"settings.plan.{f.name}": f.default for f in dataclasses.fields(PlanRequest)},
     "settings.data.scale": "ranges",
+    "settings.data.split_by": "record",
     "settings.data.test_share": 0.2,
     "settings.data.validation_seed": 0,
+    "settings.owners.named": True,
 }
 """Values that stand for keys that a configuration leaves out, so a key that was added later, or is
 now written out, changes nothing as long as it has the value that the run was trained with."""

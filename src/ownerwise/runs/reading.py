@@ -58,22 +58,25 @@ _CONFIG = fields(
         "not_private": list_of(TEXT),
         "constraints": mapping_of(ANYTHING),
         "averaging": NUMBER,
+        "held_out_owners": fields({"unprotected": WHOLE, "in_plan": WHOLE}),
         "repair": fields({"shift": list_of(NUMBER)}),
         "prediction": fields(
             {"classes": list_of(TEXT), "sizes": mapping_of(WHOLE), "columns": list_of(TEXT)}
         ),
     },
 )
-_GROUP = fields({"loss": or_null(NUMBER), "recall": NUMBER, "records": WHOLE})
+_PER_OWNER = {"owners": WHOLE, "owner_accuracy": NUMBER}
+_GROUP = fields({"loss": or_null(NUMBER), "recall": NUMBER, "records": WHOLE}, _PER_OWNER)
 _METRICS = fields(
     {
         "loss": or_null(NUMBER),
         "accuracy": NUMBER,
         "balanced_accuracy": NUMBER,
-        "worst_group": fields({"name": TEXT, "recall": NUMBER}),
-        "spread": NUMBER,
+        "worst_group": or_null(fields({"name": TEXT, "recall": NUMBER})),
+        "spread": or_null(NUMBER),
         "groups": mapping_of(_GROUP),
-    }
+    },
+    _PER_OWNER,
 )
 _LINE = fields(
     {

@@ -30,6 +30,7 @@ from ownerwise.repair import shifted
 from ownerwise.runs import HISTORY, describe_function, folder_problems
 from ownerwise.step import PrivateStep
 from ownerwise.step.checks import plug_problems
+from ownerwise.training.held_out import shared_owner_problems
 from ownerwise.training.loggers import JsonLines, Logger, make_loggers
 from ownerwise.training.settings import RULES, TrainerSettings
 
@@ -64,6 +65,7 @@ def prepare(
     for name, evaluation in evaluated.items():
         if evaluation is not None:
             found = evaluation.problems(name)
+            found = found or shared_owner_problems(settings.plan, evaluation, name)
             if step is not None and not found:
                 found = evaluation.trial_problems(settings.model, settings.loss, name)
             problems.add(*found)

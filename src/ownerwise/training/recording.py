@@ -75,9 +75,10 @@ class Recorder:
         metrics = self._run.history[-1]["validation"] if self._run.history else None
         if metrics is None:
             return ""
-        worst = metrics["worst_group"]
-        name = printable(worst["name"])
-        return f"accuracy {metrics['accuracy']:.3f}, worst {name} {worst['recall']:.3f}"
+        words, worst = f"accuracy {metrics['accuracy']:.3f}", metrics["worst_group"]
+        if worst is not None:
+            words += f", worst {printable(worst['name'])} {worst['recall']:.3f}"
+        return words
 
     def record(self) -> bool:
         """Write a checkpoint and a line if they are due; return whether a line was written."""

@@ -22,6 +22,7 @@ from ownerwise.runs.reading import read_config
 from ownerwise.step import PrivateStep
 from ownerwise.training.averaging import Averaging
 from ownerwise.training.checks import prepare
+from ownerwise.training.held_out import held_out_counts
 from ownerwise.training.interruption import Interrupted, Interruption
 from ownerwise.training.learning_rates import factors
 from ownerwise.training.outside_the_plan import not_private_reasons, note_training
@@ -87,8 +88,10 @@ class Trainer(TrainerSettings):
         *,
         validation: Any = None,
         validation_groups: Any = None,
+        validation_owners: Any = None,
         test: Any = None,
         test_groups: Any = None,
+        test_owners: Any = None,
         groups_are: str | None = None,
         num_workers: int = 0,
         collate: Collate | None = None,
@@ -101,8 +104,13 @@ class Trainer(TrainerSettings):
                 record of the plan's owners, in the order of the owner ids passed to `Owners`.
             validation: validation data, evaluated for every history line; it is NOT covered by any
                 guarantee.
-            validation_groups: group of each validation record; by default its class.
-            test, test_groups: test data, evaluated once at the end.
+            validation_groups: group of each validation record; by default its class, or the budget
+                of its owner. Groups of fewer than `SMALLEST_GROUP` records are pooled by budget.
+            validation_owners: owner of each validation record. Accuracy is then also measured per
+                owner, and the report states how many owners are unprotected. Their ids are not
+                recorded: name owners who are no people in `validation_groups`. With unit="owner",
+                none of them may be in the plan.
+            test, test_groups, test_owners: test data, evaluated once at the end.
             groups_are: what the groups are called; by default "owners" or "classes" if known,
                 else "groups".
             num_workers, collate: as for `PoissonBatches`.
@@ -116,8 +124,8 @@ class Trainer(TrainerSettings):
             Interrupted: on Ctrl-C or SIGTERM if the run has a folder, after a checkpoint is
                 written.
         """
-        validating = self._evaluation(validation, validation_groups, collate)
-        testing = self._evaluation(test, test_groups, collate)
+        validating = self._evaluation(validation, validation_groups, validation_owners, collate)
+        testing = self._evaluation(test, test_groups, test_owners, collate)
         config = self._config(data, validating, testing, groups_are, num_workers)
         if reasons := not_private_reasons(self, data, {"validation": validation, "test": test}):
             config["not_private"] = reasons
@@ -262,6 +270,9 @@ class Trainer(TrainerSettings):
             "test_records": testing.records if testing else 0,
             **self._groups(validating, testing, groups_are),
         }
+        evaluated = [each for each in (validating, testing) if each is not None]
+        if held_out := held_out_counts(self.plan, evaluated):
+            config["held_out_owners"] = held_out
         if isinstance(loss, partial):
             config["loss_options"] = loss.keywords
         if self.averaging is not None:
@@ -278,27 +289,49 @@ class Trainer(TrainerSettings):
         self, validating: Evaluation | None, testing: Evaluation | None, groups_are: str | None
     ) -> dict[str, Any]:
         """Return the kind of groups in validation and test data, and their budgets."""
+        given = [each for each in (validating, testing) if each is not None]
         names = {
             name
-            for evaluation in (validating, testing)
-            if evaluation is not None and evaluation.groups is not None
+            for evaluation in given
+            if evaluation.groups is not None
             for name in map(name_of, np.unique(evaluation.groups).tolist())
         }
         budgets = settings.owner_budgets(names, self.plan.owners)
+        are_owners = bool(names) and (names == set(budgets) or all(e.by_owner for e in given))
         if groups_are is None:
-            known = "owners" if names == set(budgets) else "groups"
-            groups_are = known if names else "classes"
-        given = {name_of(group): value for group, value in (self.group_budgets or {}).items()}
-        return {"groups_are": groups_are, "group_budgets": budgets | given}
+            groups_are = "owners" if are_owners else "groups" if names else "classes"
+        budgets |= {name_of(group): value for group, value in (self.group_budgets or {}).items()}
+        unit = self.plan.unit
+        for evaluation in given:
+            budgets |= evaluation.pool(budgets, unit, persons=evaluation.by_owner)
+        shown = {
+            name_of(name)
+            for evaluation in given
+            if evaluation.groups is not None
+            for name in np.unique(evaluation.groups).tolist()
+        }
+        if names - shown:  # some were pooled, and owners who are no groups are not named either
+            budgets = {name: value for name, value in budgets.items() if name in shown}
+        return {
+            "groups_are": "classes" if names and not shown else groups_are,
+            "group_budgets": budgets,
+        }
 
-    def _evaluation(self, data: Any, groups: Any, collate: Collate | None) -> Evaluation | None:
-        if data is None and groups is None:
+    def _evaluation(
+        self, data: Any, groups: Any, owners: Any, collate: Collate | None
+    ) -> Evaluation | None:
+        if data is None and groups is None and owners is None:
             return None
         constraints = self.constraints
         if constraints is not None and type(constraints).measure is Release.measure:
             constraints = None  # it measures nothing, and targets contain no cells
         return Evaluation(
-            data, groups, collate=collate, predict=self.predict, constraints=constraints
+            data,
+            groups,
+            owners=owners,
+            collate=collate,
+            predict=self.predict,
+            constraints=constraints,
         )
 
     def _bar(self, step: PrivateStep) -> tqdm:
