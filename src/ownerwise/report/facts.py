@@ -302,7 +302,7 @@ def _reasons(runs: Sequence[Run]) -> str:
 
 def _large_delta(run: Run) -> str:
     """Return a caution if a delta exceeds one over the number of records, else ""."""
-    largest, total = float(run.plan.deltas.max()), int(run.plan.records.sum())
+    largest, total = float(run.plan.deltas.max()), run.plan.total_records
     if largest * total <= 1:
         return ""
     return (
