@@ -22,7 +22,7 @@ from ownerwise.data.splits import content_rows, held_out
 from ownerwise.errors import OwnerwiseError, PlanError, Problems, name_some
 from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, RELEASES, WEIGHTS, Loss, plain_loss
 from ownerwise.models import BUILDERS
-from ownerwise.owners import Hints, Owners, text_ids
+from ownerwise.owners import Hints, Owners, flat_ids, of_holders, split_ids, text_ids
 from ownerwise.planning import Plan, plan
 from ownerwise.randomness import SecretStream
 from ownerwise.registry import Registry
@@ -182,14 +182,21 @@ def make_owners(config: Config, data: DataSet) -> tuple[Assignment, Owners]:
         raise OwnerwiseError(
             f"owners.column {column!r} is not in the data; {data.name} has the columns {known}"
         )
+    cells = ids
+    if "separator" in settings:
+        ids = split_ids(ids, settings["separator"])
     table: Any = settings.get("epsilon")
     if table is None:
         table = config.base / settings["budgets"]
-    elif ids.dtype.kind == "i":  # TOML keys are text
+    elif flat_ids(ids)[0].dtype.kind == "i":  # TOML keys are text
         table = dict(zip(_whole_keys(table), table.values(), strict=True))
     owners = Owners(ids, table, delta, levels=settings.get("levels"), hints=_HINTS)
     _warn_of_other_counts(owners)
     budgets = dict(zip(owners.ids.tolist(), owners.epsilon.tolist(), strict=True))
+    if owners.shared is not None:  # in evaluation, a set of owners is a group of its own
+        assert owners.record_owner_index is not None
+        epsilon = of_holders(owners.epsilon, owners.shared)[owners.record_owner_index]
+        budgets |= dict(zip(cells.tolist(), epsilon.tolist(), strict=True))
     return assign.by_column(data, column, budgets), owners
 
 
@@ -207,11 +214,12 @@ def _whole_keys(table: Mapping[str, Any]) -> list[int]:
 def _warn_of_other_counts(owners: Owners) -> None:
     """Warn if owners' record counts differ from the declared ones, which determine the rates."""
     assert owners.record_owner_index is not None
-    counts = np.bincount(owners.record_owner_index, minlength=len(owners))
-    other = np.flatnonzero(counts != owners.records)
+    declared = owners.records_of_holders
+    counts = np.bincount(owners.record_owner_index, minlength=len(declared))
+    other = np.flatnonzero(counts != declared)
     if len(other):
         named = name_some(
-            other, lambda at: f"{owners.ids[at]} declares {owners.records[at]}, has {counts[at]}"
+            other, lambda at: f"{owners.name_of(at)} declares {declared[at]}, has {counts[at]}"
         )
         ratio = counts.sum() / owners.total_records
         warnings.warn(

@@ -202,12 +202,15 @@ def _owner_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         )
         return
     if given == ["assignment"]:
-        for key in ("column", "levels"):
+        for key in ("column", "separator", "levels"):
             if key in content:
                 yield f"owners.{key} applies only to budgets or epsilon, not to an assignment"
         if isinstance(content["assignment"], Mapping):
             yield from _assignment_problems(content["assignment"])
-    elif "column" not in content and "owner" not in sections["data"]:
+        return
+    if not str(content.get("separator", ";")).strip():
+        yield "owners.separator is blank; expected a visible text between owner ids, such as ';'"
+    if "column" not in content and "owner" not in sections["data"]:
         yield (
             "the owner of each record is missing; expected data.owner (a column of the file) or "
             "owners.column (a column of the data set)"

@@ -119,6 +119,10 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "column": text().means(
             "column of the data that names each record's owner; by default `data.owner`"
         ),
+        "separator": text().means(
+            "text between the ids of several owners in a cell of the column, such as `;`; by "
+            "default, a cell is the id of a single owner"
+        ),
         "levels": table("a table {level = positive number}", POSITIVE.fits).means(
             "epsilon for each named budget level"
         ),

@@ -12,11 +12,11 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, name_some
-from ownerwise.estimators.budgets import fit_owners
+from ownerwise.estimators.budgets import fit_owners, owner_ids
 from ownerwise.estimators.pipelines import warn_of_fitted_steps
 from ownerwise.estimators.repeated_fits import Lineage
 from ownerwise.marks import marks_of
@@ -148,7 +148,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         Args:
             X: [records, features].
             y: class labels, [records].
-            owners: owner id (int or str) of each record; None makes every record its own owner.
+            owners: owner id (int or str) of each record, or a tuple of ids for a record with
+                several owners; None makes every record its own owner.
         """
         marked = marks_of(X, y)
         fitted_before = warn_of_fitted_steps(self)
@@ -159,7 +160,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         classes = self._known_classes(y, problems)
         budgets = None
         with problems.guard():
-            ids = None if owners is None else column_or_1d(owners)
+            ids = None if owners is None else owner_ids(owners)
             budgets = fit_owners(len(X), ids, self.epsilon, self.delta)
         inputs = self._scaled(X, problems)
         batch_size = self.batch_size

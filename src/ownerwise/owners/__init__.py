@@ -8,7 +8,14 @@ from ownerwise.owners.frozen import frozen
 from ownerwise.owners.hints import Hints
 from ownerwise.owners.ids import as_ids, text_ids
 from ownerwise.owners.owners import UNITS, Owners
-from ownerwise.owners.shared import Shared, of_holders, records_of_holders, split_ids, together
+from ownerwise.owners.shared import (
+    Shared,
+    flat_ids,
+    of_holders,
+    records_of_holders,
+    split_ids,
+    together,
+)
 from ownerwise.owners.tables import (
     HEADER_ALONE,
     PARQUET,
@@ -29,6 +36,7 @@ __all__ = [
     "as_array",
     "as_ids",
     "csv_rows",
+    "flat_ids",
     "frozen",
     "is_missing",
     "of_holders",
