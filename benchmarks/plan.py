@@ -108,8 +108,10 @@ def main() -> None:
         counts.append(1000 if counts[-1] == 10 else counts[-1] * 10)
     counts = options.counts or counts
     results = []
-    print(f"{'method':8} {'owners':>9} {'plan s':>8} {'x of 10':>8} {'all CPU s':>9} {'epsilon s':>10} "
-          f"{'verify s':>9} {'peak MB':>8}  spent / target")  # fmt: skip
+    print(
+        f"{'method':8} {'owners':>9} {'plan s':>8} {'x of 10':>8} {'all CPU s':>9} "
+        f"{'epsilon s':>10} {'verify s':>9} {'peak MB':>8}  spent / target"
+    )
     for method in METHODS:
         for count in counts:
             command = [sys.executable, __file__, "--unit", drawn[0], "--sampling", drawn[1]]
