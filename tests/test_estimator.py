@@ -84,6 +84,16 @@ def test_ways_to_give_budgets(epsilon, owners):
     np.testing.assert_array_equal(per_record, np.where(OWNERS == "ann", 1.0, 3.0))
 
 
+def test_records_with_several_owners():
+    cells = [("ann", "bob") if at % 8 == 0 else owner for at, owner in enumerate(OWNERS)]
+    budgets = {"ann": 1.0, "bob": 3.0, "cem": 3.0, "not in this fold": 9.0}
+    plan = quick(budgets).fit(X, Y, owners=cells).plan_
+    assert plan.owners.shared.records.tolist() == [30]
+    assert plan.total_records == 240
+    with pytest.raises(ow.OwnerwiseError, match="several owners; expected one number, or a map"):
+        quick(np.ones(240)).fit(X, Y, owners=cells)
+
+
 def test_one_number_is_for_every_record():
     fitted = quick(2.0, delta=1e-6).fit(X, Y)
     assert len(fitted.plan_.owners) == 240

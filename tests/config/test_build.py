@@ -109,6 +109,36 @@ def test_budgets_in_the_configuration_and_a_single_logit(tmp_path):
     assert run.history[-1]["validation"]["accuracy"] > 0.5
 
 
+def shared_visits(folder):
+    """The table of visits, every fourth of which belongs to two clinics."""
+    found = table(folder)
+    header, *rows = (folder / "visits.csv").read_text().splitlines()
+    rows[::4] = [row + "|clinic 2" for row in rows[::4]]
+    (folder / "visits.csv").write_text("\n".join([header, *rows]) + "\n")
+    return found
+
+
+def test_a_separator_gives_records_several_owners(tmp_path):
+    found = shared_visits(tmp_path)
+    found["owners"]["separator"] = "|"
+    made = prepare_run(make_config(found, base=tmp_path), folder=tmp_path)
+    plan = made.trainer.plan
+    assert plan.owners.ids.tolist() == ["clinic 0", "clinic 1", "clinic 2"]
+    assert plan.owners.shared.sets() == [(0, 2), (1, 2)]
+    assert plan.records[2] > plan.records[0]
+    run = made.fit()
+    assert run.group_budgets["clinic 1|clinic 2"] == 4.0
+
+
+def test_cells_are_not_split_without_a_separator(tmp_path):
+    found = shared_visits(tmp_path)
+    with pytest.raises(ow.OwnerwiseError, match=r"no budget for owner clinic 0\|clinic 2"):
+        prepare_run(make_config(found, base=tmp_path), folder=tmp_path)
+    found["owners"]["separator"] = " "
+    with pytest.raises(ow.OwnerwiseError, match=r"owners\.separator is blank"):
+        make_config(found, base=tmp_path)
+
+
 def test_delta_is_for_owners_whose_table_has_none(tmp_path):
     found = table(tmp_path)
     (tmp_path / "budgets.csv").write_text(

@@ -45,7 +45,8 @@ class Batch:
     Attributes:
         step: index of the step in the plan.
         indices: record numbers, int64 [batch]; in ascending order, or owner by owner.
-        owner_index: index of each record's owner in `plan.owners.ids`, int64 [batch].
+        owner_index: index of each record's owner in `plan.owners.ids`, int64 [batch]; for a record
+            with several owners, the index of their set in `plan.holders`.
         data: the rows, as one tensor [batch, ...] per array or as the collate function's result.
         plan_hash: hash of the plan that the batch was drawn with; None for a batch made by hand.
         private: False if the batch was drawn with a fixed seed, comes from data marked as not
@@ -129,7 +130,7 @@ class PoissonBatches:
         assert plan.owners is not None
         assert plan.owners.record_owner_index is not None
         self._rows = rows_of(dataset, len(plan.owners.record_owner_index), collate)
-        rates, owner_index = plan.sampling_rates, plan.owners.record_owner_index
+        rates, owner_index = plan.holders.sampling_rates, plan.owners.record_owner_index
         self._by_owner = plan.sampling == "owner"
         self._sampler = (
             OwnerSampler(rates, owner_index, plan.records_per_owner)

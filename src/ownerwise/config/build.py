@@ -22,7 +22,7 @@ from ownerwise.data import ASSIGNMENTS, Assignment, DataSet, Records, assign
 from ownerwise.errors import OwnerwiseError, PlanError, Problems, name_some
 from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, RELEASES, WEIGHTS, Loss, plain_loss
 from ownerwise.models import BUILDERS
-from ownerwise.owners import Hints, Owners, text_ids
+from ownerwise.owners import Hints, Owners, flat_ids, of_holders, split_ids, text_ids
 from ownerwise.planning import Plan, plan
 from ownerwise.randomness import SecretStream
 from ownerwise.registry import Registry
@@ -49,7 +49,7 @@ class PreparedRun:
     validation: Records | None
     test: Records | None
     owner_column: str | None
-    """The column with the owner of each record; None if owners are assigned."""
+    """The column with each record's owner; None if owners are assigned, or records have several."""
     named: bool
     """Whether results are shown under the names of owners, or under those they were assigned."""
 
@@ -135,6 +135,8 @@ def prepare_run(
         progress=progress,
         notes=_notes(config, data, assignment),
     )
+    if "separator" in config["owners"]:  # records with several owners are not evaluated per owner
+        column = None
     return PreparedRun(trainer, data, assignment, validation, test, column, _named(config))
 
 
@@ -171,10 +173,14 @@ def make_owners(
     assert column is not None
     ids = owners_of(data.train, column, data.name)
     held = [records.columns[column] for records in held_out if _has_column(records, column)]
+    cells = ids
+    if "separator" in settings:
+        ids = split_ids(ids, settings["separator"])
+        held = [flat_ids(split_ids(part, settings["separator"]))[0] for part in held]
     table: Any = settings.get("epsilon")
     if table is None:
         table = config.base / settings["budgets"]
-    elif ids.dtype.kind == "i":  # TOML keys are text
+    elif flat_ids(ids)[0].dtype.kind == "i":  # TOML keys are text
         table = dict(zip(_whole_keys(table), table.values(), strict=True))
     owners = Owners(
         ids,
@@ -187,6 +193,10 @@ def make_owners(
     _warn_of_other_counts(owners)
     budgets = dict(zip(owners.ids.tolist(), owners.epsilon.tolist(), strict=True))
     budgets |= owners.left_out
+    if owners.shared is not None:  # in evaluation, a set of owners is a group of its own
+        assert owners.record_owner_index is not None
+        epsilon = of_holders(owners.epsilon, owners.shared)[owners.record_owner_index]
+        budgets |= dict(zip(cells.tolist(), epsilon.tolist(), strict=True))
     return assign.by_column(data, column, budgets), owners
 
 
@@ -213,11 +223,12 @@ def _whole_keys(table: Mapping[str, Any]) -> list[int]:
 def _warn_of_other_counts(owners: Owners) -> None:
     """Warn if owners' record counts differ from the declared ones, which determine the rates."""
     assert owners.record_owner_index is not None
-    counts = np.bincount(owners.record_owner_index, minlength=len(owners))
-    other = np.flatnonzero(counts != owners.records)
+    declared = owners.records_of_holders
+    counts = np.bincount(owners.record_owner_index, minlength=len(declared))
+    other = np.flatnonzero(counts != declared)
     if len(other):
         named = name_some(
-            other, lambda at: f"{owners.ids[at]} declares {owners.records[at]}, has {counts[at]}"
+            other, lambda at: f"{owners.name_of(at)} declares {declared[at]}, has {counts[at]}"
         )
         ratio = counts.sum() / owners.total_records
         warnings.warn(

@@ -194,6 +194,9 @@ def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         yield from LOADERS.problems({**options, "name": name}, "data.name", "data.options.")
 
 
+_SPLIT = {"file", "validation_share"}  # settings with which the data is split here
+
+
 def _split_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     """Yield the reasons why the data cannot be split as requested."""
     content, by = sections["data"], split_by(sections)
@@ -210,6 +213,13 @@ def _split_problems(sections: Mapping[str, Any]) -> Iterator[str]:
             "data.scale 'statistics' with data.split_by 'owner' and data.validation_share: "
             "expected at most two of them, because held-out owners would enter the statistics: "
             "declare ranges (data.features), or leave out validation_share to use the test part"
+        )
+    if by == "owner" and "separator" in sections["owners"] and content.keys() & _SPLIT:
+        yield (
+            "owners.separator with data.split_by 'owner' (the default if plan.unit is 'owner'): a "
+            "record of a held-out owner may belong to a training owner too. Train from Python, "
+            "where you choose the parts (Trainer.fit), or plan with unit 'record' and split by "
+            "record"
         )
 
 
@@ -237,12 +247,15 @@ def _owner_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         )
         return
     if given == ["assignment"]:
-        for key in ("column", "levels", "named"):
+        for key in ("column", "separator", "levels", "named"):
             if key in content:
                 yield f"owners.{key} applies only to budgets or epsilon, not to an assignment"
         if isinstance(content["assignment"], Mapping):
             yield from _assignment_problems(content["assignment"])
-    elif "column" not in content and "owner" not in sections["data"]:
+        return
+    if not str(content.get("separator", ";")).strip():
+        yield "owners.separator is blank; expected a visible text between owner ids, such as ';'"
+    if "column" not in content and "owner" not in sections["data"]:
         yield (
             "the owner of each record is missing; expected data.owner (a column of the file) or "
             "owners.column (a column of the data set)"

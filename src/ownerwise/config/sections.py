@@ -125,6 +125,10 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "column": text().means(
             "column of the data that names each record's owner; by default `data.owner`"
         ),
+        "separator": text().means(
+            "text between the ids of several owners in a cell of the column, such as `;`; by "
+            "default, a cell is the id of a single owner"
+        ),
         "named": flag().means(
             "show results under the names of owners, such as clinics; by default, owners may be "
             "people, and results are shown by budget"

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from ownerwise.errors import OwnerwiseError, known_names
+from ownerwise.owners import flat_ids
 from ownerwise.wording import name_of
 
 TEST_SHARE = 0.2
@@ -75,6 +76,12 @@ def hold_out(
         raise OwnerwiseError(
             "split_by 'owner', but the records have no owners: name the column with each record's "
             "owner"
+        )
+    if flat_ids(owners)[1] is not None:
+        raise OwnerwiseError(
+            "split_by 'owner', but some records have several owners: a record of a held-out owner "
+            "may belong to a training owner too. Choose the parts yourself, so that no owner is in "
+            "two of them"
         )
     ids, index = np.unique(owners, return_inverse=True)
     held = held_out(content_rows([ids]), share, part, seed)

@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from sklearn.utils.validation import column_or_1d
 
 from ownerwise.errors import Problems, name_some
-from ownerwise.owners import Hints, Owners
+from ownerwise.owners import Hints, Owners, as_array, flat_ids
 
 _HINTS = Hints(record_owner="owners", levels="PrivateClassifier accepts only numbers")
+
+
+def owner_ids(given: Any) -> np.ndarray:
+    """Return the owners of a fit's records; a cell may be a tuple of several ids."""
+    cells = as_array(given)
+    return column_or_1d(given if flat_ids(cells)[1] is None else cells)
 
 
 def fit_owners(
@@ -43,12 +50,18 @@ def fit_owners(
 def _by_owner(name: str, given: Any, ids: np.ndarray, problems: Problems) -> Any:
     """Return epsilon or delta for `Owners`, as a number or as a mapping for the owners present."""
     if isinstance(given, Mapping):
-        present = set(ids.tolist())
+        present = set(flat_ids(ids)[0].tolist())
         # if they have no owner in common, Owners reports it
         return {owner: value for owner, value in given.items() if owner in present} or given
     if not np.ndim(given):
         return given
     values = np.asarray(given)
+    if flat_ids(ids)[1] is not None:
+        problems.add(
+            f"{name} has one value per record, but records have several owners; expected one "
+            "number, or a mapping {owner: value}"
+        )
+        return None
     if values.shape != ids.shape:
         problems.add(
             f"{name} has shape {list(values.shape)} for {len(ids)} records; expected one value "

@@ -12,12 +12,12 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from ownerwise.data.splits import hold_out, split_by_problems
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, name_some
-from ownerwise.estimators.budgets import fit_owners
+from ownerwise.estimators.budgets import fit_owners, owner_ids
 from ownerwise.estimators.pipelines import warn_of_fitted_steps
 from ownerwise.estimators.repeated_fits import Lineage
 from ownerwise.marks import marks_of
@@ -161,7 +161,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         Args:
             X: [records, features].
             y: class labels, [records].
-            owners: owner id (int or str) of each record; None makes every record its own owner.
+            owners: owner id (int or str) of each record, or a tuple of ids for a record with
+                several owners; None makes every record its own owner.
         """
         marked = marks_of(X, y)
         fitted_before = warn_of_fitted_steps(self)
@@ -173,7 +174,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         budgets = ids = None
         held = np.zeros(len(X), dtype=bool)
         with problems.guard():
-            ids = None if owners is None else column_or_1d(owners)
+            ids = None if owners is None else owner_ids(owners)
             held = self._held_out(X, y, ids)
         with problems.guard():
             budgets = fit_owners(len(X), ids, self.epsilon, self.delta, held)

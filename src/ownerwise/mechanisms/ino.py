@@ -99,7 +99,8 @@ class INO(Weights):
         """Return a copy of these weights, with the tail length computed from the public plan."""
         length = self.tail_length
         if self.tail is not None:
-            total = float(plan.sampling_rates @ (plan.elements * plan.clip_norms))
+            of = plan.holders
+            total = float(of.sampling_rates @ (of.elements * of.clip_norms))
             length = self.tail * total
         return replace(self, tail_length=length, _plan=plan)
 

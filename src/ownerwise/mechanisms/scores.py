@@ -28,8 +28,8 @@ otherwise rounding could change the weights by more than the step allows for.
 
 
 def pull(plan: Plan) -> np.ndarray:
-    """Return each owner's public influence on the update, r_o = sampling rate * clip norm."""
-    return plan.sampling_rates * plan.clip_norms
+    """Return each holder's public influence on the update, r_o = sampling rate * clip norm."""
+    return plan.holders.sampling_rates * plan.holders.clip_norms
 
 
 @dataclass(frozen=True)

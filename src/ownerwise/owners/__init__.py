@@ -8,6 +8,14 @@ from ownerwise.owners.frozen import frozen
 from ownerwise.owners.hints import Hints
 from ownerwise.owners.ids import as_ids, text_ids
 from ownerwise.owners.owners import UNITS, Owners
+from ownerwise.owners.shared import (
+    Shared,
+    flat_ids,
+    of_holders,
+    records_of_holders,
+    split_ids,
+    together,
+)
 from ownerwise.owners.tables import (
     HEADER_ALONE,
     PARQUET,
@@ -24,12 +32,18 @@ __all__ = [
     "UNITS",
     "Hints",
     "Owners",
+    "Shared",
     "as_array",
     "as_ids",
     "csv_rows",
+    "flat_ids",
     "frozen",
     "is_missing",
+    "of_holders",
     "parquet_columns",
     "plain_number",
+    "records_of_holders",
+    "split_ids",
     "text_ids",
+    "together",
 ]

@@ -2,11 +2,17 @@
 
 Whether a row is kept depends on its owner's rows alone: on the owner's id, and on the row's
 position among the owner's rows. Adding or removing the rows of another owner changes nothing.
+
+With several owners per row, this cannot be said of the rows of one owner: if the rows of ann are
+removed, bob's rows fall below the limit, and others of his rows would come back. So each set of
+owners has a public number of rows to keep (`shared.bounded_shared`), and a row's place among the
+rows of its own set decides. Removing an owner removes their sets and changes no other.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,14 +37,18 @@ def bound_problems(max_records: Any, select: Any, key: Any) -> list[str]:
 
 
 def kept_rows(
-    index: np.ndarray, ids: np.ndarray, limits: np.ndarray, select: str, key: int | str | bytes
+    index: np.ndarray,
+    ids: Sequence[Any] | np.ndarray,
+    limits: np.ndarray,
+    select: str,
+    key: int | str | bytes,
 ) -> np.ndarray:
     """Return the positions of the rows to keep, ascending.
 
     Args:
         index: position of each row's owner in `ids`.
-        ids: owner ids.
-        limits: the most rows to keep, per owner.
+        ids: owner ids, and tuples of ids for sets of owners who share rows.
+        limits: the most rows to keep, per entry of `ids`.
         select: "first" keeps an owner's first rows; "random" keeps those with the smallest keyed
             hashes of (owner id, position among the owner's rows).
         key: the public key of the hashes.
@@ -49,7 +59,7 @@ def kept_rows(
     rank = np.arange(len(index)) - np.repeat(starts, counts)  # among the owner's rows
     if select == "random":
         for owner in np.flatnonzero(counts > limits):
-            hashes = _hashes(ids[owner], int(counts[owner]), key)
+            hashes = _hashes(ids[int(owner)], int(counts[owner]), key)
             rank[starts[owner] : starts[owner] + counts[owner]] = np.argsort(np.argsort(hashes))
     return np.sort(order[rank < np.repeat(limits, counts)])
 
@@ -58,7 +68,10 @@ def _hashes(owner: Any, count: int, key: int | str | bytes) -> np.ndarray:
     """Return a 128-bit hash for each position among the owner's rows."""
     public = hashlib.sha256(repr(key).encode()).digest()
     kind = "int" if isinstance(owner, int | np.integer) else "str"
-    base = hashlib.blake2b(f"{kind} {owner}\n".encode(), key=public, digest_size=16)
+    name = f"{kind} {owner}"
+    if isinstance(owner, tuple):  # repr keeps ("a", "b") apart from ("a', 'b",)
+        name = f"set {list(owner)!r}"
+    base = hashlib.blake2b(f"{name}\n".encode(), key=public, digest_size=16)
     found = []
     for position in range(count):
         one = base.copy()

@@ -3,34 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ownerwise.errors import Problems, name_some
 from ownerwise.owners.budget_tables import BudgetTable
 from ownerwise.owners.ids import as_ids, kind_name, report_lookalikes
+from ownerwise.owners.shared import Shared, flat_ids, group_by_holder
 from ownerwise.owners.tables import as_array
+
+
+class Matched(NamedTuple):
+    """Who owns the records; a part is None if problems make it impossible to determine.
+
+    Attributes:
+        ids: the owners' ids.
+        holder: the holder of each record: the position of the owner in `ids`, or `len(ids)` plus
+            the number of the set of owners.
+        counts: how many records each owner is on.
+        shared: the sets of owners who share records, None if there are none.
+    """
+
+    ids: np.ndarray | None = None
+    holder: np.ndarray | None = None
+    counts: np.ndarray | None = None
+    shared: Shared | None = None
 
 
 def match_records(
     record_owner: Any, ids: np.ndarray | None, find_ids: bool, where: str, problems: Problems
-) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
-    """Return the ids, the position of each record's owner in them, and each owner's record count.
+) -> Matched:
+    """Return who owns the records.
 
     With `find_ids`, the ids are taken from the records. In messages, the records' ids are called
-    `where`. A result is None if problems make it impossible to determine.
+    `where`.
     """
-    given = as_array(record_owner)
-    present = as_ids(given, where, problems)
+    given, sizes = flat_ids(as_array(record_owner))
+    place = "record {}".format
+    if sizes is not None:
+        record = np.repeat(np.arange(len(sizes)), sizes)
+        place = lambda at: f"record {record[at]}"  # noqa: E731
+    present = as_ids(given, where, problems, place)
     if present is None or not len(present):
-        return ids, None, None
+        return Matched(ids)
     seen, inverse, counts = np.unique(present, return_inverse=True, return_counts=True)
     complete = len(present) == len(given)
     if find_ids:
-        return (seen, inverse, counts) if complete else (None, None, None)
+        return _grouped(seen, inverse, counts, sizes) if complete else Matched()
     if ids is None or _report_other_kind(present, where, ids, problems):
-        return ids, None, None
+        return Matched(ids)
     position = np.minimum(np.searchsorted(ids, seen), len(ids) - 1)
     stray = ids[position] != seen
     if stray.any():
@@ -42,8 +64,21 @@ def match_records(
             report_lookalikes([*ids.tolist(), *seen[stray].tolist()], where, problems)
     records = np.zeros(len(ids), dtype=np.int64)
     records[position[~stray]] = counts[~stray]
-    index = None if stray.any() else position[inverse]
-    return ids, index, records if complete else None
+    if stray.any() or not complete:
+        index = None if stray.any() or sizes is not None else position[inverse]
+        return Matched(ids, index, records if complete else None)
+    return _grouped(ids, position[inverse], records, sizes)
+
+
+def _grouped(
+    ids: np.ndarray, index: np.ndarray, counts: np.ndarray, sizes: np.ndarray | None
+) -> Matched:
+    if sizes is None:
+        return Matched(ids, index, counts)
+    index, shared = group_by_holder(index, sizes, len(ids))
+    own = np.bincount(index, minlength=len(ids))[: len(ids)]
+    counts = own if shared is None else own + shared.per_owner(len(ids))
+    return Matched(ids, index, counts, shared)
 
 
 def _report_other_kind(other: np.ndarray, where: str, ids: np.ndarray, problems: Problems) -> bool:
@@ -61,7 +96,7 @@ def held_out_owners(
     ids: np.ndarray, counts: np.ndarray, held_out: Any, problems: Problems
 ) -> np.ndarray:
     """Return a mask of the owners who have no records but are among the held-out ones."""
-    given = as_array([] if held_out is None else held_out)
+    given, _ = flat_ids(as_array([] if held_out is None else held_out))
     held = as_ids(given, "held_out", problems) if len(given) else None
     if held is None or kind_name(held.dtype.type) != kind_name(ids.dtype.type):
         return np.zeros(len(ids), dtype=bool)

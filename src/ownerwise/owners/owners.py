@@ -6,7 +6,7 @@ import copy
 import hashlib
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,15 @@ from ownerwise.owners.matching import (
     match_records,
     report_misfits,
     report_without_records,
+)
+from ownerwise.owners.shared import (
+    Shared,
+    bounded_shared,
+    positions_of,
+    records_of_holders,
+    renumbered,
+    split_records,
+    together,
 )
 from ownerwise.owners.values import read_levels, read_numbers
 
@@ -44,10 +53,16 @@ class Owners:
     record is accepted if every record has a different owner, and the order of the records and the
     order of `ids` give the same budgets.
 
+    A record may have several owners. It is then bound by the strictest of them: the smallest
+    sampling rate and the smallest clip norm. It counts as a record of each, and removing an owner
+    removes all records that the owner is on. Which owners share how many records is assumed to be
+    public as well. Owner sampling refuses such records.
+
     Args:
-        record_owner: one owner id (int or str) per record. If it is None and `epsilon` is an array,
-            every record is its own owner, numbered from 0. If it is None and `epsilon` is a mapping
-            or a table, attach the records later with `with_records`.
+        record_owner: one owner id (int or str) per record, or a tuple, list or set of ids for a
+            record with several owners. If it is None and `epsilon` is an array, every record is its
+            own owner, numbered from 0. If it is None and `epsilon` is a mapping or a table, attach
+            the records later with `with_records`.
         epsilon: as above, or a DataFrame or the path to a CSV or Parquet file with the columns
             `owner, epsilon[, delta][, records]`. Values may be keys of `levels`.
         delta: as above, for owners without a delta in the table (no such column, or a blank cell);
@@ -55,7 +70,8 @@ class Owners:
         records: declared number of records, as above; by default the table's column, else the
             counts in `record_owner`, else one per owner. Declared counts are used unchanged. An
             owner may have fewer records, but training refuses more unless owners are sampled. A
-            plan with unit="owner" also accepts 0.
+            plan with unit="owner" also accepts 0. If records have several owners, declare them for
+            each set: `{"ann": 2, ("ann", "bob"): 3}`.
         levels: the epsilon of each named level, e.g. `{"high": 0.5, "medium": 2, "low": 5}`.
         held_out: the owners of validation and test records, which no guarantee covers. An owner
             with a budget whose records are all held out is left out: no plan contains them.
@@ -64,9 +80,11 @@ class Owners:
     Attributes:
         ids: owner ids, sorted, int64 or str; every per-owner array follows this order.
         epsilon, delta: budget per owner, float64.
-        records: declared number of records per owner, int64.
+        records: declared number of records that each owner is on, int64.
         records_basis: how `records` was obtained: "declared", "counted" or "assumed one each".
-        record_owner_index: position of each record's owner in `ids`, int64, or None.
+        record_owner_index: position of each record's owner in `ids`, int64, or None. For a record
+            with several owners, `len(ids)` plus the number of their set in `shared`.
+        shared: the sets of owners who share records, or None if every record has one owner.
         left_out: epsilon of each owner who was left out because all their records are held out.
 
     Raises:
@@ -85,6 +103,7 @@ class Owners:
     records_basis: str
     record_owner_index: np.ndarray | None
     left_out: Mapping[Any, float]
+    shared: Shared | None
 
     def __init__(
         self,
@@ -99,11 +118,11 @@ class Owners:
     ):
         problems = Problems()
         meaning = read_levels(levels, problems)
+        records, sets = split_records(records, problems)
         tables = read_budgets(epsilon, delta, records, meaning, hints, problems)
         listing = next((table for table in tables if table.names is not None), None)
         ids = None if listing is None else listing.ids
-        index = None
-        counts = None
+        index = counts = shared = None
         given = tables[0].columns.get("epsilon")
         if record_owner is None and listing is None and given is not None:
             if given.ndim:
@@ -115,14 +134,14 @@ class Owners:
                     "table of budgets"
                 )
         if record_owner is not None:
-            ids, index, counts = match_records(
+            ids, index, counts, shared = match_records(
                 record_owner, ids, listing is None, hints.record_owner, problems
             )
         numbers = [read_numbers(table, ids, meaning, hints, problems) for table in tables]
         declared = any("records" in table.columns for table in tables)
         if ids is not None:
             for table, values in zip(tables, numbers, strict=True):
-                report_misfits(table, values, ids, index, problems)
+                report_misfits(table, values, ids, None if shared else index, problems)
         absent = np.zeros(0 if ids is None else len(ids), dtype=bool)
         if ids is not None and counts is not None:
             absent = held_out_owners(ids, counts, held_out, problems)
@@ -130,6 +149,13 @@ class Owners:
                 report_without_records(ids[~absent], counts[~absent], hints.records, problems)
         problems.raise_(BudgetError)
         assert ids is not None
+        if declared:
+            found, shared = shared, None if sets is None else positions_of(sets, ids)
+            if index is not None:
+                index = renumbered(index, found, shared, ids, problems)
+            problems.raise_(BudgetError)
+            if shared is not None:  # declared sets keep all their owners
+                absent[shared.members] = False
 
         basis = "declared"
         if not declared:
@@ -145,12 +171,15 @@ class Owners:
             zip(ids[absent].tolist(), per_owner["epsilon"][absent].tolist(), strict=True)
         )
         kept = {what: values[~absent] for what, values in per_owner.items()}
-        if index is not None:
-            index = (np.cumsum(~absent) - 1)[index]
+        place = np.cumsum(~absent) - 1
+        if shared is not None:
+            shared = replace(shared, members=place[shared.members])
+            place = np.append(place, np.arange(len(shared.sizes)) + np.sum(~absent))
         self._set(
             ids=ids[~absent],
-            record_owner_index=index,
+            record_owner_index=None if index is None else place[index],
             records_basis=basis,
+            shared=shared,
             left_out=left_out,
             **kept,
         )
@@ -177,12 +206,16 @@ class Owners:
         The records are counted only if `records_basis` is "assumed one each".
         """
         problems = Problems()
-        _, index, counts = match_records(record_owner, self.ids, False, API.record_owner, problems)
+        _, index, counts, shared = match_records(
+            record_owner, self.ids, False, API.record_owner, problems
+        )
         other = copy.copy(self)
-        other._set(record_owner_index=index)
         if self.records_basis == "assumed one each" and counts is not None:
             report_without_records(self.ids, counts, API.records, problems)
-            other._set(records=counts, records_basis="counted")
+            other._set(records=counts, records_basis="counted", shared=shared)
+        elif index is not None:
+            index = renumbered(index, shared, self.shared, self.ids, problems)
+        other._set(record_owner_index=index)
         problems.raise_(BudgetError)
         other._warn_of_large_delta()
         return other
@@ -202,7 +235,9 @@ class Owners:
         The new owners expect data with exactly these rows, so data with all rows is refused. An
         owner who declares fewer than `max_records` keeps at most the declared number of rows.
         Whether a row is kept depends on its owner's rows alone, so the guarantee still holds for
-        the owner's rows before the selection.
+        the owner's rows before the selection. If rows have several owners, each set of owners keeps
+        a number of rows that follows from the declared numbers (which are public), and the set's
+        own rows decide which.
 
         Args:
             max_records: the most rows per owner.
@@ -220,10 +255,21 @@ class Owners:
         problems.raise_(BudgetError)
         assert self.record_owner_index is not None
         limits = np.minimum(self.records, int(max_records))
-        kept = kept_rows(self.record_owner_index, self.ids, limits, select, key)
+        names, shared, records = self.ids, self.shared, limits
+        if shared is not None:
+            ids = self.ids.tolist()
+            names = [*ids, *(tuple(ids[o] for o in members) for members in shared.sets())]
+            limits = bounded_shared(limits, self.records, shared)
+            shared = shared.with_records(limits[len(ids) :])
+            records = limits[: len(ids)] + shared.per_owner(len(ids))
+        kept = kept_rows(self.record_owner_index, names, limits, select, key)
         other = copy.copy(self)
-        index = self.record_owner_index[kept]
-        other._set(records=limits, records_basis="declared", record_owner_index=index)
+        other._set(
+            records=records,
+            records_basis="declared",
+            record_owner_index=self.record_owner_index[kept],
+            shared=shared,
+        )
         return other, kept
 
     def __len__(self) -> int:
@@ -231,26 +277,39 @@ class Owners:
 
     @property
     def total_records(self) -> int:
-        """Total number of records declared by all owners."""
-        return int(self.records.sum())
+        """Total number of records declared by all owners; a record counts once."""
+        return int(self.records_of_holders.sum())
+
+    @property
+    def records_of_holders(self) -> np.ndarray:
+        """Declared number of records of each owner alone, then of each set of owners."""
+        return records_of_holders(self.records, self.shared)
 
     @property
     def largest_holding(self) -> int:
         """Largest number of records declared for any owner."""
         return int(self.records.max())
 
+    def name_of(self, holder: int) -> str:
+        """Return the id of an owner, or the ids of a set of owners: "ann + bob"."""
+        if holder < len(self):
+            return str(self.ids[holder])
+        assert self.shared is not None
+        return together(self.ids[list(self.shared.sets()[holder - len(self)])])
+
     @property
     def fingerprint(self) -> str:
         """Hash of ids and declared counts, which ties a stored plan to its owners."""
-        return self.fingerprint_of(self.ids, self.records)
+        return self.fingerprint_of(self.ids, self.records, self.shared)
 
     @staticmethod
-    def fingerprint_of(ids: np.ndarray, records: np.ndarray) -> str:
+    def fingerprint_of(ids: np.ndarray, records: np.ndarray, shared: Shared | None = None) -> str:
         """Return the hash of sorted ids and declared counts."""
         if ids.dtype.kind == "U":  # as wide as the longest id, however wide the array was
             ids = ids.astype(f"U{np.char.str_len(ids).max()}")
         digest = hashlib.sha256(f"{ids.dtype.newbyteorder('<').str} {len(ids)}\n".encode())
-        for array in (ids, records):
+        parts = [] if shared is None else [shared.members, shared.sizes, shared.records]
+        for array in (ids, records, *parts):
             digest.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
         return digest.hexdigest()
 
@@ -260,6 +319,8 @@ class Owners:
             "counted": f"{self.total_records} records counted",
             "assumed one each": "one record each",
         }[self.records_basis]
+        if self.shared is not None:
+            records += f", {self.shared.records.sum()} of them with several owners"
         attached = "no records attached" if self.record_owner_index is None else "records attached"
         return (
             f"Owners({len(self)} owners, epsilon {_range(self.epsilon)}, "

@@ -9,6 +9,7 @@ import numpy as np
 from ownerwise.accounting import MULTIPLIER_RANGE, PaidRelease, Schedule
 from ownerwise.errors import PlanError, name_some
 from ownerwise.owners import Owners
+from ownerwise.planning import units
 from ownerwise.planning.batch_bounds import overflow_probability, rows_needed
 from ownerwise.planning.noise_schedules import NoiseSchedule
 from ownerwise.planning.plans import Plan
@@ -117,7 +118,9 @@ def plan(
 
 def make_plan(owners: Owners, request: PlanRequest) -> Plan:
     """Return the verified Plan that a request describes, or raise a PlanError."""
-    problems = request.problems(int(request.elements(owners).sum()))
+    problems = request.problems(int(request.elements_of_holders(owners).sum()))
+    if request.sampling == "owner":
+        problems += units.shared_problems(owners)
     if request.unit == "record" and not owners.records.all():
         problems.append(
             f"records of owner {name_some(owners.ids[owners.records == 0])} (0): expected at least "
@@ -153,11 +156,13 @@ def make_plan(owners: Owners, request: PlanRequest) -> Plan:
         unit=request.unit,
         sampling=str(request.sampling),
         records_per_owner=_records_per_owner(request),
+        shared=owners.shared,
         owners=owners,
     )
     if request.hardened:
         probability = overflow_probability(result.deltas, result.steps, hardened=True)
-        rows = rows_needed(result.sampling_rates, result.records, probability)
+        holders = result.holders
+        rows = rows_needed(holders.sampling_rates, holders.elements, probability)
         result = replace(result, hardened_rows=rows)
     result.verify()
     if request.strict and result.unspent.any():
@@ -208,7 +213,7 @@ def _planner(
         closing,
         reweighted,
         request.hardened,
-        request.elements(owners),
+        request.elements_of_holders(owners),
         request.counted_together(owners),
     )
 
@@ -227,7 +232,7 @@ def _solve(
         steps, solution = planner.find_steps(batch_size, noise)
         return Schedule.constant(steps), batch_size, solution
     solution = planner.find_batch(schedule, noise)
-    return schedule, float(solution.sampling_rates @ planner.elements), solution
+    return schedule, planner.batch_size(solution.sampling_rates), solution
 
 
 def _unspent_problem(owners: Owners, plan: Plan) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from ownerwise import accounting
 from ownerwise.accounting import ClosingRelease, PaidRelease, RunCost, Schedule
 from ownerwise.errors import PlanError
-from ownerwise.owners import UNITS, Owners, frozen
+from ownerwise.owners import UNITS, Owners, Shared, frozen, of_holders, records_of_holders
 from ownerwise.planning import storage, units, verification
 from ownerwise.planning.batch_bounds import delta_reserve, overflow_probability, overflow_with
 from ownerwise.planning.budget_classes import BudgetClass, class_members
@@ -80,6 +80,7 @@ class Plan:
     unit: str = "record"
     sampling: str = "record"
     records_per_owner: int | None = None
+    shared: Shared | None = field(default=None, repr=False)
     owners: Owners | None = field(default=None, repr=False)
 
     def __post_init__(self):
@@ -103,6 +104,25 @@ class Plan:
     def elements(self) -> np.ndarray:
         """How many things may be drawn of each owner: the declared records, or 1 for the owner."""
         return units.elements(self.sampling, self.records)
+
+    @property
+    def holders(self) -> units.Holders:
+        """The values for single owners and, if records have several owners, for sets of owners.
+
+        `owners.record_owner_index` and a batch's `owner_index` are positions in these arrays.
+        """
+        shares = self.release_shares, self.closing_shares
+        return units.Holders(
+            units.elements_of_holders(self.sampling, self.records, self.shared),
+            of_holders(self.sampling_rates, self.shared),
+            of_holders(self.clip_norms, self.shared),
+            *(None if share is None else of_holders(share, self.shared) for share in shares),
+        )
+
+    @property
+    def total_records(self) -> int:
+        """Declared number of records of all owners; a record with several owners counts once."""
+        return int(records_of_holders(self.records, self.shared).sum())
 
     @property
     def counted_together(self) -> np.ndarray | None:
@@ -240,7 +260,8 @@ class Plan:
         run = self._run_after(steps, closed)
         overflow = None
         if self.hardened_rows is not None:
-            fewer = overflow_with(self.sampling_rates, self.records, self.hardened_rows)
+            holders = self.holders
+            fewer = overflow_with(holders.sampling_rates, holders.elements, self.hardened_rows)
             overflow = lambda k: run.schedule.steps * fewer(k)  # noqa: E731
         per_record = self.epsilon(steps, closed=closed)
         return accounting.owner_epsilon(
@@ -321,6 +342,8 @@ class Plan:
         try:
             values |= {name: _plain(values[name]) for name in _NUMBERS}
             values["schedule"] = Schedule(self.schedule.segments)
+            if self.shared is not None:
+                values["shared"] = Shared(**self.shared.arrays())
         except (TypeError, ValueError, OverflowError):
             raise PlanError(
                 "the plan contains a value that is not a number; make a new plan"
@@ -337,7 +360,7 @@ class Plan:
 
         If there are more than 12 distinct budgets, a class is a range of epsilon.
         """
-        drawn = self.sampling_rates * self.elements
+        drawn = self._drawn_of_owners()
         total, spent, multipliers = drawn.sum(), self.epsilon(), self.noise_multipliers
         of_owner = self.owner_epsilon()
         of_record = None
@@ -371,6 +394,16 @@ class Plan:
         ids = range(len(self.targets)) if self.owners is None else self.owners.ids
         return [row(np.array([at]), str(owner)) for at, owner in enumerate(ids)]
 
+    def _drawn_of_owners(self) -> np.ndarray:
+        """Return how many elements of each owner are drawn on average; sets divide theirs."""
+        holders, count = self.holders, len(self.targets)
+        drawn = holders.sampling_rates * holders.elements
+        result = drawn[:count].copy()
+        if self.shared is not None:
+            each = np.repeat(drawn[count:] / self.shared.sizes, self.shared.sizes)
+            np.add.at(result, self.shared.members, each)
+        return result
+
     def describe(self, owners: bool = False) -> str:
         """Return the plan as a table by budget class, or by owner if `owners` is true."""
         table = format_rows(
@@ -402,7 +435,7 @@ class Plan:
 
     def _drawn(self) -> str:
         if self.sampling != "owner":
-            return f"{int(self.records.sum())} records"
+            return f"{self.total_records} records"
         most = self.records_per_owner
         each = "all records" if most is None else f"at most {most} record{'s'[: most != 1]}"
         return f"{_owners(len(self.targets))} with {each} each"
@@ -420,7 +453,15 @@ class Plan:
                 " The stated epsilon holds for owners with at most as many records as declared (up "
                 f"to {largest})."
             )
-        notes.append("Assumed public: the budgets and the declared numbers of records.")
+        public = "Assumed public: the budgets and the declared numbers of records."
+        if self.shared is not None:
+            several = int(self.shared.records.sum())
+            public = (
+                f"{several} record{'s'[: several != 1]} with several owners: drawn at the smallest "
+                "sampling rate and clipped to the smallest clip norm of the owners, and counted "
+                f"for each of them. {public[:-1]}, and which owners share how many records."
+            )
+        notes.append(public)
         unspent = int(self.unspent.sum())
         if unspent:
             notes.append(
@@ -460,7 +501,7 @@ class Plan:
     def hash(self) -> str:
         """Hash of everything that the plan specifies."""
         arrays = {name: getattr(self, name) for name in storage.columns(self)}
-        return storage.content_hash(self.header(), arrays)
+        return storage.content_hash(self.header(), arrays | storage.shared_arrays(self.shared))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self.hash == other.hash
@@ -503,8 +544,9 @@ class Plan:
             sampling=header.get("sampling", "record"),
             records_per_owner=header.get("records_per_owner"),
             owners_fingerprint=header["owners_fingerprint"],
+            shared=storage.shared_of(arrays),
             owners=owners,
-            **arrays,
+            **{name: values for name, values in arrays.items() if name not in storage.SHARED},
         )
         if owners is not None and not (
             np.array_equal(owners.epsilon, plan.targets)

@@ -101,6 +101,11 @@ class PlanRequest:
         """Return how many things may be drawn of each owner: the records, or the owner."""
         return units.elements(str(self.sampling), owners.records)
 
+    def elements_of_holders(self, owners: Owners) -> np.ndarray:
+        """Return how many things may be drawn of each holder: an owner, or a set of owners."""
+        shared = None if self.sampling == "owner" else owners.shared
+        return units.elements_of_holders(str(self.sampling), owners.records, shared)
+
     def counted_together(self, owners: Owners) -> np.ndarray | None:
         """Return how many records of each owner share the owner's budget, or None if none do."""
         return units.counted_together(self.unit, str(self.sampling), owners.records)

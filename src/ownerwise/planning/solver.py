@@ -34,7 +34,7 @@ from ownerwise.accounting import (
     sampling_rate_curve,
 )
 from ownerwise.errors import PlanError
-from ownerwise.owners import Owners
+from ownerwise.owners import Owners, of_holders
 from ownerwise.planning.batch_bounds import delta_reserve
 
 METHODS = ("uniform", "sample", "scale", "both")
@@ -90,7 +90,8 @@ class Planner:
             sampling rates, which makes all records count equally; those that are drawn least often
             contribute in full.
         hardened: whether the plan is hardened, which reserves more of every delta.
-        elements: how many things may be drawn of each owner; by default, their records.
+        elements: how many things may be drawn of each owner, then of each set of owners who share
+            records; by default, their records.
         together: how many records of each owner must stay within the owner's budget together; by
             default, each record has the budget by itself.
     """
@@ -117,7 +118,9 @@ class Planner:
         self.reweighted = reweighted and release is not None
         # the tiny reserve of other plans is within SAFETY
         self.deltas = owners.delta * (1 - delta_reserve(True)) if hardened else owners.delta
-        self.elements = (owners.records if elements is None else elements).astype(np.float64)
+        # sets of owners matter only if their records are drawn
+        self.elements = (owners.records_of_holders if elements is None else elements).astype(float)
+        self.shared = owners.shared if len(self.elements) > len(owners) else None
         self.total = float(self.elements.sum())
         self.together = together
         safety: np.ndarray | float = SAFETY
@@ -146,7 +149,7 @@ class Planner:
         if self.method == "scale":
             curve = self._multipliers(run, rate)
             multipliers = curve(self.budgets)
-            noise = self.total / float(self.elements @ (1.0 / multipliers))  # harmonic mean
+            noise = self.total / self._total(1.0 / multipliers)  # harmonic mean
             return Solution(noise, rate * ones, noise / multipliers, curve)
         return self._find_noise_for_rates(run, batch_size, rate)
 
@@ -168,7 +171,9 @@ class Planner:
         if self.method == "both":
             return _search(
                 lambda log_batch: self._at_noise(run, noise, float(np.exp(log_batch))),
-                lambda log_batch, solution: log_batch - float(np.log(self._batch_size(solution))),
+                lambda log_batch, solution: (
+                    log_batch - float(np.log(self.batch_size(solution.sampling_rates)))
+                ),
                 guess, slope=1.0, low=low, high=high,
             )  # fmt: skip
 
@@ -196,7 +201,8 @@ class Planner:
         def excess(log_steps: float) -> float:
             solution = attempt(max(1, round(float(np.exp(log_steps)))))
             if individual_rates:
-                return float(np.log(batch_size / self._batch_size(solution))) + _STEPS_TOLERANCE
+                reached = self.batch_size(solution.sampling_rates)
+                return float(np.log(batch_size / reached)) + _STEPS_TOLERANCE
             return float(np.log(solution.noise / noise)) + _STEPS_TOLERANCE
 
         log_steps = find_root(
@@ -207,7 +213,7 @@ class Planner:
         solution = attempt(steps)
         if not individual_rates:
             return steps, self._with_noise(solution, noise, "a step count of", steps)
-        reached = self._batch_size(solution)
+        reached = self.batch_size(solution.sampling_rates)
         if reached < batch_size:
             raise PlanError(
                 f"noise_multiplier {noise:g} is too small: in {steps} steps the budgets allow a "
@@ -232,7 +238,7 @@ class Planner:
             return Solution(float(np.exp(log_noise)), curve(self.budgets), relative_clips, curve)
 
         def excess(log_noise: float, solution: Solution) -> float:
-            reached = self._batch_size(solution)
+            reached = self.batch_size(solution.sampling_rates)
             return float(np.log(reached) - np.log(batch_size)) - tolerance
 
         middle = self._middle()
@@ -247,7 +253,7 @@ class Planner:
                 break
             solution = replace(solution, noise=solution.noise * np.exp((tolerance - off) / 1.5))
         self._refuse_unreachable(solution.curve)
-        reached = self._batch_size(solution)
+        reached = self.batch_size(solution.sampling_rates)
         if not 0 <= np.log(reached / batch_size) <= 2.1 * tolerance:
             raise PlanError(
                 "no noise multiplier makes the sampling rates add up to a batch of "
@@ -291,13 +297,19 @@ class Planner:
             shares[group.members] = np.minimum(1.0, reduced)
         return shares if shares.min() < 1 else None
 
-    def _batch_size(self, solution: Solution) -> float:
-        return float(self.elements @ solution.sampling_rates)
+    def batch_size(self, sampling_rates: np.ndarray) -> float:
+        """Return the expected batch size at these sampling rates of the owners."""
+        return self._total(sampling_rates)
+
+    def _total(self, values: np.ndarray) -> float:
+        """Return the sum over all elements of their owner's value, the smallest if several."""
+        return float(self.elements @ of_holders(values, self.shared))
 
     def _middle(self) -> Budgets:
         """Return the median budget, weighted by elements, for an initial guess."""
         order = np.argsort(self.owners.epsilon, kind="stable")
-        weight = np.cumsum(self.elements[order])
+        weights = self.elements if self.shared is None else self.owners.records
+        weight = np.cumsum(weights[order])
         at = order[int(np.searchsorted(weight, 0.5 * weight[-1]))]
         together = None if self.together is None else self.together[[at]]
         return Budgets(self.budgets.epsilon[[at]], self.deltas[[at]], together)
@@ -314,7 +326,7 @@ class Planner:
             return np.ones(len(self.owners)), lambda number, x: np.zeros(np.shape(x))
         mixture, curve = self.mixture, self._multipliers(run, rate)
         clips = curve(self.budgets) ** -mixture
-        average = float(self.elements @ clips) / self.total
+        average = self._total(clips) / self.total
 
         def log_relative(number: int, log_epsilon: np.ndarray) -> np.ndarray:
             return -mixture * curve.log_at(number, log_epsilon) - np.log(average)

@@ -33,7 +33,7 @@ from ownerwise.files import (
     write_json,
     write_whole,
 )
-from ownerwise.owners import UNITS
+from ownerwise.owners import UNITS, Shared
 
 FORMAT = 1
 """Version of the plan file format. Increase it if the stored or hashed values change."""
@@ -44,6 +44,9 @@ ARRAYS = ("sampling_rates", "clip_norms", "targets", "deltas", "records")
 SHARES = ("release_shares", "closing_shares")
 """Additional arrays in plans that account for a release, at every step or after training, whose
 sensitivity differs between owners."""
+
+SHARED = ("shared_members", "shared_sizes", "shared_records")
+"""Arrays in plans for records with several owners; see `owners.Shared`."""
 
 _SEGMENT: Kind = of_kind(
     "[steps, factor], both positive",
@@ -86,6 +89,16 @@ def columns(source: Any) -> tuple[str, ...]:
     return (*ARRAYS, *(name for name in SHARES if getattr(source, name) is not None))
 
 
+def shared_arrays(shared: Shared | None) -> dict[str, np.ndarray]:
+    """Return the sets of owners who share records, as stored."""
+    return {} if shared is None else dict(zip(SHARED, shared.arrays().values(), strict=True))
+
+
+def shared_of(arrays: Mapping[str, np.ndarray]) -> Shared | None:
+    """Return the stored sets of owners who share records, if there are any."""
+    return Shared(*(arrays[name] for name in SHARED)) if SHARED[0] in arrays else None
+
+
 def arrays_path(path: str | os.PathLike) -> Path:
     """Return the path of the arrays that belong to the plan at `path`."""
     return Path(path).with_suffix(".safetensors")
@@ -93,7 +106,9 @@ def arrays_path(path: str | os.PathLike) -> Path:
 
 def save(header: dict[str, Any], source: Any, path: str | os.PathLike, content_hash: str) -> None:
     """Write both files atomically: first the arrays, then the JSON file that names them."""
-    arrays = {name: np.ascontiguousarray(getattr(source, name)) for name in columns(source)}
+    arrays = {name: getattr(source, name) for name in columns(source)}
+    arrays |= shared_arrays(source.shared)
+    arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
     write_whole(arrays_path(path), lambda file: save_file(arrays, file))
     write_json(path, {**header, "arrays": arrays_path(path).name, "hash": content_hash})
 
@@ -101,7 +116,7 @@ def save(header: dict[str, Any], source: Any, path: str | os.PathLike, content_h
 def content_hash(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
     """Return the hash of everything that a plan specifies."""
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
-    for name in (*ARRAYS, *SHARES):
+    for name in (*ARRAYS, *SHARES, *SHARED):
         if name in arrays:
             digest.update(name.encode())
             digest.update(np.asarray(arrays[name]).astype("<f8").tobytes())
@@ -144,8 +159,11 @@ def _read_arrays(path: str | os.PathLike, owners: int) -> dict[str, np.ndarray]:
             f"the plan's per-owner file {place.name} is missing or corrupted; it must be in the "
             f"same folder as {Path(path).name}"
         ) from None
-    complete = set(arrays) - set(SHARES) == set(ARRAYS)
-    if not complete or {array.shape for array in arrays.values()} != {(owners,)}:
+    present = set(arrays) & set(SHARED)
+    complete = set(arrays) - set(SHARES) - present == set(ARRAYS) and len(present) in (0, 3)
+    per_owner = [values for name, values in arrays.items() if name not in SHARED]
+    shapes = {values.shape for values in per_owner}
+    if not complete or shapes != {(owners,)} or any(arrays[name].ndim != 1 for name in present):
         raise PlanError(
             f"{place.name} does not contain the columns {', '.join(ARRAYS)} for {owners} owners"
         )

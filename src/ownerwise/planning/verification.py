@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,12 @@ def is_verified(plan: Any) -> bool:
 
 def verify(plan: Any, points: int) -> Verification:
     """Recompute epsilon and raise PlanError if it exceeds a target; see `Plan.verify`."""
-    problems = _value_problems(plan) + _unit_problems(plan) or owner_problems(plan)
+    problems = _value_problems(plan) + _unit_problems(plan)
+    problems = problems or _shared_problems(plan) or owner_problems(plan)
     if problems:  # no accountant can handle such values
         raise PlanError(problems)
     problems = _row_problems(plan)
-    divisor = float(plan.sampling_rates @ plan.elements)
+    divisor = float(plan.holders.sampling_rates @ plan.holders.elements)
     if not np.isclose(divisor, plan.expected_batch_size, rtol=1e-9):
         problems.append(
             f"the expected batch size is {plan.expected_batch_size:g}, but the sampling rates "
@@ -91,7 +93,7 @@ def owner_problems(plan: Any) -> list[str]:
     owners = plan.owners
     if owners is None:
         return []
-    if owners.fingerprint != plan.owners_fingerprint:
+    if owners.fingerprint != plan.owners_fingerprint or owners.shared != plan.shared:
         return [
             "the plan was made for different owners: ids or declared numbers of records differ; "
             "make a new plan for these owners"
@@ -169,11 +171,34 @@ def _unit_problems(plan: Any) -> list[str]:
     return []
 
 
+def _shared_problems(plan: Any) -> list[str]:
+    """Return a problem if the sets of owners who share records cannot be right."""
+    shared = plan.shared
+    if shared is None:
+        return []
+    if plan.sampling == "owner":
+        return ["records with several owners and sampling 'owner': expected sampling 'record'"]
+    count = len(plan.targets)
+    shapes = len(shared.sizes) == len(shared.records) > 0 and (shared.sizes > 1).all()
+    if not shapes or shared.sizes.sum() != len(shared.members):
+        return ["shared: expected the members, size and number of records of at least one set"]
+    if not ((shared.members >= 0) & (shared.members < count)).all():
+        return [f"shared: a set names an owner who is not among the {count} owners of the plan"]
+    sets = shared.sets()
+    rising = all(first < then for one in sets for first, then in pairwise(one))
+    if not rising or len(set(sets)) < len(sets):
+        return ["shared: expected every set once, with its owners in ascending order"]
+    if (shared.records < 0).any() or (shared.per_owner(count) > plan.records).any():
+        return ["shared: an owner shares more records than they declare"]
+    return []
+
+
 def _row_problems(plan: Any) -> list[str]:
     """Return a problem if a hardened plan has fewer rows than its sampling rates need."""
     if plan.hardened_rows is None:
         return []
-    needed = rows_needed(plan.sampling_rates, plan.records, plan.overflow_probability)
+    holders = plan.holders
+    needed = rows_needed(holders.sampling_rates, holders.elements, plan.overflow_probability)
     if plan.hardened_rows >= needed:
         return []
     return [

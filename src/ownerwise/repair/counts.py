@@ -125,4 +125,4 @@ def _are_owners(ids: np.ndarray, plan: Plan) -> bool:
         return bool(np.array_equal(ids, plan.owners.ids))
     if len(ids) != len(plan.targets) or len(np.unique(ids)) < len(ids):
         return False
-    return Owners.fingerprint_of(ids, plan.records) == plan.owners_fingerprint
+    return Owners.fingerprint_of(ids, plan.records, plan.shared) == plan.owners_fingerprint

@@ -138,6 +138,12 @@ class PullAdjustment(Plug):
                 "not only on the plan, so the shift would be wrong. Leave one of them out, or use "
                 "Calibration(), which measures the tilt"
             )
+        if plan.shared is not None:
+            yield (
+                "PullAdjustment with records of several owners: such a record pulls less than the "
+                "other records of its owners, and the counts do not say how many there are of each "
+                "class. Use Calibration(), which measures the tilt"
+            )
         if self.aim == "balanced" and plan.closing_std is not None:
             yield (
                 'PullAdjustment with aim "balanced": the plan pays for a calibration, which makes '
@@ -173,7 +179,7 @@ class PullAdjustment(Plug):
         `labels` is an array or tensor, [records] or [records, 1].
         """
         owners = plan.owners
-        if owners is None or owners.record_owner_index is None:
+        if owners is None or owners.record_owner_index is None or owners.shared is not None:
             return
         row_of_owner = _row_of(plan, self.per)[1]
         labels = np.asarray(labels)

@@ -332,7 +332,7 @@ def _large_delta(run: Run) -> str:
     by_owner = plan.unit == "owner"
     largest, total = (
         float(plan.deltas.max()),
-        len(plan.deltas) if by_owner else int(plan.records.sum()),
+        len(plan.deltas) if by_owner else plan.total_records,
     )
     if largest * total <= 1:
         return ""

@@ -99,7 +99,8 @@ def figure(comparison: Comparison, rebuild: Rebuild) -> Figure | None:
 def _typical_weights(method: MethodRuns, ino: Any) -> np.ndarray:
     plan = method.runs[0].plan
     count = max(1, round(plan.expected_batch_size))
-    total = float(plan.sampling_rates @ (plan.elements * plan.clip_norms))
+    of = plan.holders
+    total = float(of.sampling_rates @ (of.elements * of.clip_norms))
     clips = np.full(count, total / plan.expected_batch_size)
     return ino.weights(np.arange(count, 0, -1.0), clips)
 

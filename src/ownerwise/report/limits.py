@@ -73,7 +73,8 @@ def _assumed_public(run: Run) -> list[str]:
     pretraining = run.config.get("pretraining")
     return [
         "the table of budgets: which owner set which ε and δ",
-        "the declared number of records for each owner",
+        "the declared number of records for each owner"
+        + ("" if run.plan.shared is None else ", and which owners share how many records"),
         "the model architecture, the loss, the optimizer and all settings",
         "the plan: sampling rates, clip norms, noise, expected batch size, number of steps",
         "the lists of classes, features and groups, and any constants used to normalise the data; "

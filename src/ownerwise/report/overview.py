@@ -52,7 +52,7 @@ def _trained(comparison: Comparison) -> Text:
     methods = _count(len(comparison.methods), "method")
     runs = "One run" if count == 1 else f"{count} runs of {methods}"
     words = f"{runs}; {_count(len(plan.targets), 'owner')} with "
-    words += f"{_count(int(plan.records.sum()), 'declared record')}."
+    words += f"{_count(plan.total_records, 'declared record')}."
     return Text(" ".join([*what, words]), "lead")
 
 

@@ -104,7 +104,8 @@ class ClippedSums:
         self._due = False
         self._proven = proven(clipping)
         self._smallest_clip = float(plan.clip_norms.min())
-        self._reduced_clip_norms = plan.clip_norms / (1 + self.rounding.slack)
+        self._of = plan.holders
+        self._reduced_clip_norms = self._of.clip_norms / (1 + self.rounding.slack)
         self._tape = Tape(model, lean=performance.lean)
         self._buffers: list[tuple[str, Tensor, int]] = []  # as of the last forward pass
 
@@ -299,7 +300,7 @@ class ClippedSums:
 
     def _scales(self, rows: Rows) -> np.ndarray | None:
         """Return the factor for each row's contribution to a release; None if all factors are 1."""
-        scales, shares = self.plan.release_shares, rows.shares
+        scales, shares = self._of.release_shares, rows.shares
         if shares is not None:  # all rows of an owner together contribute one vector
             assert rows.element_index is not None
             owner = rows.owner_index[rows.element_index]
@@ -339,7 +340,7 @@ class ClippedSums:
         losses = rows.of_records(values[0] if len(values) == 1 else np.concatenate(values))
         if rows.element_index is not None:  # the shares are in the losses: this is the mean
             losses = np.bincount(rows.element_index, weights=losses)
-        clip_norms = self.plan.clip_norms[rows.owner_index]
+        clip_norms = self._of.clip_norms[rows.owner_index]
         weights = self.weights.weights(losses, clip_norms, rows.owner_index)
         weights = np.asarray(weights, dtype=np.float64)
         if weights.shape != losses.shape or not 0 <= weights.min() <= weights.max() <= 1:

@@ -44,7 +44,7 @@ def closing_problems(plan: Plan, at_once: int | None = None) -> list[str]:
         return []
     problems = []
     index = None if plan.owners is None else plan.owners.record_owner_index
-    if index is not None and len(index) > int(plan.records.sum()):
+    if index is not None and len(index) > plan.total_records:
         problems.append(
             "the data has more records than were declared for the plan: a release from all records "
             "needs a public number of rows. Make a plan with at least as many declared records"
@@ -68,7 +68,7 @@ def least_share(plan: Plan) -> float:
 
 def _slack(plan: Plan, at_once: int) -> float:
     """Return the slack: a sum of n rows of length at most 1, in pieces, has this relative error."""
-    declared = max(int(plan.records.sum()), 1)
+    declared = max(plan.total_records, 1)
     pieces = -(-declared // at_once)
     return GRID_TOLERANCE + 2.0**-52 * (at_once + pieces + 8) * declared / least_share(plan)
 
@@ -100,13 +100,14 @@ def closing_sum(
     assert plan.owners is not None
     owner_index = plan.owners.record_owner_index
     assert owner_index is not None
-    declared = int(plan.records.sum())
+    declared = plan.total_records
     at_once = max(2, at_once)  # a single row cannot be compared with others
     if problems := closing_problems(plan, at_once):
         raise OwnerwiseError(problems)
     record_in = np.full(declared, -1)
     record_in[random_order(order, declared)[: len(owner_index)]] = np.arange(len(owner_index))
-    shares = np.ones(len(plan.targets)) if plan.closing_shares is None else plan.closing_shares
+    of = plan.holders
+    shares = np.ones(len(of.elements)) if of.closing_shares is None else of.closing_shares
     if plan.sampling == "owner":  # all records of an owner together contribute one vector
         counts = np.bincount(owner_index, minlength=len(shares))
         shares = shares / np.maximum(counts, 1)

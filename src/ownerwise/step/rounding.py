@@ -75,7 +75,8 @@ class Rounding:
     @classmethod
     def _of_gradients(cls, plan: Plan, model: nn.Module, weights: Weights | None) -> Rounding:
         roundoff = unit_roundoff(model)
-        classes = np.zeros(len(plan.clip_norms), dtype=np.int64)
+        clip_norms = plan.holders.clip_norms
+        classes = np.zeros(len(clip_norms), dtype=np.int64)
         if weights is not None and weights.score_slack(roundoff) > 0:
             # the weights of all records change, and with them every rounding in the sum
             total = _clip_totals(plan, classes)[0]
@@ -84,7 +85,7 @@ class Rounding:
                 slack += weights.score_slack(loss_roundoff(model)) * total
             return cls(GRID_TOLERANCE + NORM_ERROR + slack, in_blocks=True)
         if plan.hardened_rows is not None:  # otherwise, removing a record shifts all rows
-            ratio = np.log(plan.clip_norms / plan.clip_norms.min()) / np.log(_CLASS_RATIO)
+            ratio = np.log(clip_norms / clip_norms.min()) / np.log(_CLASS_RATIO)
             classes = ratio.astype(np.int64)
         slack = _SUM_ROUNDOFFS * roundoff * max(_clip_totals(plan, classes))
         if plan.hardened_rows is not None:  # only the record's own block is rounded differently
@@ -141,18 +142,21 @@ def _count_problems(plan: Plan) -> list[str]:
     """Return an error message if owners have more records than declared.
 
     If records are sampled, the epsilon per owner holds for the declared numbers, and so do the
-    bounds on the batch size (hardened plans and weights). If owners are sampled, the number of
-    their records does not matter.
+    bounds on the batch size (hardened plans and weights). Owners who share records declare their
+    number for each set of owners. If owners are sampled, the number of their records does not
+    matter.
     """
     owners = plan.owners
     if plan.sampling == "owner" or owners is None or owners.record_owner_index is None:
         return []
-    more = np.bincount(owners.record_owner_index, minlength=len(plan.records)) > plan.records
-    if not more.any():
+    declared = plan.holders.elements
+    counts = np.bincount(owners.record_owner_index, minlength=len(declared))
+    more = np.flatnonzero(counts > declared)
+    if not len(more):
         return []
     return [
-        f"owner {name_some(owners.ids[more])} has more records than declared, but the epsilon per "
-        "owner holds for the declared numbers only: keep at most as many "
+        f"owner {name_some(more, owners.name_of)} has more records than declared, but the "
+        "epsilon per owner holds for the declared numbers only: keep at most as many "
         "(owners.bound(max_records=...)), or declare more (Owners(..., records=)) and make a new "
         "plan"
     ]
@@ -198,27 +202,30 @@ def loss_roundoff(model: nn.Module) -> float:
 
 def _largest_ratio(plan: Plan, classes: np.ndarray) -> float:
     """Return the largest ratio of two clip norms in the same clip-norm class."""
-    members = (plan.clip_norms[classes == number] for number in np.unique(classes))
+    members = (plan.holders.clip_norms[classes == number] for number in np.unique(classes))
     return max(float(norms.max() / norms.min()) for norms in members)
 
 
 def _most_records(plan: Plan) -> float:
     """Return an upper bound on the number of records in a batch."""
-    ones = np.ones(len(plan.elements))
-    records = plan.elements.astype(np.float64)
-    return largest_total(plan.sampling_rates, records, ones, plan.overflow_probability)
+    of = plan.holders
+    records = of.elements.astype(np.float64)
+    return largest_total(
+        of.sampling_rates, records, np.ones(len(records)), plan.overflow_probability
+    )
 
 
 def _clip_totals(plan: Plan, classes: np.ndarray) -> list[float]:
     """Bound the total clip norm of each class, in units of the class's smallest clip norm."""
+    of = plan.holders
     members = [np.flatnonzero(classes == number) for number in np.unique(classes)]
     return [
         largest_total(
-            plan.sampling_rates[which],
-            plan.elements[which].astype(np.float64),
-            plan.clip_norms[which],
+            of.sampling_rates[which],
+            of.elements[which].astype(np.float64),
+            of.clip_norms[which],
             plan.overflow_probability / len(members),
         )
-        / float(plan.clip_norms[which].min())
+        / float(of.clip_norms[which].min())
         for which in members
     ]

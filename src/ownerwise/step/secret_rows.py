@@ -30,7 +30,7 @@ class Rows:
 
     Attributes:
         inputs, targets: tensors, or nested structures of tensors, arranged in these rows.
-        owner_index: owner of each element: each record, or each drawn owner.
+        owner_index: holder (`plan.holders`) of each element: each record, or each drawn owner.
         element_index: the element of each row, non-decreasing; None if every record is an element.
         where: row of each record; None if record k is in row k and no row is empty.
         occupied: 1.0 for rows with a record, 0.0 for empty ones; None if `where` is None.

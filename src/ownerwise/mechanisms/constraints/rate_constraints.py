@@ -134,8 +134,9 @@ class RateConstraints(Release):
         bound = copy.copy(self)
         bound._state = {name: np.zeros_like(value) for name, value in self._state.items()}
         bound._plan = plan
-        scales = 1.0 if plan.release_shares is None else plan.release_shares
-        bound._mass = float((plan.sampling_rates * scales) @ plan.elements)
+        of = plan.holders
+        scales = 1.0 if of.release_shares is None else of.release_shares
+        bound._mass = float((of.sampling_rates * scales) @ of.elements)
         bound._floors = self.options["floor"] * bound._mass * self._denominators.mean(axis=1)
         return bound
 
