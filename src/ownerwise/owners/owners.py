@@ -198,7 +198,7 @@ class Owners:
         kept = kept_rows(self.record_owner_index, self.ids, limits, select, key)
         other = copy.copy(self)
         index = self.record_owner_index[kept]
-        other._set(records=limits, records_basis="declared", record_owner_index=index)
+        other._set(records=limits, record_owner_index=index)
         return other, kept
 
     def __len__(self) -> int:

@@ -91,7 +91,8 @@ def owner_problems(plan: Any) -> list[str]:
     owners = plan.owners
     if owners is None:
         return []
-    if owners.fingerprint != plan.owners_fingerprint:
+    same = np.array_equal(owners.records, plan.records)
+    if owners.fingerprint != plan.owners_fingerprint or not same:
         return [
             "the plan was made for different owners: ids or declared numbers of records differ; "
             "make a new plan for these owners"

@@ -154,6 +154,9 @@ def _check(run: Run, owner: int) -> dict[str, Any] | None:
     Return None if no steps were taken, or if dp-accounting has no event for the plan's releases.
     """
     plan = run.plan
+    records = 1 if plan.counted_together is None else max(1, int(plan.records[owner]))
+    # dp-accounting composes the mixtures of several records only as privacy loss distributions
+    accountant = plan.accountant if records == 1 else "pld"
     if plan.release_noise == "laplace" or not run.steps_spent:
         return None
     epsilon = float(plan.epsilon_of([owner], run.steps_spent)[0])
@@ -165,9 +168,11 @@ def _check(run: Run, owner: int) -> dict[str, Any] | None:
         closing = plan.closing.multiplier(1.0 if shares is None else float(shares[owner]))
     return {
         "closing": closing,
-        "options": _options_of(plan.accountant, epsilon, delta, run.steps_spent),
+        "accountant": accountant,
+        "options": _options_of(accountant, epsilon, delta, run.steps_spent),
         "segments": [(count, float(multiplier * factor)) for count, factor in schedule.segments],
         "rate": float(plan.sampling_rates[owner]),
+        "records": records,
         "delta": delta,
         "epsilon": up(epsilon),
     }
