@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 import ownerwise as ow
+from ownerwise.accounting import Exposure, RunCost, Schedule, reference
 from ownerwise.batches import Batch
 from tools.step_tools import flat
 
@@ -55,6 +56,15 @@ def test_a_plan_with_other_numbers_of_records_than_its_owners_is_refused(records
     ).save(tmp_path / "plan.json")
     with pytest.raises(ow.PlanError, match="declared numbers of records differ"):
         ow.Plan.load(tmp_path / "plan.json", owners)
+
+
+def test_the_reference_handles_owners_who_declare_billions_of_records():
+    run = RunCost(Schedule.constant(10))
+    several, many = (
+        reference.epsilon(run, Exposure(2.0 / count, 4.0), 1e-6, 2.0, count)
+        for count in (10**6, 10**12)
+    )
+    assert many == pytest.approx(several, rel=1e-4)
 
 
 @functools.cache
