@@ -58,6 +58,14 @@ def test_a_plan_with_other_numbers_of_records_than_its_owners_is_refused(records
         ow.Plan.load(tmp_path / "plan.json", owners)
 
 
+def test_one_record_each_with_many_deltas_is_the_plan_of_records():
+    owners = ow.Owners(np.arange(8), np.geomspace(1, 4, 8), np.geomspace(1e-8, 1e-5, 8))
+    of_records = ow.plan(owners, steps=4, batch_size=2)
+    plan = ow.plan(owners, steps=4, batch_size=2, unit="owner", sampling="record")
+    assert np.array_equal(plan.sampling_rates, of_records.sampling_rates)
+    assert plan.noise_std == of_records.noise_std
+
+
 def test_the_reference_handles_owners_who_declare_billions_of_records():
     run = RunCost(Schedule.constant(10))
     several, many = (
