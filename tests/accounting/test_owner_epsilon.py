@@ -360,3 +360,14 @@ def test_batches_that_may_overflow_take_part_of_delta():
     assert some[0] > plain[0]
     none, _ = for_owners([3], overflow=lambda k: 0.8 * DELTA)
     assert np.isnan(none[0])
+
+
+def test_group_privacy_too_pays_for_batches_with_more_records_than_fit():
+    """Batches may overflow if more records are drawn than `overflow` was asked about."""
+    run = RunCost(Schedule.constant(20), release=PaidRelease(8.0, "laplace"))
+    asked = []
+    stated, _ = for_owners([400], 0.002, 8.0, run, overflow=lambda k: asked.append(k) or 0.0)
+    beyond = 20 * binom.sf(asked[0], 400, 0.002)
+    exposure = Exposure(0.002, 8.0)
+    assert beyond > 0
+    assert stated[0] >= run.epsilon(exposure, DELTA - beyond, 400)

@@ -50,6 +50,12 @@ def test_declared_numbers_are_a_limit_too():
     assert bounded.records_basis == "declared"
 
 
+def test_numbers_counted_in_the_data_are_still_called_counted():
+    bounded, _ = owners().bound(2)
+    assert bounded.records_basis == "counted"
+    assert "counted (assumed public)" in repr(bounded)
+
+
 def test_wrong_arguments_are_all_listed():
     with pytest.raises(ow.BudgetError) as error:
         ow.Owners(None, {"a": 1.0}).bound(0, select="frist", key=1.5)

@@ -126,6 +126,20 @@ def test_the_snippet_runs_and_agrees(options, steps):
     assert float(printed.getvalue()) == pytest.approx(plan.epsilon(steps=steps).min(), rel=0.01)
 
 
+@pytest.mark.parametrize(("accountant", "loose"), [("pld", 0.01), ("rdp", 0.2)])
+def test_the_snippet_counts_all_records_of_the_owner(accountant, loose):
+    owners = ow.Owners(None, {"ann": 1.0, "ben": 4.0}, 1e-5, records={"ann": 5, "ben": 3})
+    plan = ow.plan(
+        owners, unit="owner", sampling="record", steps=20, batch_size=2, accountant=accountant
+    )
+    code = snippet_of(card_text(made_run(seed=None, plan=plan, steps_spent=20)))
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        exec(code, {})  # the card's own code
+    found, stated = float(printed.getvalue()), plan.epsilon().min()
+    assert (1 - loose) * stated < found < 1.005 * stated
+
+
 def test_a_run_without_steps_has_spent_nothing():
     card = card_text(made_run(seed=None, steps_spent=0, evaluations=1))
     assert "No steps were taken" in card

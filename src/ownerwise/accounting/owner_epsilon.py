@@ -77,6 +77,7 @@ def _one(run: RunCost, values: np.ndarray, overflow: Callable[[int], float] | No
     if overflow is not None and run.schedule.steps:
         tail = owner_tail(delta / 2, run.schedule.steps)
         left = delta - overflow(most_drawn(exposure.sampling_rate, count, tail))
+        left -= run.schedule.steps * tail  # more are drawn; not every accountant cuts this off
     else:
         left = delta
     try:

@@ -118,7 +118,10 @@ def _drawn(
     Numbers whose total probability is negligible are replaced by the largest remaining one. That
     changes delta by at most the returned probability, times exp(epsilon), in each step.
     """
-    counts = np.arange(records + 1)
+    end = 1
+    while end < records and binom.sf(end, records, sampling_rate) > _LEFT_OUT * negligible:
+        end *= 2  # an owner may declare billions of records
+    counts = np.arange(min(end, records) + 1)
     tails = binom.sf(counts, records, sampling_rate)
     most = int(np.argmax(tails <= _LEFT_OUT * negligible))
     probabilities = binom.pmf(counts[: most + 1], records, sampling_rate)

@@ -19,6 +19,7 @@ from ownerwise.batches.rows import (
     ownerless_problems,
     rows_of,
     shape_name,
+    surplus_problems,
 )
 from ownerwise.batches.trees import row_counts, same_tensors, take
 
@@ -41,5 +42,6 @@ __all__ = [
     "rows_of",
     "same_tensors",
     "shape_name",
+    "surplus_problems",
     "take",
 ]

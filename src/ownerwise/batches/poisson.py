@@ -20,7 +20,14 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from ownerwise.batches.rows import ArrayRows, Collate, Part, ownerless_problems, rows_of
+from ownerwise.batches.rows import (
+    ArrayRows,
+    Collate,
+    Part,
+    ownerless_problems,
+    rows_of,
+    surplus_problems,
+)
 from ownerwise.batches.sampler import OwnerSampler, PoissonSampler
 from ownerwise.errors import OwnerwiseError
 from ownerwise.marks import marks_of
@@ -97,7 +104,8 @@ class PoissonBatches:
         dataset: a tuple of tensors or arrays with one row per record, such as (X, y), or a
             map-style torch Dataset. A DataLoader is rejected because it forms its own batches.
         plan: the plan, which provides the sampling rates, the owners and the number of steps; it is
-            verified here unless it has already been verified.
+            verified here unless it has already been verified. If it samples records, no owner may
+            have more of them than declared.
         stream: the run's stream (its child "sampling" is used); by default a new private stream.
         start: index of the first step, for a resumed run.
         steps: number of steps; by default all remaining steps of the plan.
@@ -125,7 +133,7 @@ class PoissonBatches:
                 f"got steps {start} to {start + steps}, but the plan has only {plan.steps} steps, "
                 "and the budgets do not cover more. Make a plan with more steps"
             )
-        if problems := ownerless_problems(plan):
+        if problems := ownerless_problems(plan) + surplus_problems(plan):
             raise OwnerwiseError(problems)
         assert plan.owners is not None
         assert plan.owners.record_owner_index is not None

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset, default_collate
 
 from ownerwise.batches.trees import leaves, same_tensors, take, without_rows
-from ownerwise.errors import OwnerwiseError
+from ownerwise.errors import OwnerwiseError, name_some
 
 if TYPE_CHECKING:
     from ownerwise.planning import Plan
@@ -155,6 +155,30 @@ def ownerless_problems(plan: Plan) -> list[str]:
             "attach the records with owners.with_records(ids) before planning"
         ]
     return []
+
+
+def surplus_problems(plan: Plan) -> list[str]:
+    """Return an error message if owners have more records than declared.
+
+    If records are sampled, the epsilon per owner holds for the declared numbers, and so do the
+    bounds on the batch size (hardened plans and weights). Owners who share records declare their
+    number for each set of owners. If owners are sampled, the number of their records does not
+    matter.
+    """
+    owners = plan.owners
+    if plan.sampling == "owner" or owners is None or owners.record_owner_index is None:
+        return []
+    declared = plan.holders.elements
+    counts = np.bincount(owners.record_owner_index, minlength=len(declared))
+    more = np.flatnonzero(counts > declared)
+    if not len(more):
+        return []
+    return [
+        f"owner {name_some(more, owners.name_of)} has more records than declared (this message is "
+        "itself not private), but the epsilon per owner holds for the declared numbers only: keep "
+        "at most as many (owners.bound(max_records=...)), or declare more (Owners(..., records=)) "
+        "and make a new plan"
+    ]
 
 
 def data_problems(dataset: Any, records: int) -> list[str]:

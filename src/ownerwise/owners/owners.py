@@ -266,7 +266,6 @@ class Owners:
         other = copy.copy(self)
         other._set(
             records=records,
-            records_basis="declared",
             record_owner_index=self.record_owner_index[kept],
             shared=shared,
         )

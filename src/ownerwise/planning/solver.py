@@ -230,7 +230,8 @@ class Planner:
             noise = float((curve(self.budgets) * relative_clips).max())
             return Solution(noise, np.full(len(self.owners), rate), relative_clips, curve)
 
-        rough_first = len(self.budgets.groups) >= _MANY_GROUPS and self.together is not None
+        several = self.together is not None and bool((self.together > 1).any())
+        rough_first = several and len(self.budgets.groups) >= _MANY_GROUPS
         tolerance = _ROUGH_TOLERANCE if rough_first else _BATCH_TOLERANCE
 
         def attempt(log_noise: float, rough: bool = rough_first) -> Solution:

@@ -93,7 +93,8 @@ def owner_problems(plan: Any) -> list[str]:
     owners = plan.owners
     if owners is None:
         return []
-    if owners.fingerprint != plan.owners_fingerprint or owners.shared != plan.shared:
+    same = np.array_equal(owners.records, plan.records)
+    if owners.fingerprint != plan.owners_fingerprint or not same or owners.shared != plan.shared:
         return [
             "the plan was made for different owners: ids or declared numbers of records differ; "
             "make a new plan for these owners"

@@ -155,6 +155,9 @@ def _check(run: Run, owner: int) -> dict[str, Any] | None:
     Return None if no steps were taken, or if dp-accounting has no event for the plan's releases.
     """
     plan = run.plan
+    records = 1 if plan.counted_together is None else max(1, int(plan.records[owner]))
+    # dp-accounting composes the mixtures of several records only as privacy loss distributions
+    accountant = plan.accountant if records == 1 else "pld"
     if plan.release_noise == "laplace" or not run.steps_spent:
         return None
     epsilon = float(plan.epsilon_of([owner], run.steps_spent)[0])
@@ -164,17 +167,13 @@ def _check(run: Run, owner: int) -> dict[str, Any] | None:
     if plan.closing is not None and run.steps_spent == plan.steps:
         shares = plan.closing_shares
         closing = plan.closing.multiplier(1.0 if shares is None else float(shares[owner]))
-    together = plan.counted_together
     return {
         "closing": closing,
-        # dp-accounting has no Renyi divergence for several records of one owner
-        "accountant": "pld" if together is not None else plan.accountant,
-        "records": None if together is None else int(together[owner]),
-        "options": _options_of(
-            "pld" if together is not None else plan.accountant, epsilon, delta, run.steps_spent
-        ),
+        "accountant": accountant,
+        "options": _options_of(accountant, epsilon, delta, run.steps_spent),
         "segments": [(count, float(multiplier * factor)) for count, factor in schedule.segments],
         "rate": float(plan.sampling_rates[owner]),
+        "records": records,
         "delta": delta,
         "epsilon": up(epsilon),
     }

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ownerwise.errors import OwnerwiseError, name_some
+from ownerwise.batches import surplus_problems
+from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import BLOCK
 from ownerwise.mechanisms import SMALLEST_NORM, Release, Weights
 from ownerwise.planning import Plan, largest_total
@@ -102,7 +103,7 @@ def rounding_problems(
 ) -> list[str]:
     """Return all problems that rounding causes under this plan."""
     rounding = Rounding.of(plan, model, weights, release)
-    problems = _count_problems(plan)
+    problems = surplus_problems(plan)
     if rounding.release_slack == math.inf:
         problems.append(
             "constraints with hard=True count predicted classes, which rounding can change: plan "
@@ -135,30 +136,6 @@ def rounding_problems(
         "clip norm, because batches are large or clip norms differ widely. Plan with "
         "hardened=True, with a smaller batch, or with method='sample'; or train a float64 model "
         "(model.double())",
-    ]
-
-
-def _count_problems(plan: Plan) -> list[str]:
-    """Return an error message if owners have more records than declared.
-
-    If records are sampled, the epsilon per owner holds for the declared numbers, and so do the
-    bounds on the batch size (hardened plans and weights). Owners who share records declare their
-    number for each set of owners. If owners are sampled, the number of their records does not
-    matter.
-    """
-    owners = plan.owners
-    if plan.sampling == "owner" or owners is None or owners.record_owner_index is None:
-        return []
-    declared = plan.holders.elements
-    counts = np.bincount(owners.record_owner_index, minlength=len(declared))
-    more = np.flatnonzero(counts > declared)
-    if not len(more):
-        return []
-    return [
-        f"owner {name_some(more, owners.name_of)} has more records than declared, but the "
-        "epsilon per owner holds for the declared numbers only: keep at most as many "
-        "(owners.bound(max_records=...)), or declare more (Owners(..., records=)) and make a new "
-        "plan"
     ]
 
 
