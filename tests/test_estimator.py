@@ -3,6 +3,7 @@
 import copy
 import importlib
 import pickle
+import re
 import sys
 import warnings
 
@@ -330,3 +331,69 @@ def test_a_private_fit_warns_of_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         quick().fit(X, Y, owners=OWNERS)
+
+
+def patients(visits=6, people=80):
+    chance = np.random.default_rng(1)
+    ids = np.repeat(np.arange(people), visits)
+    features = chance.uniform(-1, 1, (len(ids), 3))
+    return features, (features[:, 0] > 0).astype(int), ids
+
+
+def test_whole_owners_are_held_out_with_unit_owner():
+    features, labels, ids = patients()
+    epsilon = dict.fromkeys(range(80), 4.0)
+    classifier = PrivateClassifier(
+        epsilon, unit="owner", classes=[0, 1], validation_fraction=0.3, steps=5, batch_size=10
+    )
+    run = classifier.fit(features, labels, owners=ids).run_
+    found = run.history[-1]["validation"]
+    protected = set(classifier.plan_.owners.ids.tolist())
+    assert found["owners"] + len(protected) == 80
+    assert run.config["held_out_owners"] == {"unprotected": found["owners"], "in_plan": 0}
+    assert found["owners"] == 80 - len(protected) > 5
+    again = PrivateClassifier(epsilon, unit="owner", classes=[0, 1], steps=5, batch_size=10)
+    again.set_params(validation_fraction=0.3)
+    with pytest.warns(ow.PrivacyWarning, match="already trained"):
+        again.fit(features[::-1], labels[::-1], owners=ids[::-1])
+    assert set(again.plan_.owners.ids.tolist()) == protected  # by the ids alone
+
+
+def test_records_are_held_out_with_unit_record():
+    features, labels, ids = patients()
+    options = {"classes": [0, 1], "validation_fraction": 0.3, "steps": 3, "batch_size": 20}
+    classifier = PrivateClassifier(4.0, **options).fit(features, labels, owners=ids)
+    assert classifier.run_.config["held_out_owners"]["in_plan"] > 40
+    by_owner = PrivateClassifier(4.0, split_by="owner", **options).fit(features, labels, owners=ids)
+    assert by_owner.run_.config["held_out_owners"]["in_plan"] == 0
+    alone = PrivateClassifier(4.0, **options).fit(features, labels)
+    assert alone.plan_.records.sum() < len(labels)
+    assert "held_out_owners" not in alone.run_.config
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"validation_fraction": 1.5}, "validation_fraction 1.5; expected a number between 0 and"),
+        ({"split_by": "owners"}, "split_by is 'owners'; did you mean 'owner'"),
+        ({"split_by": "record", "unit": "owner"}, "split_by 'record' with unit 'owner': expected"),
+        ({"validation_fraction": 1e-9, "split_by": "owner"}, "holds out none of the 80 owners"),
+    ],
+)
+def test_splits_that_cannot_be_made_are_refused(options, says):
+    features, labels, ids = patients()
+    with pytest.raises(ow.OwnerwiseError, match=re.escape(says)):
+        PrivateClassifier(4.0, classes=[0, 1], **options).fit(features, labels, owners=ids)
+
+
+def test_a_missing_owner_is_reported_once_when_owners_are_held_out():
+    features, labels, ids = patients()
+    names = np.array([f"p{number}" for number in ids], dtype=object)
+    names[3] = ""
+    classifier = PrivateClassifier(
+        4.0, classes=[0, 1], unit="owner", validation_fraction=0.3, batch_size=10
+    )
+    with pytest.raises(ow.OwnerwiseError) as caught:
+        classifier.fit(features, labels, owners=names)
+    (problem,) = caught.value.problems
+    assert "owners: no owner id in record 3" in problem

@@ -13,7 +13,7 @@ from pyarrow import parquet
 import ownerwise as ow
 from ownerwise.config import build
 from ownerwise.data import DataSet, Pictures, Records, load_table
-from ownerwise.data.splits import content_rows, held_out
+from ownerwise.data.splits import content_rows, held_out, hold_out
 from ownerwise.owners.tables import parquet_columns
 
 ROWS = 60
@@ -203,3 +203,68 @@ def test_a_gap_in_a_parquet_column_moves_nobody(kind, tmp_path):
         return content_rows([cells for _, cells in parquet_columns(path)])
 
     assert rows(list(values)) == rows([*values, None])[:-1]
+
+
+VISITS = np.random.default_rng(7).integers(0, 80, 400)
+
+
+def owners_held_out(owners, part="test", seed=0):
+    mask = hold_out([np.arange(len(owners))], owners, 0.3, part, by="owner", seed=seed)
+    return {int(owner) for owner in owners[mask]}, mask
+
+
+def test_whole_owners_are_held_out_by_their_ids_alone():
+    before, mask = owners_held_out(VISITS)
+    assert not before & set(VISITS[~mask].tolist())
+    assert 8 <= len(before) <= 42  # Binomial(80, 0.3), mean 24, std 4.1: beyond it below 1e-4
+    for removed in range(0, 80, 4):  # an owner with all their records
+        after, _ = owners_held_out(VISITS[removed != VISITS])
+        assert after == before - {removed}
+    for at in range(0, 400, 20):  # one record
+        fewer = np.delete(VISITS, at)
+        assert owners_held_out(fewer)[0] == before & set(fewer.tolist())
+    order = np.random.default_rng(0).permutation(400)
+    assert owners_held_out(VISITS[order])[0] == before
+    assert owners_held_out(VISITS.astype(str))[0] == before  # however the ids are stored
+    others = owners_held_out(VISITS, "validation")[0], owners_held_out(VISITS, seed=1)[0]
+    assert before not in others
+
+
+def test_a_table_can_be_split_by_owner(tmp_path):
+    path = tmp_path / "t.csv"
+    lines = [f"p{owner:02d},{at % 9},{at % 2}\n" for at, owner in enumerate(VISITS)]
+    path.write_text("who,x,y\n" + "".join(lines))
+    options = {"target": "y", "classes": [0, 1], "features": {"x": [0, 9]}}
+    data = load_table(path, owner="who", split_by="owner", **options)
+    train, test = (set(part.columns["owner"].tolist()) for part in (data.train, data.test))
+    assert train
+    assert test
+    assert not train & test
+    with pytest.raises(ow.OwnerwiseError, match="the records have no owners: name the column"):
+        load_table(path, split_by="owner", **options)
+    with pytest.raises(ow.OwnerwiseError, match="split_by is 'ower'; did you mean 'owner'"):
+        load_table(path, owner="who", split_by="ower", **options)
+    with pytest.raises(ow.OwnerwiseError, match="holds out none of the"):
+        load_table(path, owner="who", split_by="owner", test_share=1e-9, **options)
+
+
+def test_statistics_of_a_table_never_include_held_out_owners(tmp_path):
+    """If they did, a record of a held-out owner would change the inputs of the others."""
+    ids = np.array([f"p{owner:02d}" for owner in VISITS])
+    mask = hold_out([], ids, 0.2, "test", by="owner")
+
+    def inputs_with(who, value):
+        path = tmp_path / f"{who}{value}.csv"
+        cells = np.where(ids == who, value, np.arange(len(ids)) % 9)
+        rows = [
+            f"{name},{cell},{at % 2}\n"
+            for at, (name, cell) in enumerate(zip(ids, cells, strict=True))
+        ]
+        path.write_text("who,x,y\n" + "".join(rows))
+        with pytest.warns(ow.PrivacyWarning):
+            data = load_table(path, target="y", owner="who", classes=[0, 1], features=["x"],
+                              scale="statistics", split_by="owner")  # fmt: skip
+        return data.train.inputs
+
+    for who, held in ((ids[mask][0], True), (ids[~mask][0], False)):
+        assert np.array_equal(inputs_with(who, 1), inputs_with(who, 1000)) == held

@@ -323,3 +323,20 @@ class TestAllAtOnce:
     def test_the_message_numbers_the_problems(self):
         with pytest.raises(BudgetError, match=r"2 problems:\n  1\. epsilon .*\n  2\. delta "):
             Owners([1], -1, 2)
+
+
+def test_held_out_owners_are_left_out_if_they_have_no_records():
+    epsilon = {"ann": 1.0, "bob": 2.0, "cem": 3.0}
+    owners = Owners(["cem", "ann", "cem"], epsilon, held_out=["bob", "cem", "dan"])
+    assert owners.ids.tolist() == ["ann", "cem"]
+    assert owners.epsilon.tolist() == [1.0, 3.0]
+    assert owners.records.tolist() == [1, 2]
+    assert owners.record_owner_index.tolist() == [1, 0, 1]
+    assert owners.left_out == {"bob": 2.0}
+    declared = Owners(["ann"], epsilon, records=5, held_out=["bob"])
+    assert declared.ids.tolist() == ["ann", "cem"]  # no records yet, but declared
+    with pytest.raises(BudgetError, match="owner without records: cem"):
+        Owners(["ann"], epsilon, held_out=["bob"])
+    with pytest.raises(BudgetError, match=r"epsilon of owner bob \(-1.0\)"):
+        Owners(["ann"], {"ann": 1.0, "bob": -1.0}, held_out=["bob"])
+    assert Owners(["ann"], {"ann": 1.0}, held_out=[]).left_out == {}

@@ -404,3 +404,31 @@ def test_ctrl_c_in_memory_says_that_the_run_is_lost():
     with pytest.raises(KeyboardInterrupt, match="cannot be resumed") as caught:
         tools.make_trainer(loggers=[StopAt(4)]).fit(tools.data())
     assert not isinstance(caught.value, Interrupted)
+
+
+def test_owners_on_both_sides_are_refused_with_unit_owner():
+    owners = ow.Owners(np.arange(120), np.full(120, 4.0))
+    plan = ow.plan(owners, unit="owner", steps=2, batch_size=20)
+    data = tools.data()
+    with pytest.raises(ow.OwnerwiseError) as caught:
+        tools.make_trainer(plan=plan).fit(
+            data, validation=data, validation_owners=np.arange(119, 239)
+        )
+    (problem,) = caught.value.problems
+    assert problem.startswith("validation: owner 119 is also in the plan")
+    assert "hold out whole owners (split_by 'owner')" in problem
+    run = tools.make_trainer(plan=plan).fit(
+        data, validation=data, validation_owners=np.arange(200, 320)
+    )
+    assert run.config["held_out_owners"] == {"unprotected": 120, "in_plan": 0}
+    assert run.config["groups_are"] == "classes"  # no budgets are known to show results by
+    assert run.history[-1]["validation"]["owners"] == 120
+
+
+def test_owners_of_evaluated_records_are_checked():
+    with pytest.raises(ow.OwnerwiseError) as caught:
+        tools.make_trainer().fit(
+            tools.data(), validation=tools.data(), validation_owners=["ann", None] * 60
+        )
+    (problem,) = caught.value.problems
+    assert "validation_owners: no name in record 1, record 3, record 5 and 57 more" in problem

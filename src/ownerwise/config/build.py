@@ -28,6 +28,7 @@ from ownerwise.randomness import SecretStream
 from ownerwise.registry import Registry
 from ownerwise.repair import as_calibration, as_repair
 from ownerwise.runs import PLAN, Run, holds_a_run
+from ownerwise.runs.reading import read_config as read_stored
 from ownerwise.step import Performance
 from ownerwise.training import Trainer
 
@@ -98,6 +99,7 @@ def prepare_run(
     name = run.get("name", config.name)
     place = Path(folder or run.get("folder") or Path("runs") / name)
     column, by = owner_column(config), split_by(config)
+    named = _owners_are_named(config, place if resume else None)
     whole = load_data(config, data_dir)
     ids = (
         owners_of(whole.train, column, whole.name) if column is not None and by == "owner" else None
@@ -133,11 +135,11 @@ def prepare_run(
         name=name,
         group_budgets=assignment.group_budgets,
         progress=progress,
-        notes=_notes(config, data, assignment),
+        notes=_notes(config, data, assignment, named),
     )
     if "separator" in config["owners"]:  # records with several owners are not evaluated per owner
         column = None
-    return PreparedRun(trainer, data, assignment, validation, test, column, _named(config))
+    return PreparedRun(trainer, data, assignment, validation, test, column, named)
 
 
 def load_data(config: Config, data_dir: str | PathLike | None) -> DataSet:
@@ -204,9 +206,18 @@ def _has_column(records: Records | None, column: str) -> TypeGuard[Records]:
     return records is not None and column in records.columns
 
 
-def _named(config: Config) -> bool:
-    """Return whether owners, or the groups they were assigned, are named in the results."""
-    return "assignment" in config["owners"] or config["owners"].get("named", False)
+def _owners_are_named(config: Config, resumed: Path | None) -> bool:
+    """Return whether owners, or the groups they were assigned, are named in the results.
+
+    A run of a version without this setting named them, and continues to do so if it is `resumed`.
+    """
+    settings = config["owners"]
+    if "assignment" in settings or "named" in settings:
+        return settings.get("named", True)
+    if resumed is None or not holds_a_run(resumed):
+        return False
+    stored = read_stored(resumed)[0].get("settings", {}).get("owners", {})
+    return stored.get("named", True)
 
 
 def _whole_keys(table: Mapping[str, Any]) -> list[int]:
@@ -300,7 +311,7 @@ def _pair(records: Records, loss: Loss) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, targets.float()[:, None] if _single_logit(loss) else targets
 
 
-def _notes(config: Config, data: DataSet, assignment: Assignment) -> dict[str, Any]:
+def _notes(config: Config, data: DataSet, assignment: Assignment, named: bool) -> dict[str, Any]:
     """Return the notes to store in the run's config in addition to the Trainer's settings."""
     notes: dict[str, Any] = {
         "data": f"{data.name}, {assignment.description}",
@@ -308,7 +319,7 @@ def _notes(config: Config, data: DataSet, assignment: Assignment) -> dict[str, A
         "settings": {
             **{name: dict(config[name]) for name in ("plan", "model")},
             "data": {**config["data"], "split_by": split_by(config)},
-            "owners": {**config["owners"], "named": _named(config)},
+            "owners": {**config["owners"], "named": named},
         },
         "prediction": {
             "classes": list(data.classes),
