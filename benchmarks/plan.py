@@ -57,7 +57,8 @@ def measure(method: str, count: int, unit: str, sampling: str) -> dict:
     assert (read < made.epsilon()).all()
     assert (ratio <= 1.0).all()
     if method != "uniform":
-        assert (ratio >= (0.995 if sampling == unit else 0.99)).all()
+        free = made.sampling_rates < 0.99  # at rate 1, part of a budget may remain
+        assert (ratio[free] >= (0.995 if sampling == unit else 0.99)).all()
     return {
         "method": method,
         "owners": count,
