@@ -30,7 +30,7 @@ class Grouped(Contribution):
 
     def __init__(self, inner: Contribution, segments: Segments, budget: MemoryBudget) -> None:
         self.inner, self.segments, self.budget = inner, segments, budget
-        self.count, self.shape = segments.count, inner.shape
+        self.count, self.shape = len(segments), inner.shape
         self._bound: Tensor | None = None
         self._owners: Contribution | None = None  # the formed gradients, one per segment
 
@@ -92,8 +92,7 @@ class Grouped(Contribution):
         """See `Contribution`; here, the gradients of a range of segments."""
         if self._owners is not None:
             return self._owners.per_record(start, stop)
-        ends = self.segments.ends
-        first, last = ends[start], ends[stop]
+        first, last = self.segments.ends[start], self.segments.ends[stop]
         index = self.segments.index[first:last] - start
         total: Tensor | None = None
         for at, to in self._chunks(last - first):
@@ -151,7 +150,7 @@ class Grouped(Contribution):
 def _padded(inner: Outer | Lookup, bucket: Bucket, budget: MemoryBudget) -> Outer | Lookup:
     """Return the segments of a bucket as records with the terms of all their rows."""
     if isinstance(inner, Lookup):
-        ids, gradient = (bucket.padded(part).flatten(1, 2) for part in (inner.ids, inner.gradient))
-        return Lookup(ids, gradient, inner.shape[0])
-    left, right = (bucket.padded(part).flatten(1, 2) for part in (inner.left, inner.right))
-    return Outer(left, right, budget)
+        ids, gradient = bucket.repeated(inner.ids), bucket.padded(inner.gradient)
+        return Lookup(ids.flatten(1, 2), gradient.flatten(1, 2), inner.shape[0])
+    left, right = bucket.padded(inner.left), bucket.repeated(inner.right)
+    return Outer(left.flatten(1, 2), right.flatten(1, 2), budget)
