@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ownerwise.gradients import Chain, Segments, Tape
+from ownerwise.gradients import Chain, Tape
 from tools.record_loop import (
     FEW,
     Model,

@@ -14,7 +14,7 @@ from torch import Tensor
 from ownerwise.gradients.contributions.contribution import Contribution, Dense
 from ownerwise.gradients.contributions.grams import HIDDEN_ROUNDINGS
 from ownerwise.gradients.contributions.lookup import Lookup
-from ownerwise.gradients.contributions.outer import Outer
+from ownerwise.gradients.contributions.outer import Outer, OuterProducts
 from ownerwise.gradients.memory_budget import MemoryBudget
 from ownerwise.gradients.precision import row_norms
 from ownerwise.gradients.segments import Bucket, Segments
@@ -23,6 +23,9 @@ __all__ = ["Grouped"]
 
 # Segments are summed apart if their rows are CANCELLING / _CARE times as long as their sum.
 _CARE = 33.0
+# Below this many multiply-adds per segment, one product of padded segments is faster than one
+# product for each of them.
+_SMALL = 1 << 17
 
 
 class Grouped(Contribution):
@@ -61,11 +64,15 @@ class Grouped(Contribution):
 
     def _formed(self) -> Contribution:
         """Return the segments' gradients, each formed in a single product if possible."""
-        inner, buckets = self.inner, self.segments.buckets
-        if not isinstance(inner, Outer) or len(buckets) > 1:
+        inner, segments = self.inner, self.segments
+        if not isinstance(inner, OuterProducts) or inner.groups > 1:
             return Dense(self.per_record(0, self.count))
-        owners = _padded(inner, buckets[0], self.budget)
-        return Dense(owners.per_record(0, self.count))
+        products = segments.rows * inner.terms * inner.rows * inner.columns
+        small = products < _SMALL * self.count and not segments.equal
+        if small and isinstance(inner, Outer) and len(segments.buckets) == 1:
+            owners = _padded(inner, segments.buckets[0], self.budget)
+            return Dense(owners.per_record(0, self.count))
+        return Dense(inner.sums_of(segments))
 
     def _of_rows(self, bound: Tensor | None, lengths: Tensor | None = None) -> Tensor:
         """Return the sum over a segment's rows of the lengths of their terms."""
