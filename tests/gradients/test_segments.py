@@ -3,6 +3,8 @@
 Every exactness test of a layer (`tools.record_loop.assert_matches_loop`) covers segments as well.
 """
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ownerwise.gradients import Chain, Tape
+from ownerwise.gradients.contributions import grouped
+from ownerwise.gradients.memory_budget import MemoryBudget
 from tools.record_loop import (
     FEW,
     Model,
@@ -92,6 +96,23 @@ def test_ragged_owners(kind, lean):
     expected = averaged(loop(model, x), RAGGED)
     tape = Tape(model, lean=lean)
     assert_equal(run(tape, x, segments=segments_of(*RAGGED)), expected, 1e-10)
+
+
+@pytest.mark.parametrize("sizes", [RAGGED, [4] * 9], ids=["ragged", "equal"])
+@pytest.mark.parametrize("kind", ["lstm", "linear", "cnn"])
+def test_one_product_for_each_segment(monkeypatch, kind, sizes):
+    """As for large layers, and with as few rows at once as there can be."""
+    monkeypatch.setattr(grouped, "_SMALL", 0)
+    few = functools.partial(MemoryBudget, chunk_bytes=2000)
+    monkeypatch.setattr("ownerwise.gradients.tape.MemoryBudget", few)
+    rows = sum(sizes)
+    model, x = {
+        "lstm": lambda: (recurrent(), torch.randn(rows, 5, 3)),
+        "linear": lambda: (mlp(), torch.randn(rows, 4)),
+        "cnn": lambda: (nn.Conv2d(2, 3, 3, padding=1), torch.randn(rows, 2, 5, 5)),
+    }[kind]()
+    expected = averaged(loop(model, x), sizes)
+    assert_equal(run(Tape(model), x, segments=segments_of(*sizes)), expected, 1e-10)
 
 
 def test_segments_of_one_row_are_records():

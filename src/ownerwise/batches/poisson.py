@@ -80,7 +80,7 @@ class Batch:
         """Return the owner of each element (record, or drawn owner), and its number of rows."""
         if not self.by_owner:
             return self.owner_index, torch.ones(len(self), dtype=torch.int64)
-        index = torch.from_numpy(np.array(self.owner_index))
+        index = torch.tensor(self.owner_index)  # a copy: the array is frozen
         owners, sizes = torch.unique_consecutive(index, return_counts=True)
         if len(set(owners.tolist())) < len(owners):
             raise OwnerwiseError(
