@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -64,8 +65,8 @@ class Segments:
     sizes: Tensor
 
     def __post_init__(self):
-        if len(self) and int(self.sizes.min()) < 1:
-            raise ValueError(f"segments of {self.sizes.tolist()} rows; expected at least 1 each")
+        if min(self._sizes, default=1) < 1:
+            raise ValueError(f"segments of {self._sizes} rows; expected at least 1 each")
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -76,19 +77,23 @@ class Segments:
         return self.sizes.cumsum(0).sub_(self.sizes)
 
     @cached_property
+    def _sizes(self) -> list[int]:  # for small numbers, faster than calls of torch
+        return self.sizes.tolist()
+
+    @cached_property
     def rows(self) -> int:
         """Number of rows of all segments."""
-        return int(self.sizes.sum())
+        return sum(self._sizes)
 
     @cached_property
     def ends(self) -> list[int]:
         """First row of each segment, and the number of rows."""
-        return [*self.starts.tolist(), self.rows]
+        return [0, *accumulate(self._sizes)]
 
     @cached_property
     def largest(self) -> int:
         """The largest number of rows of a segment."""
-        return int(self.sizes.max()) if len(self) else 0
+        return max(self._sizes, default=0)
 
     @property
     def equal(self) -> bool:

@@ -179,7 +179,7 @@ class OuterProducts(Contribution):
                 left, right = (part.unflatten(0, (last - first, -1)) for part in (left, right))
                 torch.bmm(left.mT, right, out=total[first:last])
             else:
-                counts = [size * self.terms for size in segments.sizes[first:last].tolist()]
+                counts = (segments.sizes[first:last] * self.terms).tolist()
                 parts = zip(left.split(counts), right.split(counts), strict=True)
                 for number, (d, a) in enumerate(parts, first):
                     torch.mm(d.mT, a, out=total[number])
