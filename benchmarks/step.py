@@ -2,12 +2,14 @@
 
     python benchmarks/step.py                        # all six models, all contenders
     python benchmarks/step.py --quick --models mlp,mnist --json out.json
+    python benchmarks/step.py --cpu --contenders "ours,owners of 8,owners of 1 to 8"
 
 Time: all contenders for a model run interleaved in one process, in turns of a tenth of a second.
 The figure is the ratio of each contender's fastest turn to the fastest turn of the plain
 (contiguous, non-private) step. Memory: peak resident memory of a process that only takes a few
 steps with one contender. A step consists of forward pass, backward pass and update; private steps
-also clip to norm 1 and add Gaussian noise.
+also clip to norm 1 and add Gaussian noise. On a busy machine, measure the CPU time of one thread
+(`--cpu`), which does not include waiting for a core.
 
 Contenders: plain, plain-cl (channels-last), ours, lean (ours with less memory), owners (ours with
 whole owners as the unit, at the same number of records), the Opacus modes hooks, ew, functorch and
@@ -22,6 +24,7 @@ import ctypes
 import gc
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -41,6 +44,7 @@ from models import CASES, build
 CLIP, NOISE, RATE, THREADS = 1.0, 1.0, 0.01, 2
 TURN = 0.1
 Step = Callable[[], None]
+Clock = Callable[[], float]
 
 
 def plain(name: str, channels_last: bool = False) -> Step:
@@ -175,24 +179,26 @@ def start(contender: str, name: str) -> Step | str:
     return step
 
 
-def interleaved(steps: dict[str, Step], seconds: float, rounds: int) -> dict[str, float]:
-    """Return each contender's seconds per step in its fastest turn; contenders take turns.
+def interleaved(
+    steps: dict[str, Step], seconds: float, rounds: int, clock: Clock
+) -> dict[str, list[float]]:
+    """Return each contender's seconds per step in every turn; contenders take turns.
 
     A turn lasts TURN seconds: some contenders prepare work for later steps, and the time of a
     single step would not include it.
     """
     turns = {key: _steps_per_turn(step) for key, step in steps.items()}
-    best = dict.fromkeys(steps, float("inf"))
+    found: dict[str, list[float]] = {key: [] for key in steps}
     end = time.perf_counter() + seconds
     done = 0
     while done < rounds or time.perf_counter() < end:
         for key, step in steps.items():
-            begin = time.perf_counter()
+            begin = clock()
             for _ in range(turns[key]):
                 step()
-            best[key] = min(best[key], (time.perf_counter() - begin) / turns[key])
+            found[key].append((clock() - begin) / turns[key])
         done += 1
-    return best
+    return found
 
 
 def _steps_per_turn(step: Step) -> int:
@@ -228,10 +234,13 @@ def report_memory(contender: str, name: str) -> int:
     return 0
 
 
-def measure(name: str, contenders: list[str], seconds: float, rounds: int) -> dict[str, Any]:
+def measure(
+    name: str, contenders: list[str], seconds: float, rounds: int, clock: Clock
+) -> dict[str, Any]:
     started = {contender: start(contender, name) for contender in contenders}
     steps = {k: v for k, v in started.items() if not isinstance(v, str)}
-    seconds_of = interleaved(steps, seconds, rounds)
+    turns = interleaved(steps, seconds, rounds, clock)
+    seconds_of = {key: min(found) for key, found in turns.items()}
     del steps
     result: dict[str, Any] = {}
     for contender, step in started.items():
@@ -240,6 +249,7 @@ def measure(name: str, contenders: list[str], seconds: float, rounds: int) -> di
             continue
         result[contender] = {
             "milliseconds": 1e3 * seconds_of[contender],
+            "median": 1e3 * statistics.median(turns[contender]),
             "ratio": seconds_of[contender] / seconds_of["plain"],
             "megabytes": peak_memory(contender, name),
         }
@@ -272,11 +282,14 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(CASES), help="comma-separated")
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="comma-separated")
     parser.add_argument("--quick", action="store_true", help="a few seconds per model")
+    parser.add_argument("--cpu", action="store_true", help="CPU time of one thread")
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    torch.set_num_threads(THREADS)
+    threads = 1 if arguments.cpu else THREADS
+    torch.set_num_threads(threads)
+    clock = time.process_time if arguments.cpu else time.perf_counter
     names = arguments.models.split(",")
     if arguments.memory_of:
         return report_memory(arguments.memory_of, names[0])
@@ -284,11 +297,11 @@ def main() -> int:
     seconds, rounds = (4.0, 3) if arguments.quick else (30.0, 8)
     results = {}
     for name in names:
-        results[name] = measure(name, contenders, seconds, rounds)
+        results[name] = measure(name, contenders, seconds, rounds, clock)
         print(table({name: results[name]}).splitlines()[2], flush=True)
     print(table(results))
     if arguments.json:
-        facts = {"torch": torch.__version__, "threads": THREADS, "results": results}
+        facts = {"torch": torch.__version__, "threads": threads, "results": results}
         arguments.json.write_text(json.dumps(facts, indent=1))
     return 0
 

@@ -59,13 +59,13 @@ def run(tape: Tape, x: Tensor, loss=wavy, segments: Segments | None = None) -> P
 
 def segments_of(*sizes: int) -> Segments:
     """Segments with these numbers of rows."""
-    return Segments(torch.repeat_interleave(torch.tensor(sizes)), len(sizes))
+    return Segments(torch.tensor(sizes))
 
 
-def summed(gradients: dict[nn.Parameter, Tensor], sizes) -> dict[nn.Parameter, Tensor]:
-    """The gradients of segments, added up row by row."""
+def averaged(gradients: dict[nn.Parameter, Tensor], sizes) -> dict[nn.Parameter, Tensor]:
+    """The gradients of segments: the means over their rows."""
     return {
-        p: torch.stack([part.sum(dim=0) for part in g.split(list(sizes))])
+        p: torch.stack([part.mean(dim=0) for part in g.split(list(sizes))])
         for p, g in gradients.items()
     }
 
@@ -115,4 +115,4 @@ def assert_matches_loop(model: nn.Module, x: Tensor, loss=wavy, **options) -> No
             assert_equal(run(tape, x, loss), expected)
         for sizes in (some_sizes(len(x)), [len(x)]) if len(x) else ():
             records = run(tape, x, loss, segments_of(*sizes))
-            assert_equal(records, summed(expected, sizes))
+            assert_equal(records, averaged(expected, sizes))

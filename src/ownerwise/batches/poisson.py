@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ownerwise.batches.rows import (
@@ -83,13 +84,18 @@ class Batch:
     def __len__(self) -> int:
         return len(self.indices)
 
-    @property
-    def element_index(self) -> np.ndarray:
-        """Number of the element (record, or drawn owner) of each row, non-decreasing from 0."""
+    def elements(self) -> tuple[np.ndarray, Tensor]:
+        """Return the owner of each element (record, or drawn owner), and its number of rows."""
         if not self.by_owner:
-            return np.arange(len(self))
-        new = np.diff(self.owner_index, prepend=self.owner_index[:1]) != 0
-        return np.cumsum(new)
+            return self.owner_index, torch.ones(len(self), dtype=torch.int64)
+        index = torch.tensor(self.owner_index)  # a copy: the array is frozen
+        owners, sizes = torch.unique_consecutive(index, return_counts=True)
+        if len(set(owners.tolist())) < len(owners):
+            raise OwnerwiseError(
+                "the rows of an owner are not next to each other in the batch, so they would count "
+                "as several owners: iterate over PoissonBatches(data, plan)"
+            )
+        return owners.numpy(), sizes
 
 
 class PoissonBatches:

@@ -42,7 +42,7 @@ A chain of vector layers (a tabular network) does not need the tape: `Chain` run
 by layer with far fewer calls.
 
 With `tape.backward(losses, segments)`, several rows form one element, such as all rows of an owner:
-norms and factors are then those of the segments' summed gradients.
+norms and factors are then those of the segments' mean gradients.
 
 `Tape(model, lean=True)` is slower but uses less memory. The gradients of several micro-batches
 from one tape may exist at the same time. Use one tape per thread.

@@ -17,7 +17,7 @@ def send_back(
     parameters: list[nn.Parameter],
     *,
     keep: bool,
-    also: Tensor | None = None,
+    also: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Run one backward pass; raise `Refused` if a parameter receives a gradient.
 
@@ -29,7 +29,7 @@ def send_back(
         weights: the factor for each loss, `[B]`.
         parameters: the trainable parameters; their `grad` is left as it was.
         keep: whether to keep the graph for another pass; must be False with `also`.
-        also: other values to backpropagate in the same call, each with a weight of 1.
+        also: other values to backpropagate in the same call, and the factor for each.
     """
     assert also is None or not keep
     before = [(p, p.grad) for p in parameters if p.grad is not None]
@@ -40,7 +40,7 @@ def send_back(
         if also is None:
             torch.autograd.backward(losses, weights, retain_graph=keep)
         else:
-            torch.autograd.backward((losses, also), (weights, torch.ones_like(also)))
+            torch.autograd.backward((losses, also[0]), (weights, also[1]))
         missed = [p for p in parameters if p.grad is not None]
     finally:
         for parameter in missed:

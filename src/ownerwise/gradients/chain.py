@@ -41,6 +41,9 @@ _MOST_HELD = 1 << 22  # numbers in the gradients of segments that are formed at 
 
 # a layer's weight, bias, output gradient and input
 LayerUse = tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]
+# a layer's weight and bias if they are trained, and the gradients of segments: the rows of the
+# weight, each followed by the entry of the bias, `[count, rows * columns]`
+Held = tuple[nn.Parameter | None, nn.Parameter | None, Tensor]
 
 
 class Chain:
@@ -98,7 +101,11 @@ class Chain:
         return values
 
     def backward(
-        self, losses: Tensor, segments: Segments | None = None, *, also: Tensor | None = None
+        self,
+        losses: Tensor,
+        segments: Segments | None = None,
+        *,
+        also: tuple[Tensor, Tensor] | None = None,
     ) -> ChainGradients:
         """Run the backward pass from the losses `[B]`; see `Tape.backward`.
 
@@ -114,8 +121,8 @@ class Chain:
             raise ValueError(f"losses must have shape [{len(outputs)}]; got {list(losses.shape)}")
         outputs.grad = None
         if losses.requires_grad:
-            ones = torch.ones_like(losses)
-            send_back(self._model, losses, ones, self._parameters, keep=False, also=also)
+            weights = torch.ones_like(losses) if segments is None else segments.shares.to(losses)
+            send_back(self._model, losses, weights, self._parameters, keep=False, also=also)
         gradient = torch.zeros_like(outputs) if outputs.grad is None else outputs.grad
         uses: list[LayerUse] = []
         trained = [any(map(_trains, layer._parameters.values())) for layer in self._layers]
@@ -146,11 +153,11 @@ class ChainGradients:
         self._parameters = parameters
         self._uses = uses
         self._segments = segments
-        self._held: dict[nn.Parameter, Tensor] = {}  # the gradients of segments, if formed
+        self._held: list[Held] = []  # the gradients of segments, if formed
         norms = self._norms_of_rows() if segments is None else self._norms_of(segments)
         if not math.isfinite(float(norms.sum())):  # a single call in the common case
             bad = ~torch.isfinite(norms)
-            self._held = {p: masked(held, bad) for p, held in self._held.items()}
+            self._held = [(w, b, masked(held, bad)) for w, b, held in self._held]
             bad = bad if segments is None else segments.expand(bad)
             self._uses = [(w, b, masked(g, bad), masked(a, bad)) for w, b, g, a in uses]
         self.norms = norms
@@ -183,20 +190,19 @@ class ChainGradients:
         if len(buckets) == 1 and numbers * len(segments) <= _MOST_HELD:
             return self._form(buckets[0])
         squares = self._uses[0][2].new_zeros(len(segments), dtype=torch.float64)  # as the sums
+        ones = squares.new_ones(segments.rows, 1)
         for weight, bias, gradient, inputs in self._uses:
-            if _trains(bias):  # the bias is a weight of an input that is always 1
-                inputs = inputs if weight.requires_grad else inputs[:, :0]
-                inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], dim=1)
-            elif not weight.requires_grad:
+            columns = [inputs.double()] * weight.requires_grad + [ones] * _trains(bias)
+            if not columns:
                 continue
-            for bucket in segments.buckets:
-                left, right = bucket.padded(gradient).double(), bucket.padded(inputs).double()
+            for bucket in buckets:
+                left = bucket.padded(gradient.double())
+                right = bucket.repeated(torch.cat(columns, dim=1))
 
                 def form(number: int, left: Tensor = left, right: Tensor = right) -> Tensor:
                     return left[number].mT @ right[number]
 
-                found = squares_from_grams(gram(left), gram(right), form)
-                squares[bucket.members] += found
+                squares[bucket.members] += squares_from_grams(gram(left), gram(right), form)
         return squares.sqrt_().to(self._uses[0][2].dtype)
 
     def row_lengths(self) -> Tensor:
@@ -208,14 +214,25 @@ class ChainGradients:
 
     def _form(self, bucket: Bucket) -> Tensor:
         """Form the gradients of segments, and return their norms."""
-        for weight, bias, gradient, inputs in reversed(self._uses):
-            left = bucket.padded(gradient)
-            if weight.requires_grad:
-                self._held[weight] = torch.bmm(left.mT, bucket.padded(inputs)).flatten(1)
-            if bias is not None and bias.requires_grad:
-                self._held[bias] = left.sum(dim=1)
-        parts = [row_norms(held) for held in self._held.values()]
-        return row_norms(torch.stack(parts, dim=1))
+        ones = self._uses[0][2].new_ones(len(self._uses[0][2]), 1)  # the input of a bias
+        trained = [use for use in reversed(self._uses) if _trains(use[0]) or _trains(use[1])]
+        lefts = [gradient for _, _, gradient, _ in trained]
+        rights = [[a] * _trains(w) + [ones] * _trains(b) for w, b, _, a in trained]
+        # a single copy for all layers, from which each product takes its columns
+        left = bucket.padded(torch.cat(lefts, dim=1))
+        right = bucket.repeated(torch.cat([part for parts in rights for part in parts], dim=1))
+        widths = [sum(part.shape[1] for part in parts) for parts in rights]
+        for (weight, bias, _, _), d, a in zip(
+            trained,
+            left.split([gradient.shape[1] for gradient in lefts], dim=2),
+            right.split(widths, dim=2),
+            strict=True,
+        ):
+            held = torch.bmm(d.mT, a).flatten(1)
+            self._held.append(
+                (weight if _trains(weight) else None, bias if _trains(bias) else None, held)
+            )
+        return row_norms(torch.stack([row_norms(held) for _, _, held in self._held], dim=1))
 
     def __len__(self) -> int:
         return len(self.norms)
@@ -226,7 +243,7 @@ class ChainGradients:
         """See `PerRecordGradients.weighted_sum`."""
         factors = factors.detach().to(self.norms.dtype)
         if self._held:
-            return {p: self._sum_held(p, held, factors) for p, held in self._held.items()}
+            return self._sum_of_held(factors, in_blocks)
         if self._segments is not None:
             factors = self._segments.expand(factors).double()  # rows may cancel each other
         column = factors[:, None]
@@ -244,8 +261,19 @@ class ChainGradients:
                 sums[bias] = scaled.sum(dim=0, dtype=torch.float64 if in_blocks else None)
         return sums
 
-    def _sum_held(self, parameter: nn.Parameter, held: Tensor, factors: Tensor) -> Tensor:
-        return weighted_sum_of_rows(factors, held).view(parameter.shape)
+    def _sum_of_held(self, factors: Tensor, in_blocks: bool) -> dict[nn.Parameter, Tensor]:
+        sums: dict[nn.Parameter, Tensor] = {}
+        for weight, bias, held in self._held:
+            total = weighted_sum_of_rows(factors, held) if in_blocks else factors @ held
+            if weight is None:
+                assert bias is not None
+                sums[bias] = total
+                continue
+            total = total.view(len(weight), -1)
+            sums[weight] = total[:, : weight.shape[1]]
+            if bias is not None:
+                sums[bias] = total[:, -1]
+        return sums
 
     def per_record(self, start: int = 0, stop: int | None = None) -> dict[nn.Parameter, Tensor]:
         """Return the gradients themselves, `{parameter: [records, *shape]}`, for research."""

@@ -85,7 +85,8 @@ class Tape:
 
         Args:
             losses: `[B]`, one loss per record (`reduction="none"`).
-            segments: rows that form one element each; by default, each row is an element.
+            segments: rows that form one element each, whose gradient is the mean of theirs; by
+                default, each row is an element.
 
         Raises:
             Refused: if records cannot be told apart, or the tape missed a use of a parameter.
@@ -110,7 +111,9 @@ class Tape:
                 if len(losses) and losses.requires_grad:
                     for problem in find_layouts(taps, self._layouts, losses, send):
                         self._pass.refuse(Refused(problem.where, problem.what, problem.remedy))
-                    send(torch.ones_like(losses), collector.arrive, keep=False)
+                    ones = segments is None
+                    weights = torch.ones_like(losses) if ones else segments.shares.to(losses)
+                    send(weights, collector.arrive, keep=False)
                 return collector.finish()
         finally:
             self.reset()

@@ -79,9 +79,9 @@ class AcceptanceSteering(Steering):
         self._count = 0
         if self.keep_probability == 1.0:
             return batch
-        element = batch.element_index
-        count = int(element[-1]) + 1 if len(element) else 0
-        kept = np.flatnonzero((stream.uniforms(count) < self.keep_probability)[element])
+        sizes = batch.elements()[1].numpy()
+        kept = stream.uniforms(len(sizes)) < self.keep_probability
+        kept = np.flatnonzero(np.repeat(kept, sizes))
         return replace(
             batch,
             indices=batch.indices[kept],

@@ -199,8 +199,8 @@ class ClippedSums:
             self.steering.observe(factors)
         if weights is not None:
             factors = factors * torch.from_numpy(weights[micro.elements]).to(factors)
-        losses = losses.detach() if segments is None else segments.sum(losses.detach())
-        micro.seen = losses, records.norms, factors
+        if self.not_private:
+            micro.seen = losses.detach(), records.norms, factors
         micro.outputs = micro.losses = micro.chain = micro.check = None  # frees memory
         return self._sum(records, factors, rows, micro.rows)
 
@@ -255,14 +255,10 @@ class ClippedSums:
     def _evaluate(
         self, micro: MicroBatch, released: tuple[Tensor, ...], randomness: Randomness
     ) -> None:
-        """Compute a micro-batch's losses, and begin to check them if gradients will be computed.
-
-        The losses of an owner's rows are divided by their number, so the owner's loss is their sum.
-        """
+        """Compute a micro-batch's losses, and begin to check them if gradients will be computed."""
         if torch.is_grad_enabled():
             micro.check = self._loss_check(micro, released, randomness)
-        losses = self.loss(micro.outputs, micro.targets, *released)
-        micro.losses = losses if micro.shares is None else losses * micro.shares.to(losses)
+        micro.losses = self.loss(micro.outputs, micro.targets, *released)
 
     def _refuse_written_buffers(self) -> None:
         """Raise an error if a loss, rule or release wrote to a buffer after the forward pass."""
@@ -300,11 +296,12 @@ class ClippedSums:
 
     def _scales(self, rows: Rows) -> np.ndarray | None:
         """Return the factor for each row's contribution to a release; None if all factors are 1."""
-        scales, shares = self._of.release_shares, rows.shares
-        if shares is not None:  # all rows of an owner together contribute one vector
-            assert rows.element_index is not None
-            owner = rows.owner_index[rows.element_index]
-            return shares if scales is None else shares * scales[owner]
+        scales, segments = self._of.release_shares, rows.segments
+        if segments is not None:  # all rows of an owner together contribute one vector
+            shares = segments.shares.numpy()
+            if scales is None:
+                return shares
+            return shares * scales[rows.owner_index][segments.index.numpy()]
         if scales is None:
             return rows.occupied
         return rows.spread(scales[rows.owner_index], empty=0.0)
@@ -326,7 +323,7 @@ class ClippedSums:
             return None
         return LossCheck(
             self._plain_loss, self.loss, micro.outputs, micro.targets, len(micro),
-            released, randomness.parts, thorough=self._due, shares=micro.shares,
+            released, randomness.parts, thorough=self._due, segments=micro.segments,
         )  # fmt: skip
 
     def _weights_of(self, micro_batches: list[MicroBatch], rows: Rows) -> np.ndarray:
@@ -338,8 +335,8 @@ class ClippedSums:
             refuse_imprecise([*outputs, *found], self._loss_roundoff)
         values = [losses.detach().to("cpu", torch.float64).numpy() for losses in found]
         losses = rows.of_records(values[0] if len(values) == 1 else np.concatenate(values))
-        if rows.element_index is not None:  # the shares are in the losses: this is the mean
-            losses = np.bincount(rows.element_index, weights=losses)
+        if rows.segments is not None:
+            losses = rows.segments.means(losses)
         clip_norms = self._of.clip_norms[rows.owner_index]
         weights = self.weights.weights(losses, clip_norms, rows.owner_index)
         weights = np.asarray(weights, dtype=np.float64)
@@ -384,6 +381,7 @@ class ClippedSums:
                     rows.of_records(torch.cat(column).double().cpu().numpy())
                     for column in zip(*(micro.seen for micro in micro_batches), strict=True)
                 )
+                losses = losses if rows.segments is None else rows.segments.means(losses)
             owner_index = np.zeros(0, dtype=np.int64) if rows is None else rows.owner_index
             self.peek = Peek(losses, norms, factors, owner_index)
 

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from ownerwise.errors import OwnerwiseError
+from ownerwise.gradients import Segments
 from ownerwise.gradients.calls import tensors_in
 from ownerwise.gradients.separation import agree_in_float64, in_float64, rows_agree, rows_at
 from ownerwise.mechanisms import Loss, per_record
 from ownerwise.randomness import StepStream
 from ownerwise.step.separation import MOST_ROUNDINGS, ROOM, ROUNDINGS, TREAT_APART, choose, others
 
-# outputs, targets, what was released, and what each row is of its element
+# outputs, targets, what was released, and the factor for each loss in the backward pass
 Arguments = tuple[Any, Any, tuple[Tensor, ...], Tensor | None]
 Results = tuple[Tensor, list[Tensor | None]]  # losses, and the gradient for each output tensor
 
@@ -40,7 +41,7 @@ class LossCheck:
         released: extra arguments for the loss.
         stream: secret random numbers used to choose the part.
         thorough: whether to also compare the other records, as a second part.
-        shares: factors by which the losses are multiplied, [rows]; None if all are 1.
+        segments: the rows of each element; None if every row is an element.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class LossCheck:
         stream: StepStream,
         *,
         thorough: bool,
-        shares: Tensor | None = None,
+        segments: Segments | None = None,
     ):
         self._loss = loss
         self._losses = losses
+        shares = None if segments is None else segments.shares
         self._whole: Arguments = outputs, targets, released, shares
         self._rows = rows
         self._outputs = tensors = _tensors(outputs)
@@ -72,13 +74,14 @@ class LossCheck:
             if tensor.requires_grad and not tensor.is_leaf:  # the last backward pass counts
                 tensor.register_hook(functools.partial(self._gradients.__setitem__, number))
 
-    def joint(self, losses: Tensor) -> Tensor | None:
-        """Return the part's losses, if their backward pass can run together with that of `losses`.
+    def joint(self, losses: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the part's losses and factors if they can be backpropagated with `losses`.
 
-        The caller must then run it; for small networks, running one pass instead of two saves time.
+        The caller must then do so; for small networks, running one pass instead of two saves time.
         """
-        self._joint = losses.requires_grad and self._first[0].requires_grad
-        return self._first[0] if self._joint else None
+        values = self._first[0]
+        self._joint = losses.requires_grad and values.requires_grad
+        return (values, self._factors(values, self._parts[0][1])) if self._joint else None
 
     def compare(
         self, losses: Tensor, lengths: Callable[[], Tensor], clip_norm: float, records: int
@@ -91,9 +94,11 @@ class LossCheck:
             clip_norm: the smallest clip norm.
             records: number of records in the whole batch.
         """
-        values, tensors = self._first
-        gradients = [t.grad for t in tensors] if self._joint else self._sent_back(values, tensors)
-        part: Results = values.detach(), gradients
+        if self._joint:
+            values, tensors = self._first
+            part: Results = values.detach(), [tensor.grad for tensor in tensors]
+        else:
+            part = self._sent_back(*self._first, self._parts[0][1])
         for number, (index, arguments) in enumerate(self._parts):
             if number:
                 part = self._run(self._losses, arguments)
@@ -158,26 +163,29 @@ class LossCheck:
 
     def _run(self, losses: Loss, arguments: Arguments) -> Results:
         """Return the losses, and their gradients with respect to the outputs."""
-        values, tensors = self._evaluate(losses, arguments)
-        return values.detach(), self._sent_back(values, tensors)
+        return self._sent_back(*self._evaluate(losses, arguments), arguments)
 
     def _evaluate(self, losses: Loss, arguments: Arguments) -> tuple[Tensor, list[Tensor]]:
         """Return the losses and the tensors of the outputs, before any backward pass."""
-        outputs, targets, released, shares = arguments
+        outputs, targets, released, _ = arguments
         tensors = _tensors(outputs)
         for tensor, trains in zip(tensors, self._trains, strict=True):
             tensor.requires_grad_(trains)
         with torch.enable_grad():
-            values = losses(outputs, targets, *released)
-            return values if shares is None else values * shares.to(values), tensors
+            return losses(outputs, targets, *released), tensors
 
-    def _sent_back(self, values: Tensor, tensors: list[Tensor]) -> list[Tensor | None]:
+    def _sent_back(self, values: Tensor, tensors: list[Tensor], arguments: Arguments) -> Results:
         leaves = [tensor for tensor in tensors if tensor.requires_grad]
         if not leaves or not values.requires_grad:
-            return [None] * len(tensors)
-        ones = torch.ones_like(values)
-        found = iter(torch.autograd.grad(values, leaves, ones, allow_unused=True))
-        return [next(found) if trains else None for trains in self._trains]
+            return values.detach(), [None] * len(tensors)
+        factors = self._factors(values, arguments)
+        found = iter(torch.autograd.grad(values, leaves, factors, allow_unused=True))
+        return values.detach(), [next(found) if trains else None for trains in self._trains]
+
+    def _factors(self, values: Tensor, arguments: Arguments) -> Tensor:
+        """Return the factor for each loss in the backward pass."""
+        shares = arguments[3]
+        return torch.ones_like(values) if shares is None else shares.to(values)
 
 
 def _tensors(values: Any) -> list[Tensor]:

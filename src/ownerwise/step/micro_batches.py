@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,8 +28,7 @@ class MicroBatch:
         number: position among the micro-batches.
         rows: the rows of the batch.
         elements: its elements: the same as the rows, or owners with several rows each.
-        segments: the element of each row, counted from 0; None if every row is an element.
-        shares: what each row is of its element; None if every row is an element.
+        segments: the rows of each element; None if every row is an element.
         inputs, targets: their data.
         outputs, losses: results of the model and the loss.
         chain: the pass through a chain of vector layers; None for a model that needs the tape.
@@ -43,7 +42,6 @@ class MicroBatch:
     inputs: Any
     targets: Any
     segments: Segments | None = None
-    shares: Tensor | None = None
     outputs: Any = None
     losses: Tensor | None = None
     chain: Chain | None = None
@@ -74,8 +72,8 @@ class Split:
     def __call__(self, rows: Rows) -> list[MicroBatch]:
         """Return the rows of a batch in parts that fit in memory."""
         size = self._size(rows)
-        if rows.element_index is not None:
-            return _whole_elements(rows, rows.element_index, size)
+        if rows.segments is not None:
+            return _whole_elements(rows, rows.segments, size)
         spans = list(slices(len(rows), size))
         if len(spans) == 1:
             return [MicroBatch(0, spans[0], spans[0], rows.inputs, rows.targets)]
@@ -92,29 +90,25 @@ class Split:
         return max(1, int(self._performance.memory_target // max(1.0, self._bytes_per_record)))
 
 
-def _whole_elements(rows: Rows, element: np.ndarray, size: int) -> list[MicroBatch]:
+def _whole_elements(rows: Rows, segments: Segments, size: int) -> list[MicroBatch]:
     """Return micro-batches of about `size` rows that split no element; a large one is alone."""
-    starts = np.flatnonzero(np.diff(element, prepend=-1))
-    ends = np.append(starts[1:], len(element))
-    shares = rows.shares
-    assert shares is not None
+    if len(rows) <= size:
+        everything = slice(0, len(rows)), slice(0, len(segments))
+        return [MicroBatch(0, *everything, rows.inputs, rows.targets, segments)]
+    ends = segments.ends
     result: list[MicroBatch] = []
     first = 0
-    while first < len(starts):
-        fitting = int(np.searchsorted(ends, starts[first] + size, side="right"))
-        last = max(first + 1, fitting)
-        span = slice(int(starts[first]), int(ends[last - 1]))
-        whole = span.stop - span.start == len(element)
-        numbers = list(range(span.start, span.stop))  # a copy: kernels round by a view's alignment
+    while first < len(segments):
+        last = max(first + 1, bisect_right(ends, ends[first] + size) - 1)
+        numbers = list(range(ends[first], ends[last]))
         result.append(
             MicroBatch(
                 len(result),
-                span,
+                slice(numbers[0], numbers[-1] + 1),
                 slice(first, last),
-                rows.inputs if whole else take(rows.inputs, numbers),
-                rows.targets if whole else take(rows.targets, numbers),
-                Segments(torch.from_numpy(element[span] - first), last - first),
-                torch.from_numpy(shares[span]),
+                take(rows.inputs, numbers),  # a copy: kernels round by a view's alignment
+                take(rows.targets, numbers),
+                Segments(segments.sizes[first:last]),
             )
         )
         first = last

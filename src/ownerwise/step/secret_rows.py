@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ownerwise.batches import Batch
 from ownerwise.batches.trees import map_tensors
-from ownerwise.errors import OwnerwiseError
+from ownerwise.gradients import Segments
 from ownerwise.randomness import StepStream, random_order
 from ownerwise.step.checks import inputs_and_targets
 
@@ -31,7 +31,7 @@ class Rows:
     Attributes:
         inputs, targets: tensors, or nested structures of tensors, arranged in these rows.
         owner_index: holder (`plan.holders`) of each element: each record, or each drawn owner.
-        element_index: the element of each row, non-decreasing; None if every record is an element.
+        segments: the rows of each element; None if every record is an element.
         where: row of each record; None if record k is in row k and no row is empty.
         occupied: 1.0 for rows with a record, 0.0 for empty ones; None if `where` is None.
     """
@@ -39,21 +39,14 @@ class Rows:
     inputs: Any
     targets: Any
     owner_index: np.ndarray
-    element_index: np.ndarray | None = None
+    segments: Segments | None = None
     where: np.ndarray | None = None
     occupied: np.ndarray | None = None
 
     def __len__(self) -> int:
-        if self.element_index is not None:
-            return len(self.element_index)
+        if self.segments is not None:
+            return self.segments.rows
         return len(self.owner_index) if self.occupied is None else len(self.occupied)
-
-    @property
-    def shares(self) -> np.ndarray | None:
-        """What a row is of its element, such as 1/8 for an owner with 8 rows; None if all are 1."""
-        if self.element_index is None:
-            return None
-        return 1.0 / np.bincount(self.element_index)[self.element_index]
 
     def spread(self, values: np.ndarray, empty: float) -> np.ndarray:
         """Return one value per row, given one per record."""
@@ -79,14 +72,8 @@ def place(batch: Batch, rows: int | None, stream: StepStream | None) -> Rows:
     """
     inputs, targets = inputs_and_targets(batch)
     if batch.by_owner:
-        element = batch.element_index
-        owners = batch.owner_index[np.flatnonzero(np.diff(element, prepend=-1))]
-        if len(np.unique(owners)) < len(owners):
-            raise OwnerwiseError(
-                "the rows of an owner are not next to each other in the batch, so they would count "
-                "as several owners: iterate over PoissonBatches(data, plan)"
-            )
-        return Rows(inputs, targets, owners, element)
+        owners, sizes = batch.elements()
+        return Rows(inputs, targets, owners, Segments(sizes))
     if rows is None:
         return Rows(inputs, targets, batch.owner_index)
     order = np.arange(rows) if stream is None else random_order(stream, rows)

@@ -2,7 +2,7 @@
 
 Each class here represents one form of contribution (outer products, kernels, look-ups, repeated
 calls) and computes norms and weighted sums. This package may import the workspace, the memory
-budget, layouts, precision and saved tensors, but not the rules or the tape.
+budget, layouts, precision, segments and saved tensors, but not the rules or the tape.
 """
 
 from ownerwise.gradients.contributions.blocks import (

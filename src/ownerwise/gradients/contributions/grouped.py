@@ -14,7 +14,7 @@ from torch import Tensor
 from ownerwise.gradients.contributions.contribution import Contribution, Dense
 from ownerwise.gradients.contributions.grams import HIDDEN_ROUNDINGS
 from ownerwise.gradients.contributions.lookup import Lookup
-from ownerwise.gradients.contributions.outer import Outer
+from ownerwise.gradients.contributions.outer import Outer, OuterProducts
 from ownerwise.gradients.memory_budget import MemoryBudget
 from ownerwise.gradients.precision import row_norms
 from ownerwise.gradients.segments import Bucket, Segments
@@ -23,6 +23,9 @@ __all__ = ["Grouped"]
 
 # Segments are summed apart if their rows are CANCELLING / _CARE times as long as their sum.
 _CARE = 33.0
+# Below this many multiply-adds per segment, one product of padded segments is faster than one
+# product for each of them.
+_SMALL = 1 << 17
 
 
 class Grouped(Contribution):
@@ -30,7 +33,7 @@ class Grouped(Contribution):
 
     def __init__(self, inner: Contribution, segments: Segments, budget: MemoryBudget) -> None:
         self.inner, self.segments, self.budget = inner, segments, budget
-        self.count, self.shape = segments.count, inner.shape
+        self.count, self.shape = len(segments), inner.shape
         self._bound: Tensor | None = None
         self._owners: Contribution | None = None  # the formed gradients, one per segment
 
@@ -61,11 +64,15 @@ class Grouped(Contribution):
 
     def _formed(self) -> Contribution:
         """Return the segments' gradients, each formed in a single product if possible."""
-        inner, buckets = self.inner, self.segments.buckets
-        if not isinstance(inner, Outer) or len(buckets) > 1:
+        inner, segments = self.inner, self.segments
+        if not isinstance(inner, OuterProducts) or inner.groups > 1:
             return Dense(self.per_record(0, self.count))
-        owners = _padded(inner, buckets[0], self.budget)
-        return Dense(owners.per_record(0, self.count))
+        products = segments.rows * inner.terms * inner.rows * inner.columns
+        small = products < _SMALL * self.count and not segments.equal
+        if small and isinstance(inner, Outer) and len(segments.buckets) == 1:
+            owners = _padded(inner, segments.buckets[0], self.budget)
+            return Dense(owners.per_record(0, self.count))
+        return Dense(inner.sums_of(segments))
 
     def _of_rows(self, bound: Tensor | None, lengths: Tensor | None = None) -> Tensor:
         """Return the sum over a segment's rows of the lengths of their terms."""
@@ -92,8 +99,7 @@ class Grouped(Contribution):
         """See `Contribution`; here, the gradients of a range of segments."""
         if self._owners is not None:
             return self._owners.per_record(start, stop)
-        ends = self.segments.ends
-        first, last = ends[start], ends[stop]
+        first, last = self.segments.ends[start], self.segments.ends[stop]
         index = self.segments.index[first:last] - start
         total: Tensor | None = None
         for at, to in self._chunks(last - first):
@@ -151,7 +157,7 @@ class Grouped(Contribution):
 def _padded(inner: Outer | Lookup, bucket: Bucket, budget: MemoryBudget) -> Outer | Lookup:
     """Return the segments of a bucket as records with the terms of all their rows."""
     if isinstance(inner, Lookup):
-        ids, gradient = (bucket.padded(part).flatten(1, 2) for part in (inner.ids, inner.gradient))
-        return Lookup(ids, gradient, inner.shape[0])
-    left, right = (bucket.padded(part).flatten(1, 2) for part in (inner.left, inner.right))
-    return Outer(left, right, budget)
+        ids, gradient = bucket.repeated(inner.ids), bucket.padded(inner.gradient)
+        return Lookup(ids.flatten(1, 2), gradient.flatten(1, 2), inner.shape[0])
+    left, right = bucket.padded(inner.left), bucket.repeated(inner.right)
+    return Outer(left.flatten(1, 2), right.flatten(1, 2), budget)

@@ -15,6 +15,7 @@ on large model at small cost" (book-keeping, choice per layer).
 from __future__ import annotations
 
 from abc import abstractmethod
+from bisect import bisect_right
 from functools import cached_property
 
 import torch
@@ -31,6 +32,7 @@ from ownerwise.gradients.precision import (
     row_norms,
     without_huge,
 )
+from ownerwise.gradients.segments import Segments
 from ownerwise.gradients.workspace import Loan
 
 __all__ = ["Outer", "OuterProducts", "SharedLeft"]
@@ -156,6 +158,33 @@ class OuterProducts(Contribution):
             return torch.bmm(left.mT, right).view(stop - start, -1)
         torch.bmm(left.mT, right, out=into.view(len(left), -1, self.columns))
         return into
+
+    def sums_of(self, segments: Segments) -> Tensor:
+        """Return the gradients of consecutive records added up, `[segments, *shape]`.
+
+        The terms of all records of a segment are added in a single product.
+        """
+        assert self.held is None
+        assert self.groups == 1
+        total = self.left.new_empty((len(segments), self.rows, self.columns), dtype=self.dtype)
+        ends = segments.ends
+        size = 4 * self.terms * (self.rows + self.columns)
+        at_once = max(1, self.budget.chunk_bytes // size)  # records whose factors fit in the cache
+        first = 0
+        while first < len(segments):
+            last = max(first + 1, bisect_right(ends, ends[first] + at_once) - 1)
+            left, right = self.left_right(ends[first], ends[last])
+            left, right = left.flatten(0, 1), right.flatten(0, 1)
+            if segments.equal:
+                left, right = (part.unflatten(0, (last - first, -1)) for part in (left, right))
+                torch.bmm(left.mT, right, out=total[first:last])
+            else:
+                counts = (segments.sizes[first:last] * self.terms).tolist()
+                parts = zip(left.split(counts), right.split(counts), strict=True)
+                for number, (d, a) in enumerate(parts, first):
+                    torch.mm(d.mT, a, out=total[number])
+            first = last
+        return self.shaped(total.flatten(1))
 
     def per_record(self, start: int, stop: int) -> Tensor:
         """See `Contribution`."""
