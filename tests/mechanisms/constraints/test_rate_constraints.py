@@ -29,6 +29,7 @@ def made(**options):
         rates.demographic_parity(PART, "sex", max_gap=0.02),
         rates.precision(PART, min_rate=0.9, positive=1),
         rates.error_rate(PART, max_rate=0.1, by="sex"),
+        rates.balanced_predictions(PART, 0.01),
     ]
     return ow.RateConstraints(listed, **options)
 
