@@ -153,6 +153,19 @@ def test_prices_are_the_gradient_of_the_priced_constraints():
     torch.testing.assert_close(found, expected, check_dtype=False)
 
 
+def test_prices_only_add_to_a_loss():
+    """A negative price can cancel a loss, and then rounding looks like a mixing of records."""
+    fair = made().bind(plan())
+    priced = fair.penalised(functional.cross_entropy)
+    generator = torch.Generator().manual_seed(7)
+    for outputs, targets in histograms(torch.float32):
+        prices = fair.process(torch.randn(fair.shape, generator=generator) * 50 + 40)
+        assert torch.equal(prices.min(dim=1).values, torch.zeros(len(prices)).double())
+        assert float(prices.max()) > 0
+        added = priced(outputs, targets, prices) - priced(outputs, targets)
+        assert float(added.min()) >= 0
+
+
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 @pytest.mark.parametrize(
     "loss", [functional.cross_entropy, torch.nn.CrossEntropyLoss()], ids=["function", "module"]
