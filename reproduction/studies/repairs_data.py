@@ -87,6 +87,7 @@ class Setting:
     steps: int = 60
     batch_size: int = 512
     rates: tuple[float, ...] = RATES
+    search_splits: int = 1  # all splits where one has few validation records
 
 
 def classes(split: int) -> Split:
@@ -223,13 +224,13 @@ def _all_of(name: str) -> tuple[Tensor, Tensor]:
 
 RULE_SETTINGS = {
     "classes": Setting(classes, 10, hidden=(32,)),
-    "mixed": Setting(mixed, 10, hidden=(32,), batch_size=128),
+    "mixed": Setting(mixed, 10, hidden=(32,), batch_size=128, search_splits=SPLITS),
     "inputs": Setting(inputs, 10, hidden=(32,)),
 }
 UNSEEN_SETTINGS = {
-    "split": Setting(split_classes, 3, batch_size=256),
+    "split": Setting(split_classes, 3, batch_size=256, search_splits=SPLITS),
     "ages": Setting(ages, 2),
-    "dimmed": Setting(dimmed, 2, hidden=(32,), batch_size=256),
+    "dimmed": Setting(dimmed, 2, hidden=(32,), batch_size=256, search_splits=SPLITS),
 }
 LIMITED_SETTINGS = {
     "short": replace(RULE_SETTINGS["classes"], steps=15),

@@ -28,6 +28,8 @@ STYLES = {
     "share bands": ("h", "#7a4fa3"),
     "lowered by 20%": ("<", "#9ca3af"),
     "lowered by 40%": ("<", "#4b5563"),
+    "lowered by 70%": ("<", "#111827"),
+    "lowered by 40%, calibrated": ("p", "#0b6e99"),
     "dropped 30%": (">", "#9ca3af"),
     "dropped 50%": (">", "#4b5563"),
 }
