@@ -20,10 +20,11 @@ Unseen settings, on which the advice is judged:
   (epsilon 0.5) has each record with probability 0.3, with half the brightness plus Gaussian noise
   of standard deviation 0.1; the lax one (epsilon 5) has the rest.
 
-Settings with little training, for INO:
+Settings with less or more training than `classes`:
 
-- short: classes with 15 instead of 60 steps.
-- slow: classes with a learning rate of 0.5 only.
+- short: 15 steps instead of 60.
+- slow: a learning rate of 0.5 only.
+- long: 200 steps.
 
 Images of 28 by 28 pixels are averaged over 2 by 2. Recalls are measured per group: the owners, or
 the classes in `split`.
@@ -232,8 +233,9 @@ UNSEEN_SETTINGS = {
     "ages": Setting(ages, 2),
     "dimmed": Setting(dimmed, 2, hidden=(32,), batch_size=256, search_splits=SPLITS),
 }
-LIMITED_SETTINGS = {
+OTHER_SETTINGS = {
     "short": replace(RULE_SETTINGS["classes"], steps=15),
     "slow": replace(RULE_SETTINGS["classes"], rates=(0.5,)),
+    "long": replace(RULE_SETTINGS["classes"], steps=200),
 }
-SETTINGS = RULE_SETTINGS | UNSEEN_SETTINGS | LIMITED_SETTINGS
+SETTINGS = RULE_SETTINGS | UNSEEN_SETTINGS | OTHER_SETTINGS
