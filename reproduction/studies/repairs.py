@@ -4,11 +4,11 @@
     python reproduction/studies/repairs.py --table                 # index.md and the picture
 
 `repairs_data` describes the settings: three from which the advice for users was derived, three
-unseen ones on which it is judged, and three with less or more training. Every method has the same budgets
-(delta 1e-5), clip norm 1 and planning method "sample" ("uniform" for DP-SGD), and is tuned over the
-same learning rates by overall accuracy on validation records, of the first split or of all three;
-two final runs for each split are measured on test records. (Except on MNIST, a validation record of
-one split may be a test record of another.)
+unseen ones on which it is judged, and three with less or more training. Every method has the same
+budgets (delta 1e-5), clip norm 1 and planning method "sample" ("uniform" for DP-SGD). The learning
+rate is chosen among the same four by overall accuracy on validation records, of the first split or
+of all three; two final runs for each split are measured on test records. (Except on MNIST, a
+validation record of one split may be a test record of another.)
 
 - DP-SGD: all owners at the strictest budget.
 - INO-SGD: tail 0.4, smooth order by loss, and the same by a budget-aware order (kappa 1).
