@@ -26,6 +26,10 @@ Settings with less or more training than `classes`:
 - slow: a learning rate of 0.5 only.
 - long: 200 steps.
 
+Added after the results, because `dimmed` had chosen the lowest learning rate:
+
+- dimmed-lower: dimmed with learning rates from 0.125 to 1.
+
 Images of 28 by 28 pixels are averaged over 2 by 2. Recalls are measured per group: the owners, or
 the classes in `split`.
 """
@@ -237,5 +241,6 @@ OTHER_SETTINGS = {
     "short": replace(RULE_SETTINGS["classes"], steps=15),
     "slow": replace(RULE_SETTINGS["classes"], rates=(0.5,)),
     "long": replace(RULE_SETTINGS["classes"], steps=200),
+    "dimmed-lower": replace(UNSEEN_SETTINGS["dimmed"], rates=(0.125, 0.25, 0.5, 1.0)),
 }
 SETTINGS = RULE_SETTINGS | UNSEEN_SETTINGS | OTHER_SETTINGS

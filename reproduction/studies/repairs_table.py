@@ -138,7 +138,7 @@ def picture(results: dict[str, Any]) -> Any:
             for label, (overall, strict, _, spread) in points.items():
                 if overall < points[BASELINE][0] - ROOM:
                     upper.text(
-                        0.03, 0.03, f"not shown: {label}, {overall:.0f}%", fontsize=8,
+                        0.03, 0.93, f"not shown: {label}, {overall:.0f}%", fontsize=8,
                         transform=upper.transAxes,
                     )  # fmt: skip
                     continue
