@@ -30,6 +30,10 @@ Added after the results, because `dimmed` had chosen the lowest learning rate:
 
 - dimmed-lower: dimmed with learning rates from 0.125 to 1.
 
+Added because share bands need many records:
+
+- many: classes with 50,000 training images and a batch size of 4,096.
+
 Images of 28 by 28 pixels are averaged over 2 by 2. Recalls are measured per group: the owners, or
 the classes in `split`.
 """
@@ -38,7 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -95,8 +99,8 @@ class Setting:
     search_splits: int = 1  # all splits where one has few validation records
 
 
-def classes(split: int) -> Split:
-    train, validation, test = _mnist(split)
+def classes(split: int, records: int = 8_000) -> Split:
+    train, validation, test = _mnist(split, records)
     parts = [Part(x, y, y.numpy(), y.numpy()) for x, y in (train, validation, test)]
     return Split(*parts, budgets=dict(enumerate(np.linspace(0.5, 5, 10).tolist())))
 
@@ -200,11 +204,11 @@ def _in_fifths(whole: Part, split: int, budgets: dict[int, float]) -> Split:
     return Split(whole.at(train), whole.at(validation), whole.at(test), budgets)
 
 
-def _mnist(split: int) -> list[tuple[Tensor, Tensor]]:
-    """Return 8,000 images for training, 2,000 for validation, and the official test images."""
+def _mnist(split: int, records: int = 8_000) -> list[tuple[Tensor, Tensor]]:
+    """Return images for training, 2,000 for validation, and the official test images."""
     (x, y), test = _pooled_mnist()
-    order = np.random.default_rng(1000 + split).permutation(len(x))[:10_000]
-    train, validation = order[:8_000], order[8_000:]
+    order = np.random.default_rng(1000 + split).permutation(len(x))[: records + 2_000]
+    train, validation = order[:records], order[records:]
     return [(x[train], y[train]), (x[validation], y[validation]), test]
 
 
@@ -242,5 +246,6 @@ OTHER_SETTINGS = {
     "slow": replace(RULE_SETTINGS["classes"], rates=(0.5,)),
     "long": replace(RULE_SETTINGS["classes"], steps=200),
     "dimmed-lower": replace(UNSEEN_SETTINGS["dimmed"], rates=(0.125, 0.25, 0.5, 1.0)),
+    "many": Setting(partial(classes, records=50_000), 10, hidden=(32,), batch_size=4096),
 }
 SETTINGS = RULE_SETTINGS | UNSEEN_SETTINGS | OTHER_SETTINGS
