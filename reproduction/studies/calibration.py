@@ -356,7 +356,7 @@ def table(results: dict[str, Any]) -> str:
         ]  # fmt: skip
         for label, values, plain in _rows(name, methods):
             cells = [f"{value:.1f}" for value in values.mean(axis=(0, 1))]
-            gains = ["–", "–"] if plain is None else [_gain(values, plain, at) for at in (0, 1)]
+            gains = ["–", "–"] if plain is None else [gain(values, plain, at) for at in (0, 1)]
             lines.append(f"| {label} | {' | '.join([*cells, *gains])} |")
         lines.append("")
     return "\n".join(lines)
@@ -381,7 +381,8 @@ def _rows(name: str, methods: dict[str, Any]) -> Iterator[tuple[str, np.ndarray,
         yield label, 100 * np.array(entry[key]), plain
 
 
-def _gain(values: np.ndarray, plain: np.ndarray, at: int) -> str:
+def gain(values: np.ndarray, plain: np.ndarray, at: int) -> str:
+    """Return the mean gain of a figure and its 95% interval over splits, or over seeds of one."""
     change = (values - plain)[..., at]
     change = change.mean(axis=1) if len(change) > 1 else change[0]
     error = stats.t.ppf(0.975, len(change) - 1) * change.std(ddof=1) / np.sqrt(len(change))

@@ -86,6 +86,29 @@ def test_the_constraint_is_met_where_a_plain_model_breaks_it(plan, options):
         assert accuracy[1] > accuracy[0] - 0.08
 
 
+def test_balanced_predictions_take_the_tilt_of_the_budgets_out():
+    """Owner 0 is strict and has class 0, so the plain model predicts it too rarely."""
+    random = np.random.default_rng(2)
+    labels = np.repeat([0, 1], 3000)
+    inputs = random.normal(size=(6000, 2)) + 0.7 * labels[:, None]
+    x, part = torch.from_numpy(inputs).float(), ow.Partition({"label": (0, 1)})
+    bands = ow.RateConstraints(rates.balanced_predictions(part, 0.01), damping=0.0)
+    budgets = ow.Owners(labels, {0: 1.0, 1: 8.0}, delta=1e-5)
+    gaps = []
+    for constraints in (None, bands):
+        options = {"steps": 60, "batch_size": 1500}
+        plan = ow.plan(budgets, "sample", constraints=constraints, **options)
+        torch.manual_seed(0)
+        targets = torch.from_numpy(labels) if constraints is None else part.targets(labels)
+        model = nn.Linear(2, 2)
+        Trainer(model, plan, lr=2.0, seed=tools.SEED, constraints=constraints, progress=False).fit(
+            (x, targets)
+        )
+        gaps.append(abs(float((model(x).argmax(1) == 1).float().mean()) - 0.5))
+    assert gaps[0] > 0.15
+    assert gaps[1] < gaps[0] / 2
+
+
 def test_any_model_can_be_constrained():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 2))

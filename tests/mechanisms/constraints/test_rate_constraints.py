@@ -29,6 +29,7 @@ def made(**options):
         rates.demographic_parity(PART, "sex", max_gap=0.02),
         rates.precision(PART, min_rate=0.9, positive=1),
         rates.error_rate(PART, max_rate=0.1, by="sex"),
+        rates.balanced_predictions(PART, 0.01),
     ]
     return ow.RateConstraints(listed, **options)
 
@@ -150,6 +151,19 @@ def test_prices_are_the_gradient_of_the_priced_constraints():
     assert (fair.multipliers > 0).sum() >= 3
     expected = torch.autograd.grad(total, outputs)[0]
     torch.testing.assert_close(found, expected, check_dtype=False)
+
+
+def test_prices_only_add_to_a_loss():
+    """A negative price can cancel a loss, and then rounding looks like a mixing of records."""
+    fair = made().bind(plan())
+    priced = fair.penalised(functional.cross_entropy)
+    generator = torch.Generator().manual_seed(7)
+    for outputs, targets in histograms(torch.float32):
+        prices = fair.process(torch.randn(fair.shape, generator=generator) * 50 + 40)
+        assert torch.equal(prices.min(dim=1).values, torch.zeros(len(prices)).double())
+        assert float(prices.max()) > 0
+        added = priced(outputs, targets, prices) - priced(outputs, targets)
+        assert float(added.min()) >= 0
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])

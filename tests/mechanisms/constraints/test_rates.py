@@ -1,5 +1,7 @@
 """The algebra of rates, and every ready-made constraint, against rates counted by hand."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -127,6 +129,39 @@ def test_usual_rates_overall_and_by_group(by):
     assert len(rates.selection_rate(PART, max_rate=0.5, min_rate=0.1, by=by)) == 2 * len(groups)
 
 
+@pytest.mark.parametrize("by", [None, "sex"])
+def test_predictions_are_balanced_against_labels(by):
+    groups = [None] if by is None else list("FMX")
+    found = rates.balanced_predictions(PART, 0.02, by=by)
+    expected = []
+    for group in groups:
+        among = [at for at in range(len(LABEL)) if group is None or SEX[at] == group]
+        for label in range(3):
+            predicted = sum(1.0 for at in among if PREDICTED[at] == label) / len(among)
+            true = sum(1.0 for at in among if LABEL[at] == label) / len(among)
+            expected += [predicted - true] * 2
+    assert [value(one) for one in found] == pytest.approx(expected, abs=1e-12)
+    assert [one.sense for one in found] == ["≤", "≥"] * (len(found) // 2)
+    assert {one.bound for one in found[::2]} == {0.02}
+    assert {one.bound for one in found[1::2]} == {-0.02}
+    words = "balance of 1: predicted - true share"
+    assert found[2].name == words + (" ≤ 0.02" if by is None else " in sex = F ≤ 0.02")
+
+
+def test_one_of_two_classes_is_balanced():
+    two = ow.Partition({"label": (0, 1)})
+    names = [one.name for one in rates.balanced_predictions(two, 0.1)]
+    assert names == [f"balance of 1: predicted - true share {end}" for end in ("≤ 0.1", "≥ -0.1")]
+
+
+def test_a_class_without_records_is_balanced_without_predictions():
+    """Records of classes 0 and 1 alone: whatever is predicted as class 2 is too much."""
+    counts = np.array([[5.0, 3.0, 2.0], [1.0, 7.0, 2.0], [0.0, 0.0, 0.0]])
+    found = rates.balanced_predictions(ow.Partition({"label": (0, 1, 2)}), 0.1)
+    assert [one.value(counts) for one in found[::2]] == pytest.approx([-0.2, 0.0, 0.2])
+    assert found[4].excess(0.2) == pytest.approx(0.1)
+
+
 def test_a_group_without_records_has_no_value():
     counts = histogram(sex=np.where(SEX == "X", "F", SEX))
     found = rates.error_rate(PART, max_rate=0.5, by="sex")
@@ -146,6 +181,12 @@ def test_meaningless_rates_are_refused():
         (lambda: ow.rate(pred=1, where=women) <= float("nan"), "a finite bound"),
         (lambda: rates.demographic_parity(PART, "sex", max_gap=2), "a number from 0 to 1"),
         (lambda: rates.demographic_parity(PART, "age", max_gap=0.1), "no column 'age'"),
+        (lambda: rates.balanced_predictions(PART, -0.1), r"width=-0.1: expected a number from 0"),
+        (lambda: rates.balanced_predictions(PART, math.nan), r"width=nan: expected a number"),
+        (
+            lambda: rates.balanced_predictions(ow.Partition({}, classes=2), 0.1),
+            "no column 'label'",
+        ),
         (lambda: rates.selection_rate(PART), "expected max_rate, min_rate"),
         (lambda: rates.error_rate(ow.Partition({}, classes=2), max_rate=0.1), "no column 'label'"),
         (

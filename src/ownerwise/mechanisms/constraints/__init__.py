@@ -7,6 +7,7 @@ training. This package may import anything that `mechanisms` may import, as well
 """
 
 from ownerwise.mechanisms.constraints.common import (
+    balanced_predictions,
     demographic_parity,
     equal_opportunity,
     equalized_odds,
@@ -33,6 +34,7 @@ __all__ = [
     "PenalisedLoss",
     "Rate",
     "RateConstraints",
+    "balanced_predictions",
     "demographic_parity",
     "equal_opportunity",
     "equalized_odds",

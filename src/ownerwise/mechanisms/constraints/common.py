@@ -96,6 +96,38 @@ def error_rate(part: Partition, *, max_rate: float, by: str | None = None) -> li
     return _bounded("error", part, by, part.wrong, part.everyone, max_rate=max_rate)
 
 
+def balanced_predictions(
+    part: Partition, width: float, *, by: str | None = None
+) -> list[Constraint]:
+    """Keep each class's share of the predictions within `width` of its share of the labels.
+
+    Both shares come from the histogram of the same step, so neither the labels nor their counts
+    need to be public. The histogram represents all owners equally, so with individual budgets these
+    bands counteract a tilt towards the classes of lax owners while the model trains.
+
+    Args:
+        part: the partition, with a column "label".
+        width: the largest allowed difference between the two shares, from 0 to 1.
+        by: column whose values are balanced separately, such as a site; by default, all records
+            together.
+    """
+    _check_fraction("width", width)
+    groups = [part.everyone] if by is None else [part[by] == value for value in part[by].values]
+    constraints = []
+    for group in groups:
+        for value in _counted(part, None):
+            predicted = rate(pred=value, where=group)
+            true = rate(part[LABEL] == value, where=group)
+            words = f"balance of {value}: " + " in ".join(
+                filter(None, ("predicted - true share", group.name))
+            )
+            constraints += [
+                (predicted - true <= width).named(f"{words} ≤ {width:g}"),
+                (predicted - true >= -width).named(f"{words} ≥ {-width:g}"),
+            ]
+    return constraints
+
+
 def _gaps(
     kind: str,
     part: Partition,

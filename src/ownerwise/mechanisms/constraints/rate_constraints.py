@@ -165,7 +165,9 @@ class RateConstraints(Release):
 
         Prices [cells, classes] are the derivative of sum_j multiplier_j * rate_j with respect to a
         record's class probabilities, multiplied by the histogram's expected total. This factor
-        roughly offsets the division by the expected batch size.
+        roughly offsets the division by the expected batch size. In every cell, the lowest price is
+        0: a constant for all classes has no gradient, because probabilities sum to 1, and negative
+        prices would cancel against the loss, which magnifies its rounding error.
         """
         assert self._plan is not None
         assert self._plan.release_std is not None
@@ -184,8 +186,9 @@ class RateConstraints(Release):
         per_count = self._weights / bases
         slopes = per_count @ self._numerators - (per_count * rates) @ self._denominators
         state["noise"] = self._plan.release_std * np.sqrt((slopes * slopes).sum(axis=1))
-        prices = (self._mass * self._signs * state["multipliers"]) @ slopes
-        return torch.from_numpy(prices.reshape(self.shape)).to(noised.device)
+        prices = ((self._mass * self._signs * state["multipliers"]) @ slopes).reshape(self.shape)
+        prices -= prices.min(axis=1, keepdims=True)
+        return torch.from_numpy(prices).to(noised.device)
 
     def _bases(self, counts: np.ndarray) -> np.ndarray:
         """Return the denominators, smoothed if independent of the model, and bounded from below."""
