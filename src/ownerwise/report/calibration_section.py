@@ -34,7 +34,7 @@ def _notes(run: Run) -> Notes | None:
     elif found.get("shift") is None:
         words = "made, but its sums were lost: the model was not changed"
     else:
-        words = f"{run.plan.closing_count} sums, noise std {run.plan.closing_std:.4g}"
+        words = f"{run.plan.closing_count} sums, noise std {found['std']:.4g}"
     return Notes(card={"Calibration": words})
 
 
