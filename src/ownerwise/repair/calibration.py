@@ -156,7 +156,7 @@ class Calibration(Closing):
 
         The biases are measured with noise, so they are shrunk (James and Stein 1961, positive part)
         towards 0, or towards the nearest multiple of the direction of the pull: if what remains is
-        no larger than its noise, it is dropped.
+        no larger than its noise, it is dropped. A single round never reverses the pull.
         """
         if len(self._sums) < self._count or self._labels is None or not self._predictions:
             return None
@@ -179,8 +179,10 @@ class Calibration(Closing):
         biases, pull = centred(self._biases()), centred(self._pull())
         length = float(np.sum(pull**2 / variance))
         tau = float(np.sum(pull * biases / variance)) / length if length else 0.0
-        centre = min(max(tau, 0.0), _LARGEST_TAU) * pull
-        rest = biases - centre
+        tau = min(tau, _LARGEST_TAU)
+        centre = max(tau, 0.0) * pull
+        once = self._count - self._of_labels == 1  # a single round may overshoot
+        rest = biases - (tau * pull if once else centre)
         energy = float(np.sum(rest**2 / variance))
         return centre, rest, max(0.0, 1 - max(len(rest) - 3, 1) / energy) if energy else 0.0
 
