@@ -42,11 +42,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from calibration import WOMEN, gain
 from torch import Tensor, nn
 from torch.nn import functional
 
 import ownerwise as ow
+from calibration import WOMEN, gain
 from ownerwise.files import ANYTHING, mapping_of, read_json, write_json, write_text
 from ownerwise.randomness import SecretStream
 

@@ -14,7 +14,8 @@ plan of the third, before its shift, and the same budget for their own sums:
 
 Settings: digits and few (eight seeds), digits with method scale, rare, equal, ctg (four each);
 "few, mixed" and "digits, mixed" (four): the ten owners have records of all digits at random, so
-there is no tilt between classes. Every split has its own seeds, so that all noise is independent. Groups are the classes, except in the mixed settings (the owners).
+there is no tilt between classes. Every split has its own seeds, so that all noise is independent. Groups are
+the classes; in the mixed settings, the owners.
 What was decided beforehand: calibration towards the pull is kept if it raises the strict half over
 plain calibration by an interval above 0 in at least one setting, lowers neither overall accuracy
 nor the strict half by an interval below 0 in any, and does so by more than its rivals.
@@ -34,12 +35,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from calibration import (
-    FIGURES, SETTINGS, Setting, Split, Study, figures, gain, splits_of,
-)  # fmt: skip
 from torch import Tensor
 
 import ownerwise as ow
+from calibration import (
+    FIGURES,
+    SETTINGS,
+    Split,
+    Study,
+    figures,
+    gain,
+    splits_of,
+)  # fmt: skip
 from ownerwise.files import ANYTHING, mapping_of, read_json, write_json, write_text
 
 RESULTS = Path(__file__).parents[1] / "results/releases"

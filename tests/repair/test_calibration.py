@@ -278,9 +278,7 @@ def test_the_measured_pull_is_the_tilt_that_the_plan_predicts():
     """Without noise: sampling rate times clip norm of the owner of each class, up to a constant."""
     for method in ("sample", "scale", "both"):
         owners = ow.Owners(np.repeat([0, 1], 400), np.array([1.0, 4.0]), DELTA)
-        plan = ow.plan(
-            owners, method, steps=20, batch_size=40, calibration=Calibration(pull=True)
-        )
+        plan = ow.plan(owners, method, steps=20, batch_size=40, calibration=Calibration(pull=True))
         logits, labels, owner = owned(plan)
         bound = pulled(plan, logits, labels, owner, std=1e-9)
         expected = np.log(plan.sampling_rates * plan.clip_norms)
@@ -355,7 +353,7 @@ def test_the_same_noised_sums_give_the_same_shift_whatever_the_data():
     plan = PULLED
     states = []
     for seed in (1, 2):
-        logits, labels, owner = owned(plan, seed=seed, records=60 * seed)
+        logits, labels, _ = owned(plan, seed=seed, records=60 * seed)
         bound = Calibration().bind(plan)
         for number in range(plan.closing_count):
             bound.contributions(logits, labels)

@@ -68,9 +68,7 @@ class ClosingRelease:
         for name in ("full_mu", "pull_mu"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
-                raise AccountingError(
-                    f"{name} {value:g}: expected a finite, non-negative number"
-                )
+                raise AccountingError(f"{name} {value:g}: expected a finite, non-negative number")
         if self.pull_mu and not 0 < self.full_mu <= self.pull_mu:
             raise AccountingError(
                 f"full_mu {self.full_mu:g} with pull_mu {self.pull_mu:g}: expected a number above "
