@@ -64,7 +64,6 @@ class Setting:
         budgets: epsilon of each group.
         owner_of: owner of each group.
         labels: label of each group; None if labels are mixed.
-        listed: cells (clip norm, learning rate) to search instead of the grid.
     """
 
     budgets: tuple[float, ...]
@@ -79,12 +78,10 @@ class Setting:
     owner_of: tuple[int, ...] = tuple(range(10))
     labels: tuple[int, ...] | None = tuple(range(10))
     methods: tuple[str, ...] = ("DP-SGD", "IDP-SGD", "INO-SGD", "pull", "IDP-SGD calibrated")
-    listed: tuple[tuple[float, float], ...] = ()
 
     @property
     def cells(self) -> list[tuple[float, float]]:
-        grid = [(clip, length / clip) for clip in self.clip_norms for length in self.step_lengths]
-        return list(self.listed) or grid
+        return [(clip, length / clip) for clip in self.clip_norms for length in self.step_lengths]
 
     @property
     def order(self) -> list[int]:

@@ -2,20 +2,21 @@
 
     python reproduction/studies/releases.py digits
 
-Every setting of `calibration.py` named below, on new splits (five; their seeds start at 3000, and
-nothing was chosen on them), trained with one of three plans: without calibration, with plain
-calibration, and with calibration towards the pull (`Calibration(pull=True)`). Each is tuned over
-the same three cells, by overall accuracy on held-out training records. Two rivals use models and
-plan of the third, before its shift, and the same budget for their own sums:
+Settings of `calibration.py` on five new splits (their seeds start at 3000; nothing was chosen on
+them), trained with one of three plans: without calibration, with plain calibration, and with
+calibration towards the pull (`Calibration(pull=True)`). Clip norms and learning rates are those
+that `calibration.py` chose most often, on other splits, without and with calibration. Each model
+is calibrated eight times, with new noise of the plan; figures are means over these draws. Two
+rivals use models and plan of the third, and the same budget for their own sums:
 
 - paid pull adjustment: class totals of labels, and the same weighted by the owners' mu; tau is 1;
 - tau alone: these two sums, and one of each record's slope and curvature of the log-likelihood in
   tau, with probabilities shifted by tau 1 times the log of their ratio; one Newton step.
 
-Settings: digits and few (eight seeds), digits with method scale, rare, equal, ctg (four each);
-"few, mixed" and "digits, mixed" (four): the ten owners have records of all digits at random, so
-there is no tilt between classes. Every split has its own seeds, so that all noise is independent. Groups are
-the classes; in the mixed settings, the owners.
+Settings: digits (four seeds), digits with method scale, few, rare, equal, ctg (two seeds each);
+"few, mixed" and "digits, mixed" (two): the ten owners have records of all digits at random, so
+there is no tilt between classes. Every split has its own seeds, so that all noise is independent.
+Groups are the classes; in the mixed settings, the owners.
 What was decided beforehand: calibration towards the pull is kept if it raises the strict half over
 plain calibration by an interval above 0 in at least one setting, lowers neither overall accuracy
 nor the strict half by an interval below 0 in any, and does so by more than its rivals.
@@ -28,14 +29,14 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import ownerwise as ow
 from calibration import (
@@ -51,13 +52,15 @@ from ownerwise.files import ANYTHING, mapping_of, read_json, write_json, write_t
 
 RESULTS = Path(__file__).parents[1] / "results/releases"
 FIRST = 3000
+DRAWS = 8
 CELLS = {
-    "digits": ((0.3, 4.0), (1.0, 2.0), (4.0, 2.0)),
-    "few": ((0.3, 2.0), (0.3, 4.0), (1.0, 2.0)),
-    "equal": ((0.3, 2.0), (0.3, 4.0), (1.0, 2.0)),
-    "ctg": ((0.3, 8.0), (1.0, 4.0), (4.0, 8.0)),
+    "digits": ((1.0, 2.0), (1.0, 2.0)),
+    "rare": ((1.0, 2.0), (1.0, 2.0)),
+    "few": ((0.3, 20 / 3), (0.3, 20 / 3)),
+    "equal": ((0.3, 20 / 3), (0.3, 20 / 3)),
+    "ctg": ((4.0, 2.0), (0.3, 80 / 3)),
 }
-"""Clip norms and step lengths: those that were chosen most often in `calibration.py`."""
+"""Clip norm and learning rate, without and with calibration."""
 NAMES = (
     "digits", "few", "rare", "equal", "ctg", "digits, scale", "few, mixed", "digits, mixed",
 )  # fmt: skip
@@ -67,14 +70,7 @@ LABELS = ("IDP-SGD", "calibrated", "calibrated, pull", "paid pull adjustment", "
 def study_of(name: str) -> Study:
     base, *rest = name.split(", ")
     setting = SETTINGS[base]
-    chosen = CELLS.get(base, CELLS["digits"])
-    setting = replace(
-        setting,
-        splits=5,
-        seeds=8 if name in ("digits", "few") else 4,
-        search_seeds=1,
-        listed=tuple((clip, length / clip) for clip, length in chosen),
-    )
+    setting = replace(setting, splits=5, seeds=4 if name == "digits" else 2)
     splits = splits_of(base, setting, first=FIRST)
     if rest == ["mixed"]:
         splits = [
@@ -89,75 +85,114 @@ def _mixed(part: tuple[Tensor, Tensor, np.ndarray], seed: int) -> Any:
     return part[0], part[1], owners
 
 
-def run(study: Study, kind: str) -> dict[str, Any]:
+def run(study: Study, base: str, kind: str) -> dict[str, Any]:
     """Return the figures, [splits, seeds, figures], of every label."""
     prefix = f"IDP-SGD{kind}"
     methods = (prefix, f"{prefix} calibrated", f"{prefix} calibrated, pull")
     found: dict[str, list] = {label: [] for label in LABELS}
     for split, data in enumerate(study.splits):
         for label, method in zip(LABELS, methods, strict=False):
-            cell = study.best_cell(split, method)
+            cell = CELLS[base][label != LABELS[0]]
             rows: dict[str, list] = {}
             for seed in range(100 * split, 100 * split + study.setting.seeds):
                 model, result = study.train(split, method, cell, seed)
-                rows.setdefault(label, []).append(figures(model, data.test, study.setting))
-                if label == LABELS[2]:
-                    for rival, values in _rivals(study, data, model, result, seed):
-                        rows.setdefault(rival, []).append(values)
+                if label == LABELS[0]:
+                    rows.setdefault(label, []).append(figures(model, data.test, study.setting))
+                    continue
+                rivals = _rivals if label == LABELS[2] else {}
+                for name, shift in {label: _calibration, **rivals}.items():
+                    values = _after(study, data, model, result, seed, shift)
+                    rows.setdefault(name, []).append(values)
             for name, values in rows.items():
                 found[name].append(values)
     return found
 
 
-def _rivals(
-    study: Study, data: Split, model: Any, run: ow.Run, seed: int
-) -> Iterator[tuple[str, list[float]]]:
-    """Yield the figures of the releases that were not kept, on the model before its shift."""
-    plan, shift = run.plan, torch.tensor(run.history[-1]["calibration"]["shift"])
+@dataclass(frozen=True)
+class Model:
+    """What a release needs: the plan, and logits, labels and owners of the training records."""
+
+    plan: ow.Plan
+    logits: np.ndarray
+    labels: np.ndarray
+    owner: np.ndarray
+
+    def noised(self, rows: np.ndarray, number: int, sums: int, rng: Any) -> np.ndarray:
+        """Return sum `number` of `sums` that cost as much together as those of the plan."""
+        plan = self.plan
+        lengths = plan.closing_lengths(number)[self.owner, None]
+        std = plan.closing_std * np.sqrt(sums / plan.closing_count)
+        return (rows * lengths).sum(axis=0) + rng.normal(0, std, rows.shape[1])
+
+
+Release = Callable[[Model, np.random.Generator], np.ndarray]
+
+
+def _after(
+    study: Study, data: Split, model: nn.Module, run: ow.Run, seed: int, release: Release
+) -> list[float]:
+    """Return the mean figures over draws of the release."""
+    back = torch.tensor(run.history[-1]["calibration"]["shift"]).float()
     x, y, groups = data.train
     with torch.no_grad():
-        logits = (model(x) + shift.float()).double().numpy()
-    one_hot = np.eye(study.setting.classes)[y.numpy()]
+        logits = (model(x) + back).double().numpy()
     owner = np.array(study.setting.owner_of)[groups]
-    shares = plan.closing_lengths(1)[owner, None]
-    weighted = plan.closing_lengths(0)[owner, None]
-    for name, sums in ((LABELS[3], 2), (LABELS[4], 3)):
-        rng = np.random.default_rng(seed)
-        std = plan.closing_std * np.sqrt(sums / plan.closing_count)
-        if plan.closing_pulls is None:  # equal budgets: nothing to adjust
-            yield name, figures(lambda x: model(x) + shift.float(), data.test, study.setting)
-            continue
-
-        def noised(rows: np.ndarray, rng=rng, std=std) -> np.ndarray:
-            return np.maximum(rows.sum(axis=0) + rng.normal(0, std, rows.shape[1]), std)
-
-        ratio = np.log(noised(weighted * one_hot) / noised(shares * one_hot))
-        tau = 1.0
-        if name == LABELS[4]:
-            tau += _newton(logits, y.numpy(), ratio, shares, std, rng)
-        moved = shift - torch.from_numpy(min(max(tau, 0.0), 2.0) * ratio)
-        yield name, figures(lambda x: model(x) + moved.float(), data.test, study.setting)  # noqa: B023
+    released = Model(run.plan, logits, y.numpy(), owner)
+    found = []
+    for draw in range(DRAWS):
+        shift = back - torch.from_numpy(release(released, np.random.default_rng((seed, draw))))
+        found.append(figures(lambda x, by=shift: model(x) + by.float(), data.test, study.setting))
+    return np.mean(found, axis=0).tolist()
 
 
-def _newton(
-    logits: np.ndarray,
-    labels: np.ndarray,
-    ratio: np.ndarray,
-    shares: np.ndarray,
-    std: float,
-    rng: np.random.Generator,
-) -> float:
-    """Return a Newton step in tau from 1, from one sum of vectors of length at most the shares."""
-    span = max(float(np.ptp(ratio)), 1e-6)
+def _calibration(model: Model, rng: np.random.Generator) -> np.ndarray:
+    """Return the shift of the library's own calibration under the plan."""
+    bound = ow.Calibration().bind(model.plan)
+    logits, labels = torch.from_numpy(model.logits), torch.from_numpy(model.labels)
+    for number in range(model.plan.closing_count):
+        rows = bound.contributions(logits, labels).numpy()
+        total = model.noised(rows, number, model.plan.closing_count, rng)
+        bound.observe(torch.from_numpy(total))
+    assert bound.shift is not None
+    return bound.shift.numpy()
+
+
+def _ratio(model: Model, sums: int, rng: np.random.Generator) -> np.ndarray:
+    """Return the log ratio of weighted and plain class totals, floored at their noise."""
+    one_hot = np.eye(model.logits.shape[1])[model.labels]
+    std = model.plan.closing_std * np.sqrt(sums / model.plan.closing_count)
+    if model.plan.closing_pulls is None:  # equal budgets
+        return np.zeros(one_hot.shape[1])
+    weighted, plain = (np.maximum(model.noised(one_hot, n, sums, rng), std) for n in (0, 1))
+    return np.log(weighted / plain)
+
+
+def _paid_pull(model: Model, rng: np.random.Generator) -> np.ndarray:
+    return _ratio(model, 2, rng)
+
+
+def _tau(model: Model, rng: np.random.Generator) -> np.ndarray:
+    ratio = _ratio(model, 3, rng)
+    tau = 1 + _newton(model, ratio, rng) if np.ptp(ratio) else 0.0
+    return min(max(tau, 0.0), 2.0) * ratio
+
+
+_rivals: dict[str, Release] = {LABELS[3]: _paid_pull, LABELS[4]: _tau}
+
+
+def _newton(model: Model, ratio: np.ndarray, rng: np.random.Generator) -> float:
+    """Return a Newton step in tau from 1, from one sum of vectors of length at most 1."""
+    span = float(np.ptp(ratio))
     unit = (ratio - (ratio.max() + ratio.min()) / 2) / span  # slopes are within 1, curvatures 1/4
-    shifted = logits - ratio
+    shifted = model.logits - ratio
     odds = np.exp(shifted - shifted.max(axis=1, keepdims=True))
     odds /= odds.sum(axis=1, keepdims=True)
     mean = odds @ unit
-    slope, curvature = mean - unit[labels], odds @ unit**2 - mean**2
-    rows = shares * np.stack([0.8 * slope, 0.6 * 4 * curvature], axis=1)
-    first, second = rows.sum(axis=0) + rng.normal(0, std, 2)
-    return float(first / 0.8 / (max(second, std) / 2.4) / span)
+    slope, curvature = mean - unit[model.labels], odds @ unit**2 - mean**2
+    rows = np.stack([0.8 * slope, 0.6 * 4 * curvature], axis=1)
+    first, second = model.noised(rows, 1, 3, rng)
+    least = model.plan.closing_std
+    return float(first / 0.8 / (max(second, least) / 2.4) / span)
 
 
 def table(results: dict[str, Any]) -> str:
@@ -200,7 +235,8 @@ def main() -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for name in options.setting:
-        found = run(study_of(name), " (scale)" if name.endswith("scale") else "")
+        kind = " (scale)" if name.endswith("scale") else ""
+        found = run(study_of(name), name.split(", ")[0], kind)
         write_json(_path(name), {"setting": name, "figures": found}, indent=None)
         kept = mapping_of(ANYTHING)
         stored = {n: read_json(_path(n), kept)["figures"] for n in NAMES if _path(n).exists()}
