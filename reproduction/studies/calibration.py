@@ -77,7 +77,9 @@ class Setting:
     search_seeds: int
     owner_of: tuple[int, ...] = tuple(range(10))
     labels: tuple[int, ...] | None = tuple(range(10))
-    methods: tuple[str, ...] = ("DP-SGD", "IDP-SGD", "INO-SGD", "pull", "IDP-SGD calibrated")
+    methods: tuple[str, ...] = (
+        "DP-SGD", "IDP-SGD", "INO-SGD", "pull", "IDP-SGD calibrated", "IDP-SGD calibrated, pull",
+    )  # fmt: skip
 
     @property
     def cells(self) -> list[tuple[float, float]]:
@@ -377,7 +379,7 @@ def _rows(name: str, methods: dict[str, Any]) -> Iterator[tuple[str, np.ndarray,
         if source not in methods:
             continue
         entry = methods[source]
-        base = source.removesuffix(" calibrated")
+        base = source.removesuffix(", pull").removesuffix(" calibrated")
         base = "IDP-SGD" if method == "INO-SGD" else base
         plain = None
         if base in methods and base != method:
