@@ -282,8 +282,9 @@ def test_the_measured_pull_is_the_tilt_that_the_plan_predicts():
         logits, labels, owner = owned(plan)
         bound = pulled(plan, logits, labels, owner, std=1e-9)
         expected = np.log(plan.sampling_rates * plan.clip_norms)
-        expected = np.repeat(expected - expected[0], 3)
-        np.testing.assert_allclose(bound.record()["pull"], expected, rtol=1e-2, atol=1e-6)
+        expected = np.repeat(expected - expected.mean(), 3)
+        found = np.array(bound.record()["pull"])
+        np.testing.assert_allclose(found - found.mean(), expected, rtol=2e-2)
 
 
 def test_with_few_records_the_pull_recovers_more_of_the_tilt():
@@ -315,11 +316,20 @@ def test_a_tilt_that_is_not_there_is_measured_away():
 def test_the_first_sum_alone_decides_the_direction_and_its_bounds():
     """A class that noise makes look as if it belonged to nobody stays within the public bounds."""
     bound = Calibration().bind(PULLED)
-    bound.observe(torch.tensor([-1e3, 1e6, 1.0]) * bound._unit)
-    bound.observe(torch.tensor([100.0, 100.0, 100.0]) * bound._unit)
-    pull = np.array(bound.record()["pull"])
-    log = np.log(PULLED.sampling_rates * PULLED.clip_norms)
-    assert np.ptp(pull) == pytest.approx(np.ptp(log), rel=1e-2)
+    bound.observe(torch.tensor([-1e3, 1e9, 1e4]) * bound._unit)
+    bound.observe(torch.tensor([1e4, 1e4, 1e4]) * bound._unit)
+    most = np.ptp(np.log(PULLED.sampling_rates * PULLED.clip_norms))
+    assert 0.9 * most < np.ptp(bound.record()["pull"]) < 1.01 * most
+
+
+def test_a_direction_that_is_only_noise_is_mostly_dropped():
+    """Both owners hold the same classes, 25 records each: over 40 draws, the shift is far smaller
+    than the tilt that the plan would cause if the owners held different classes."""
+    logits, labels, _ = owned(PULLED, records=300, strength=0.0)
+    found = [pulled(PULLED, logits, labels, np.arange(300) % 2, seed=seed) for seed in range(40)]
+    most = np.ptp(np.log(PULLED.sampling_rates * PULLED.clip_norms))
+    assert np.median([np.ptp(bound.shift.tolist()) for bound in found]) < 0.5 * most
+    assert np.median([np.ptp(bound.record()["pull"]) for bound in found]) < 0.6 * most
 
 
 def test_a_lost_pull_leaves_an_ordinary_calibration_and_lost_labels_none():

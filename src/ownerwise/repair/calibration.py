@@ -34,6 +34,7 @@ _FEW_ROUNDS, _MANY_ROUNDS = 2, 5
 _LITTLE_NOISE = 0.02  # relative to the class total it is added to
 _RELAXATION = {1: 2.5, 2: 2.0}  # predictions move less than the biases
 _USUAL_RELAXATION = 1.5
+_MILD = 2.0  # far below what James and Stein allow for many classes: most of a tilt is kept
 _LARGEST_TAU = 2.0  # how far the tilt may exceed what the plan predicts before it is shrunk
 
 
@@ -210,7 +211,7 @@ class Calibration(Closing):
             return np.zeros(1)
         if self._tilt is None or self._sums[0] is None:
             return np.zeros(len(labels))
-        return self._tilt.of(self._floored(self._sums[0]), labels)
+        return self._tilt.of(self._floored(self._sums[0]), labels, self._std)
 
     def _biases(self) -> np.ndarray:
         """Return the biases after the sums released so far."""
@@ -279,9 +280,17 @@ class _Tilt:
         slope = float(np.ptp(pulls)) / spread if spread else 0.0
         return cls(slope, (float(np.log(weights.min())), float(np.log(weights.max()))))
 
-    def of(self, weighted: np.ndarray, plain: np.ndarray) -> np.ndarray:
-        """Return the tilt of the class biases, from noised totals."""
-        return self.slope * np.clip(np.log(weighted / plain), *self.bounds)
+    def of(self, weighted: np.ndarray, plain: np.ndarray, std: float) -> np.ndarray:
+        """Return the tilt of the class biases, from noised totals.
+
+        It is shrunk towards 0, which matters only if it is hardly larger than its noise: where
+        all owners hold the same classes, the measured direction is nothing but noise.
+        """
+        variance = std**2 * (weighted**-2.0 + plain**-2.0)
+        tilt = np.clip(np.log(weighted / plain), *self.bounds)
+        tilt -= np.average(tilt, weights=1 / variance)
+        energy = float(np.sum(tilt**2 / variance))
+        return self.slope * tilt * (max(0.0, 1 - _MILD / energy) if energy else 0.0)
 
 
 def closing_for(plan: Plan) -> Closing | None:
