@@ -27,7 +27,7 @@ calibration by an interval above 0 in one setting and lower nothing by an interv
 regression if it lowers the strict group's error by at least 1%, with an interval that excludes 0.
 What came of it: groups are not kept. Regression meets its condition on hours with one total per
 group, and not on updrs; it is not in the library, because the shift would depend on the group at
-prediction. The large scanner has not been run.
+prediction.
 Runs have fixed seeds and are NOT PRIVATE. Each setting is a file in
 reproduction/results/releases/groups; index.md there is written from them.
 """

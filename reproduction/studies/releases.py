@@ -3,11 +3,12 @@
     python reproduction/studies/releases.py digits
 
 Settings of `calibration.py` on five new splits (their seeds start at 3000; see below for the one
-change that was made after results on them), trained with one of three plans: without calibration, with plain calibration, and with
-calibration towards the pull (`Calibration(pull=True)`). Clip norms and learning rates are those
-that `calibration.py` chose most often, on other splits, without and with calibration. Each model
-is calibrated eight times, with new noise of the plan; figures are means over these draws. Two
-rivals use models and plan of the third, and the same budget for their own sums:
+change that was made after results on them), trained with one of three plans: without calibration,
+with plain calibration, and with calibration towards the pull (`Calibration(pull=True)`). Clip norms
+and learning rates are those that `calibration.py` chose most often, on other splits, without and
+with calibration. Each model is calibrated eight times, with new noise of the plan; figures are
+means over these draws. Two rivals use models and plan of the third, and the same budget for their
+own sums:
 
 - paid pull adjustment: class totals of labels, and the same weighted by the owners' mu; tau is 1;
 - tau alone: these two sums, and one of each record's slope and curvature of the log-likelihood in
