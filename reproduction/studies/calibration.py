@@ -77,7 +77,9 @@ class Setting:
     search_seeds: int
     owner_of: tuple[int, ...] = tuple(range(10))
     labels: tuple[int, ...] | None = tuple(range(10))
-    methods: tuple[str, ...] = ("DP-SGD", "IDP-SGD", "INO-SGD", "pull", "IDP-SGD calibrated")
+    methods: tuple[str, ...] = (
+        "DP-SGD", "IDP-SGD", "INO-SGD", "pull", "IDP-SGD calibrated", "IDP-SGD calibrated, pull",
+    )  # fmt: skip
 
     @property
     def cells(self) -> list[tuple[float, float]]:
@@ -159,18 +161,22 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "IDP-SGD": ("sample", {}),
     "INO-SGD": ("sample", {"weights": ow.INO()}),
     "IDP-SGD calibrated": ("sample", {"calibrated": True}),
+    "IDP-SGD calibrated, pull": ("sample", {"calibrated": True, "pull": True}),
     "IDP-SGD (scale)": ("scale", {}),
     "IDP-SGD (scale) calibrated": ("scale", {"calibrated": True}),
+    "IDP-SGD (scale) calibrated, pull": ("scale", {"calibrated": True, "pull": True}),
 }
 PULLED = {"pull": "IDP-SGD", "pull (scale)": "IDP-SGD (scale)"}
 
 
-def splits_of(name: str, features: Path | None) -> list[Split]:
-    setting = SETTINGS[name]
+def splits_of(
+    name: str, setting: Setting, features: Path | None = None, first: int = 1000
+) -> list[Split]:
+    """Return the splits of a setting; those of the digits and of tables have seeds from `first`."""
     if name in ("mnist", "ctg", "adult"):
-        return _unseen(name, setting)
+        return _unseen(name, setting, first)
     if setting.hidden:
-        return _digits(name, setting)
+        return _digits(name, setting, first)
     assert features is not None, "pass --features"
     stored = np.load(features)
     labels = np.array(setting.labels)
@@ -188,7 +194,7 @@ def splits_of(name: str, features: Path | None) -> list[Split]:
     ]
 
 
-def _unseen(name: str, setting: Setting) -> list[Split]:
+def _unseen(name: str, setting: Setting, first: int) -> list[Split]:
     data = ow.data.load(name)
     parts = [part for part in (data.train, data.test) if part is not None]
     x = torch.cat([part.tensors()[0] for part in parts]).float().flatten(1)
@@ -199,20 +205,20 @@ def _unseen(name: str, setting: Setting) -> list[Split]:
         groups = (sex != WOMEN).astype(np.int64)
     found = []
     for split in range(setting.splits):
-        order = np.random.default_rng(1000 + split).permutation(len(x))
+        order = np.random.default_rng(first + split).permutation(len(x))
         test, validation, train = np.split(order, [len(x) // 5, 2 * len(x) // 5])
         found.append(Split(*((x[at], y[at], groups[at]) for at in (train, validation, test))))
     return found
 
 
-def _digits(name: str, setting: Setting) -> list[Split]:
+def _digits(name: str, setting: Setting, first: int) -> list[Split]:
     data = ow.data.load("digits")
     parts = [data.train, data.test]
     x = torch.cat([torch.from_numpy(part.inputs) for part in parts]).flatten(1)
     y = torch.cat([torch.from_numpy(part.targets) for part in parts])
     found = []
     for split in range(setting.splits):
-        rng = np.random.default_rng(1000 + split)
+        rng = np.random.default_rng(first + split)
         order = rng.permutation(len(x))
         test, validation, train = np.split(order, [len(x) // 5, 2 * len(x) // 5])
         if name == "few":
@@ -239,15 +245,16 @@ def figures(
 
 
 class Study:
-    def __init__(self, name: str, features: Path | None):
-        self.setting = SETTINGS[name]
-        self.splits = splits_of(name, features)
+    def __init__(self, setting: Setting, splits: list[Split]):
+        self.setting = setting
+        self.splits = splits
         self.plans: dict[Any, ow.Plan] = {}
 
     def plan(self, split: int, method: str, clip: float) -> ow.Plan:
         kind, options = METHODS[method]
         calibrated = options.get("calibrated", False)
-        key = split, kind, calibrated, clip
+        pull = options.get("pull", False)
+        key = split, kind, calibrated, pull, clip
         if key not in self.plans:
             setting = self.setting
             owner_of = np.array(setting.owner_of)
@@ -262,12 +269,12 @@ class Study:
                 steps=setting.steps,
                 batch_size=setting.batch_size,
                 clip_norm=clip,
-                calibration=self._calibration() if calibrated else None,
+                calibration=self._calibration(pull) if calibrated else None,
             )
         return self.plans[key]
 
-    def _calibration(self) -> ow.Calibration:
-        return ow.Calibration(classes=self.setting.classes)
+    def _calibration(self, pull: bool) -> ow.Calibration:
+        return ow.Calibration(classes=self.setting.classes, pull=pull)
 
     def train(
         self, split: int, method: str, cell: tuple[float, float], seed: int
@@ -297,18 +304,7 @@ class Study:
         setting, chosen = self.setting, []
         results: dict[str, list] = {"figures": [], "before": [], "pull": []}
         for split, data in enumerate(self.splits):
-            scores = {
-                cell: np.mean(
-                    [
-                        figures(
-                            self.train(split, method, cell, 900 + s)[0], data.validation, setting
-                        )[0]
-                        for s in range(setting.search_seeds)
-                    ]
-                )
-                for cell in setting.cells
-            }
-            best = max(scores, key=lambda cell: scores[cell])
+            best = self.best_cell(split, method)
             chosen.append(best)
             for found in results.values():
                 found.append([])
@@ -319,6 +315,20 @@ class Study:
                     moved = figures(lambda x: model(x) + shift, data.test, setting)  # noqa: B023
                     results[key][-1].append(moved)
         return {"cells": chosen, **{key: found for key, found in results.items() if found[0]}}
+
+    def best_cell(self, split: int, method: str) -> tuple[float, float]:
+        """Return the cell with the best accuracy on validation records."""
+        setting, validation = self.setting, self.splits[split].validation
+        scores = {
+            cell: np.mean(
+                [
+                    figures(self.train(split, method, cell, 900 + s)[0], validation, setting)[0]
+                    for s in range(setting.search_seeds)
+                ]
+            )
+            for cell in setting.cells
+        }
+        return max(scores, key=lambda cell: scores[cell])
 
     def _shifts(self, split: int, method: str, run: ow.Run) -> dict[str, Tensor]:
         """Return what to add to the outputs: to undo a calibration, or to adjust for the pull."""
@@ -369,7 +379,7 @@ def _rows(name: str, methods: dict[str, Any]) -> Iterator[tuple[str, np.ndarray,
         if source not in methods:
             continue
         entry = methods[source]
-        base = source.removesuffix(" calibrated")
+        base = source.removesuffix(", pull").removesuffix(" calibrated")
         base = "IDP-SGD" if method == "INO-SGD" else base
         plain = None
         if base in methods and base != method:
@@ -384,7 +394,11 @@ def _rows(name: str, methods: dict[str, Any]) -> Iterator[tuple[str, np.ndarray,
 def gain(values: np.ndarray, plain: np.ndarray, at: int) -> str:
     """Return the mean gain of a figure and its 95% interval over splits, or over seeds of one."""
     change = (values - plain)[..., at]
-    change = change.mean(axis=1) if len(change) > 1 else change[0]
+    return gain(change.mean(axis=1) if len(change) > 1 else change[0])
+
+
+def gain(change: np.ndarray) -> str:
+    """Return the mean of the changes, with its 95% interval (Student's t)."""
     error = stats.t.ppf(0.975, len(change) - 1) * change.std(ddof=1) / np.sqrt(len(change))
     mean = change.mean()
     return f"{mean:+.1f} [{mean - error:.1f}, {mean + error:.1f}]"
@@ -406,7 +420,8 @@ def main() -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     path = _path(options.setting)
-    study = Study(options.setting, options.features)
+    setting = SETTINGS[options.setting]
+    study = Study(setting, splits_of(options.setting, setting, options.features))
     for method in study.setting.methods:
         results = _stored(path)
         if method in PULLED or method in results:

@@ -128,11 +128,42 @@ def test_a_strict_budget_contributes_in_proportion_to_its_mu():
     assert half == pytest.approx(gaussian_mu(0.5, DELTA) / gaussian_mu(1.0, DELTA), rel=1e-4)
 
 
+@pytest.mark.parametrize("epsilon", [0.4, 1.0, 3.0, 8.0, 20.0])
+def test_with_a_pull_the_first_sum_has_lengths_of_its_own(epsilon):
+    """Composed in dp-accounting from the steps and every sum by itself."""
+    full, largest, count = gaussian_mu(1.0, DELTA), gaussian_mu(8.0, DELTA), 4
+    release = ClosingRelease(1.7, count, full, largest)
+    mu = gaussian_mu(epsilon, DELTA)
+    share, pull = release.lengths(mu)
+    assert share == pytest.approx(min(mu, full) / largest)
+    assert pull == pytest.approx(min(mu, largest) / largest)
+    options = {"value_discretization_interval": 1e-4}
+    composed = plds.from_gaussian_mechanism(2.0, sampling_prob=0.1, **options).self_compose(50)
+    for length in (pull, *[share] * (count - 1)):
+        composed = composed.compose(plds.from_gaussian_mechanism(1.7 / length, **options))
+    exposure = Exposure(0.1, 2.0, closing=release.sensitivity(epsilon, DELTA))
+    run = RunCost(Schedule.constant(50), closing=release)
+    theirs = composed.get_epsilon_for_delta(DELTA)
+    assert run.epsilon(exposure, DELTA) == pytest.approx(theirs, rel=5e-4)
+
+
+def test_a_pull_costs_every_owner_at_most_the_share_of_the_strictest():
+    """Lax owners pay for their larger weights, but not a larger part of their budgets."""
+    share, count, full, largest = 0.1, 3, gaussian_mu(0.5, DELTA), gaussian_mu(10.0, DELTA)
+    std = math.sqrt(count / share) / full
+    release = ClosingRelease(std * full / largest, count, full, largest)
+    for epsilon in np.geomspace(0.5, 10.0, 9):
+        spent = 1 / release.multiplier(release.sensitivity(float(epsilon), DELTA))
+        assert spent**2 <= share * gaussian_mu(float(epsilon), DELTA) ** 2 * (1 + 1e-9)
+
+
 @pytest.mark.parametrize(
     ("values", "match"),
     [
         ((0.0, 1), "std 0: expected"), ((math.inf, 1), "std inf"), ((1.0, 0), "0 closing releases"),
         ((1.0, 1, -1.0), "full_mu -1"), ((1.0, 1, math.nan), "full_mu nan"),
+        ((1.0, 2, 1.0, -1.0), "pull_mu -1"), ((1.0, 2, 0.0, 1.0), "full_mu 0 with pull_mu 1"),
+        ((1.0, 2, 2.0, 1.0), "full_mu 2 with pull_mu 1"),
     ],
 )  # fmt: skip
 def test_bad_values_are_refused(values, match):

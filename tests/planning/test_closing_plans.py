@@ -20,18 +20,22 @@ class Closing:
 
     count: int = 3
     full: float | None = None
+    pull: bool = False
 
     def closing(self, epsilon, delta, records):
         full = epsilon.min() if self.full is None else self.full
         mu = gaussian_mu(float(full), float(delta.min()))
         std = np.sqrt(self.count / 0.1) / mu
+        if self.pull:
+            largest = gaussian_mu(float(epsilon.max()), float(delta.min()))
+            return ClosingRelease(float(std * mu / largest), self.count, mu, largest)
         return ClosingRelease(float(std), self.count, 0.0 if self.full is None else mu)
 
 
-def make(method="sample", epsilon=(1.0, 3.0, 8.0), full=None, **options):
+def make(method="sample", epsilon=(1.0, 3.0, 8.0), full=None, pull=False, **options):
     owners = ow.Owners(np.repeat(np.arange(len(epsilon)), 400), np.array(epsilon), DELTA)
     options = {"steps": 60, "batch_size": 60, **options}
-    return ow.plan(owners, method, calibration=Closing(full=full), **options)
+    return ow.plan(owners, method, calibration=Closing(full=full, pull=pull), **options)
 
 
 def by_dp_accounting(plan, owner, width=1e-4):
@@ -40,17 +44,22 @@ def by_dp_accounting(plan, owner, width=1e-4):
     sampled = plds.from_gaussian_mechanism(
         float(plan.noise_multipliers[owner]), sampling_prob=rate, **options
     )
-    share = 1.0 if plan.closing_shares is None else float(plan.closing_shares[owner])
-    multiplier = plan.closing_std / (share * np.sqrt(plan.closing_count))
-    once = plds.from_gaussian_mechanism(multiplier, **options)
-    return sampled.self_compose(plan.steps).compose(once).get_epsilon_for_delta(DELTA)
+    composed = sampled.self_compose(plan.steps)
+    for number in range(plan.closing_count):
+        length = float(plan.closing_lengths(number)[owner])
+        composed = composed.compose(
+            plds.from_gaussian_mechanism(plan.closing_std / length, **options)
+        )
+    return composed.get_epsilon_for_delta(DELTA)
 
 
 @pytest.mark.parametrize("method", ["uniform", "sample", "scale", "both"])
-@pytest.mark.parametrize("full", [None, 3.0])
-def test_every_owner_spends_the_budget_and_no_more(method, full):
-    plan = make(method, full=full)
-    assert (plan.closing_shares is None) == (full is None)
+@pytest.mark.parametrize(("full", "pull"), [(None, False), (3.0, False), (None, True), (3.0, True)])
+def test_every_owner_spends_the_budget_and_no_more(method, full, pull):
+    """Every closing sum is composed by itself, with its own length."""
+    plan = make(method, full=full, pull=pull)
+    assert (plan.closing_shares is None) == (full is None and not pull)
+    assert (plan.closing_pulls is None) == (not pull)
     spent = [by_dp_accounting(plan, owner) for owner in range(3)]
     assert (np.array(spent) <= plan.targets).all()
     least = spent[:1] if method == "uniform" else spent
@@ -76,6 +85,44 @@ def test_it_leaves_less_for_the_steps():
     alone = ow.plan(owners, "sample", steps=60, batch_size=60)
     assert make().noise_std > alone.noise_std
     assert alone.closing is None
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_many_budgets_with_a_pull(accountant):
+    rng = np.random.default_rng(1)
+    epsilon = np.exp(rng.uniform(np.log(0.3), np.log(8), 3000))
+    owners = ow.Owners(np.arange(3000), epsilon, DELTA)
+    plan = ow.plan(
+        owners, "sample", steps=50, batch_size=150, calibration=Closing(pull=True, full=1.0),
+        accountant=accountant,
+    )  # fmt: skip
+    assert plan.closing_pulls is not None
+    order = np.argsort(epsilon)
+    assert (np.diff(plan.closing_pulls[order]) >= 0).all()
+    assert plan.closing_pulls.max() <= 1
+    strict = epsilon < 1
+    np.testing.assert_allclose(plan.closing_pulls[strict], plan.closing_shares[strict])
+    ratio = plan.epsilon() / epsilon
+    assert ratio.max() <= 1
+    assert ratio.min() > 0.99
+
+
+def test_pulls_are_stored_hashed_and_verified(tmp_path):
+    plan = make(pull=True)
+    plan.save(tmp_path / "plan.json")
+    again = ow.Plan.load(tmp_path / "plan.json")
+    assert again == plan
+    assert (again.closing_pulls == plan.closing_pulls).all()
+    assert dataclasses.replace(plan, closing_pulls=None).hash != plan.hash
+    with pytest.raises(ow.PlanError, match="spend"):
+        dataclasses.replace(plan, closing_pulls=np.ones(3)).verified()
+    for change in (
+        {"closing_pulls": np.array([1.0, 2.0, 1.0])},
+        {"closing_pulls": np.array([-0.1, 0.2, 1.0])},
+        {"closing_shares": None},
+    ):
+        with pytest.raises(ow.PlanError, match="expected"):
+            dataclasses.replace(plan, **change).verified()
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])

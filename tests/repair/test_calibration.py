@@ -25,6 +25,9 @@ def plan_of(rounds=2, epsilon=(1.0, 4.0), records=400, **options):
     return ow.plan(owners, "sample", steps=20, batch_size=40, calibration=calibration)
 
 
+PULLED = plan_of(rounds=1, pull=True)
+
+
 def calibrate(plan, logits, labels, std=None, seed=0):
     """Return the calibration after exact sums plus noise, in a float64 loop over records."""
     bound = Calibration().bind(plan)
@@ -48,11 +51,14 @@ def tilted(records=800, classes=4, seed=0, strength=1.5):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(2, 8), st.integers(1, 12), st.integers(0, 10**6), st.floats(0.01, 1e6))
-def test_one_record_moves_every_sum_by_at_most_one(classes, records, seed, scale):
+@given(
+    st.integers(2, 8), st.integers(1, 12), st.integers(0, 10**6), st.floats(0.01, 1e6),
+    st.booleans(),
+)  # fmt: skip
+def test_one_record_moves_every_sum_by_at_most_one(classes, records, seed, scale, pull):
     """All sums together, whatever the noised sums so far: every record removed in turn."""
     rng = np.random.default_rng(seed)
-    plan = plan_of()
+    plan = PULLED if pull else plan_of()
     logits = torch.tensor(rng.normal(0, scale, (records, classes)))
     labels = torch.tensor(rng.integers(0, classes, records))
     bound = Calibration().bind(plan)
@@ -107,7 +113,7 @@ def test_where_nothing_is_tilted_noise_is_hardly_added():
         bound = calibrate(plan, logits, labels, seed=seed)
         assert bound.shift is not None
         shifts.append(float(bound.shift.norm()))
-        unshrunk.append(float(np.linalg.norm(bound._shrunk()[0])))
+        unshrunk.append(float(np.linalg.norm(bound._shrunk()[1])))
     assert np.mean(shifts) < 0.3 * np.mean(unshrunk)
 
 
@@ -170,6 +176,8 @@ def test_all_bad_settings_are_named():
         Calibration(share=1.5, rounds=0, classes=1)
     named = [problem.split()[1] for problem in error.value.problems]
     assert named == ["share", "rounds", "classes"]
+    with pytest.raises(ow.OwnerwiseError, match="pull 1: expected True or False"):
+        Calibration(pull=1)  # pyright: ignore[reportArgumentType]
 
 
 def test_the_state_continues_between_rounds():
@@ -237,3 +245,139 @@ def test_the_shift_is_folded_into_the_last_bias_where_there_is_one(model, width,
     assert model.training == training
     amount = shift if after.dim() == 2 and after.shape[1] == width else shift[1] - shift[0]
     assert torch.allclose(before - after, amount.float().expand_as(before), atol=1e-6)
+
+
+def pulled(plan, logits, labels, owner, std=None, seed=0, lost=()):
+    """Return a calibration towards the pull after sums in a float64 loop, with the plan's noise."""
+    bound = Calibration().bind(plan)
+    noise = plan.closing_std if std is None else std
+    if std is not None:
+        bound._std = std
+    rng = np.random.default_rng(seed)
+    for number in range(plan.closing_count):
+        lengths = torch.tensor(plan.closing_lengths(number)[owner])
+        rows = bound.contributions(logits, labels).double() * lengths[:, None]
+        total = rows.sum(dim=0) + torch.tensor(rng.normal(0, noise, rows.shape[1]))
+        bound.observe(None if number in lost else total)
+    return bound
+
+
+def owned(plan, records=150, classes=6, strength=1.0, seed=0):
+    """Return logits tilted by `strength` times the log pull of the owners of each class, labels
+    and owners: owner 0 has the first half of the classes, owner 1 the others.
+    """
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), records // classes)
+    owner = (labels >= classes // 2).astype(int)
+    pull = np.log(plan.sampling_rates * plan.clip_norms)[(np.arange(classes) >= classes // 2) * 1]
+    logits = 2.0 * np.eye(classes)[labels] + rng.normal(0, 1, (len(labels), classes))
+    return torch.tensor(logits + strength * pull), torch.tensor(labels), owner
+
+
+def test_the_measured_pull_is_the_tilt_that_the_plan_predicts():
+    """Without noise: sampling rate times clip norm of the owner of each class, up to a constant."""
+    for method in ("sample", "scale", "both"):
+        owners = ow.Owners(np.repeat([0, 1], 400), np.array([1.0, 4.0]), DELTA)
+        plan = ow.plan(owners, method, steps=20, batch_size=40, calibration=Calibration(pull=True))
+        logits, labels, owner = owned(plan)
+        bound = pulled(plan, logits, labels, owner, std=1e-9)
+        expected = np.log(plan.sampling_rates * plan.clip_norms)
+        expected = np.repeat(expected - expected.mean(), 3)
+        found = np.array(bound.record()["pull"])
+        np.testing.assert_allclose(found - found.mean(), expected, rtol=2e-2)
+
+
+def test_with_few_records_the_pull_recovers_more_of_the_tilt():
+    """600 records, 40 draws of the noise: the mean distance from the tilt falls by a third."""
+    plain = plan_of(rounds=2)
+    logits, labels, owner = owned(plain, records=600)
+    tilt = np.log(plain.sampling_rates * plain.clip_norms)
+    tilt = np.repeat(tilt - tilt.mean(), 3)
+    away = {}
+    for plan in (plain, PULLED):
+        shifts = [pulled(plan, logits, labels, owner, seed=seed).shift for seed in range(40)]
+        assert all(shift is not None for shift in shifts)
+        centred = [(shift - shift.mean()).numpy() for shift in shifts]
+        away[plan.hash] = np.mean([np.linalg.norm(shift - tilt) for shift in centred])
+    assert away[PULLED.hash] < 0.67 * away[plain.hash]
+    assert away[plain.hash] < np.linalg.norm(tilt)
+
+
+def test_a_tilt_that_is_not_there_is_measured_away():
+    """The plan predicts a ratio of 6, but many records show that there is none. A single round
+    would overshoot."""
+    for plan in (PULLED, plan_of(rounds=4, pull=True)):
+        logits, labels, owner = owned(plan, records=60_000, strength=0.0)
+        shift = pulled(plan, logits, labels, owner).shift
+        assert shift is not None
+        assert float(shift.max() - shift.min()) < 0.3
+
+
+def test_the_first_sum_alone_decides_the_direction_and_its_bounds():
+    """A class that noise makes look as if it belonged to nobody stays within the public bounds."""
+    bound = Calibration().bind(PULLED)
+    bound.observe(torch.tensor([-1e3, 1e9, 1e4]) * bound._unit)
+    bound.observe(torch.tensor([1e4, 1e4, 1e4]) * bound._unit)
+    most = np.ptp(np.log(PULLED.sampling_rates * PULLED.clip_norms))
+    assert 0.9 * most < np.ptp(bound.record()["pull"]) < 1.01 * most
+
+
+def test_a_direction_that_is_only_noise_is_mostly_dropped():
+    """Both owners hold the same classes, 25 records each: over 40 draws, the shift is far smaller
+    than the tilt that the plan would cause if the owners held different classes."""
+    logits, labels, _ = owned(PULLED, records=300, strength=0.0)
+    found = [pulled(PULLED, logits, labels, np.arange(300) % 2, seed=seed) for seed in range(40)]
+    most = np.ptp(np.log(PULLED.sampling_rates * PULLED.clip_norms))
+    assert np.median([np.ptp(bound.shift.tolist()) for bound in found]) < 0.5 * most
+    assert np.median([np.ptp(bound.record()["pull"]) for bound in found]) < 0.6 * most
+
+
+def test_a_lost_pull_leaves_an_ordinary_calibration_and_lost_labels_none():
+    logits, labels, owner = owned(PULLED, records=6000)
+    found = pulled(PULLED, logits, labels, owner, lost=(0,))
+    assert found.shift is not None
+    assert found.record()["pull"] == [0.0] * 6
+    assert pulled(PULLED, logits, labels, owner, lost=(1,)).shift is None
+    assert pulled(PULLED, logits, labels, owner, lost=(2,)).shift is None
+
+
+def test_equal_budgets_have_no_pull_and_uniform_plans_predict_no_tilt():
+    owners = ow.Owners(np.repeat([0, 1], 400), np.array([2.0, 2.0]), DELTA)
+    equal = [
+        ow.plan(owners, steps=20, batch_size=40, calibration=Calibration(pull=pull))
+        for pull in (False, True)
+    ]
+    assert equal[0].closing_pulls is None
+    assert equal[1].closing_pulls is None
+    assert equal[1].hash == equal[0].hash
+    owners = ow.Owners(np.repeat([0, 1], 400), np.array([1.0, 4.0]), DELTA)
+    uniform = ow.plan(
+        owners, "uniform", steps=20, batch_size=40, calibration=Calibration(pull=True)
+    )
+    logits, labels, owner = owned(uniform)
+    assert pulled(uniform, logits, labels, owner).record()["pull"] == [0.0] * 6
+
+
+def test_the_same_noised_sums_give_the_same_shift_whatever_the_data():
+    """Neighbouring data sets: everything but the sums is public."""
+    plan = PULLED
+    states = []
+    for seed in (1, 2):
+        logits, labels, _ = owned(plan, seed=seed, records=60 * seed)
+        bound = Calibration().bind(plan)
+        for number in range(plan.closing_count):
+            bound.contributions(logits, labels)
+            total = torch.tensor([40.0, 30.0 + number, 20.0, 9.0, 60.0, 50.0]) * bound._unit
+            bound.observe(total.double())
+        states.append((bound.record(), bound.shift.tolist()))
+    assert states[0] == states[1]
+
+
+def test_the_number_of_sums_does_not_change_with_the_pull():
+    epsilon, delta = np.array([1.0, 4.0]), np.full(2, DELTA)
+    for records, count in ((1000, 3), (10**6, 6)):
+        for pull in (False, True):
+            release = Calibration(pull=pull).closing(epsilon, delta, np.full(2, records))
+            assert release.count == count
+    assert Calibration(pull=True).settings()["pull"] is True
+    assert "pull" not in Calibration().settings()

@@ -46,15 +46,20 @@ def sum_of(plan, model, x, y, closing, at_once=16, seed=3):
 
 @pytest.mark.parametrize("at_once", [1, 7, 16, 512])
 @pytest.mark.parametrize("full", [None, 2.0])
-def test_the_sum_is_that_of_a_float64_loop(at_once, full):
-    """Whatever the pieces; each row has the owner's share."""
+@pytest.mark.parametrize("pull", [False, True])
+def test_the_sum_is_that_of_a_float64_loop(at_once, full, pull):
+    """Whatever the pieces; each row has the owner's share, or the owner's pull at first."""
     epsilon = (0.02, 4.0) if full else (0.5, 4.0)
-    plan, x, y, model = setting(epsilon=epsilon, records=61)
-    if full:
+    plan, x, y, model = setting(epsilon=epsilon, records=61, pull=pull)
+    if full or pull:
         assert plan.closing_shares is not None
-    shares = np.ones(2) if plan.closing_shares is None else plan.closing_shares
     closing = ow.Calibration().bind(plan)
-    for _ in range(2):
+    for number in range(2 + pull):
+        shares = plan.closing_shares
+        if number == 0 and pull:
+            shares = plan.closing_pulls
+        if shares is None:
+            shares = np.ones(2)
         found = sum_of(plan, model, x, y, closing, at_once)
         expected = np.zeros(CLASSES)
         double = copy.deepcopy(model).double()
@@ -80,6 +85,42 @@ def test_one_record_moves_a_sum_by_at_most_its_share():
             if at != out:
                 without += plan.closing_shares[at % 2] * rows[at].double().numpy()
         assert np.linalg.norm(whole.numpy() - without / (1 + 1e-4)) <= share * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("sampling", ["record", "owner"])
+def test_an_owner_moves_all_sums_together_by_at_most_what_is_paid(sampling):
+    """Every record, or every owner with all records, removed in turn; extreme outputs; the squared
+    lengths over all sums, as they are accounted for, whatever was released before."""
+    rng = np.random.default_rng(5)
+    x = torch.tensor(rng.normal(0, 50, (40, 5)), dtype=torch.float32)
+    y = torch.tensor(rng.integers(0, CLASSES, 40))
+    index = np.arange(40) % 4
+    epsilon = np.array([0.3, 1.0, 3.0, 8.0])
+    unit = "owner" if sampling == "owner" else "record"
+    given = {"unit": unit, "steps": 4, "batch_size": 2, "calibration": ow.Calibration(pull=True)}
+    plan = ow.plan(ow.Owners(index, epsilon, 1e-5), **given)
+    assert plan.closing_pulls is not None
+    assert np.ptp(plan.closing_pulls) > 0.5
+    model = nn.Linear(5, CLASSES)
+    with torch.no_grad():
+        model.weight.mul_(100)
+    moves = range(40) if sampling == "record" else range(4)
+    squared = np.zeros(len(moves))
+    closing = ow.Calibration().bind(plan)
+    for _ in range(plan.closing_count):
+        whole = sum_of(plan, model, x, y, closing)
+        rows = closing.contributions(model(x).detach(), y).double().numpy()
+        shares = plan.closing_lengths(closing.released)
+        shares = shares / (10 if sampling == "owner" else 1)
+        for at, out in enumerate(moves):
+            gone = index == out if sampling == "owner" else np.arange(40) == out
+            without = (rows * shares[index, None])[~gone].sum(axis=0)
+            squared[at] += ((whole.numpy() - without / (1 + 1e-9)) ** 2).sum()
+        closing.observe(torch.tensor(rng.normal(0, 30, CLASSES)))
+    paid = plan.closing_count * plan.closing_sensitivities**2
+    owner = np.array([out if sampling == "owner" else index[out] for out in moves])
+    assert (squared <= paid[owner] * (1 + 1e-4)).all()
+    assert (squared.max() >= 0.3 * paid[owner]).any()
 
 
 def test_removing_a_record_changes_no_bit_of_the_others():

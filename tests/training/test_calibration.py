@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import ownerwise as ow
+from ownerwise.cli.main import main as command_line
 from ownerwise.step import PrivateStep
 from ownerwise.training.averaging import Averaging
 
@@ -25,10 +26,10 @@ def data(records=900, seed=0):
     return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
 
 
-def make_plan(calibration=True, **options):
+def make_plan(calibration=True, pull=False, **options):
     _, y = data()
     owners = ow.Owners(y.numpy(), {0: 1.0, 1: 4.0, 2: 8.0}, 1e-5)
-    given = {"calibration": ow.Calibration()} if calibration else {}
+    given = {"calibration": ow.Calibration(pull=pull)} if calibration else {}
     return ow.plan(owners, steps=30, batch_size=60, **given, **options)
 
 
@@ -60,8 +61,9 @@ def test_the_trainer_calibrates_by_itself_and_helps_the_strict_owner(tmp_path):
     assert np.mean(gained) > 0.05
 
 
-def test_report_and_card_say_what_was_released(tmp_path):
-    plan = make_plan()
+@pytest.mark.parametrize("pull", [False, True])
+def test_report_and_card_say_what_was_released(tmp_path, pull):
+    plan = make_plan(pull=pull)
     trainer, _ = fit(plan, folder=tmp_path / "run")
     run = trainer.fit(data(), validation=data(seed=9))
     assert run.label == "IDP-SGD calibrated"
@@ -74,7 +76,8 @@ def test_report_and_card_say_what_was_released(tmp_path):
     assert "3 sums over all records" in page
     loaded.card(tmp_path / "CARD.md")
     card = (tmp_path / "CARD.md").read_text()
-    assert "3 sums, noise std" in card
+    assert "3 sums, noise std 20.4" in card  # relative to a record that counts in full
+    assert ("direction of the tilt" in page) == pull
     code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
     assert code is not None
     printed: list[float] = []
@@ -83,10 +86,10 @@ def test_report_and_card_say_what_was_released(tmp_path):
     assert 0.99 * said <= printed[0] <= said
 
 
-@pytest.mark.parametrize("averaging", [None, 0.9])
-def test_an_interrupted_run_resumes_and_calibrates_once(tmp_path, averaging, monkeypatch):
+@pytest.mark.parametrize(("averaging", "pull"), [(None, False), (0.9, False), (None, True)])
+def test_an_interrupted_run_resumes_and_calibrates_once(tmp_path, averaging, pull, monkeypatch):
     """Stopped by an error between two sums: the sum that was paid for is lost, nothing else."""
-    plan = make_plan()
+    plan = make_plan(pull=pull)
     trainer, _ = fit(plan, folder=tmp_path / "run", averaging=averaging)
     original = PrivateStep._calibrate
     calls = []
@@ -148,3 +151,23 @@ def test_the_estimator_calibrates():
     wrong = ow.PrivateClassifier(classes=[0, 1, 2], calibration={"shares": 0.1})
     with pytest.raises(ow.OwnerwiseError, match="did you mean 'share'"):
         wrong.fit(x.numpy(), y.numpy())
+
+
+def test_every_front_end_can_pay_for_the_pull(tmp_path):
+    """In Python, by the estimator and on the command line."""
+    x, y = data()
+    classifier = ow.PrivateClassifier(
+        {0: 1.0, 1: 4.0, 2: 8.0}, classes=[0, 1, 2], steps=20, weights=None,
+        calibration={"pull": True},
+    )  # fmt: skip
+    classifier.fit(x.numpy(), y.numpy(), owners=y.numpy())
+    assert classifier.plan_.closing_pulls is not None
+    assert max(classifier.run_.history[-1]["calibration"]["pull"]) > 0.5
+    budgets = tmp_path / "budgets.csv"
+    budgets.write_text("owner,epsilon,records\na,1,400\nb,4,400\n")
+    out = tmp_path / "plan.json"
+    options = ["--steps", "20", "--batch-size", "40", "--out", str(out)]
+    assert command_line(["plan", str(budgets), "--calibrate-pull", *options]) == 0
+    plan = ow.Plan.load(out)
+    assert plan.closing_pulls is not None
+    assert (plan.epsilon() <= plan.targets).all()

@@ -21,7 +21,13 @@ from ownerwise.accounting.curves import (
 from ownerwise.accounting.gaussian import gaussian_mu
 from ownerwise.accounting.owner_epsilon import owner_epsilon
 from ownerwise.accounting.per_owner import epsilon
-from ownerwise.accounting.release import NOISES, ClosingRelease, PaidRelease, joint_multiplier
+from ownerwise.accounting.release import (
+    NOISES,
+    ClosingRelease,
+    PaidRelease,
+    joint_length,
+    joint_multiplier,
+)
 from ownerwise.accounting.roots import find_root
 from ownerwise.accounting.run_cost import (
     ACCOUNTANTS,
@@ -48,6 +54,7 @@ __all__ = [
     "epsilon",
     "find_root",
     "gaussian_mu",
+    "joint_length",
     "joint_multiplier",
     "multiplier_curve",
     "owner_epsilon",

@@ -63,6 +63,14 @@ def add(commands: Any) -> None:
         help="pay for a release after training that removes the tilt of the class biases",
     )
     command.add_argument(
+        "--calibrate-pull",
+        dest="calibration",
+        action="store_const",
+        const={"pull": True},
+        help="the same, with one more sum that measures the direction of the tilt: better if "
+        "owners hold different classes",
+    )
+    command.add_argument(
         "--strict", action="store_true", help="refuse plans that cannot use up every budget"
     )
     command.add_argument(

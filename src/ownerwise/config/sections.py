@@ -181,7 +181,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         ),
         "calibration": elsewhere("true, a name, or a table with options").means(
             "pay for a release after training that removes the tilt of the class biases; options "
-            "`share` and `rounds` ([why](proofs/calibration.md))"
+            "`share`, `rounds` and `pull` ([why](proofs/calibration.md))"
         ),
         "unit": elsewhere(f"one of {', '.join(UNITS)}").means(
             "what each epsilon protects: one `record` (default), or the `owner` with all of their "

@@ -133,6 +133,7 @@ def make_plan(owners: Owners, request: PlanRequest) -> Plan:
     planner = _planner(owners, request, release, reweighted)
     schedule, batch_size, solution = _solve(owners, request, planner)
     rates = solution.sampling_rates
+    closing_shares, closing_pulls = planner.closing_lengths()
     result = Plan(
         method=request.method,
         accountant=request.accountant,
@@ -152,7 +153,8 @@ def make_plan(owners: Owners, request: PlanRequest) -> Plan:
         release_shares=rates.min() / rates if reweighted else None,
         closing_std=None if planner.closing is None else planner.closing.std,
         closing_count=0 if planner.closing is None else planner.closing.count,
-        closing_shares=planner.closing_shares(),
+        closing_shares=closing_shares,
+        closing_pulls=closing_pulls,
         unit=request.unit,
         sampling=str(request.sampling),
         records_per_owner=_records_per_owner(request),

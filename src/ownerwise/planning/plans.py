@@ -37,7 +37,8 @@ class Plan:
     If `release_std` is set, it also releases one sum of per-record vectors of length at most 1 (at
     most `release_shares[o]`, if set), with noise of std `release_std_at(step)`. If `closing_std` is
     set, it releases `closing_count` more sums after training, over all records, of vectors of
-    length at most 1 (at most `closing_shares[o]`, if set), each with noise of std `closing_std`. It
+    length at most 1 (at most `closing_shares[o]`, if set; in the first of them at most
+    `closing_pulls[o]`, if set), each with noise of std `closing_std`. It
     releases nothing else. Such a run is (targets[o], deltas[o])-differentially private for each
     individual record of owner o (add or remove one record). For all records of an owner together,
     it is (owner_epsilon()[o], deltas[o])-differentially private.
@@ -76,6 +77,7 @@ class Plan:
     closing_std: float | None = None
     closing_count: int = 0
     closing_shares: np.ndarray | None = field(default=None, repr=False)
+    closing_pulls: np.ndarray | None = field(default=None, repr=False)
     hardened_rows: int | None = None
     unit: str = "record"
     sampling: str = "record"
@@ -163,9 +165,23 @@ class Plan:
     @property
     def exposures(self) -> tuple[np.ndarray, ...]:
         """The parts of every owner's `Exposure`, as one array per part."""
-        ones = np.ones(len(self.targets))
-        closing = ones if self.closing_shares is None else self.closing_shares
-        return self.sampling_rates, self.noise_multipliers, self.release_sensitivities, closing
+        release, closing = self.release_sensitivities, self.closing_sensitivities
+        return self.sampling_rates, self.noise_multipliers, release, closing
+
+    @property
+    def closing_sensitivities(self) -> np.ndarray:
+        """The length of a record's vectors in the closing sums that determines their cost."""
+        if self.closing_pulls is None:
+            return self.closing_lengths(0)
+        lengths = self.closing_lengths(1), self.closing_lengths(0)
+        return accounting.joint_length(*lengths, self.closing_count)
+
+    def closing_lengths(self, number: int) -> np.ndarray:
+        """Return the maximum length of a record's vector in closing sum `number`, per owner."""
+        lengths = self.closing_shares
+        if number == 0 and self.closing_pulls is not None:
+            lengths = self.closing_pulls
+        return np.ones(len(self.targets)) if lengths is None else lengths
 
     @property
     def accounted_multipliers(self) -> np.ndarray:

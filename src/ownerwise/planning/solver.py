@@ -273,30 +273,36 @@ class Planner:
     def _run(self, schedule: Schedule) -> RunCost:
         return RunCost(schedule, self.accountant, self.release, self.closing)
 
-    def closing_shares(self) -> np.ndarray | None:
-        """Return the most that a record of each owner adds to the closing release, if owners
-        differ.
+    def closing_lengths(self) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Return the most that a record of each owner adds to the closing sums, if owners differ.
 
-        With many budgets, shares are interpolated, and reduced by more than the interpolation can
-        be off, so that they do not exceed what the solver has accounted for. They vary smoothly
-        with the budgets, which keeps the accountant fast (`accounting.per_owner`).
+        The second array, if any, is for the first sum, and the first one for the others.
         """
         if self.closing is None or not self.closing.full_mu:
-            return None
-        shares = np.empty(len(self.owners))
+            return None, None
+        shares, pulls = self.closing.lengths(self._closing_mus())
+        return (shares if pulls is not None or shares.min() < 1 else None), pulls
+
+    def _closing_mus(self) -> np.ndarray:
+        """Return a lower bound on the mu of every owner's budget.
+
+        With many budgets, it is interpolated, and reduced by more than the interpolation can be
+        off, so that owners do not contribute more than the solver has accounted for. It varies
+        smoothly with the budgets, which keeps the accountant fast (`accounting.per_owner`).
+        """
+        result = np.empty(len(self.owners))
         for group in self.budgets.groups:
             epsilon = self.budgets.epsilon[group.members]
             nodes, at = np.unique(epsilon, return_inverse=True)
             if len(nodes) <= _SHARE_NODES:
-                of_nodes = [self.closing.sensitivity(float(e), group.delta) for e in nodes]
-                shares[group.members] = np.array(of_nodes)[at]
+                of_nodes = [gaussian_mu(float(e), group.delta) for e in nodes]
+                result[group.members] = np.array(of_nodes)[at]
                 continue
             nodes = np.geomspace(nodes[0], nodes[-1], _SHARE_NODES)
             mus = [gaussian_mu(float(e), group.delta) for e in nodes]
             log_mu = CubicSpline(np.log(nodes), np.log(mus))(np.log(epsilon))
-            reduced = np.exp(log_mu - _SHARE_ERROR) / self.closing.full_mu
-            shares[group.members] = np.minimum(1.0, reduced)
-        return shares if shares.min() < 1 else None
+            result[group.members] = np.exp(log_mu - _SHARE_ERROR)
+        return result
 
     def batch_size(self, sampling_rates: np.ndarray) -> float:
         """Return the expected batch size at these sampling rates of the owners."""

@@ -41,7 +41,7 @@ FORMAT = 1
 ARRAYS = ("sampling_rates", "clip_norms", "targets", "deltas", "records")
 """Per-owner arrays of a plan, in the order in which they are hashed."""
 
-SHARES = ("release_shares", "closing_shares")
+SHARES = ("release_shares", "closing_shares", "closing_pulls")
 """Additional arrays in plans that account for a release, at every step or after training, whose
 sensitivity differs between owners."""
 

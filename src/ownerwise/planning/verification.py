@@ -117,6 +117,7 @@ def _value_problems(plan: Any) -> list[str]:
         "records": ("numbers of at least 0", lambda x: (x >= 0) & np.isfinite(x)),
         "release_shares": share,
         "closing_shares": ("numbers from 0 to 1", lambda x: (x >= 0) & (x <= 1)),
+        "closing_pulls": ("numbers from 0 to 1", lambda x: (x >= 0) & (x <= 1)),
     }
     problems = []
     shape = plan.targets.shape
@@ -136,6 +137,8 @@ def _value_problems(plan: Any) -> list[str]:
         )
     if plan.closing_shares is not None and plan.closing_std is None:
         problems.append("closing_shares without closing_std: expected both, or neither")
+    if plan.closing_pulls is not None and plan.closing_shares is None:
+        problems.append("closing_pulls without closing_shares: expected both, or neither")
     for name in ("noise_std", "release_std", "closing_std"):
         value = getattr(plan, name)
         if value is not None and not 0 < value < float("inf"):

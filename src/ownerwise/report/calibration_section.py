@@ -18,6 +18,10 @@ INTRODUCTION = (
     "the class outputs were shifted until the two agreed. Every owner's "
     "budget covers this release."
 )
+PULL = (
+    " Noisy totals of labels weighted by budgets were released as well; they show the direction of "
+    "the tilt."
+)
 
 
 def calibrated(run: Run) -> dict[str, Any] | None:
@@ -34,12 +38,12 @@ def _notes(run: Run) -> Notes | None:
     elif found.get("shift") is None:
         words = "made, but its sums were lost: the model was not changed"
     else:
-        words = f"{run.plan.closing_count} sums, noise std {run.plan.closing_std:.4g}"
+        words = f"{run.plan.closing_count} sums, noise std {found['std']:.4g}"
     return Notes(card={"Calibration": words})
 
 
 def _build(comparison: Comparison) -> Sequence[Block] | None:
-    rows = []
+    rows, pulled = [], False
     for method in comparison.methods:
         found = [(run, each) for run in method.runs if (each := calibrated(run)) is not None]
         if not found:
@@ -49,6 +53,7 @@ def _build(comparison: Comparison) -> Sequence[Block] | None:
             for run, each in found
             if each.get("before") and run.history[-1]["validation"]
         ]
+        pulled |= any("pull" in each for _, each in found)
         kept = [each["kept"] for _, each in found if "kept" in each]
         rows.append(
             [
@@ -65,7 +70,7 @@ def _build(comparison: Comparison) -> Sequence[Block] | None:
         "Before and after calibration, on validation data (not private), averaged over runs. The "
         "last column is below 100% if the measured tilt was close to its noise"
     )
-    return [Text(INTRODUCTION, "lead"), Table(caption, headings, rows)]
+    return [Text(INTRODUCTION + PULL * pulled, "lead"), Table(caption, headings, rows)]
 
 
 def _worst(metrics: dict[str, Any]) -> float:

@@ -165,8 +165,7 @@ def _check(run: Run, owner: int) -> dict[str, Any] | None:
     schedule = plan.schedule.first(run.steps_spent)
     closing = None
     if plan.closing is not None and run.steps_spent == plan.steps:
-        shares = plan.closing_shares
-        closing = plan.closing.multiplier(1.0 if shares is None else float(shares[owner]))
+        closing = plan.closing.multiplier(float(plan.closing_sensitivities[owner]))
     return {
         "closing": closing,
         "accountant": accountant,

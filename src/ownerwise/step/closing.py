@@ -21,6 +21,7 @@ from ownerwise.batches.trees import leaves, map_tensors
 from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import Attributes, State, changed_by_data, evaluation_mode
 from ownerwise.mechanisms import Closing, unit_rows
+from ownerwise.owners import of_holders
 from ownerwise.planning import Plan
 from ownerwise.randomness import FINEST_GRID, StepStream, random_order
 from ownerwise.step import separation
@@ -62,8 +63,8 @@ def closing_problems(plan: Plan, at_once: int | None = None) -> list[str]:
 
 def least_share(plan: Plan) -> float:
     """Return the smallest positive contribution of a record to a closing sum."""
-    shares = plan.closing_shares
-    return 1.0 if shares is None else float(shares[shares > 0].min(initial=1.0))
+    lengths = np.concatenate([plan.closing_lengths(0), plan.closing_lengths(1)])
+    return float(lengths[lengths > 0].min(initial=1.0))
 
 
 def _slack(plan: Plan, at_once: int) -> float:
@@ -84,8 +85,8 @@ def closing_sum(
 ) -> Tensor:
     """Return the sum of all records' contributions, float64 [numbers]; NOT private without noise.
 
-    Adding or removing a record of owner o changes it by at most `plan.closing_shares[o]` (1 if the
-    plan has no shares), including rounding.
+    Adding or removing a record of owner o changes sum number n by at most
+    `plan.closing_lengths(n)[o]`, including rounding, where n sums were released before.
 
     Args:
         model: the trained model, which runs in evaluation mode.
@@ -106,8 +107,8 @@ def closing_sum(
         raise OwnerwiseError(problems)
     record_in = np.full(declared, -1)
     record_in[random_order(order, declared)[: len(owner_index)]] = np.arange(len(owner_index))
-    of = plan.holders
-    shares = np.ones(len(of.elements)) if of.closing_shares is None else of.closing_shares
+    # a record with several owners contributes the least that any of them may
+    shares = of_holders(plan.closing_lengths(closing.released), plan.shared)
     if plan.sampling == "owner":  # all records of an owner together contribute one vector
         counts = np.bincount(owner_index, minlength=len(shares))
         shares = shares / np.maximum(counts, 1)
