@@ -81,8 +81,16 @@ def test_pages_say_when_a_run_is_not_private():
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "toml")], ids=name)
 def test_configurations_can_be_trained(page, as_in_the_repository):
+    base = as_in_the_repository / "tables"
+    base.mkdir()
+    for path in (ROOT / "examples").glob("*.csv"):
+        (base / path.name).symlink_to(path)
+    visits = "".join(f"P{n % 100:04d},{n % 90},{60 + n % 50},home\n" for n in range(700))
+    (base / "patient-visits.csv").write_text(f"patient,age,pulse,outcome\n{visits}")
+    budgets = "".join(f"P{n:04d},{2 + n % 7}\n" for n in range(100))
+    (base / "patient-budgets.csv").write_text(f"owner,epsilon\n{budgets}")
     for text in blocks(page, "toml"):
-        prepared = prepare_run(make_config(tomllib.loads(text), base=ROOT / "examples"))
+        prepared = prepare_run(make_config(tomllib.loads(text), base=base))
         assert prepared.plan.steps > 0
     assert not (as_in_the_repository / "runs").exists()
 

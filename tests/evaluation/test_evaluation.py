@@ -103,12 +103,12 @@ class Some(Dataset):
         ((OUTPUTS,), None, "tuple of Tensor; expected two arrays"),
         ((OUTPUTS, [0, 1]), None, "tuple of Tensor, list"),
         ((), None, "tuple of nothing"),
-        ((OUTPUTS, TARGETS[:3]), None, "5 inputs and 3 targets"),
+        ((OUTPUTS, TARGETS[:3]), None, "50 inputs and 3 targets"),
         ((OUTPUTS[:0], TARGETS[:0]), None, "0 inputs and 0 targets"),
         (torch.utils.data.DataLoader(Some(5)), None, "is a DataLoader"),
         (None, ["a"], "is a NoneType"),
         (Some(0), None, "no records"),
-        ((OUTPUTS, TARGETS), ["a", "b"], "check_groups has shape [2] for 5 records"),
+        ((OUTPUTS, TARGETS), ["a", "b"], "check_groups has shape [2] for 50 records"),
     ],
 )
 def test_data_that_cannot_be_evaluated_is_explained(data, groups, message):
@@ -117,8 +117,8 @@ def test_data_that_cannot_be_evaluated_is_explained(data, groups, message):
 
 
 def test_data_in_order_has_no_problems():
-    for data in ((OUTPUTS, TARGETS), (OUTPUTS.numpy(), TARGETS.numpy()), Some(5)):
-        given = Evaluation(data, ["a"] * 5)
+    for data in ((OUTPUTS, TARGETS), (OUTPUTS.numpy(), TARGETS.numpy()), Some(50)):
+        given = Evaluation(data, ["a"] * 50)
         assert not given.problems("check")
         assert not given.trial_problems(Fixed(), functional.cross_entropy, "check")
 

@@ -60,9 +60,9 @@ def test_learning_curves_show_every_group_and_method_with_a_band():
     runs = two_methods(seeds=3)
     figure = figures.learning_curves(Comparison.of(runs))
     assert [panel.title for panel in figure.panels] == [
-        "Owner clinic · ε 0.5",
-        "Owner cohort · ε 2",
-        "Owner volunteers · ε 8",
+        "Owner clinic · ε 0.5 per record",
+        "Owner cohort · ε 2 per record",
+        "Owner volunteers · ε 8 per record",
     ]
     band, line, *_ = traces_of(figure)
     first = [run.history[7]["validation"]["groups"]["clinic"]["recall"] for run in runs[:3]]

@@ -30,7 +30,7 @@ def test_many_owners_become_ranges_of_budgets():
     assert len(found) == 8
     assert sum(len(group.members) for group in found) == 60
     assert not any("patient" in group.name for group in found)
-    assert found[0].name == "ε 0.3 to 0.449 (8 owners)"
+    assert found[0].name == "ε 0.3 to 0.449 per record (8 owners)"
     # A range's recall is the mean over its members.
     last = run.history[-1]["validation"]
     recalls = [last["groups"][name]["recall"] for name in found[0].members]
@@ -41,7 +41,7 @@ def test_many_owners_become_ranges_of_budgets():
 def test_owners_of_one_budget_each_make_one_class():
     budgets = {str(i): (1.0, 2.0, 4.0)[i % 3] for i in range(60)}
     found = groups_of([made_run(budgets=budgets, evaluations=2)], "validation")
-    assert [group.name for group in found] == [f"ε {e} (20 owners)" for e in (1, 2, 4)]
+    assert [group.name for group in found] == [f"ε {e} per record (20 owners)" for e in (1, 2, 4)]
 
 
 def test_fifty_groups_keep_their_names():

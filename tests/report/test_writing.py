@@ -86,7 +86,7 @@ def test_fixed_seeds_are_said_loudly(compared):
 def test_private_runs_say_what_they_promise_and_that_runs_add_up():
     words = words_of(glance_of(made_run(seed=None), made_run("INO-SGD", seed=None)))
     assert "NOT PRIVATE" not in words
-    assert "with its owner's budget: ε 0.5 to 8 at δ 1e-5" in words
+    assert "with its owner's budget: ε 0.5 to 8 per record at δ 1e-5" in words
     assert "No record has spent more than 99.9" in words
     assert "if these 2 runs are all released, records used in several of them spend more" in words
     assert "Not private: these results were measured on validation records" in words
@@ -101,7 +101,7 @@ def test_methods_are_tabled_with_the_best_marked_and_losses_told():
     words = words_of(glance)
     assert "INO-SGD vs IDP-SGD. Gained: overall accuracy +" in words
     assert "Of 3 owners, 2 gained and 1 lost recall; the largest loss was −" in words
-    assert "points for owner volunteers (ε 8)." in words
+    assert "points for owner volunteers (ε 8 per record)." in words
 
 
 def test_what_was_not_gained_is_said():
