@@ -394,10 +394,10 @@ def _rows(name: str, methods: dict[str, Any]) -> Iterator[tuple[str, np.ndarray,
 def gain(values: np.ndarray, plain: np.ndarray, at: int) -> str:
     """Return the mean gain of a figure and its 95% interval over splits, or over seeds of one."""
     change = (values - plain)[..., at]
-    return gain(change.mean(axis=1) if len(change) > 1 else change[0])
+    return interval(change.mean(axis=1) if len(change) > 1 else change[0])
 
 
-def gain(change: np.ndarray) -> str:
+def interval(change: np.ndarray) -> str:
     """Return the mean of the changes, with its 95% interval (Student's t)."""
     error = stats.t.ppf(0.975, len(change) - 1) * change.std(ddof=1) / np.sqrt(len(change))
     mean = change.mean()

@@ -49,7 +49,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ownerwise as ow
-from calibration import WOMEN, gain
+from calibration import WOMEN, interval
 from ownerwise.files import ANYTHING, mapping_of, read_json, write_json, write_text
 from ownerwise.randomness import SecretStream
 
@@ -273,7 +273,7 @@ def table(results: dict[str, Any]) -> str:
             means = np.array(values).mean(axis=1)
             cells = [f"{value:.2f}" for value in means.mean(axis=0)]
             same = np.array_equal(means, base)
-            gains = ["–", "–"] if same else [gain((means - base)[:, at]) for at in (0, 1)]
+            gains = ["–", "–"] if same else [interval((means - base)[:, at]) for at in (0, 1)]
             lines.append(f"| {label} | {' | '.join([*cells, *gains])} |")
         lines.append("")
     return "\n".join(lines)

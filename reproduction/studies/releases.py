@@ -50,7 +50,7 @@ from calibration import (
     Split,
     Study,
     figures,
-    gain,
+    interval,
     splits_of,
 )  # fmt: skip
 from ownerwise.files import ANYTHING, mapping_of, read_json, write_json, write_text
@@ -223,7 +223,7 @@ def table(results: dict[str, Any]) -> str:
             gains = ["–", "–"]
             if label != "calibrated":
                 means = values.mean(axis=1), plain.mean(axis=1)
-                gains = [gain((means[0] - means[1])[:, at]) for at in (0, 1)]
+                gains = [interval((means[0] - means[1])[:, at]) for at in (0, 1)]
             lines.append(f"| {label} | {' | '.join([*cells, *gains])} |")
         lines.append("")
     return "\n".join(lines)
