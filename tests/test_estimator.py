@@ -397,3 +397,15 @@ def test_a_missing_owner_is_reported_once_when_owners_are_held_out():
         classifier.fit(features, labels, owners=names)
     (problem,) = caught.value.problems
     assert "owners: no owner id in record 3" in problem
+
+
+def test_records_are_sampled_for_owners_with_a_bound_on_their_number():
+    features, labels, ids = patients()
+    options = {"classes": [0, 1], "unit": "owner", "sampling": "record", "batch_size": 20}
+    fitted = PrivateClassifier(4.0, steps=3, max_records=2, **options)
+    fitted.fit(features, labels, owners=ids)
+    assert fitted.plan_.sampling == "record"
+    assert fitted.plan_.records.tolist() == [2] * 80
+    assert (fitted.plan_.owner_epsilon() <= 4.0).all()
+    with pytest.raises(ow.OwnerwiseError, match="max_records 0: expected a whole number"):
+        PrivateClassifier(4.0, max_records=0, **options).fit(features, labels, owners=ids)

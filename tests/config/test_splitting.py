@@ -209,3 +209,29 @@ def test_a_resumed_run_keeps_its_unit_its_sampling_and_its_split(tmp_path):
     )
     same = make_config(changed(config, data={"split_by": "owner"}), tmp_path)
     prepare_run(same, folder=tmp_path / "run", resume=True).fit(resume=True)
+
+
+def test_more_rows_than_declared_are_refused_and_max_records_drops_them(tmp_path):
+    plan = {"unit": "owner", "sampling": "record"}
+    config = changed(write(tmp_path, 4), plan=plan)
+    rows = (tmp_path / "b.csv").read_text().splitlines()
+    (tmp_path / "b.csv").write_text(
+        "\n".join(["owner,epsilon,records", *(f"{row},3" for row in rows[1:])]) + "\n"
+    )
+    with (
+        pytest.warns(UserWarning, match="declares 3, has 4"),
+        pytest.raises(ow.OwnerwiseError, match=r"more records than declared.*owners\.max_records"),
+    ):
+        prepared(config, tmp_path).fit()
+    run = prepared(changed(config, owners={"max_records": 3}), tmp_path)
+    assert np.bincount(run.plan.owners.record_owner_index).tolist() == [3] * len(run.plan.owners)
+    assert len(run.data.train) == 3 * len(run.plan.owners)
+    assert (run.fit().epsilon() <= run.plan.owners.epsilon).all()
+
+
+def test_counted_rows_are_bounded(tmp_path):
+    config = changed(write(tmp_path, 4), plan={"unit": "owner", "sampling": "record"})
+    run = prepared(changed(config, owners={"max_records": 2}), tmp_path)
+    assert set(run.plan.records.tolist()) == {2}
+    wrong = changed(config, owners={"max_records": 0})
+    assert any("owners.max_records" in problem for problem in refused(wrong, tmp_path))

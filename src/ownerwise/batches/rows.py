@@ -176,8 +176,8 @@ def surplus_problems(plan: Plan) -> list[str]:
     return [
         f"owner {name_some(more, owners.name_of)} has more records than declared (this message is "
         "itself not private), but the epsilon per owner holds for the declared numbers only: keep "
-        "at most as many (owners.bound(max_records=...)), or declare more (Owners(..., records=)) "
-        "and make a new plan"
+        "at most as many (owners.bound(max_records=...), or owners.max_records in a "
+        "configuration), or declare more (Owners(..., records=)) and make a new plan"
     ]
 
 

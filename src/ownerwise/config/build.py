@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -113,6 +113,11 @@ def prepare_run(
     options = training_options(config)
     with problems.guard():
         assignment, owners = make_owners(config, data, [validation, test])
+        if "max_records" in config["owners"]:
+            owners, kept = owners.bound(config["owners"]["max_records"])
+            data = replace(data, train=data.train.take(kept))
+        if "assignment" not in config["owners"]:
+            _warn_of_other_counts(owners)
         run_plan = stored_plan(place, owners) if resume else None
         if run_plan is None:
             wanted = dict(config["plan"])
@@ -192,7 +197,6 @@ def make_owners(
         held_out=np.concatenate(held) if held else None,
         hints=_HINTS,
     )
-    _warn_of_other_counts(owners)
     budgets = dict(zip(owners.ids.tolist(), owners.epsilon.tolist(), strict=True))
     budgets |= owners.left_out
     if owners.shared is not None:  # in evaluation, a set of owners is a group of its own

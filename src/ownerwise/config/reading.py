@@ -247,7 +247,7 @@ def _owner_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         )
         return
     if given == ["assignment"]:
-        for key in ("column", "separator", "levels", "named"):
+        for key in ("column", "separator", "max_records", "levels", "named"):
             if key in content:
                 yield f"owners.{key} applies only to budgets or epsilon, not to an assignment"
         if isinstance(content["assignment"], Mapping):

@@ -133,6 +133,11 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "show results under the names of owners, such as clinics; by default, owners may be "
             "people, and results are shown by budget"
         ),
+        "max_records": whole(1).means(
+            "keep at most this many training records of each owner, selected by a public hash; "
+            'needed for `unit = "owner"` with `sampling = "record"` unless every owner '
+            "[declares their number](how-to/patients.md#record-sampling)"
+        ),
         "levels": table("a table {level = positive number}", POSITIVE.fits).means(
             "epsilon for each named budget level"
         ),

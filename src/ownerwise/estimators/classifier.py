@@ -75,8 +75,11 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             `weights=None`.
         unit: what each epsilon protects: one "record", or the "owner" with all of their records.
             `batch_size` then counts owners.
-        records_per_owner: with unit "owner", the largest number of an owner's records in a step;
+        sampling: what is drawn at each step, "record" or "owner"; by default the same as `unit`.
+        records_per_owner: with owner sampling, the largest number of an owner's records in a step;
             None for all.
+        max_records: the most records of an owner that are used at all (`Owners.bound`); the
+            others are dropped by a public hash. None keeps all.
         validation_fraction: probability that a public hash holds out a record, or an owner, for
             validation; the metrics are in `run_`. No guarantee covers held-out records, and
             held-out owners are not in `plan_`. None holds out nothing.
@@ -127,7 +130,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         calibration: Any = None,
         repair: Any = None,
         unit: str = "record",
+        sampling: str | None = None,
         records_per_owner: int | None = RECORDS_PER_OWNER,
+        max_records: int | None = None,
         validation_fraction: float | None = None,
         split_by: str | None = None,
         verbose: bool = False,
@@ -149,7 +154,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         self.calibration = calibration
         self.repair = repair
         self.unit = unit
+        self.sampling = sampling
         self.records_per_owner = records_per_owner
+        self.max_records = max_records
         self.validation_fraction = validation_fraction
         self.split_by = split_by
         self.verbose = verbose
@@ -176,11 +183,16 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         with problems.guard():
             ids = None if owners is None else owner_ids(owners)
             held = self._held_out(X, y, ids)
+        used = np.flatnonzero(~held)
         with problems.guard():
             budgets = fit_owners(len(X), ids, self.epsilon, self.delta, held)
+            if self.max_records is not None:
+                budgets, kept = budgets.bound(self.max_records)
+                used = used[kept]
         inputs = self._scaled(X, problems)
         batch_size = self.batch_size
-        elements = int((~held).sum()) if self.unit == "record" or budgets is None else len(budgets)
+        by_owner = (self.sampling or self.unit) == "owner" and budgets is not None
+        elements = len(budgets) if by_owner else len(used)
         if batch_size is None:
             batch_size = max(1.0, min(elements / 4, _LARGEST_DEFAULT_BATCH))
         calibration = repair = None
@@ -196,6 +208,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             accountant=self.accountant,
             calibration=calibration,
             unit=self.unit,
+            sampling=self.sampling,
             records_per_owner=self.records_per_owner,
         )
         problems.add(*request.problems(elements), *self._parameter_problems())
@@ -227,7 +240,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             if held.any():
                 evaluated["validation"] = _tensors(inputs[held], targets[held])
                 evaluated["validation_owners"] = None if ids is None else ids[held]
-            self.run_ = trainer.fit(_tensors(inputs[~held], targets[~held]), **evaluated)
+            self.run_ = trainer.fit(_tensors(inputs[used], targets[used]), **evaluated)
         self.model_.eval()
         self.epsilon_ = self.run_.epsilon()
         self.private_ = self.run_.private
