@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ownerwise.errors import OwnerwiseError
+from ownerwise.models.images import check_pixels, check_shape
 from ownerwise.models.published import (
     Normalisation,
     Package,
@@ -113,22 +114,12 @@ class EfficientNetLite(nn.Module):
 
     def check(self, images: Tensor) -> None:
         """Raise an error unless all pixels are in [0, 1]; `extract` checks all images at once."""
-        if len(images) and not (float(images.min()) >= 0 and float(images.max()) <= 1):
-            raise OwnerwiseError(
-                f"the pixels are in [{float(images.min()):g}, {float(images.max()):g}] (not "
-                "private); expected [0, 1]: divide whole numbers by 255, and do not scale the "
-                "images in any other way"
-            )
+        check_pixels(images)
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """Return the features, float [batch, 1280]."""
-        if images.dim() != 4 or images.shape[1] != 3 or not images.is_floating_point():
-            raise OwnerwiseError(
-                f"the images have shape {list(images.shape)} and type {images.dtype}; expected "
-                "floats of shape [batch, 3, height, width]; repeat the channel of greyscale images "
-                "three times, and divide integer pixel values by 255"
-            )
+        check_shape(images)
         resized = functional.interpolate(
             images.to(next(self.network.parameters())),
             [self.size] * 2,

@@ -1,7 +1,7 @@
 """Features that have no privacy cost: fixed transforms, and extractors trained only on public data.
 
 Anything fitted to private records (components, means, fine-tuned weights) would be released without
-noise. An extractor is therefore either a fixed transform (`Scattering`) or a network whose weights
+noise. An extractor is therefore either a fixed transform (`Scattering`, `Patches`) or a network whose weights
 come from public data (`EfficientNetLite0` and `EfficientNetLite1` for images, `MiniLM` for texts,
 or your own network in `Frozen`).
 """
@@ -21,6 +21,7 @@ from ownerwise.marks import mark, marks_of
 from ownerwise.models.efficientnet import EfficientNetLite, EfficientNetLite0, EfficientNetLite1
 from ownerwise.models.feature_cache import cache_folder, cached
 from ownerwise.models.minilm import MiniLM
+from ownerwise.models.patches import Patches
 from ownerwise.models.scattering import Scattering
 from ownerwise.registry import Registry
 
@@ -30,6 +31,7 @@ __all__ = [
     "EfficientNetLite1",
     "Frozen",
     "MiniLM",
+    "Patches",
     "Scattering",
     "build",
     "extract",
@@ -41,6 +43,7 @@ EXTRACTORS: Registry[Callable[..., nn.Module]] = Registry(
         "efficientnet-lite0": EfficientNetLite0,
         "efficientnet-lite1": EfficientNetLite1,
         "minilm": MiniLM,
+        "patches": Patches,
         "scattering": Scattering,
     },
     kind="extractor",
@@ -84,7 +87,7 @@ def extract(
     marks = marks_of(extractor, inputs)
     if not isinstance(inputs, Tensor):
         inputs = _encoded(extractor, inputs)
-    if isinstance(extractor, EfficientNetLite | MiniLM):
+    if isinstance(extractor, EfficientNetLite | MiniLM | Patches):
         extractor.check(inputs)
     hidden = None if progress is None else not progress
     pieces: list[Tensor] = []
