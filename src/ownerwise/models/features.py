@@ -2,8 +2,8 @@
 
 Anything fitted to private records (components, means, fine-tuned weights) would be released without
 noise. An extractor is therefore either a fixed transform (`Scattering`, `Patches`) or a network
-whose weights come from public data (`EfficientNetLite0` and `EfficientNetLite1` for images, `MiniLM`
-for texts, or your own network in `Frozen`).
+whose weights come from public data (`EfficientNetLite0` and `EfficientNetLite1` for images,
+`MiniLM` for texts, or your own network in `Frozen`).
 """
 
 from __future__ import annotations
