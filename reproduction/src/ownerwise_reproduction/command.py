@@ -180,6 +180,12 @@ def _table(options: argparse.Namespace) -> None:
     if options.out is None:
         print(tables.overview(studies), end="")
         return
+    for heading, lost in published.lost_methods(options.out, studies).items():
+        print(
+            f"{heading}: the published results of {', '.join(lost)} are dropped, because their "
+            "runs are not among the results; run them again to keep them",
+            file=sys.stderr,
+        )
     searches = tuning_pages.read(options.results / "tuning", names)
     pictures, drawn = {}, not options.no_figures
     if drawn:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ownerwise_reproduction.claims import Claim, Finding
+from ownerwise_reproduction.summary import Study
 
 OVERVIEW, CLAIMS, FURTHER = "README.md", "claims.json", "## Beyond the papers' tables"
 _STUDY = re.compile(r"## \[.+\]\((?P<study>.+)/index\.md\)")
@@ -53,6 +54,18 @@ class Published:
             missing = [one for one in findings if one.claim == claim and one.study is None]
             complete += sorted(new + old, key=lambda one: str(one.study)) or missing
         return complete
+
+
+def lost_methods(folder: str | PathLike, studies: Sequence[Study]) -> dict[str, list[str]]:
+    """Return {study: labels of its published methods that have no runs at hand}."""
+    found = {}
+    for study in studies:
+        path = Path(folder) / study.name / "runs.json"
+        stored = json.loads(path.read_text(encoding="utf-8"))["methods"] if path.exists() else {}
+        lost = [one["label"] for name, one in stored.items() if name not in study.methods]
+        if lost:
+            found[study.heading] = lost
+    return found
 
 
 def read(folder: str | PathLike) -> Published:
