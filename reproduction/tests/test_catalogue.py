@@ -28,7 +28,7 @@ def test_all_settings_are_there():
 
 @pytest.fixture
 def quick_patches(monkeypatch):
-    """Constants from a few images of noise: those from the synthetic pictures take half a minute."""
+    """Constants from a few images of noise; those from synthetic pictures take half a minute."""
     monkeypatch.setattr(patches, "small_images", lambda *_: torch.rand(60, 3, 32, 32))
     patches._constants.cache_clear()
     yield

@@ -82,8 +82,8 @@ def load_pneumoniamnist(
     """Return PneumoniaMNIST: 4708 + 524 + 624 greyscale chest X-rays (28x28), normal or pneumonia.
 
     The images are split into the official training, validation and test sets. `scale` is "unit"
-    (0 to 1) or "signed" (-1 to 1, the usual choice for this set). With `channels` 3, the grey values
-    are repeated for red, green and blue, as networks trained on photographs expect.
+    (0 to 1) or "signed" (-1 to 1, the usual choice for this set). With `channels` 3, the grey
+    values are repeated for red, green and blue, as networks trained on photographs expect.
     """
     if channels not in (1, 3):
         raise OwnerwiseError(f"channels {channels!r}: expected 1 or 3")
