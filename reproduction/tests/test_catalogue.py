@@ -1,8 +1,10 @@
 """Every setting of the papers: its values, and a few steps on tiny made data."""
 
 import pytest
+import torch
 
 from ownerwise.errors import OwnerwiseError
+from ownerwise.models import patches
 from ownerwise_reproduction import methods, settings
 from ownerwise_reproduction.trials import Trial, run_trial
 
@@ -24,8 +26,17 @@ def test_all_settings_are_there():
         settings.setting("MN")
 
 
+@pytest.fixture
+def quick_patches(monkeypatch):
+    """Constants from a few images of noise; those from synthetic pictures take half a minute."""
+    monkeypatch.setattr(patches, "small_images", lambda *_: torch.rand(60, 3, 32, 32))
+    patches._constants.cache_clear()
+    yield
+    patches._constants.cache_clear()
+
+
 @pytest.mark.parametrize("name", settings.names())
-def test_a_setting_runs(name, tmp_path):
+def test_a_setting_runs(name, tmp_path, quick_patches):
     (method,) = methods.parse("ino-budget")
     batch = () if name == "digits" else ("plan.batch_size=6",)  # made data has few records
     trial = Trial(settings.setting(name), method, 1, "short", (*TINY, *batch))

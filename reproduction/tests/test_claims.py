@@ -129,6 +129,7 @@ def test_reaching_a_recall_early_is_compared_with_the_other_methods_own_curve():
         ((0.10, 0.11, 0.12), "below", "disagrees"),
         ((-0.10, -0.11, -0.12), "above", "disagrees"),
         ((-0.10, -0.11, -0.12), "kept", "disagrees"),
+        ((-0.004, -0.005, -0.006), "kept", "agrees"),  # certainly less, but by less than a point
         ((-0.10, -0.11, -0.12), "below", "agrees"),
         ((-0.10, 0.11, 0.12), "above", "undecided"),
         ((-0.10, 0.11, 0.12), "kept", "undecided"),

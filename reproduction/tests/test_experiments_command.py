@@ -61,6 +61,7 @@ def test_runs_and_searches_become_pages(tmp_path, capsys):
     assert Path("results/tuning/digits.svg").exists()
     assert found["command"].startswith("ownerwise experiments tune digits --method ino --seeds 1 ")
     assert main(["experiments", "table", "--out", "reproduction/results", "--no-figures"]) == 0
+    assert "published results of INO-SGD are dropped" in capsys.readouterr().err
     assert "(digits/tuning/index.md)" in Path("reproduction/results/README.md").read_text()
     assert not list(Path("reproduction/results").rglob("*.svg"))
 

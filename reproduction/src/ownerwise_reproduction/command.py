@@ -17,6 +17,7 @@ from ownerwise_reproduction import (
     methods,
     plan_pages,
     provenance,
+    published,
     settings,
     summary,
     tables,
@@ -75,7 +76,8 @@ def _add_table(actions: Any) -> None:
         help="write tables and figures from all results",
         description="Write a page, a JSON file and figures for every setting that has results and "
         "for every search made with `tune`. Also write README.md, an overview with the papers' "
-        "claims next to our results.",
+        "claims next to our results. Studies in the folder whose runs are not among the results "
+        "are kept.",
     )
     table.set_defaults(command=_table)
     table.add_argument("names", nargs="*", metavar="NAME", help="settings [all]")
@@ -178,6 +180,12 @@ def _table(options: argparse.Namespace) -> None:
     if options.out is None:
         print(tables.overview(studies), end="")
         return
+    for heading, lost in published.lost_methods(options.out, studies).items():
+        print(
+            f"{heading}: the published results of {', '.join(lost)} are dropped, because their "
+            "runs are not among the results; run them again to keep them",
+            file=sys.stderr,
+        )
     searches = tuning_pages.read(options.results / "tuning", names)
     pictures, drawn = {}, not options.no_figures
     if drawn:
@@ -187,9 +195,14 @@ def _table(options: argparse.Namespace) -> None:
     for title, page in _OTHER_PAGES.items():
         if (options.out / page).exists():
             further[title] = page
-    asked = [claim for claim in claims.read() if not names or claim.setting in names]
+    earlier = published.read(options.out).without([study.name for study in studies])
     written = tables.write_tables(
-        studies, options.out, pictures, findings=claims.find(asked, studies), further=further
+        studies,
+        options.out,
+        pictures,
+        findings=earlier.completed(claims.find(claims.read(), studies)),
+        further={**earlier.further, **further},
+        earlier=earlier.sections,
     )
     print(f"{len(studies)} settings. Written to {options.out}: {written[0].name} and other files.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -14,6 +15,16 @@ _COUNT_NOISE = 0.1  # fraction of the expected batch; the count then costs next 
 def without_weights(sections: Sections, argument: str) -> Sections:
     """Weight all records in a batch equally."""
     return sections | {"weights": {}}
+
+
+def calibrated(method: Callable[[Sections, str], Sections]) -> Callable[[Sections, str], Sections]:
+    """Use a method, and pay for a calibration of the trained model."""
+
+    def sections(sections: Sections, argument: str) -> Sections:
+        changed = method(sections, argument)
+        return changed | {"plan": changed["plan"] | {"calibration": True}}
+
+    return sections
 
 
 def ino(sections: Sections, argument: str) -> Sections:

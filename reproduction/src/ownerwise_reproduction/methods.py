@@ -140,6 +140,12 @@ KINDS: Mapping[str, _MethodKind] = {
         check=lambda text: text == "" or (_is_number(text) and float(text) <= 1),
         expected="a tail from 0 to 1, or no argument for the setting's tail",
     ),
+    "idp-calibrated": _MethodKind(
+        "IDP-SGD calibrated", configs.calibrated(configs.without_weights), phases.all_at_once
+    ),
+    "ino-calibrated": _MethodKind(
+        "INO-SGD calibrated", configs.calibrated(configs.ino), phases.all_at_once
+    ),
     "ino-budget": _MethodKind(
         "INO-SGD budget-aware",
         configs.ino_budget,

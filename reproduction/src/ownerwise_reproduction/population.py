@@ -87,8 +87,8 @@ def populate(
     Labels are flipped after owners are assigned, so every record stays with the owner of its true
     label.
     """
-    parts = split_records(_loaded(config, data_dir), config["data"])
-    data, validation, test = with_features(*parts, config["data"])
+    place = os.environ.get(DATA_VARIABLE) if data_dir is None else os.fspath(data_dir)
+    data, validation, test = _read(json.dumps(config["data"]), place)
     assert validation is not None
     assignment, owners = make_owners(config, data)
     assert owners.record_owner_index is not None
@@ -107,15 +107,11 @@ def populate(
     )
 
 
-def _loaded(config: Config, data_dir: str | PathLike | None) -> DataSet:
-    asked = {
-        key: value for key, value in config["data"].items() if not key.startswith("validation_")
-    }
-    place = os.environ.get(DATA_VARIABLE) if data_dir is None else os.fspath(data_dir)
-    return _read(json.dumps(asked), place)
-
-
 @lru_cache(maxsize=1)
-def _read(asked: str, place: str | None) -> DataSet:
-    """Return a data set; it is read only once per process and reused by later runs."""
-    return load_data(Config({"data": json.loads(asked)}, Path(), "data"), place)
+def _read(settings: str, place: str | None) -> tuple[DataSet, Records | None, Records | None]:
+    """Return the data, the validation and the test records, with features if these are asked for.
+
+    They are read once per process and reused by later runs.
+    """
+    config = Config({"data": json.loads(settings)}, Path(), "data")
+    return with_features(*split_records(load_data(config, place), config["data"]), config["data"])

@@ -314,5 +314,5 @@ def _parts(profile: str, changes: Sequence[str]) -> list[str]:
 
 
 def _rank(method: str) -> tuple[int, str]:
-    order = ("uniform", "idp", "ino", "ino-budget")
+    order = ("uniform", "idp", "idp-calibrated", "ino", "ino-calibrated", "ino-budget")
     return (order.index(method) if method in order else len(order), method)

@@ -11,7 +11,7 @@ from typing import Any
 from ownerwise.files import write_json, write_text
 from ownerwise.report.markdown import table
 from ownerwise.wording import duration
-from ownerwise_reproduction import ablations, provenance, settings, summary
+from ownerwise_reproduction import ablations, provenance, published, settings, summary
 from ownerwise_reproduction.amounts import percent
 from ownerwise_reproduction.claim_pages import page_part
 from ownerwise_reproduction.claims import Finding
@@ -35,6 +35,7 @@ def write_tables(
     *,
     findings: Sequence[Finding] = (),
     further: Mapping[str, str] | None = None,
+    earlier: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Write all pages to a folder and return their paths, starting with the overview.
 
@@ -44,13 +45,14 @@ def write_tables(
         pictures: {study: its figures}, shown on its page.
         findings: the papers' claims with our results, for the overview.
         further: {title: file} for other pages in the folder, listed in the overview.
+        earlier: {study: its section of the overview} for studies written earlier.
     """
     folder = Path(folder)
-    index = folder / "README.md"
-    write_text(index, overview(studies, findings, further or {}))
+    index = folder / published.OVERVIEW
+    write_text(index, overview(studies, findings, further or {}, earlier))
     written = [index]
     if findings:
-        written.append(folder / "claims.json")
+        written.append(folder / published.CLAIMS)
         write_json(written[-1], list(map(asdict, findings)))
     for study in studies:
         content = describe(study)
@@ -224,22 +226,32 @@ def overview(
     studies: Sequence[Study],
     findings: Sequence[Finding] = (),
     further: Mapping[str, str] | None = None,
+    earlier: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the overview page, which covers the claims, other pages and all studies."""
+    """Return the overview page, which covers the claims, other pages and all studies.
+
+    `earlier` contains the sections of studies that were written earlier.
+    """
     parts = ["# Results", CAUTION]
     if findings:
         parts += ["## The papers' claims at a glance", page_part(findings)]
     if further:
         links = "\n".join(f"- [{title}]({file})" for title, file in further.items())
-        parts += ["## Beyond the papers' tables", links]
-    for study in studies:
-        parts += [
-            f"## [{study.heading}]({study.name}/index.md)",
-            f"{_title(study)}.",
-            *_changes(study),
-            overall_table(study.only(ablations.main_methods(study)), _columns(study), times=False),
-        ]
+        parts += [published.FURTHER, links]
+    sections = {**(earlier or {}), **{study.name: _section(study) for study in studies}}
+    parts += [sections[name] for name in sorted(sections)]
     return "\n\n".join(parts) + "\n"
+
+
+def _section(study: Study) -> str:
+    shown = study.only(ablations.main_methods(study))
+    parts = [
+        f"## [{study.heading}]({study.name}/index.md)",
+        f"{_title(study)}.",
+        *_changes(study),
+        overall_table(shown, _columns(study), times=False),
+    ]
+    return "\n\n".join(parts)
 
 
 def _columns(study: Study) -> list[str]:

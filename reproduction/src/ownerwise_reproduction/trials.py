@@ -31,6 +31,7 @@ from ownerwise.planning import (
     Plan,
     plan,
 )
+from ownerwise.repair import as_calibration
 from ownerwise.runs import (
     Run,
     environment,
@@ -160,7 +161,7 @@ def _train(
     for number, phase in enumerate(phases, 1):
         place = folder / f"phase-{number}" if len(phases) > 1 else folder
         owners = phase.population.owners()
-        made = stored_plan(place, owners) or plan(owners, **phase.plan)
+        made = stored_plan(place, owners) or _planned(owners, phase)
         trainer = Trainer(
             model,
             made,
@@ -178,6 +179,12 @@ def _train(
         runs.append(_fit(trainer, phase.population, cells))
         before += made.steps
     return runs
+
+
+def _planned(owners: Owners, phase: Phase) -> Plan:
+    wanted = dict(phase.plan)
+    calibration = as_calibration(wanted.pop("calibration", None))
+    return plan(owners, **wanted, calibration=calibration)
 
 
 def _fit(trainer: Trainer, population: Population, cells: Cells) -> Run:
@@ -254,6 +261,8 @@ def _described(made: Plan, declared: Owners) -> dict[str, Any]:
         "epsilon_spent": [float(spent.min()), float(spent.max())],
         "within_budgets": bool((spent <= budgets).all()),
     }
+    if made.closing_std is not None:
+        described["calibration_noise_std"] = made.closing_std
     if len(ids) <= _MOST_OWNERS_LISTED:
         described["owners"] = {
             str(name): {

@@ -52,6 +52,14 @@ class TestPneumonia:
         assert loaded.train.targets[:4].tolist() == [0, 1, 0, 1]
         assert loaded.classes == ("normal", "pneumonia")
 
+    def test_grey_values_repeated_for_three_channels(self, root):
+        make_pneumonia(root / "pneumoniamnist")
+        grey = data.load_pneumoniamnist(root, download=False).train.inputs
+        colour = data.load_pneumoniamnist(root, download=False, channels=3).train.inputs
+        assert colour.shape == (20, 3, 28, 28)
+        assert all(np.array_equal(colour[:, at], grey[:, 0]) for at in range(3))
+        problems(lambda: data.load_pneumoniamnist(root, channels=2), "channels 2", "1 or 3")
+
     def test_no_published_constants(self, root):
         make_pneumonia(root / "pneumoniamnist")
         problems(lambda: data.load_pneumoniamnist(root, scale="published"), "'unit', 'signed'")

