@@ -9,12 +9,14 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 from torch import nn
 
 import ownerwise as ow
 from ownerwise.config.build import prepare_run
 from ownerwise.config.reading import make_config
 from ownerwise.estimators import PrivateClassifier
+from ownerwise.planning.storage import content_hash
 from ownerwise.report import write_report
 
 EPSILON = {"ann": 1.0, "bob": 2.0, "cem": 4.0}
@@ -149,3 +151,18 @@ def test_an_estimator_holds_out_records_with_several_owners():
     whole = PrivateClassifier(EPSILON, split_by="owner", **options)
     with pytest.raises(ow.OwnerwiseError, match="some records have several owners"):
         whole.fit(inputs, targets, owners=owners)
+
+
+def test_stored_sets_are_whole_numbers(tmp_path):
+    """Half a record would be dropped on loading, and the plan would not be the one on disk."""
+    owners = ow.Owners([("ann", "bob"), "ann", "bob", "cem"] * 6, EPSILON, 1e-5)
+    ow.plan(owners, steps=2, batch_size=4).save(tmp_path / "plan.json")
+    arrays = load_file(tmp_path / "plan.safetensors")
+    arrays["shared_records"] = arrays["shared_records"] + 0.5
+    save_file(arrays, tmp_path / "plan.safetensors")
+    stored = json.loads((tmp_path / "plan.json").read_text())
+    header = {key: value for key, value in stored.items() if key not in ("hash", "arrays")}
+    stored["hash"] = content_hash(header, arrays)
+    (tmp_path / "plan.json").write_text(json.dumps(stored))
+    with pytest.raises(ow.PlanError, match="corrupted"):
+        ow.Plan.load(tmp_path / "plan.json")
