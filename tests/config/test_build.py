@@ -120,14 +120,16 @@ def shared_visits(folder):
 
 def test_a_separator_gives_records_several_owners(tmp_path):
     found = shared_visits(tmp_path)
-    found["owners"]["separator"] = "|"
+    found["owners"] |= {"separator": "|", "named": True}
     made = prepare_run(make_config(found, base=tmp_path), folder=tmp_path)
     plan = made.trainer.plan
     assert plan.owners.ids.tolist() == ["clinic 0", "clinic 1", "clinic 2"]
     assert plan.owners.shared.sets() == [(0, 2), (1, 2)]
     assert plan.records[2] > plan.records[0]
+    assert made.assignment.group_budgets["clinic 1|clinic 2"] == 4.0
     run = made.fit()
-    assert run.group_budgets["clinic 1|clinic 2"] == 4.0
+    assert run.group_budgets["clinic 1"] == 4.0
+    assert run.config["held_out_owners"] == {"unprotected": 0, "in_plan": 3}
 
 
 def test_cells_are_not_split_without_a_separator(tmp_path):

@@ -333,7 +333,7 @@ def test_held_out_owners_are_left_out_if_they_have_no_records():
     assert owners.records.tolist() == [1, 2]
     assert owners.record_owner_index.tolist() == [1, 0, 1]
     assert owners.left_out == {"bob": 2.0}
-    declared = Owners(["ann"], epsilon, records=5, held_out=["bob"])
+    declared = Owners(["ann"], epsilon, records=5, held_out=["bob"], split_by="owner")
     assert declared.ids.tolist() == ["ann", "cem"]  # no records yet, but declared
     with pytest.raises(BudgetError, match="owner without records: cem"):
         Owners(["ann"], epsilon, held_out=["bob"])

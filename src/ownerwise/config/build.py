@@ -22,7 +22,7 @@ from ownerwise.data import ASSIGNMENTS, Assignment, DataSet, Records, assign
 from ownerwise.errors import OwnerwiseError, PlanError, Problems, name_some
 from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, RELEASES, WEIGHTS, Loss, plain_loss
 from ownerwise.models import BUILDERS
-from ownerwise.owners import Hints, Owners, flat_ids, of_holders, split_ids, text_ids
+from ownerwise.owners import Hints, Owners, flat_ids, split_ids, text_ids
 from ownerwise.planning import Plan, plan
 from ownerwise.randomness import SecretStream
 from ownerwise.registry import Registry
@@ -50,7 +50,9 @@ class PreparedRun:
     validation: Records | None
     test: Records | None
     owner_column: str | None
-    """The column with each record's owner; None if owners are assigned, or records have several."""
+    """The column with each record's owner; None if owners are assigned."""
+    separator: str | None
+    """The text between owner ids in that column; None if every record has one owner."""
     named: bool
     """Whether results are shown under the names of owners, or under those they were assigned."""
 
@@ -71,8 +73,11 @@ class PreparedRun:
         for name, records in (("validation", self.validation), ("test", self.test)):
             if records is not None:
                 options[name] = _pair(records, self.trainer.loss)
-                if self.owner_column is not None:
-                    options[f"{name}_owners"] = records.columns.get(self.owner_column)
+                if self.owner_column is not None and _has_column(records, self.owner_column):
+                    owners = records.columns[self.owner_column]
+                    if self.separator is not None:
+                        owners = split_ids(owners, self.separator)
+                    options[f"{name}_owners"] = owners
                 if self.named:
                     options[f"{name}_groups"] = self.assignment.groups(records)
         return self.trainer.fit(_pair(self.data.train, self.trainer.loss), resume=resume, **options)
@@ -131,6 +136,9 @@ def prepare_run(
     assert model is not None
     assert assignment is not None
     assert run_plan is not None
+    separator = config["owners"].get("separator")
+    # otherwise, nothing is evaluated per owner, and their ids would stay in the run's settings
+    pooled = separator is None and any(_has_column(part, column) for part in (validation, test))
     trainer = Trainer(
         model,
         run_plan,
@@ -138,13 +146,11 @@ def prepare_run(
         **{key: value for key, value in run.items() if key not in ("name", "folder")},
         folder=place,
         name=name,
-        group_budgets=assignment.group_budgets,
+        group_budgets=assignment.group_budgets if named or pooled else None,
         progress=progress,
         notes=_notes(config, data, assignment, named),
     )
-    if "separator" in config["owners"]:  # records with several owners are not evaluated per owner
-        column = None
-    return PreparedRun(trainer, data, assignment, validation, test, column, named)
+    return PreparedRun(trainer, data, assignment, validation, test, column, separator, named)
 
 
 def load_data(config: Config, data_dir: str | PathLike | None) -> DataSet:
@@ -180,7 +186,7 @@ def make_owners(
     assert column is not None
     ids = owners_of(data.train, column, data.name)
     held = [records.columns[column] for records in held_out if _has_column(records, column)]
-    cells = ids
+    evaluated = held
     if "separator" in settings:
         ids = split_ids(ids, settings["separator"])
         held = [flat_ids(split_ids(part, settings["separator"]))[0] for part in held]
@@ -195,18 +201,43 @@ def make_owners(
         delta,
         levels=settings.get("levels"),
         held_out=np.concatenate(held) if held else None,
+        split_by=_held_out_by(config),
         hints=_HINTS,
     )
     budgets = dict(zip(owners.ids.tolist(), owners.epsilon.tolist(), strict=True))
     budgets |= owners.left_out
-    if owners.shared is not None:  # in evaluation, a set of owners is a group of its own
-        assert owners.record_owner_index is not None
-        epsilon = of_holders(owners.epsilon, owners.shared)[owners.record_owner_index]
-        budgets |= dict(zip(cells.tolist(), epsilon.tolist(), strict=True))
+    if "separator" in settings:
+        budgets |= _budgets_of_sets(budgets, evaluated, settings["separator"])
     return assign.by_column(data, column, budgets), owners
 
 
-def _has_column(records: Records | None, column: str) -> TypeGuard[Records]:
+def _budgets_of_sets(
+    budgets: Mapping[Any, float], evaluated: Sequence[np.ndarray], separator: str
+) -> dict[str, float]:
+    """Return the smallest budget in each set of owners of evaluated records.
+
+    In evaluation, a set of owners is a group of its own. The sets in the training data are not
+    looked at: who shares which of those records is private.
+    """
+    by_name = {str(owner): epsilon for owner, epsilon in budgets.items()}
+    found = {}
+    for cell in {str(cell) for part in evaluated for cell in part.tolist()}:
+        members = [part.strip() for part in cell.split(separator)]
+        if len(members) > 1 and by_name.keys() >= set(members):
+            found[cell] = min(by_name[owner] for owner in members)
+    return found
+
+
+def _held_out_by(config: Config) -> str:
+    """Return what was held out: whole owners chosen by their ids alone, or anything else.
+
+    The parts of a named data set may share owners; only a plan with unit "owner" refuses that.
+    """
+    by_id = "file" in config["data"] or config["plan"].get("unit") == "owner"
+    return "owner" if split_by(config) == "owner" and by_id else "record"
+
+
+def _has_column(records: Records | None, column: str | None) -> TypeGuard[Records]:
     return records is not None and column in records.columns
 
 

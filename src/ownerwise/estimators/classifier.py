@@ -23,7 +23,7 @@ from ownerwise.estimators.repeated_fits import Lineage
 from ownerwise.marks import marks_of
 from ownerwise.mechanisms import WEIGHTS, Weights
 from ownerwise.models import hidden_problems, mlp
-from ownerwise.owners import as_ids
+from ownerwise.owners import as_ids, flat_ids
 from ownerwise.planning import RECORDS_PER_OWNER, PlanRequest, make_plan
 from ownerwise.repair import as_calibration, as_repair
 from ownerwise.training import TRAINED_BEFORE, Trainer
@@ -283,7 +283,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         problems.raise_()
         unusable = Problems()  # `fit_owners` reports them
         if ids is not None:
-            as_ids(ids, "owners", unusable)
+            as_ids(flat_ids(ids)[0], "owners", unusable)
         if fraction is None or len(unusable) or (ids is not None and len(ids) != len(X)):
             return np.zeros(len(X), dtype=bool)
         if by is None:

@@ -26,7 +26,7 @@ from ownerwise.evaluation.groups import (
 from ownerwise.evaluation.target_checks import run_on_first, target_problems, value_problems
 from ownerwise.gradients import evaluation_mode
 from ownerwise.mechanisms import Loss, Release, per_record
-from ownerwise.owners import as_array, is_missing
+from ownerwise.owners import as_array, flat_ids, is_missing
 from ownerwise.wording import name_of
 
 _RECORDS_AT_ONCE = 512
@@ -54,7 +54,8 @@ class Evaluation:
         data: (X, y), or a map-style Dataset that yields (x, y).
         groups: each record's group; by default its class.
         owners: each record's owner. Accuracy is then also measured per owner. Without `groups`,
-            the owners are the groups.
+            the owners are the groups. If records have several owners (tuples of ids), it is only
+            noted who they are (`owner_ids`).
         collate: combines a Dataset's samples into a batch; by default torch's function.
         predict: function from outputs to classes.
         constraints: constraints to measure as well; each target then contains a class and a cell.
@@ -71,9 +72,11 @@ class Evaluation:
         constraints: Release | None = None,
     ):
         self._data = data
-        self.owners, self._owner_problems = _names(owners)
+        cells, self._owner_counts = (None, None) if owners is None else flat_ids(as_array(owners))
+        self.owner_ids, self._owner_problems = _names(cells)
+        self.owners = self.owner_ids if self._owner_counts is None else None
         self.groups, self._group_problems = _names(groups)
-        self.by_owner = groups is None and owners is not None
+        self.by_owner = groups is None and self.owners is not None
         if self.by_owner:
             self.groups = self.owners
         self._collate = collate
@@ -130,7 +133,8 @@ class Evaluation:
     def problems(self, name: str) -> list[str]:
         """Return all problems with the data and the groups."""
         problems = _data_problems(self._data, name)
-        given = {"owner": self.owners, "group": None if self.by_owner else self.groups}
+        owners = self.owners if self._owner_counts is None else self._owner_counts
+        given = {"owner": owners, "group": None if self.by_owner else self.groups}
         if not problems:
             problems += [
                 f"{name}_{what}s has shape {list(names.shape)} for {self.records} records; "

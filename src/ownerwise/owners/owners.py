@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.errors import BudgetError, PrivacyWarning, Problems, name_some
+from ownerwise.errors import BudgetError, PrivacyWarning, Problems, known_names, name_some
 from ownerwise.owners.bounding import bound_problems, kept_rows
 from ownerwise.owners.budget_tables import read_budgets
 from ownerwise.owners.frozen import frozen
@@ -74,7 +74,11 @@ class Owners:
             each set: `{"ann": 2, ("ann", "bob"): 3}`.
         levels: the epsilon of each named level, e.g. `{"high": 0.5, "medium": 2, "low": 5}`.
         held_out: the owners of validation and test records, which no guarantee covers. An owner
-            with a budget whose records are all held out is left out: no plan contains them.
+            with a budget whose records are all held out is left out: no plan contains them. With
+            declared numbers this needs split_by="owner", or a declared number of 0.
+        split_by: "owner" if whole owners were held out, chosen by their ids alone; else "record".
+            If single records are held out, the records decide who has none left, and a plan with
+            declared numbers must not depend on that.
         hints: wording for error messages; set by front ends other than the Python API.
 
     Attributes:
@@ -114,9 +118,12 @@ class Owners:
         records: Any = None,
         levels: Mapping[str, float] | None = None,
         held_out: Iterable[Any] | None = None,
+        split_by: str = "record",
         hints: Hints = API,
     ):
         problems = Problems()
+        if split_by not in UNITS:
+            problems.add(f"split_by is {split_by!r}; {known_names(split_by, UNITS)}")
         meaning = read_levels(levels, problems)
         records, sets = split_records(records, problems)
         tables = read_budgets(epsilon, delta, records, meaning, hints, problems)
@@ -167,6 +174,8 @@ class Owners:
                 known = per_owner.get(what, np.full(len(ids), np.nan))
                 per_owner[what] = np.where(np.isnan(known), new, known)
         per_owner["records"] = per_owner["records"].astype(np.int64)
+        if declared and split_by == "record":
+            absent &= per_owner["records"] == 0
         left_out = dict(
             zip(ids[absent].tolist(), per_owner["epsilon"][absent].tolist(), strict=True)
         )

@@ -168,6 +168,7 @@ def _read_arrays(path: str | os.PathLike, owners: int) -> dict[str, np.ndarray]:
             f"{place.name} does not contain the columns {', '.join(ARRAYS)} for {owners} owners"
         )
     numbers = all(array.dtype.kind in "iuf" for array in arrays.values())
+    numbers &= all(arrays[name].dtype.kind in "iu" for name in present)
     if not numbers or not all(np.isfinite(array).all() for array in arrays.values()):
         raise PlanError(f"{place.name} is corrupted: expected finite numbers")
     return arrays

@@ -35,7 +35,8 @@ def provenance(comparison: Comparison) -> list[Block]:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    facts = _readable({k: v for k, v in run.config.items() if k not in _SHOWN_ELSEWHERE})
+    config = run.config_without_ids.items()
+    facts = _readable({k: v for k, v in config if k not in _SHOWN_ELSEWHERE})
     facts["steps spent"] = whole(run.steps_spent)
     facts["updates"] = whole(run.updates)
     facts["plan hash"] = run.plan.hash[:16]

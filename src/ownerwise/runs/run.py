@@ -105,6 +105,19 @@ class Run:
         return fixed + list(self.config.get("not_private", ()))
 
     @property
+    def config_without_ids(self) -> dict[str, Any]:
+        """The config to show to others: without a table of owners' budgets, unless they are named.
+
+        The config itself keeps the table as it was given, because a run is resumed with the same.
+        """
+        settings = self.config.get("settings", {})
+        owners = settings.get("owners", {})
+        if owners.get("named", True) or not isinstance(owners.get("epsilon"), dict):
+            return self.config
+        counted = {**owners, "epsilon": f"{len(owners['epsilon'])} budgets"}
+        return {**self.config, "settings": {**settings, "owners": counted}}
+
+    @property
     def group_budgets(self) -> dict[str, float]:
         """Epsilon for each validation group that has one."""
         return self.config["group_budgets"]

@@ -9,6 +9,7 @@ import numpy as np
 from ownerwise.errors import name_some
 from ownerwise.evaluation import Evaluation
 from ownerwise.planning import Plan
+from ownerwise.wording import name_of
 
 
 def held_out_counts(plan: Plan, evaluations: Iterable[Evaluation]) -> dict[str, int]:
@@ -16,7 +17,7 @@ def held_out_counts(plan: Plan, evaluations: Iterable[Evaluation]) -> dict[str, 
 
     The result is empty if the owners are unknown.
     """
-    given = [each.owners for each in evaluations if each.owners is not None]
+    given = [each.owner_ids for each in evaluations if each.owner_ids is not None]
     if not given:
         return {}
     owners = set().union(*(each.tolist() for each in given))
@@ -26,9 +27,9 @@ def held_out_counts(plan: Plan, evaluations: Iterable[Evaluation]) -> dict[str, 
 
 def shared_owner_problems(plan: Plan, evaluation: Evaluation, name: str) -> list[str]:
     """Return a problem if owners are evaluated whom the plan protects with all of their records."""
-    if plan.unit != "owner" or evaluation.owners is None:
+    if plan.unit != "owner" or evaluation.owner_ids is None:
         return []
-    shared = _in_plan(plan, evaluation.owners)
+    shared = _in_plan(plan, evaluation.owner_ids)
     if not len(shared):
         return []
     return [
@@ -39,9 +40,12 @@ def shared_owner_problems(plan: Plan, evaluation: Evaluation, name: str) -> list
 
 
 def _in_plan(plan: Plan, owners: np.ndarray) -> np.ndarray:
-    """Return the distinct owners of evaluated records who are in the plan."""
+    """Return the distinct owners of evaluated records who are in the plan.
+
+    Ids are compared as text: 7, 7.0 and "7" are the same person, whichever way they were read.
+    """
     distinct = np.unique(owners)
-    ids = None if plan.owners is None else plan.owners.ids
-    if ids is None or (ids.dtype.kind == "U") != (distinct.dtype.kind == "U"):
+    if plan.owners is None:
         return distinct[:0]
-    return distinct[np.isin(distinct, ids)]
+    planned = set(map(name_of, plan.owners.ids.tolist()))
+    return distinct[[name_of(owner) in planned for owner in distinct.tolist()]]

@@ -76,7 +76,9 @@ class TensorBoard:
         folder = run.folder / "tensorboard" if self._folder is None and run.folder else self._folder
         last = run.history[-1]["step"] if run.history else -1
         self._writer = SummaryWriter(folder, purge_step=last + 1)
-        self._writer.add_text("config", f"```json\n{json.dumps(run.config, indent=2)}\n```")
+        self._writer.add_text(
+            "config", f"```json\n{json.dumps(run.config_without_ids, indent=2)}\n```"
+        )
 
     def log(self, line: Line) -> None:
         """Write every number in the line."""
@@ -98,7 +100,7 @@ class WeightsAndBiases:
 
     def start(self, run: Run) -> None:
         """Open the run; if it is resumed, log the lines from before."""
-        self._run = self._wandb.init(name=run.name, config=run.config, **self._options)
+        self._run = self._wandb.init(name=run.name, config=run.config_without_ids, **self._options)
         for line in run.history:
             self.log(line)
 
