@@ -216,3 +216,45 @@ def test_micro_batches_do_not_let_owners_feel_each_other(size):
     for removed in range(OWNERS):
         moved = float((whole - total(np.flatnonzero(owner != removed))).norm())
         assert moved <= step.plan.clip_norms[removed]
+
+
+class UsedTwice(nn.Module):
+    """A weight with two uses."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.layer = nn.Linear(width, width, bias=False)
+
+    def forward(self, inputs):
+        return (self.layer(inputs) + self.layer(2 * inputs)).sum(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("ratio", [3e6, 3e8])
+def test_records_of_an_owner_that_cancel_in_a_weight_with_two_uses(ratio):
+    """The length of their terms was forgotten, so others felt their rounding: 1.001 C."""
+    each, width = 6, 64
+    plan = plan_of("uniform")
+    torch.manual_seed(0)
+    common, opposite = torch.randn(OWNERS, 1, width), torch.randn(OWNERS, 1, width)
+    signs = torch.tensor([1.0, -1.0] * (each // 2))[None, :, None]
+    ratios = torch.ones(OWNERS, 1, 1)
+    ratios[::2] = ratio
+    inputs = (5 * common + ratios * signs * opposite).reshape(-1, width) / width**0.5
+    model = UsedTwice(width)
+
+    def loss(outputs, targets, reduction="none"):
+        return outputs[:, 0] + 3.0
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ow.PrivateStep(model, plan, optimizer, loss, performance=ow.Performance(lean=True))
+    owner = np.repeat(np.arange(OWNERS), each)
+
+    def total(rows: np.ndarray) -> torch.Tensor:
+        data = inputs[rows], torch.zeros(len(rows))
+        batch = Batch(0, rows, owner[rows], data, by_owner=True)
+        return flat(step.clipped_sum(batch)).double()
+
+    whole = total(np.arange(len(owner)))
+    for removed in range(OWNERS):
+        moved = float((whole - total(np.flatnonzero(owner != removed))).norm())
+        assert moved <= plan.clip_norms[removed]
