@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 from typing import Any, ClassVar
 
@@ -265,3 +266,12 @@ def test_a_release_that_miscounts_its_sums_is_refused():
     step = ow.PrivateStep(model, plan, optimizer, functional.cross_entropy, calibration=Forgets())
     with pytest.raises(ow.OwnerwiseError, match="released is 0; expected 1"):
         step.calibrate((torch.randn(RECORDS, 4), torch.randint(0, CLASSES, (RECORDS,))))
+
+
+def test_a_changed_plan_without_a_pull_is_refused():
+    """It passed, and the model was shifted by nan."""
+    owners = ow.Owners(np.arange(RECORDS) % 3, np.array([1.0, 2.0, 4.0]), 1e-5)
+    plan = ow.plan(owners, steps=20, batch_size=30, calibration=ow.Calibration(pull=True))
+    assert plan.closing_pulls is not None
+    with pytest.raises(ow.PlanError, match="closing_pulls: 0; expected numbers above 0"):
+        dataclasses.replace(plan, closing_pulls=0 * plan.closing_pulls).verified()
