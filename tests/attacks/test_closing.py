@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 from typing import Any, ClassVar
 
@@ -247,3 +248,30 @@ def test_one_outlier_in_any_piece_is_noticed():
         except ow.OwnerwiseError as error:
             refused += "changes with the other records" in str(error)
     assert refused == 10
+
+
+class Forgets(ow.Calibration):
+    """Every sum claims to be the first one, in which lax owners may contribute more."""
+
+    released = 0  # type: ignore[assignment]
+
+
+def test_a_release_that_miscounts_its_sums_is_refused():
+    """All sums had the lengths of the first one: the laxest owner paid for one, and gave three."""
+    owners = ow.Owners(np.arange(RECORDS) % 3, np.array([1.0, 2.0, 4.0]), 1e-5)
+    plan = ow.plan(owners, steps=20, batch_size=30, calibration=ow.Calibration(pull=True))
+    assert float(plan.closing_lengths(0)[2]) > 3 * float(plan.closing_lengths(1)[2])
+    model = nn.Linear(4, CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ow.PrivateStep(model, plan, optimizer, functional.cross_entropy, calibration=Forgets())
+    with pytest.raises(ow.OwnerwiseError, match="released is 0; expected 1"):
+        step.calibrate((torch.randn(RECORDS, 4), torch.randint(0, CLASSES, (RECORDS,))))
+
+
+def test_a_changed_plan_without_a_pull_is_refused():
+    """It passed, and the model was shifted by nan."""
+    owners = ow.Owners(np.arange(RECORDS) % 3, np.array([1.0, 2.0, 4.0]), 1e-5)
+    plan = ow.plan(owners, steps=20, batch_size=30, calibration=ow.Calibration(pull=True))
+    assert plan.closing_pulls is not None
+    with pytest.raises(ow.PlanError, match="closing_pulls: 0; expected numbers above 0"):
+        dataclasses.replace(plan, closing_pulls=0 * plan.closing_pulls).verified()

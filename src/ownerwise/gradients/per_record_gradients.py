@@ -172,7 +172,10 @@ class Collector:
         self.squares += _shared_norms(self.shared, count, self.budget)
         for _, contribution in self.shared:  # uses may cancel each other
             bound = contribution.terms_bound()
-            bound = contribution.squared_norms().sqrt() if bound is None else bound
+            if bound is None:
+                lengths = contribution.squared_norms().sqrt()
+                bound = contribution.terms_bound()  # of segments, known only now
+                bound = lengths if bound is None else bound
             self.terms_bounds.append(bound)
         double = any(parameter.dtype == torch.float64 for parameter in self.parameters)
         dtype = torch.float64 if double else torch.float32

@@ -117,7 +117,7 @@ def _value_problems(plan: Any) -> list[str]:
         "records": ("numbers of at least 0", lambda x: (x >= 0) & np.isfinite(x)),
         "release_shares": share,
         "closing_shares": ("numbers from 0 to 1", lambda x: (x >= 0) & (x <= 1)),
-        "closing_pulls": ("numbers from 0 to 1", lambda x: (x >= 0) & (x <= 1)),
+        "closing_pulls": share,
     }
     problems = []
     shape = plan.targets.shape

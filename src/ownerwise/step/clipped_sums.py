@@ -336,7 +336,8 @@ class ClippedSums:
         values = [losses.detach().to("cpu", torch.float64).numpy() for losses in found]
         losses = rows.of_records(values[0] if len(values) == 1 else np.concatenate(values))
         if rows.segments is not None:
-            losses = rows.segments.means(losses)
+            # losses of opposite sign would cancel in the mean and magnify their rounding errors
+            losses = rows.segments.means(np.maximum(losses, 0.0))
         clip_norms = self._of.clip_norms[rows.owner_index]
         weights = self.weights.weights(losses, clip_norms, rows.owner_index)
         weights = np.asarray(weights, dtype=np.float64)

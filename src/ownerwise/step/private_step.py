@@ -460,10 +460,16 @@ class PrivateStep:
         self._spent = max(self._spent, plan.steps)
         if self._account is not None:
             self._account.settle(self._spent)
-        while plan.steps + closing.released < self._spent:
-            closing.observe(None)  # charged, then lost in a crash
+        charged = self._spent - plan.steps
+        for _ in range(closing.released, charged):
+            closing.observe(None)  # lost in a crash
         at_once = self.performance.micro_batch_size or RECORDS_AT_ONCE
-        for number in range(closing.released, plan.closing_count):
+        for number in range(charged, plan.closing_count):
+            if closing.released != number:  # it decides how much a record may contribute
+                raise OwnerwiseError(
+                    f"{type(closing).__name__}.released is {closing.released}; expected {number}, "
+                    "the number of calls of `observe` so far"
+                )
             if self._account is not None:
                 self._account.take(plan.steps + number, self.private)
             self._spent = plan.steps + number + 1
