@@ -44,7 +44,10 @@ class Plan:
     def __post_init__(self):
         self.sampling_rates = np.asarray(self.sampling_rates, dtype=np.float64)
         self.owners = SimpleNamespace(record_owner_index=np.asarray(self.record_owner_index))
-        self.holders = SimpleNamespace(sampling_rates=self.sampling_rates)
+        self.holders = SimpleNamespace(
+            sampling_rates=self.sampling_rates,
+            elements=np.bincount(self.record_owner_index, minlength=len(self.sampling_rates)),
+        )
 
 
 @pytest.fixture(autouse=True)

@@ -32,6 +32,7 @@ PLAN = SimpleNamespace(
     clip_norms=np.array([0.3, 1.0, 0.7, 2.0]),
     elements=np.array([300, 200, 100, 50]),
 )
+PLAN.holders = PLAN  # every record has a single owner
 SCORES = {
     "loss": ByLoss(),
     "negative": EasiestFirst(),

@@ -113,12 +113,12 @@ class Plan:
 
         `owners.record_owner_index` and a batch's `owner_index` are positions in these arrays.
         """
-        shares = self.release_shares, self.closing_shares
+        shares = self.release_shares
         return units.Holders(
             units.elements_of_holders(self.sampling, self.records, self.shared),
             of_holders(self.sampling_rates, self.shared),
             of_holders(self.clip_norms, self.shared),
-            *(None if share is None else of_holders(share, self.shared) for share in shares),
+            None if shares is None else of_holders(shares, self.shared),
         )
 
     @property

@@ -19,15 +19,14 @@ class Holders:
     Attributes:
         elements: how many things of the holder may be drawn: records, or 1 for the owner.
         sampling_rates, clip_norms: one value per holder.
-        release_shares, closing_shares: the most that a record contributes to a release; None if
-            every record may contribute in full.
+        release_shares: the most that a record contributes to a release; None if every record may
+            contribute in full.
     """
 
     elements: np.ndarray
     sampling_rates: np.ndarray
     clip_norms: np.ndarray
     release_shares: np.ndarray | None
-    closing_shares: np.ndarray | None
 
 
 def elements(sampling: str, records: np.ndarray) -> np.ndarray:

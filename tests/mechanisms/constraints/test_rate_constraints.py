@@ -125,10 +125,9 @@ def test_a_record_moves_the_sum_by_at_most_its_clip_norm_given_the_histogram(wei
 
 def test_prices_are_the_gradient_of_the_priced_constraints():
     """The sum of priced probabilities has the gradient of sum_j multiplier_j rate_j."""
+    of = SimpleNamespace(sampling_rates=np.ones(1), elements=np.array([40]), release_shares=None)
     fair = made(smoothing=0.0, ascent=3.0, cap=50.0).bind(
-        SimpleNamespace(
-            sampling_rates=np.ones(1), elements=np.array([40]), release_shares=None, release_std=0.0
-        )
+        SimpleNamespace(holders=of, release_std=0.0)
     )
     generator = torch.Generator().manual_seed(2)
     outputs = torch.randn(40, 3, generator=generator, requires_grad=True)
