@@ -11,7 +11,16 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from ownerwise import accounting
-from ownerwise.accounting import ClosingRelease, Exposure, PaidRelease, RunCost, Schedule, pld, rdp
+from ownerwise.accounting import (
+    ClosingRelease,
+    Exposure,
+    PaidRelease,
+    RunCost,
+    Schedule,
+    pld,
+    rdp,
+    reference,
+)
 from ownerwise.accounting.owner_epsilon import owner_epsilon
 from ownerwise.accounting.owner_pair import OwnerPair, most_drawn
 from ownerwise.accounting.run_cost import group_epsilon
@@ -233,6 +242,40 @@ def test_moments_agree_with_adaptive_integration(order, rate, multiplier, record
     )[0]  # fmt: skip
     expected = top + math.log(total / (multiplier * math.sqrt(2 * math.pi)))
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize(("rate", "multiplier", "records"), [(0.05, 0.7, 6), (0.02, 30.0, 90)])
+def test_moments_of_many_orders_are_those_of_each_order(rate, multiplier, records):
+    """Low orders are integrated over a part of the range that high orders need."""
+    pair = OwnerPair.whole(multiplier, rate, records)
+    orders = np.concatenate([-np.geomspace(0.02, 64, 30), np.geomspace(0.02, 900, 40)])
+    together = pair.log_moments(rate, orders)
+    alone = [float(pair.log_moments(rate, orders[at : at + 1])[0]) for at in range(len(orders))]
+    assert together == pytest.approx(alone, rel=1e-8, abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("steps", "rate", "multiplier", "records"),
+    [(2000, 0.005, 60.0, 100), (200, 0.02, 0.8, 4), (2, 0.2, 3.0, 6)],
+)
+def test_the_grid_of_the_reference_overstates_by_little(steps, rate, multiplier, records):
+    run, exposure = RunCost(Schedule.constant(steps)), Exposure(rate, multiplier)
+    target = run.epsilon(exposure, 1e-6, records)
+    found = reference.epsilon(run, exposure, 1e-6, target, records)
+    finer = reference.epsilon(run, exposure, 1e-6, target / 4, records)
+    assert finer * (1 - 1e-6) <= found <= finer * (1 + reference.OWNER_OVERSTATEMENT)
+
+
+def test_owners_just_off_the_curve_keep_their_own_figure():
+    """With little noise, the case of several drawn records decides, however rare it is."""
+    rates, multipliers = np.geomspace(1e-5, 4e-5, 60), np.exp(-3e-4 * np.arange(60.0))
+    off = np.arange(60) % 7 == 3
+    multipliers = np.minimum.accumulate(multipliers * np.exp(-7.5e-5 * off))
+    run, records = Schedule.constant(100), np.full(60, 5)
+    everyone = accounting.epsilon(rates, multipliers, run, 1e-9, records=records)
+    for at in np.flatnonzero(off):
+        alone = pld.epsilon(float(rates[at]), float(multipliers[at]), run, 1e-9, records=5)
+        assert alone * (1 + 9e-4) <= everyone[at] <= alone * (1 + 1.1e-3)  # rounded up by 1e-3
 
 
 def test_tails_are_moved_up_and_never_lost():

@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import logsumexp, ndtr
+from scipy.special import ndtr
 from scipy.stats import binom
 
 from ownerwise.accounting.moments import LEAST_MULTIPLIER, MAX_SHIFT, TAIL, moments_of
@@ -109,7 +109,7 @@ class OwnerPair:
 
     @property
     def _step(self) -> float:
-        return min(0.125, self.multiplier / 4.0)
+        return min(0.5, self.multiplier / 4.0)
 
     def log_moments(self, sampling_rate: float, orders: np.ndarray) -> np.ndarray:
         """Return log E_Q[(P/Q)^a] for every order a, by the trapezoidal rule.
@@ -118,17 +118,32 @@ class OwnerPair:
         binomial polynomial has such roots, and exp(-i^2 / (2 m^2)) is a multiplier sequence, which
         preserves them (Laguerre). So the nearest singularity is pi*m off the axis, as for a record.
         """
+        orders = np.asarray(orders, dtype=np.float64)
+        log_root, step = 0.5 * math.log(2 * math.pi), self._step
+        low, high = self._range(orders)
+        u = np.arange(low, high + step, step)  # standard deviations of Q
+        log_weight = -0.5 * u**2 - log_root + math.log(step)
+        parts = [self._ratio(some) for some in self._pieces(u)]
+        log_ratio, gain = (np.concatenate(part) for part in zip(*parts, strict=True))
+        result = np.empty_like(orders)
+        size = 1 + np.ceil(0.25 * np.log2(np.maximum(np.abs(orders), 1.0)))
+        classes = np.copysign(size, orders)
+        for number in np.unique(classes):  # low orders need only a small part of the range
+            some = classes == number
+            first, last = np.searchsorted(u, self._range(orders[some]))
+            at = slice(max(first - 1, 0), last + 1)
+            result[some] = moments_of(log_ratio[at], gain[at], log_weight[at], orders[some])
+        return result
+
+    def _range(self, orders: np.ndarray) -> tuple[float, float]:
+        """Return the bounds of the integrals for these orders, in standard deviations of Q."""
         m = self.multiplier
-        step, farthest = self._step, self.shifts[-1] / m
-        upper = max(1.0, float(orders.max())) * farthest + TAIL
+        farthest = self.shifts[-1] / m
+        upper = max(1.0, float(orders.max())) * farthest
         lower = min(0.0, float(orders.min())) * farthest
         if self.shifts[0] == 0:  # further down, the ratio hardly changes
             lower = max(lower, -m * (40.0 + max(0.0, self.log_masses[1] - self.log_masses[0])))
-        u = np.arange(lower - TAIL, upper + step, step)  # standard deviations of Q
-        log_weight = -0.5 * u**2 - 0.5 * math.log(2 * math.pi) + math.log(step)
-        parts = [self._ratio(some) for some in self._pieces(u)]
-        log_ratio, gain = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return moments_of(log_ratio, gain, log_weight, np.asarray(orders, dtype=np.float64))
+        return lower - TAIL, upper + TAIL
 
     def above(
         self, width: float, reach: float, most: int, *, removing: bool
@@ -176,7 +191,7 @@ class OwnerPair:
         solvable = np.flatnonzero(wanted > -np.inf)
         shifts, log_masses = self.shifts[drawn] / self.multiplier, self.log_masses[drawn]
         level = log_masses - 0.5 * shifts**2
-        known = np.asarray(logsumexp(level[:, None] + shifts[:, None] * table, axis=0))
+        known = _log_total(level[:, None] + shifts[:, None] * table)
         for at in self._pieces(solvable):
             target = wanted[at]
             u = np.interp(target, known, table)
@@ -205,8 +220,14 @@ class OwnerPair:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             gain = masses @ np.expm1(np.minimum(tilts, 700.0))
             small = np.log1p(gain - max(0.0, 1.0 - masses.sum()))
-        log_ratio = np.asarray(logsumexp(self.log_masses[:, None] + tilts, axis=0))
+        log_ratio = _log_total(self.log_masses[:, None] + tilts)
         return np.where(np.abs(log_ratio) < 0.1, small, log_ratio), gain
 
     def _pieces(self, values: np.ndarray) -> list[np.ndarray]:
         return np.array_split(values, 1 + len(values) * len(self.shifts) // _AT_ONCE)
+
+
+def _log_total(exponents: np.ndarray) -> np.ndarray:
+    """Return log(sum(exp(exponents))) over the first axis; scipy's logsumexp is far slower."""
+    top = exponents.max(axis=0)
+    return top + np.log(np.exp(exponents - top).sum(axis=0))

@@ -16,6 +16,7 @@ from scipy.interpolate import CubicSpline
 from ownerwise.accounting import pld
 from ownerwise.accounting.budgets import BudgetGroup, Budgets
 from ownerwise.accounting.curves import SAMPLING_RATE_RANGE, max_nodes, tolerance_of
+from ownerwise.accounting.owner_pair import most_drawn
 from ownerwise.accounting.run_cost import LARGEST_SHIFT, Exposure, RunCost
 from ownerwise.accounting.schedule import Schedule
 from ownerwise.errors import AccountingError
@@ -103,8 +104,9 @@ def _along_curve(run: RunCost, points: np.ndarray, group: BudgetGroup) -> np.nda
     position = path[:, 0] - path[:, 1]
     if len(points) > 2 * most:
         least = float(points[-1, 1]) * min(factor for _, factor in run.schedule.segments)
-        if group.records > 1:  # several records may be drawn in a step
-            least /= 1.0 + group.records * float(points[-1, 0])
+        if group.records > 1 and run.schedule.steps:  # several records may be drawn in a step
+            tail = pld.owner_tail(group.delta, run.schedule.steps)
+            least /= max(1, most_drawn(float(points[-1, 0]), group.records, tail))
         nodes, aside = _path_nodes(position, path, tolerance / (8.0 + 4.0 / least**2), most // 2)
     values = np.empty(len(points))
     if len(nodes):
@@ -123,7 +125,9 @@ def _path_nodes(
     itself is smooth. Between nodes, the path may have corners that a check of epsilon would miss.
     An error of `tolerance` in the logarithms of the path changes log epsilon by about an eighth of
     the tolerance for epsilon: the slope of log epsilon is at most 2 / m^2 in the log multiplier
-    where sampling amplifies privacy, and about 1 in the log rate.
+    where sampling amplifies privacy, and about 1 in the log rate. If i records of an owner may be
+    drawn in a step, with a probability that matters for delta, m is the multiplier divided by i.
+    The error is then at most about a third of the tolerance.
     """
     wanted = np.linspace(position[0], position[-1], count)
     nodes = np.minimum(np.searchsorted(position, wanted), len(position) - 1)

@@ -188,17 +188,17 @@ class _Direction:
         least_epsilon = 0.4 * estimate
         log_tail = np.log(_SPARE * self.delta) - (cumulant - tilts * least_epsilon)
         log_rounding = np.log(_ROUNDING * max(self.total_steps, 10) * _SPARE) - log_tail
-        best = None
-        for at in range(self.zero, len(tilts) - 2):
-            change = cumulant - cumulant[at] - min(log_tail[at], _LOG_WIDEST_TAIL)
-            high = float(np.min(change[at + 1 :] / (tilts[at + 1 :] - tilts[at])))
-            low = float(np.max(change[:at] / (tilts[:at] - tilts[at])))
-            excess = max(0.0, float(log_rounding[at]) - np.log(_MAX_ROUNDING))
-            cost = np.log(high - low) + excess
-            if best is None or cost < best[0]:
-                best = (cost, excess, low, high, float(tilts[at]))
-        assert best is not None
-        _, excess, low, high, tilt = best
+        ends = slice(self.zero, len(tilts) - 2)
+        gaps = tilts - tilts[ends, None]  # [candidate tilts, tilts]
+        tails = np.minimum(log_tail[ends], _LOG_WIDEST_TAIL)
+        with np.errstate(divide="ignore"):
+            bounds = (cumulant - cumulant[ends, None] - tails[:, None]) / gaps
+        highs = np.where(gaps > 0, bounds, np.inf).min(axis=1)
+        lows = np.where(gaps < 0, bounds, -np.inf).max(axis=1)
+        excesses = np.maximum(0.0, log_rounding[ends] - np.log(_MAX_ROUNDING))
+        at = int(np.argmin(np.log(highs - lows) + excesses))
+        excess, low, high = float(excesses[at]), float(lows[at]), float(highs[at])
+        tilt = float(tilts[self.zero + at])
         if excess > np.log(100.0) or high > _HIGHEST_LOSS:
             return None
         span = high - low

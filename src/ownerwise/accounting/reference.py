@@ -24,6 +24,10 @@ OVERSTATEMENT = 2e-4
 OWNER_OVERSTATEMENT = 1e-3
 """The same for all records of an owner together."""
 
+_WIDEST = 5e-3
+_WIDEST_OF_OWNERS = 5e-2
+_SMOOTH_STEPS = 20  # the loss over fewer steps is less smooth; they get the grid of so many
+
 _LEFT_OUT = 1e-5  # fraction of delta for numbers of drawn records that are left out
 
 
@@ -63,8 +67,12 @@ def _compose(run: RunCost, exposure: Exposure, delta: float, target: float, reco
     # A grid of width w adds about T w^2 order / 12 to epsilon (see pld.py), where the order is
     # the one that determines delta for a Gaussian with the same budget.
     order = 1.5 + target / gaussian_mu(target, delta) ** 2
-    overstatement = OVERSTATEMENT if records == 1 else OWNER_OVERSTATEMENT
-    width = min(5e-3, np.sqrt(12.0 * overstatement * target / (steps * order)))
+    if records == 1:
+        width = min(_WIDEST, np.sqrt(12.0 * OVERSTATEMENT * target / (steps * order)))
+    else:  # a mixture takes long to tabulate: no finer than needed
+        smooth = max(steps, _SMOOTH_STEPS)
+        width = np.sqrt(12.0 * OWNER_OVERSTATEMENT * target / (smooth * order))
+        width = min(_WIDEST_OF_OWNERS, width)
     log_cut = float(min(-50.0, np.log(delta / steps) - 12.0))
     rate, multiplier, scale = exposure.sampling_rate, exposure.multiplier, 0.0
     if run.release is not None and run.release.noise == "laplace":

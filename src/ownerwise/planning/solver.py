@@ -54,6 +54,7 @@ _STEPS_TOLERANCE = 2e-4
 _MANY_GROUPS = 6
 _ROUGH_TOLERANCE = 2e-3
 _CORRECTIONS = 6
+_USUAL_SLOPE = 1.5  # of the logarithm of the batch size over that of the noise
 _SHARE_NODES = 256  # of the closing release; with more budgets, shares are interpolated
 _SHARE_ERROR = 1e-5  # of the logarithm of an interpolated share; measured: below 5e-7
 MAX_STEPS = 10_000_000
@@ -238,9 +239,12 @@ class Planner:
             curve = self._rates_at(log_noise, log_relative, run, rough)
             return Solution(float(np.exp(log_noise)), curve(self.budgets), relative_clips, curve)
 
+        tried: list[tuple[float, float]] = []  # log noise and log batch size
+
         def excess(log_noise: float, solution: Solution) -> float:
-            reached = self.batch_size(solution.sampling_rates)
-            return float(np.log(reached) - np.log(batch_size)) - tolerance
+            reached = float(np.log(self.batch_size(solution.sampling_rates)))
+            tried.append((float(np.log(solution.noise)), reached))
+            return reached - float(np.log(batch_size)) - tolerance
 
         middle = self._middle()
         rough = float(multiplier_curve(middle, rate, run, tolerance=0.05)(middle)[0])
@@ -248,11 +252,15 @@ class Planner:
             attempt, excess, float(np.log(rough)),
             slope=2.0, low=np.log(0.05), high=np.log(1e6), longest_step=0.3, tolerance=tolerance,
         )  # fmt: skip
-        for _ in range(_CORRECTIONS if rough_first else 0):
+        slope = _slope(tried)
+        for number in range(_CORRECTIONS if rough_first else 0):
             solution = attempt(float(np.log(solution.noise)), rough=False)
             if 0 <= (off := excess(0.0, solution) + tolerance) <= 2.1 * tolerance:
                 break
-            solution = replace(solution, noise=solution.noise * np.exp((tolerance - off) / 1.5))
+            slope = (
+                _slope(tried) if number else slope
+            )  # of two exact attempts, or of two rough ones
+            solution = replace(solution, noise=solution.noise * np.exp((tolerance - off) / slope))
         self._refuse_unreachable(solution.curve)
         reached = self.batch_size(solution.sampling_rates)
         if not 0 <= np.log(reached / batch_size) <= 2.1 * tolerance:
@@ -411,6 +419,13 @@ class Planner:
             )
         if problems:
             raise PlanError(problems)
+
+
+def _slope(tried: list[tuple[float, float]]) -> float:
+    """Return the slope of log batch size over log noise between the last two attempts."""
+    (x0, y0), (x1, y1) = tried[-2:] if len(tried) > 1 else [(0.0, 0.0), (1.0, _USUAL_SLOPE)]
+    slope = (y1 - y0) / (x1 - x0) if x1 != x0 else _USUAL_SLOPE
+    return min(max(slope, 0.5), 4.0)
 
 
 def _search(
