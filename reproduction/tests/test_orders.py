@@ -13,8 +13,9 @@ from ownerwise_reproduction.orders import AtRandom, ByNegativeLoss, OwnerThenLos
 PLAN = SimpleNamespace(
     sampling_rates=np.array([0.01, 0.02, 0.05, 0.2]),
     clip_norms=np.array([0.3, 1.0, 0.7, 2.0]),
-    records=np.array([300, 200, 100, 50]),
+    elements=np.array([300, 200, 100, 50]),
 )
+PLAN.holders = PLAN  # every record has a single owner
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import ownerwise as ow
+from ownerwise import evaluation
 from ownerwise.cli.main import main
 from ownerwise.config.build import prepare_run
 from ownerwise.config.reading import make_config
@@ -153,6 +154,11 @@ class TestCard:
 
 
 class TestGroups:
+    @pytest.fixture(autouse=True)
+    def _groups_may_be_small(self, monkeypatch):
+        for module in (evaluation.groups, evaluation.metrics):
+            monkeypatch.setattr(module, "SMALLEST_GROUP", 1)
+
     def run(self, groups):
         inputs, targets = (tensor[:6].clone() for tensor in tools.data())
         trainer = tools.make_trainer()
@@ -179,9 +185,9 @@ class TestGroups:
 
     @pytest.mark.parametrize("missing", [None, float("nan"), pd.NA])
     def test_a_record_without_a_group(self, missing):
-        with pytest.raises(OwnerwiseError, match=r"validation_groups: no group in record 2;"):
+        with pytest.raises(OwnerwiseError, match=r"validation_groups: no name in record 2;"):
             self.run(["a", "b", missing, "a", "b", "a"])
 
     def test_mixed_types(self):
-        with pytest.raises(OwnerwiseError, match="validation_groups: groups of type int and str"):
+        with pytest.raises(OwnerwiseError, match="validation_groups: names of type int and str"):
             self.run([1, "1", 1, 1, 1, 1])
