@@ -275,3 +275,5 @@ def test_a_changed_plan_without_a_pull_is_refused():
     assert plan.closing_pulls is not None
     with pytest.raises(ow.PlanError, match="closing_pulls: 0; expected numbers above 0"):
         dataclasses.replace(plan, closing_pulls=0 * plan.closing_pulls).verified()
+    with pytest.raises(ow.PlanError, match="closing_shares are all 0"):
+        dataclasses.replace(plan, closing_shares=0 * plan.closing_shares).verified()

@@ -137,6 +137,8 @@ def _value_problems(plan: Any) -> list[str]:
         )
     if plan.closing_shares is not None and plan.closing_std is None:
         problems.append("closing_shares without closing_std: expected both, or neither")
+    if plan.closing_shares is not None and not np.any(plan.closing_shares):
+        problems.append("closing_shares are all 0; expected an owner who contributes")
     if plan.closing_pulls is not None and plan.closing_shares is None:
         problems.append("closing_pulls without closing_shares: expected both, or neither")
     for name in ("noise_std", "release_std", "closing_std"):
