@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-long check docs bench-plan bench-step figures clean
+.PHONY: demo test test-long check docs bench-plan bench-step figures notebooks clean
 
 $(VENV)/installed: pyproject.toml reproduction/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -40,6 +40,9 @@ bench-step: $(VENV)/installed
 
 figures: $(VENV)/installed
 	$(BIN)/python docs/figures/plan.py
+
+notebooks: $(VENV)/installed  ## run the notebooks and store their outputs
+	$(BIN)/jupyter execute --inplace notebooks/*.ipynb
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from ownerwise.config.sections import SECTIONS
 ROOT = Path(__file__).parents[1]
 _SOURCE = ROOT / "src" / "ownerwise"
 _EXAMPLES = ROOT / "examples"
+_NOTEBOOKS = ROOT / "notebooks"
 _WIDTH = 88
 _PLACE = re.compile(r"<!-- generated: (\w+) -->")
 _EXAMPLE_LINK = re.compile(r"\]\((?:\.\./)+examples/([\w.-]+)\)")
@@ -89,6 +91,30 @@ def examples() -> str:
     return "\n\n".join(parts)
 
 
+def notebook(number: int) -> str:
+    """Return a notebook as Markdown, with the outputs that are stored in it."""
+    (path,) = _NOTEBOOKS.glob(f"{number}-*.ipynb")
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return "\n\n".join(part for cell in cells for part in _cell(cell))
+
+
+def _cell(cell: dict[str, Any]) -> Iterator[str]:
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        to_docs = source.replace("](../docs/", "](../")
+        yield re.sub(r"\]\((\d-[\w-]+)\.ipynb\)", r"](\1.md)", to_docs)
+        return
+    yield f"```python\n{source}\n```"
+    for output in cell["outputs"]:
+        data = output.get("data", {})
+        if "image/png" in data:
+            picture = "".join(data["image/png"]).strip()
+            yield f'<img alt="figure drawn by this code" src="data:image/png;base64,{picture}">'
+        else:
+            text = "".join(output.get("text", data.get("text/plain", "")))
+            yield f"```text\n{text.rstrip()}\n```"
+
+
 def keys(section: str) -> str:
     """Return the table of a configuration section's keys."""
     rows = (
@@ -101,5 +127,6 @@ MAKERS = {
     "commands": commands,
     "modules": modules,
     "examples": examples,
+    **{f"notebook_{number}": functools.partial(notebook, number) for number in range(1, 5)},
     **{f"keys_{section}": functools.partial(keys, section) for section in SECTIONS},
 }

@@ -1,6 +1,5 @@
 """What the documentation shows runs, its links lead somewhere, and it says what the code says."""
 
-import importlib.util
 import os
 import re
 import shlex
@@ -23,6 +22,7 @@ from ownerwise.config.sections import SECTIONS
 from ownerwise.data import ASSIGNMENTS
 from ownerwise.report.guarantees import attacker_bound, attacker_words
 from tools import pretrained_tools, text_tools
+from tools.pages import generator
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -40,14 +40,6 @@ def blocks(page: Path, kind: str) -> list[str]:
 
 def name(page: Path) -> str:
     return str(page.relative_to(DOCS))
-
-
-def generator():
-    """The module that fills pages in when the site is built."""
-    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
