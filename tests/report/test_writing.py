@@ -100,7 +100,7 @@ def test_methods_are_tabled_with_the_best_marked_and_losses_told():
     assert f'aria-label="best mean">★</span>{shown}</td>' in glance
     words = words_of(glance)
     assert "INO-SGD vs IDP-SGD. Gained: overall accuracy +" in words
-    assert "Of 3 owners, 2 gained and 1 lost recall; the largest loss was −" in words
+    assert "Of 3 owners, 2 had a higher and 1 a lower mean recall; the largest fall was −" in words
     assert "points for owner volunteers (ε 8 per record)." in words
 
 
@@ -172,8 +172,8 @@ def test_what_differs_between_methods_is_set_apart(compared):
     document = body_of(compared)
     differing = document.split("What differs</p>")[1].split("</table>")[0]
     assert "weights: tail" in differing
-    assert "optimizer: lr" not in differing
-    assert "optimizer: lr" in document
+    assert "optimizer: learning rate" not in differing
+    assert "optimizer: learning rate" in document
 
 
 def test_an_interrupted_run_can_be_reported(tmp_path):

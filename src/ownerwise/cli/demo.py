@@ -43,7 +43,8 @@ def _run(options: argparse.Namespace) -> None:
     from ownerwise.cli.train import summary
     from ownerwise.report import plotly_script, write_report
     from ownerwise.report.comparison import Comparison
-    from ownerwise.report.overview import chance, findings
+    from ownerwise.report.overview import findings
+    from ownerwise.report.verdicts import chance
     from ownerwise.runs import CARD, REPORT
     from ownerwise.wording import duration
 
