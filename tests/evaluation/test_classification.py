@@ -45,19 +45,27 @@ def test_the_auc_is_the_share_of_pairs_in_the_right_order(seed, classes, tied):
     assert 0 <= found.low <= found.value <= found.high <= 1
 
 
-def test_the_variance_of_the_auc_is_delongs():
-    """Against their formula, written out: S10 / m + S01 / n."""
+@pytest.mark.parametrize(
+    ("distance", "spread", "larger"), [(0.3, 2.5, "delong"), (1.5, 0.5, "hanley")]
+)
+def test_the_variance_of_the_auc_is_the_larger_of_two(distance, spread, larger):
+    """DeLong's, S10 / m + S01 / n, and Hanley and McNeil's, both written out."""
     rng = np.random.default_rng(3)
-    inside = np.repeat([True, False], [40, 70])
-    scores = rng.normal(size=110) + inside
+    inside = np.repeat([True, False], [40, 200])
+    scores = rng.normal(size=240) * np.where(inside, spread, 1) + distance * inside
     v10 = [np.mean((x > scores[~inside]) + 0.5 * (x == scores[~inside])) for x in scores[inside]]
     v01 = [np.mean((scores[inside] > y) + 0.5 * (scores[inside] == y)) for y in scores[~inside]]
-    variance = np.var(v10, ddof=1) / 40 + np.var(v01, ddof=1) / 70
-    value = float(np.mean(v10))
+    a = float(np.mean(v10))
+    q = (1 - a) / (2 - a) + a / (1 + a)
+    variances = {
+        "delong": np.var(v10, ddof=1) / 40 + np.var(v01, ddof=1) / 200,
+        "hanley": a * (1 - a) * (1 + 119 * q) / (40 * 200),
+    }
+    assert max(variances, key=variances.get) == larger
     found = auc(inside.astype(int), two_columns(special.expit(scores)))
-    quantile, records = stats.t.ppf(0.975, 39), value * (1 - value) / variance
+    records = a * (1 - a) / variances[larger]
     for end in (found.low, found.high):  # Wilson's interval solves this equation
-        assert (end - value) ** 2 == pytest.approx(quantile**2 * end * (1 - end) / records)
+        assert (end - a) ** 2 == pytest.approx(1.959964**2 * end * (1 - end) / records, rel=1e-5)
 
 
 def test_the_interval_of_a_share_is_wilsons():
@@ -93,7 +101,8 @@ def test_intervals_cover_the_truth_although_records_of_an_owner_are_alike():
 
 
 @pytest.mark.parametrize(
-    ("inside", "outside", "distance"), [(12, 60, 1.5), (30, 300, 2.5), (100, 255, 1.0)]
+    ("inside", "outside", "distance"),
+    [(12, 60, 1.5), (15, 500, 2.0), (30, 300, 2.5), (100, 255, 1.0)],
 )
 def test_intervals_of_the_auc_cover_the_truth(inside, outside, distance):
     rng = np.random.default_rng(4)
@@ -103,7 +112,7 @@ def test_intervals_of_the_auc_cover_the_truth(inside, outside, distance):
         scores = rng.normal(size=len(actual)) + distance * actual
         return auc(actual, two_columns(special.expit(scores)))
 
-    assert coverage(draw, stats.norm.cdf(distance / np.sqrt(2)), 600) > 0.92
+    assert coverage(draw, stats.norm.cdf(distance / np.sqrt(2)), 600) > 0.93
 
 
 @pytest.mark.parametrize(("records", "slope"), [(60, 1.0), (355, 2.0), (300, 4.0)])
@@ -244,11 +253,12 @@ def test_runs_have_details_in_their_last_line_only(tmp_path):
     inputs = rng.normal(size=(300, 3)).astype("float32")
     labels = (inputs[:, 0] > 0).astype("int64")
     plan = ow.plan(ow.Owners(np.arange(200), 2.0, 1e-5), "sample", steps=4, batch_size=20)
-    run = ow.Trainer(
-        torch.nn.Linear(3, 2), plan, lr=0.5, evaluate_every=2, progress=False
-    ).fit((inputs[:200], labels[:200]), validation=(inputs[200:], labels[200:]))
+    run = ow.Trainer(torch.nn.Linear(3, 2), plan, lr=0.5, evaluate_every=2, progress=False).fit(
+        (inputs[:200], labels[:200]), validation=(inputs[200:], labels[200:])
+    )
     *earlier, last = run.history
     assert all("classification" not in line["validation"] for line in earlier)
-    assert last["validation"]["classification"]["accuracy"]["value"] == (
-        last["validation"]["accuracy"]
+    assert (
+        last["validation"]["classification"]["accuracy"]["value"]
+        == (last["validation"]["accuracy"])
     )

@@ -77,9 +77,7 @@ def classification(
     return found
 
 
-def _majority(
-    correct: np.ndarray, actual: np.ndarray, owners: np.ndarray | None
-) -> dict[str, Any]:
+def _majority(correct: np.ndarray, actual: np.ndarray, owners: np.ndarray | None) -> dict[str, Any]:
     names, counts = np.unique(actual, return_counts=True)
     largest = names[counts.argmax()]
     always = actual == largest
@@ -105,7 +103,7 @@ def auc(
         owners: each record's owner; None if the records are independent.
     """
     classes = [1] if scores.shape[1] == 2 else range(scores.shape[1])
-    values, influences, smallest = [], [], []
+    values, influences, deviations, smallest = [], [], [], []
     for number in classes:
         inside = actual == number
         count = int(inside.sum())
@@ -114,10 +112,12 @@ def auc(
         value, influence = _ranked(scores[:, number], inside)
         values.append(value)
         influences.append(influence)
+        deviations.append(np.sqrt(_hanley(value, count, len(actual) - count)))
         smallest.append(min(count, len(actual) - count))
     if not values:
         return None
-    return area(float(np.mean(values)), np.mean(influences, axis=0), owners, min(smallest))
+    least = float(np.mean(deviations)) ** 2
+    return area(float(np.mean(values)), np.mean(influences, axis=0), owners, least, min(smallest))
 
 
 def _ranked(scores: np.ndarray, inside: np.ndarray) -> tuple[float, np.ndarray]:
@@ -132,6 +132,13 @@ def _ranked(scores: np.ndarray, inside: np.ndarray) -> tuple[float, np.ndarray]:
     for part, size in ((inside, count), (~inside, others)):
         influence[part] *= len(scores) / size * np.sqrt(size / (size - 1))
     return value, influence
+
+
+def _hanley(value: float, inside: int, outside: int) -> float:
+    """Return the variance of an AUC by Hanley and McNeil, as in method 5 of Newcombe (2006)."""
+    others = (inside + outside) / 2 - 1
+    spread = 1 + others * ((1 - value) / (2 - value) + value / (1 + value))
+    return value * (1 - value) * spread / (inside * outside)
 
 
 def _statements(

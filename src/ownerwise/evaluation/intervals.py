@@ -4,7 +4,8 @@ An estimate of a share is a mean over records. Its variance is computed from eac
 influence on it, summed by owner if owners have several records (a cluster-robust variance, with
 Student's t). The interval is Wilson's score interval for the number of independent records that
 would have the same variance. Wilson (1927); for areas under ROC curves, the influences are the
-structural components of DeLong et al. (1988).
+structural components of DeLong et al. (1988), and the variance is at least that of Hanley and
+McNeil (1982), because DeLong's is too small for areas close to 1.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ def share(hits: np.ndarray, owners: np.ndarray | None = None) -> Estimate:
 
 
 def area(
-    value: float, influence: np.ndarray, owners: np.ndarray | None, smallest: int | None = None
+    value: float,
+    influence: np.ndarray,
+    owners: np.ndarray | None,
+    least_variance: float = 0.0,
+    smallest: int | None = None,
 ) -> Estimate:
     """Return the interval of an estimate between 0 and 1.
 
@@ -52,20 +57,18 @@ def area(
         value: the estimate.
         influence: each record's influence on it; the estimate's error is the mean of these.
         owners: see `share`.
-        smallest: for an estimate that compares two sets of records, the size of the smaller one.
-            It gives the degrees of freedom, and the number of independent records if the influences
-            are all zero, as they are at 0 and 1.
+        least_variance: another estimate of the variance, which is used if it is larger.
+        smallest: the number of independent records to assume if both variances are zero, as they
+            are at 0 and 1; by default the number of records, or of owners.
     """
     units = units_of(influence, owners)
-    quantile, count = units.quantile, units.count
-    if smallest is not None:
-        quantile, count = max(quantile, _student(smallest - 1)), min(count, smallest)
     variance = float(np.square(units.sums).sum()) / len(influence) ** 2 * units.correction
+    variance = max(variance, least_variance)
     if variance > 0:
         records = min(value * (1 - value) / variance, len(influence))
     else:
-        records = count
-    return Estimate(value, *_wilson(value, records, quantile))
+        records = min(units.count, units.count if smallest is None else smallest)
+    return Estimate(value, *_wilson(value, records, units.quantile))
 
 
 def difference(values: np.ndarray, owners: np.ndarray | None) -> Estimate:
@@ -97,11 +100,8 @@ def units_of(values: np.ndarray, owners: np.ndarray | None) -> Units:
     np.add.at(sums, index, values)
     if count == 1:  # the spread between owners cannot be estimated
         return Units(sums, 1, 1.0, math.inf)
-    return Units(sums, count, count / (count - 1), _student(count - 1))
-
-
-def _student(freedom: int) -> float:
-    return float(stats.t.ppf(0.5 + LEVEL / 2, freedom))
+    quantile = float(stats.t.ppf(0.5 + LEVEL / 2, count - 1))
+    return Units(sums, count, count / (count - 1), quantile)
 
 
 def _wilson(value: float, records: float, quantile: float) -> tuple[float, float]:

@@ -28,7 +28,8 @@ _TITLES = {
 _UNKNOWN = "–"
 _INTERVALS = (
     "In parentheses: 95% intervals for chance in the evaluated records, not in training (Wilson; "
-    "for the AUC with DeLong’s variance; for the calibration error, a conservative interval)."
+    "for the AUC with the variance of DeLong or of Hanley and McNeil, whichever is larger; for the "
+    "calibration error, a conservative interval)."
 )
 
 
@@ -114,9 +115,7 @@ def _build(comparison: Comparison) -> Sequence[Block] | None:
     titles = {key: _title(comparison, key) for key in _TITLES}
     columns = [_cells(_finals(comparison, method)) for method in methods]
     rows = [[titles[key], *(cells[key] for cells in columns)] for key in titles]
-    caption = (
-        f"Measured on {comparison.data_split} records (not private; no guarantee covers them)"
-    )
+    caption = f"Measured on {comparison.data_split} records (not private; no guarantee covers them)"
     if any(len(method.runs) > 1 for method in methods):
         caption += ", mean over runs. The interval is that of a single run, also a mean over runs"
     content: list[Block] = [

@@ -64,7 +64,9 @@ def _told(method: MethodRuns) -> str:
     if steps != {plan.steps}:
         taken = f"{span(min(steps), max(steps), 6)} of {taken} planned"
     rate = run.config.get("optimizer") or {}
-    learning = f" at learning rate {rate['lr']:g}" if isinstance(rate.get("lr"), int | float) else ""
+    learning = (
+        f" at learning rate {rate['lr']:g}" if isinstance(rate.get("lr"), int | float) else ""
+    )
     if len({str((each.config.get("optimizer") or {}).get("lr")) for each in method.runs}) > 1:
         learning = " (the learning rate differs between runs)"
     optimizer = f"the optimizer ({rate['name']})" if rate.get("name") else "the optimizer"
