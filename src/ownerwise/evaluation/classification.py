@@ -42,7 +42,7 @@ def classification(
     *,
     overall: bool = True,
 ) -> dict[str, Any]:
-    """Return these results for some records, as JSON types; those with too few records are left out.
+    """Return these results as JSON types; those that rest on too few records are left out.
 
     Args:
         predicted: the predicted class of each record.

@@ -301,7 +301,7 @@ def _arithmetic(plan: Plan) -> str:
         )
     return (
         "noise on a public grid; not hardened, so the guarantee does not cover records crafted to "
-        "change the rounding of other records (hardened=True covers them)"
+        "change the rounding of other records (a hardened plan covers them)"
     )
 
 

@@ -215,7 +215,7 @@ def _group_table(
             of_group = [each["groups"][group.name] for each in _finals(comparison, method)]
             if estimate(of_group, "accuracy") is not None:
                 budget = "–" if group.epsilon is None else epsilon(group.epsilon)
-                records = whole(np.mean([each["records"] for each in of_group]))
+                records = whole(float(np.mean([each["records"] for each in of_group])))
                 found.append(([group.name, budget, method.label, records], _cells(of_group)))
     if not found:
         return None
