@@ -232,8 +232,8 @@ def test_individual_budgets_are_compared_with_the_plainer_method(tmp_path):
 
 
 _INTERNAL = re.compile(
-    r"\b(?:float|int|uint)\d+\b|\btorch\.|<class|object at 0x|\bNone\b|\bndarray\b|\bTrue\b|\bFalse\b"
-    r"|\[\]|\{\}|\['|\bdict\(|\bnan\b|\binf\b|dtype"
+    r"\b(?:float|int|uint)\d+\b|\btorch\.|<class|object at 0x|\bNone\b|\bndarray\b"
+    r"|\bTrue\b|\bFalse\b|\[\]|\{\}|\['|\bdict\(|\bnan\b|\binf\b|dtype"
 )
 
 

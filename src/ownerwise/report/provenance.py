@@ -29,7 +29,7 @@ def provenance(comparison: Comparison) -> list[Block]:
     }
     told: dict[str, list[str]] = {}
     for method in comparison.methods:
-        told.setdefault(_told(method), []).append(method.label)
+        told.setdefault(_told(comparison, method), []).append(method.label)
     parts: list[Block] = [
         Text(words if len(told) == 1 else f"{', '.join(labels)}: {words}")
         for words, labels in told.items()
@@ -49,11 +49,11 @@ def provenance(comparison: Comparison) -> list[Block]:
     ]
 
 
-def _told(method: MethodRuns) -> str:
+def _told(comparison: Comparison, method: MethodRuns) -> str:
     """Return in words how a method trained."""
     run, plan = method.runs[0], method.runs[0].plan
     rates = span(float(plan.sampling_rates.min()), float(plan.sampling_rates.max()))
-    norms = span(float(plan.clip_norms.min()), float(plan.clip_norms.max()))
+    mechanism = next(use for use in comparison.facts.plans if use.plan.hash == plan.hash).mechanism
     budgets = span(float(plan.targets.min()), float(plan.targets.max()))
     deltas = delta_span(float(plan.deltas.min()), float(plan.deltas.max()))
     unit, what = plan.unit, "owners" if plan.sampling == "owner" else "records"
@@ -75,10 +75,10 @@ def _told(method: MethodRuns) -> str:
         f"{whole(len(plan.targets))} {'owner' if len(plan.targets) == 1 else 'owners'} with "
         f"{whole(plan.total_records)} declared records set budgets of ε {budgets} per {unit} "
         f"(δ {deltas}). Training took {taken} steps. Each step draws every {what[:-1]} at random "
-        f"at {whose} rate ({rates}), {average}; clips each gradient to norm {norms}; adds up the "
-        f"gradients with Gaussian noise of standard deviation {plan.noise_std:.3g}; and divides by "
-        f"{plan.expected_batch_size:.4g}, whatever the size of the batch. Then {optimizer} updates "
-        f"the model{learning}. Batches and noise come from {randomness}."
+        f"at {whose} rate ({rates}), {average}; clips each gradient (clip norm "
+        f"{mechanism['Clip norm']}); adds noise to their sum ({mechanism['Noise']}); and divides "
+        f"by {plan.expected_batch_size:.4g}, whatever the size of the batch. Then {optimizer} "
+        f"updates the model{learning}. Batches and noise come from {randomness}."
     )
 
 
