@@ -103,6 +103,7 @@ class _Exported(nn.Module):
     def __init__(self, model: nn.Module, shift: Tensor | None):
         super().__init__()
         self.model = model
+        self.shift: Tensor | None
         self.register_buffer("shift", shift)
 
     def forward(self, inputs: Tensor) -> Tensor:
