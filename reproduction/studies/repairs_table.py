@@ -37,7 +37,7 @@ STYLES = {
 }
 """Marker and colour of each method, in the order of the legend."""
 
-MESSAGE = "Calibration (blue) helps strict owners where classes differ; elsewhere it changes little"
+MESSAGE = "Calibration (blue) helps strict owners where classes differ; elsewhere it costs little"
 SHORT = Path(__file__).parents[2] / "docs/figures/results.svg"
 SHOWN = {"DP-SGD": "DP-SGD at the strictest budget", "IDP-SGD": "individual budgets (IDP-SGD)",
          "INO-SGD": "the same with INO-SGD", "calibrated": "the same, calibrated"}  # fmt: skip

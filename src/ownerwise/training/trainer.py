@@ -74,7 +74,8 @@ class Trainer(TrainerSettings):
             owners.
         predict: function from the model's outputs to classes; by default the largest output, or the
             sign of a single output.
-        loggers: "tensorboard", "wandb", or objects with start, log and finish (see `loggers`).
+        loggers: "tensorboard", "wandb", "mlflow", or objects with start, log and finish (see
+            `loggers`).
         progress: whether to show a progress bar; by default, only if the output is a terminal.
         notes: additional entries for the run's config, with JSON values. "model" and "data"
             describe the model and the data in words; "pretraining" says what they were pretrained
