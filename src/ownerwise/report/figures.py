@@ -261,7 +261,11 @@ def _regression(
         "legendgroup": str(method.number),
         "x": plots.numbers(x[ends]),
         "y": plots.numbers(intercept + slope * values[ends]),
-        "line": {"color": plots.colour(method.number), "width": 2, "dash": "solid"},
+        "line": {
+            "color": plots.colour(method.number),
+            "width": 2,
+            "dash": plots.dash(method.number),
+        },
     }
     r_words = f"{r:.2f}".replace("-", "−")
     return [trace], f"r = {r_words} with {{scale}}"

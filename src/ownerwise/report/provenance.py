@@ -14,6 +14,8 @@ from ownerwise.runs.settings import flat
 from ownerwise.wording import delta_span, duration, span, whole
 
 _SHOWN_ELSEWHERE = ("label", "group_budgets")
+_TIME = "training time (not private)"
+_OF_ONE_RUN = ("name", _TIME)  # these differ between any two runs, so they are no difference
 _WORDS = {"lr": "learning rate", "num workers": "worker processes", "kind": "name"}
 """Readable names of settings, by their stored names."""
 
@@ -34,7 +36,7 @@ def provenance(comparison: Comparison) -> list[Block]:
         Text(words if len(told) == 1 else f"{', '.join(labels)}: {words}")
         for words, labels in told.items()
     ]
-    differing = [name for name in names if name not in shared]
+    differing = [name for name in names if name not in shared and name not in _OF_ONE_RUN]
     if differing:
         rows = [[name, *(of_method.get(name, "–") for of_method in facts)] for name in differing]
         headings = ["Setting", *(method.label for method in comparison.methods)]
@@ -91,7 +93,7 @@ def _facts(run: Run) -> dict[str, str]:
     facts["updates"] = whole(run.updates)
     seconds = run.history[-1].get("seconds") if run.history else None
     if seconds is not None:
-        facts["training time (not private)"] = duration(seconds)
+        facts[_TIME] = duration(seconds)
     return facts
 
 
