@@ -35,6 +35,13 @@ def measured(label="IDP-SGD", *, seed=0, classes=2, skill=2.0, common=0.5, owner
     return run
 
 
+def built(runs):
+    """The blocks of the section."""
+    blocks = predictions.SECTION.build(Comparison.of(runs))
+    assert blocks is not None
+    return blocks
+
+
 def cells_of(found, key):
     one = found[key]
     if key == "auc":
@@ -45,7 +52,7 @@ def cells_of(found, key):
 def test_two_classes_are_called_by_their_names():
     run = measured(prediction=CLASSES)
     found = run.history[-1]["validation"]["classification"]
-    text, table, note, figure, details = predictions.SECTION.build(Comparison.of([run]))
+    text, table, note, figure, details = built([run])
     keys = ["accuracy", "sensitivity", "specificity", "auc", "calibration_error"]
     assert [row[1] for row in table.rows] == [cells_of(found, key) for key in keys]
     assert table.rows[1][0] == "Sensitivity (recall of “admitted”)"
@@ -67,7 +74,7 @@ def test_two_classes_are_called_by_their_names():
 
 def test_many_classes_have_neither_sensitivity_nor_a_tile_for_the_auc():
     run = measured(classes=4)
-    blocks = predictions.SECTION.build(Comparison.of([run]))
+    blocks = built([run])
     table = next(block for block in blocks if isinstance(block, Table))
     assert [row[0] for row in table.rows] == ["Accuracy", "AUC", "Calibration error"]
     tiles = next(block for block in overview(Comparison.of([run])) if isinstance(block, Tiles))
@@ -78,7 +85,7 @@ def test_many_classes_have_neither_sensitivity_nor_a_tile_for_the_auc():
 def test_runs_of_a_method_are_averaged_with_their_intervals():
     runs = [measured(seed=seed) for seed in range(3)] + [measured("INO-SGD", seed=5)]
     found = [run.history[-1]["validation"]["classification"]["auc"] for run in runs[:3]]
-    table = predictions.SECTION.build(Comparison.of(runs))[1]
+    table = built(runs)[1]
     value, low, high = (np.mean([one[key] for one in found]) for key in ("value", "low", "high"))
     assert {row[0]: row[1] for row in table.rows}["AUC"] == (
         f"{value:.3f} ({low:.3f} to {high:.3f})"
@@ -91,7 +98,7 @@ def test_a_model_that_is_no_better_than_the_majority_is_called_so_at_the_top(ski
     run = measured(skill=skill, common=0.8, prediction=CLASSES)
     blocks = overview(Comparison.of([run]))
     cautions = [item for b in blocks if isinstance(b, Findings) for item in b.items]
-    words = predictions.SECTION.build(Comparison.of([run]))[0].words
+    words = built([run])[0].words
     if better:
         assert not cautions
         assert "Better than that: IDP-SGD by +" in words
@@ -105,7 +112,7 @@ def test_a_model_that_is_no_better_than_the_majority_is_called_so_at_the_top(ski
 
 
 def test_intervals_that_allow_for_owners_say_so():
-    note = predictions.SECTION.build(Comparison.of([measured(owners=True)]))[2]
+    note = built([measured(owners=True)])[2]
     assert "allow for records of the same owner being alike" in note.words
 
 

@@ -19,7 +19,7 @@ MARKERS = "osDvP^X"
 """Markers of series, in order, so that no figure relies on colour alone."""
 
 
-def style() -> dict[str, Any]:
+def style() -> Any:
     """Return matplotlib's settings for all figures."""
     colours = palette()
     cycler = require("cycler", "ownerwise[figures]", "drawing figures").cycler
@@ -106,9 +106,8 @@ def save(figure: Any, path: Path) -> None:
     import matplotlib
 
     kind = path.suffix.removeprefix(".")
-    options = {"svg": {"metadata": {"Date": None}}, "png": {"metadata": {"Software": None}}}[kind]
-    if kind == "png":
-        options["dpi"] = 150
+    bare: dict[str, Any] = {"svg": {"Date": None}, "png": {"Software": None}}[kind]
+    options = {"metadata": bare, "dpi": 150}
     with matplotlib.rc_context(style()):
         write_whole(
             path,

@@ -120,7 +120,9 @@ def gains(study: Study) -> Any:
             budgets, np.polyval(np.polyfit(budgets, points, 1), budgets), color=drawing.colour(0)
         )
         axis.set_title(f"{study.label(method)}, r = {one.correlation:.2f}, p = {one.p:.2g}")
-    linked = [study.label(name) for name, one in known.items() if one.p < 0.05]
+    linked = [
+        study.label(name) for name, one in known.items() if one.p is not None and one.p < 0.05
+    ]
     words = f"Gain depends on the budget: {', '.join(linked)}" if linked else ""
     say(figure, words or "The gain in recall shows no clear link with the budget")
     return finish(

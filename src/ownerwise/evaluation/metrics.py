@@ -137,7 +137,7 @@ class Evaluation:
         classes = np.concatenate(predicted)
         targets = np.concatenate(actual)
         metrics = _summary(np.concatenate(losses), classes, targets, self.groups, self.owners)
-        if details:
+        if details and classes.dtype.kind in "iub":  # not predicted numbers
             self._add_details(metrics, classes, targets, probabilities)
         if self._constraints is not None:
             metrics["constraints"] = self._constraints.measure(classes, np.concatenate(cells))
