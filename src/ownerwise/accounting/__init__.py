@@ -24,6 +24,7 @@ from ownerwise.accounting.per_owner import epsilon
 from ownerwise.accounting.release import (
     NOISES,
     ClosingRelease,
+    OpeningRelease,
     PaidRelease,
     joint_length,
     joint_multiplier,
@@ -46,6 +47,7 @@ __all__ = [
     "BudgetCurve",
     "Budgets",
     "ClosingRelease",
+    "OpeningRelease",
     "Exposure",
     "LogQuantity",
     "PaidRelease",

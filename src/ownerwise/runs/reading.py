@@ -90,6 +90,7 @@ _LINE = fields(
         "test": or_null(_METRICS),
         "constraints": or_null(mapping_of(ANYTHING)),
         "calibration": mapping_of(ANYTHING),
+        "statistics": mapping_of(ANYTHING),
         RUN_KEY: TEXT,
     },
 )

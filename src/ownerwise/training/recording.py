@@ -157,6 +157,8 @@ class Recorder:
         }
         if self._step.release is not None:
             line["constraints"] = self._step.release.record()
+        if not spent and self._step.statistics is not None:
+            line["statistics"] = self._step.statistics.record()
         if self._is_last() and self._step.calibration is not None:
             line["calibration"] = {**self._step.calibration.record(), "before": self._before}
         if self._test is not None and self._is_last():
