@@ -26,7 +26,9 @@ BLANKS: dict[str, Blank] = {
     "plan.unit": Blank(
         '"record", or "owner" to protect people with all of their records', "record"
     ),
-    "plan.batch_size": Blank("the expected number of records, or owners, per step", 1),
+    "plan.batch_size": Blank(
+        "records, or owners, per step on average: a tenth of all is a start", 1
+    ),
 }
 COLUMN = Blank(
     'a range [lowest, highest], a list of categories ["a", "b"], or a table such as { range = '

@@ -48,35 +48,36 @@ _TEXT = """\
 # Only the names of the columns were read from the table; no row was. Replace every "{todo}" from
 # public knowledge: a data dictionary, a form, the range of a device. Values taken from the records
 # (their smallest and largest value, the categories that occur) would not be private.
-# All keys: https://github.com/ownerwise/ownerwise/blob/main/docs/configuration.md
+# The page "Configuration" of the documentation lists all keys.
 
 [data]
 file = {file}
-target = {target}
-owner = {owner}
-classes = ["{todo}"]              # {classes}
-# missing = ["NA", -9]           # codes of missing values, besides empty cells and "?"
+target = {target}\t# {words[target]}
+owner = {owner}\t# {words[owner]}
+classes = ["{todo}"]\t# {words[classes]}
+# missing = ["NA", -9]\t# codes of missing values, besides empty cells and "?"
 
-# The inputs: for each column, a range or all categories. Delete a line to leave its column out.
-#   age = [0, 110]                                     a range, wide enough for anyone
-#   weight = {{ range = [2, 300], unit = "kg" }}         cells such as "82 kg"
-#   dose = {{ range = [0, 50], decimal = "," }}          cells such as "1,5"
-#   ward = ["day", "night", "emergency"]               categories
-#   stage = {{ categories = [1, 2, 3, 4] }}              codes given as numbers
+# The inputs: for each column, a range or all categories. Delete the lines of columns that are not
+# inputs, such as the target.
+#   age = [0, 110]\ta range, wide enough for anyone
+#   weight = {{ range = [2, 300], unit = "kg" }}\tcells such as "82 kg"
+#   dose = {{ range = [0, 50], decimal = "," }}\tcells such as "1,5"
+#   ward = ["day", "night", "emergency"]\tcategories
+#   stage = {{ categories = [1, 2, 3, 4] }}\tcodes given as numbers
 #   admitted = {{ dates = ["2010-01-01", "2026-12-31"], format = "%d.%m.%Y" }}
 [data.features]
 {columns}
 
 [owners]
-budgets = "{todo}"                # {budgets}
-delta = 1e-5                     # far below 1 / number of owners
+budgets = "{todo}"\t# {words[budgets]}
+delta = 1e-5\t# well below 1 / number of owners
 
 [plan]
-unit = "{todo}"                   # {unit}
-method = "sample"                # each owner's budget becomes a sampling rate
+unit = "{todo}"\t# {words[unit]}
+method = "sample"\t# each owner's budget becomes a sampling rate
 steps = 200
-batch_size = "{todo}"             # {batch_size}; a tenth of all is a good start
-# statistics = {{ share = 0.05 }}  # scale by means and deviations, for 5% of the strictest budget
+batch_size = "{todo}"\t# {words[batch_size]}
+# statistics = {{ share = 0.05 }}\t# scale by means and deviations, for 5% of the strictest budget
 
 [model]
 name = "mlp"
@@ -85,9 +86,10 @@ hidden = [16]
 [training]
 lr = 0.5
 
-# [weights]                      # more weight for records that the model serves worst
+# [weights]\t# more weight for the records that the model serves worst
 # kind = "ino"
 """
+_COMMENTS_AT = 32
 
 
 def column_names(path: Path) -> list[str]:
@@ -148,29 +150,29 @@ def starting_config(
     inputs = [column for column in names if column not in (target, owner)]
     if not inputs:
         raise OwnerwiseError(f"{path.name} has the columns {name_some(names)}; none is an input")
-    words = {key.partition(".")[2]: blank.words for key, blank in BLANKS.items()}
-    return _TEXT.format(
+    text = _TEXT.format(
         todo=TODO,
         file=_quoted(Path(os.path.relpath(path.resolve(), output.resolve().parent)).as_posix()),
         table=path.name,
         name=output.name,
-        target=_with_comment(target, words["target"]),
-        owner=_with_comment(owner, words["owner"]),
+        target=_quoted(target or TODO),
+        owner=_quoted(owner or TODO),
+        words={place.partition(".")[2]: blank.words for place, blank in BLANKS.items()},
         columns="\n".join(map(_column, inputs)),
-        **{key: text for key, text in words.items() if key not in ("target", "owner")},
     )
+    return "".join(f"{_aligned(line)}\n" for line in text.splitlines())
 
 
-def _with_comment(value: str | None, words: str) -> str:
-    text = _quoted(TODO if value is None else value)
-    return f"{text:<25} # {words}"
+def _aligned(line: str) -> str:
+    """Return a line whose comment, after a tab, starts in a fixed column."""
+    code, tab, comment = line.partition("\t")
+    return f"{code:<{_COMMENTS_AT}}  {comment}" if tab else line
 
 
 def _column(name: str) -> str:
     key = name if _BARE.fullmatch(name) else _quoted(name)
-    line = f'{key} = "{TODO}"'
     hint = next((_HINTS[word] for word in re.split(r"[\W_]+", name.lower()) if word in _HINTS), "")
-    return f"{line:<32} # such as {hint}" if hint else line
+    return f'{key} = "{TODO}"' + (f"\t# such as {hint}" if hint else "")
 
 
 def _quoted(text: str) -> str:

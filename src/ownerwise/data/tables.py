@@ -90,6 +90,11 @@ def load_table(
                 f"{path.name} has no column {name!r} ({what}); {_spelled_otherwise(name, cells)}"
                 f"expected one of {name_some(list(cells), repr, shown=20)}"
             )
+    if target in chosen:
+        problems.add(
+            f"column {target!r} is the target and a feature, so the model would only have to copy "
+            "it: remove it from features"
+        )
     if not chosen:
         problems.add(f"{path.name}: no column is left for the inputs; list some in features")
     if test_share is not None and not 0 < test_share < 1:

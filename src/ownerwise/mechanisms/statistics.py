@@ -143,7 +143,7 @@ class ColumnStatistics(Plug):
         """Return each column's number of known values, mean and standard deviation in [-1, 1].
 
         A mean is shrunk towards the middle of the range, as far as it may be noise, and a variance
-        is overstated by two standard errors (at most 1), so noise is never magnified. A column
+        is overstated by two standard errors (at most 1), so noise is rarely magnified. A column
         whose number of known values is not clearly above its noise keeps its declared range: mean 0
         and standard deviation 1.
         """
@@ -197,5 +197,8 @@ def as_statistics(given: Any) -> Any:
 
 
 def standardising_layers(model: nn.Module) -> list[Standardise]:
-    """Return the layers of a model that standardise its columns."""
-    return [module for module in model.modules() if isinstance(module, Standardise)]
+    """Return the layers of a model that standardise its columns.
+
+    A derived class might contribute more than the plan accounts for, so it is not one of them.
+    """
+    return [module for module in model.modules() if type(module) is Standardise]
