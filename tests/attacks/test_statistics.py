@@ -44,13 +44,11 @@ def test_the_best_distinguisher_reaches_the_accounted_bound_and_no_more():
     with_it, without = sums_with_and_without(plan, x, layer)
     direction = with_it - without
     assert 0.999 < float(direction.norm()) <= 1
-    scores = []
-    for total in (with_it, without):
+    noise = RunRandomness(plan, SecretStream(), rule_draws=False)._opening_noise
+    grid, scores = opening_grid(plan, layer), []
+    for first, total in ((0, with_it), (DRAWS, without)):
         drawn = [
-            RunRandomness(plan, SecretStream(), rule_draws=False).opening(
-                total, opening_grid(plan, layer)
-            )
-            for _ in range(DRAWS)
+            noise.gaussian(first + at, [total], plan.opening_std, grid)[0] for at in range(DRAWS)
         ]
         scores.append(((torch.stack(drawn) - without) @ direction).numpy())
     ranks = np.searchsorted(np.sort(scores[1]), scores[0]) / DRAWS

@@ -93,7 +93,7 @@ def test_all_problems_at_once_exit_code_2_and_nothing_written(tmp_path, capsys):
         (None, REQUEST, "table.csv"),
         ("", REQUEST, "table.csv"),
         ("owner,epsilon\n", REQUEST, "a header but no rows"),
-        ("owner;epsilon\na;1\n", REQUEST, "seems to use ';' as its separator; expected commas"),
+        ("owner;epsilon\na;0,5\n", REQUEST, "epsilon"),
         ("owner,epsilon\na,1\na,2\n", REQUEST, "more than once"),
         ("owner,epsilon,records\na,1,50\n", REQUEST, "at most the 50 declared"),
         ("owner,epsilon,records\na,1,500\n", ["--steps", "9"], "1 of steps, batch_size"),

@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 
 from ownerwise.config.placeholders import BLANKS, TODO
+from ownerwise.data.reading import reading
 from ownerwise.errors import OwnerwiseError, known_names, name_some, require
 from ownerwise.owners import PARQUET, csv_rows
 
@@ -107,8 +108,10 @@ def column_names(path: Path) -> list[str]:
 
 def _header(path: Path) -> list[str]:
     """Return the cells of the first line, which must be names."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        first = file.readline()
+    with path.open("rb") as file:
+        line = file.readline()
+    with reading(path, "CSV"):
+        first = line.decode("utf-8-sig")
     _, names = next(
         iter(csv_rows(io.StringIO(first, newline=""), path, f"{path} is empty (no rows)"))
     )
