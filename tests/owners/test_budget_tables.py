@@ -252,7 +252,7 @@ class TestBadTables:
         ],
     )
     def test_other_separators_are_read(self, tmp_path, text):
-        owners = ow.Owners(None, write(tmp_path, text))
+        owners = Owners(None, write(tmp_path, text))
         assert (owners.ids.tolist(), owners.epsilon.tolist()) == (["a"], [1.0])
 
     def test_a_decimal_comma_is_refused(self, tmp_path):

@@ -27,7 +27,7 @@ BLANKS: dict[str, Blank] = {
         '"record", or "owner" to protect people with all of their records', "record"
     ),
     "plan.batch_size": Blank(
-        "records, or owners, per step on average: a tenth of all is a start", 1
+        "the average number of records (owners, if they are the unit) per step", 1
     ),
 }
 COLUMN = Blank(

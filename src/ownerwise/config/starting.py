@@ -60,11 +60,11 @@ classes = ["{todo}"]\t# {words[classes]}
 
 # The inputs: for each column, a range or all categories. Delete the lines of columns that are not
 # inputs, such as the target.
-#   age = [0, 110]\ta range, wide enough for anyone
-#   weight = {{ range = [2, 300], unit = "kg" }}\tcells such as "82 kg"
-#   dose = {{ range = [0, 50], decimal = "," }}\tcells such as "1,5"
-#   ward = ["day", "night", "emergency"]\tcategories
-#   stage = {{ categories = [1, 2, 3, 4] }}\tcodes given as numbers
+#   age = [0, 110]                                    a range, wide enough for anyone
+#   weight = {{ range = [2, 300], unit = "kg" }}        cells such as "82 kg"
+#   dose = {{ range = [0, 50], decimal = "," }}         cells such as "1,5"
+#   ward = ["day", "night", "emergency"]              categories
+#   stage = {{ categories = [1, 2, 3, 4] }}             codes given as numbers
 #   admitted = {{ dates = ["2010-01-01", "2026-12-31"], format = "%d.%m.%Y" }}
 [data.features]
 {columns}
