@@ -70,6 +70,13 @@ def test_an_owner_with_k_records_and_records_as_the_unit():
     assert spent > 1.02 * single
 
 
+def test_an_owner_with_very_many_records():
+    """The statistics alone shift the sum by more than 30 standard deviations."""
+    plan = make(steps=1, batch_size=1, each=1500)
+    assert (plan.owner_epsilon() == np.inf).all()
+    assert (plan.owner_epsilon(steps=0) == np.inf).all()
+
+
 def test_owners_as_the_unit_with_record_sampling():
     """All K records together move the sum by at most 1, and are drawn one by one."""
     plan = make(each=3, unit="owner", sampling="record", batch_size=2, steps=4)

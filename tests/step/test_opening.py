@@ -233,6 +233,11 @@ def test_a_run_tells_what_it_released(tmp_path):
     card = (tmp_path / "CARD.md").read_text()
     assert "before training, one sum over all records" in card
     assert "3 columns, noise std" in card
+    assert "GaussianDpEvent" in card.split("# the release before training")[0].splitlines()[-1]
+    run.report(tmp_path / "report.html")
+    report = (tmp_path / "report.html").read_text()
+    assert "Column statistics released before training" in report
+    assert "A column that its noise would hide keeps its declared range" in report
 
 
 def test_models_and_data_that_do_not_fit():
