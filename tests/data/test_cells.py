@@ -25,7 +25,7 @@ def inputs(cells, feature, **options):
         ("82", {}, 82), (" 82.5 ", {}, 82.5), (7, {}, 7), (np.float32(1.5), {}, 1.5),
         ("82 kg", {"unit": "kg"}, 82), ("82kg", {"unit": "kg"}, 82), ("82", {"unit": "kg"}, 82),
         ("37,5 °C", {"unit": "°C", "decimal": ","}, 37.5), ("1,5", {"decimal": ","}, 1.5),
-        ("-3e-2", {}, -0.03), ("20%", {"unit": "%"}, 20),
+        ("5.1 10^9/l", {"unit": "10^9/l"}, 5.1), ("-3e-2", {}, -0.03), ("20%", {"unit": "%"}, 20),
     ],
 )  # fmt: skip
 def test_numbers(cell, options, number):
@@ -81,6 +81,7 @@ def test_what_is_no_date(cell):
 def test_missing_codes():
     is_missing = missing_test([-9, "NA"])
     missing = ["", "?", None, "NA", "-9", -9, -9.0, "-9.0", float("nan"), np.float64(-9)]
+    missing += [np.float32("nan"), np.datetime64("NaT")]
     assert all(map(is_missing, missing))
     assert not any(map(is_missing, ["na", "9", 0, "-99", "N A"]))
 
@@ -91,6 +92,12 @@ def test_units_and_missing_codes_in_a_column():
     array = Number("x", 0, 10, missing=(-9, "NA"))
     assert inputs(np.array([10.0, -9.0, 0.0]), array)[:, 0].tolist() == [1, 0, -1]
     assert inputs(np.array([10, -9, 0]), array)[:, 0].tolist() == [1, 0, -1]
+
+
+def test_a_unit_that_starts_with_a_digit_needs_a_space():
+    assert number_of("5.1 10^9/l", unit="10^9/l") == 5.1
+    with pytest.raises(ValueError, match="10"):
+        number_of("5.110^9/l", unit="10^9/l")
 
 
 def test_dates_in_a_column():

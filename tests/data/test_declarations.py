@@ -54,6 +54,8 @@ def test_what_can_be_declared(said, found):
         ({"range": [0, 1], "categories": ["a"]}, "expected one of range, categories and dates"),
         ({"range": [0, 1], "decimal": ";"}, "decimal is ';'; expected '.' or ','"),
         ({"range": [0, 1], "unit": 3}, "unit is 3"),
+        ({"range": [0, 1], "unit": "5"}, "could be part of a number"),
+        ({"range": [0, 1], "unit": "e5"}, "could be part of a number"),
         ({"range": [0, 1], "logarithmic": "yes"}, "logarithmic is 'yes'"),
         ({"range": [0, 1], "missing": "NA"}, "missing is 'NA'; expected a list of codes"),
         ({"categories": ["a", "a"]}, "expected each of them once"),

@@ -36,8 +36,10 @@ def missing_test(codes: Sequence[Any]) -> Callable[[Any], bool]:
     known = {code_of(code) for code in codes}
 
     def is_missing(cell: Any) -> bool:
-        if cell in MISSING or (isinstance(cell, float) and math.isnan(cell)):
+        if cell in MISSING or (isinstance(cell, float | np.floating) and math.isnan(cell)):
             return True
+        if isinstance(cell, np.datetime64 | np.timedelta64):
+            return bool(np.isnat(cell))
         return bool(known) and code_of(cell) in known
 
     return is_missing
@@ -54,8 +56,11 @@ def number_of(cell: Any, unit: str = "", decimal: str = ".") -> float:
     if not isinstance(cell, str):
         return plain_number(cell)
     text = cell.strip()
-    if unit:
-        text = text.removesuffix(unit).rstrip()
+    if unit and text.endswith(unit):
+        text = text.removesuffix(unit)
+        if unit[0].isdigit() and not text.endswith(" "):  # "10^9/l" after a digit
+            raise ValueError(cell)
+        text = text.rstrip()
     if decimal == ",":
         if "." in text:
             raise ValueError(cell)

@@ -5,6 +5,7 @@ Declarations are public knowledge. They can be checked without the table.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -21,6 +22,7 @@ Declared = (
 """The declaration of a column: a range, categories, dates, picture files, "text", or nothing."""
 
 TEXT = "text"
+_NUMBER_LIKE = re.compile(r"[-+.,\deE\s]+")
 _OPTIONS = {
     "range": ("unit", "decimal", "logarithmic", "missing"),
     "categories": ("missing",),
@@ -152,6 +154,8 @@ def _value_problems(column: Number | Category | Date) -> Iterator[str]:
         yield f"{name}.decimal is {column.decimal!r}; expected '.' or ','"
     if not isinstance(column.unit, str):
         yield f"{name}.unit is {column.unit!r}; expected text such as 'kg'"
+    elif _NUMBER_LIKE.fullmatch(column.unit):
+        yield f"{name}.unit is {column.unit!r}, which could be part of a number; expected a unit"
     if not isinstance(column.logarithmic, bool):
         yield f"{name}.logarithmic is {column.logarithmic!r}; expected true or false"
     low, high = column.low, column.high
