@@ -171,6 +171,7 @@ def _check(run: Run, owner: int) -> dict[str, Any] | None:
         closing = plan.closing.multiplier(float(plan.closing_sensitivities[owner]))
     return {
         "closing": closing,
+        "opening": None if plan.opening is None else plan.opening.multiplier(records),
         "accountant": accountant,
         "options": _options_of(accountant, epsilon, delta, run.steps_spent),
         "segments": [(count, float(multiplier * factor)) for count, factor in schedule.segments],
