@@ -1,0 +1,4 @@
+"""Audits.
+
+May import x.
+"""
