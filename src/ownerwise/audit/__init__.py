@@ -1,4 +1,9 @@
-"""Audits.
+"""Audits: attacks on our own models, and comparisons of runs with their plans.
 
-May import x.
+An attack that fails proves nothing; a comparison that fails has found a bug. May import everything
+up to `training`.
 """
+
+from ownerwise.audit.conformance import Conformance, conformance
+
+__all__ = ["Conformance", "conformance"]
