@@ -30,6 +30,7 @@ ROOMS = (
     "evaluation",
     "runs",
     "training",
+    "audit",
     "report",
     "data",
     "models",

@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ownerwise import data, models
+    from ownerwise import audit, data, models
     from ownerwise.accounting import Schedule
     from ownerwise.batches import Batch, PoissonBatches
     from ownerwise.errors import (
@@ -69,6 +69,7 @@ __all__ = [
     "Standard",
     "Trainer",
     "Verification",
+    "audit",
     "check",
     "constraints",
     "data",
@@ -95,7 +96,7 @@ _NAMES_BY_ROOM = {
     "training": "Trainer",
 }
 _ROOM_OF = {name: room for room, names in _NAMES_BY_ROOM.items() for name in names.split()}
-_PUBLIC_ROOMS = ("data", "models")
+_PUBLIC_ROOMS = ("audit", "data", "models")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,9 +1,30 @@
 """Audits: attacks on our own models, and comparisons of runs with their plans.
 
-An attack that fails proves nothing; a comparison that fails has found a bug. May import everything
-up to `training`.
+An attack that fails proves nothing; a comparison that fails has found a bug. May import all
+subpackages up to `training`.
 """
 
-from ownerwise.audit.conformance import Conformance, conformance
+from ownerwise.audit.canaries import Canaries
+from ownerwise.audit.checks import Check
+from ownerwise.audit.conformance import FALSE_ALARMS, Conformance, conformance
+from ownerwise.audit.one_run import ATTACKS, FAILURE, one_run
+from ownerwise.audit.rates import Measured
+from ownerwise.audit.results import FILE, Audit, GroupAudit, load_audits
+from ownerwise.audit.trade_off import TradeOff
 
-__all__ = ["Conformance", "conformance"]
+__all__ = [
+    "ATTACKS",
+    "FAILURE",
+    "FALSE_ALARMS",
+    "FILE",
+    "Audit",
+    "Canaries",
+    "Check",
+    "Conformance",
+    "GroupAudit",
+    "Measured",
+    "TradeOff",
+    "conformance",
+    "load_audits",
+    "one_run",
+]

@@ -22,6 +22,7 @@ import numpy as np
 from scipy.special import log_ndtr, ndtr, ndtri
 from scipy.stats import binom
 
+from ownerwise.audit.rates import Measured
 from ownerwise.audit.trade_off import TradeOff
 
 GUESSES = 0.1
@@ -109,36 +110,28 @@ def by_curve(
     elif consistent(guesses, curve_at(least), failure):
         kept, rejected = least, one
     else:
-        return curve_at(least).epsilon(delta)
+        return min(_LARGEST_EPSILON, curve_at(least).epsilon(delta))
     for _ in range(_HALVINGS):
         middle = math.sqrt(kept * rejected)
         if consistent(guesses, curve_at(middle), failure):
             kept = middle
         else:
             rejected = middle
-    return curve_at(rejected).epsilon(delta)
-
-
-class Estimate(NamedTuple):
-    """An estimate of epsilon, and an interval for it; not a bound."""
-
-    epsilon: float
-    low: float
-    high: float
+    return min(_LARGEST_EPSILON, curve_at(rejected).epsilon(delta))
 
 
 def gaussian_estimate(
     scores: np.ndarray, included: np.ndarray, delta: float, failure: float
-) -> Estimate:
+) -> Measured:
     """Estimate epsilon as if the scores were normal with the same variance in and out."""
     inside, outside = scores[included], scores[~included]
     if min(len(inside), len(outside)) < 2:
-        return Estimate(0.0, 0.0, math.inf)
+        return Measured(0.0, 0.0, _LARGEST_EPSILON)
     spread = math.sqrt((inside.var(ddof=1) + outside.var(ddof=1)) / 2)
     gap = float(inside.mean() - outside.mean()) / spread
     error = math.sqrt(1 / len(inside) + 1 / len(outside) + gap**2 / (2 * len(scores)))
     reach = -float(ndtri(failure / 2)) * error
-    return Estimate(*(_of_shift(shift, delta) for shift in (gap, gap - reach, gap + reach)))
+    return Measured(*(_of_shift(shift, delta) for shift in (gap, gap - reach, gap + reach)))
 
 
 def _of_shift(shift: float, delta: float) -> float:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ownerwise.errors import OwnerwiseError, PrivacyWarning
 from ownerwise.owners import Owners
@@ -43,6 +44,8 @@ class Canaries:
         owner: position of each canary's owner in the plan.
         level: the value of each canary's loss.
         included: whether each canary's rows are in the data.
+        records: inputs and targets of each canary, if they are ordinary records; by default, a
+            canary has a gradient of its own.
     """
 
     plan: Plan = field(repr=False)
@@ -51,6 +54,7 @@ class Canaries:
     owner: np.ndarray = field(repr=False)
     level: np.ndarray = field(repr=False)
     included: np.ndarray = field(repr=False)
+    records: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -102,6 +106,15 @@ class Canaries:
         owners = self.plan.owners.with_records(rows)
         return replace(self, included=included, plan=replace(self.plan, owners=owners))
 
+    def with_records(self, records: tuple[Tensor, Tensor]) -> Canaries:
+        """Return the canaries as ordinary records: (inputs, targets), one per canary."""
+        if {len(part) for part in records} != {len(self)}:
+            raise OwnerwiseError(
+                f"canary_records have {' and '.join(str(len(part)) for part in records)} rows; "
+                f"expected one per canary, {len(self)}"
+            )
+        return replace(self, records=records)
+
     def __len__(self) -> int:
         return len(self.group)
 
@@ -122,8 +135,8 @@ class Canaries:
 
     @property
     def slope(self) -> np.ndarray:
-        """Norm of the gradient of each canary's rows."""
-        return STRENGTH * self.clip_norm
+        """Norm of the gradient of each canary's rows in its own direction."""
+        return (STRENGTH if self.records is None else 0.0) * self.clip_norm
 
     def members(self, group: int) -> np.ndarray:
         """Return the canaries of a group."""

@@ -39,19 +39,23 @@ class Conformance:
         """Whether the run passes all comparisons."""
         return not self.failures
 
-    def describe(self) -> str:
-        """Return the result as text."""
-        heading = (
-            f"{len(self.checks)} comparisons with the plan, false alarms {self.false_alarms:g}: "
-        )
-        if self.passed:
-            return heading + "none failed"
-        lines = [
-            f"- {check.name}{f' ({check.group})' if check.group else ''}: {check.observed:.4g}, "
+    @property
+    def alarms(self) -> list[str]:
+        """The failures as text."""
+        return [
+            f"{check.name}{f' ({check.group})' if check.group else ''}: {check.observed:.4g}, "
             f"expected {check.expected:.4g} (p = {check.p:.2g})"
             for check in self.failures
         ]
-        return "\n".join([f"{heading}{len(lines)} FAILED", *lines])
+
+    def describe(self) -> str:
+        """Return the result as text."""
+        failed = "none failed" if self.passed else f"{len(self.failures)} FAILED"
+        heading = (
+            f"{len(self.checks)} comparisons with the plan, false alarms {self.false_alarms:g}: "
+            f"{failed}"
+        )
+        return "\n".join([heading, *(f"- {alarm}" for alarm in self.alarms)])
 
 
 def conformance(
@@ -93,8 +97,8 @@ def conformance(
 def judged(
     seen: Observations, training: Training, false_alarms: float = FALSE_ALARMS
 ) -> Conformance:
-    """Return the comparisons for a run in which the canaries came alone."""
-    seed = len(seen.canaries)
-    return Conformance(
-        [*checks(seen), *sensitivity(seen.canaries, training, seed)], false_alarms
-    )
+    """Return the comparisons for a run; those on neighbouring batches if the canaries came alone."""
+    found = checks(seen)
+    if training.alone:
+        found += sensitivity(seen.canaries, training, seed=len(seen.canaries))
+    return Conformance(found, false_alarms)

@@ -124,13 +124,14 @@ def canary_columns(canaries: Canaries, records: int) -> tuple[Tensor, Tensor, Te
 
 
 class AuditedData:
-    """The user's records, then the canaries' rows, whose own inputs and targets are zeros."""
+    """The user's records, then the canaries' rows: their own records, or else zeros."""
 
     def __init__(self, data: Any, canaries: Canaries, records: int):
         arrays = arrays_of(data)
         self._arrays = None if arrays is None else tuple(torch.as_tensor(part) for part in arrays)
         self._data = data
         self._records = records
+        self._of_canaries = canaries.records
         self._index, self._level, self._slope = canary_columns(canaries, records)
 
     def __len__(self) -> int:
@@ -138,9 +139,12 @@ class AuditedData:
 
     def __getitem__(self, number: int) -> tuple[Any, Any]:
         """Return the inputs and targets of a row."""
-        inputs, targets = self._own(number if number < self._records else 0)
-        if number >= self._records:
-            inputs, targets = (torch.zeros_like(torch.as_tensor(part)) for part in (inputs, targets))
+        if number < self._records:
+            inputs, targets = self._own(number)
+        elif self._of_canaries is not None:
+            inputs, targets = (part[self._index[number]] for part in self._of_canaries)
+        else:
+            inputs, targets = (torch.zeros_like(torch.as_tensor(part)) for part in self._own(0))
         own = inputs, self._index[number]
         return own, (targets, self._level[number], self._slope[number])
 

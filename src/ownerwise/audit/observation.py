@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ from ownerwise.audit.network import (
 )
 from ownerwise.batches import Batch, PoissonBatches
 from ownerwise.errors import OwnerwiseError
-from ownerwise.mechanisms import ClippingRule, Loss, Release, Weights
+from ownerwise.mechanisms import ClippingRule, Loss, Release, Weights, per_record
 from ownerwise.randomness import SecretStream
 from ownerwise.step import PrivateStep
 
@@ -82,7 +83,7 @@ class Observations:
         expected: what the canaries' drawn rows add to the sums without noise, if the plan
             determines it; NaN where it depends on other records or on secret coins.
         noise_std: std of the noise in `sums` at each step, [steps].
-        model: the network after the last step.
+        losses: of canaries that are ordinary records, before and after training [2, canaries].
     """
 
     canaries: Canaries
@@ -90,7 +91,7 @@ class Observations:
     drawn: np.ndarray = field(repr=False)
     expected: np.ndarray = field(repr=False)
     noise_std: np.ndarray = field(repr=False)
-    model: nn.Module = field(repr=False)
+    losses: np.ndarray | None = field(default=None, repr=False)
 
     @property
     def scores(self) -> np.ndarray:
@@ -116,6 +117,7 @@ class AuditedRun:
         assert plan.owners.record_owner_index is not None
         self.records = len(plan.owners.record_owner_index) - len(canaries.row_canary)
         own, release = None, training.release
+        self._own_loss = training.loss
         if training.model is None or training.loss is None:
             self.model: nn.Module = block
             index, level, slope = canary_columns(canaries, 0)
@@ -123,8 +125,8 @@ class AuditedRun:
             loss: Loss = _loss_alone
         else:
             make = _plain_sgd if training.optimizer is None else training.optimizer
-            own = make(training.model.parameters())
-            self.model = AuditedModel(training.model, block)
+            self.model = AuditedModel(copy.deepcopy(training.model), block)
+            own = make(self.model.model.parameters())
             self.data = AuditedData(training.data, canaries, self.records)
             plain = training.loss if release is None else release.penalised(training.loss)
             loss = AuditedLoss(plain)
@@ -163,7 +165,7 @@ class AuditedRun:
 
     def expected(self, batch: Batch, drawn: np.ndarray) -> np.ndarray:
         """Return what a batch's canaries add to the sums, or NaN if the plan does not say."""
-        if self.step.steering is not None:
+        if self.step.steering is not None or self.canaries.records is not None:
             return np.full(len(drawn), np.nan)
         weight = np.ones(len(drawn))
         if self.step.weights is not None:
@@ -171,6 +173,19 @@ class AuditedRun:
                 return np.full(len(drawn), np.nan)
             weight = self._weights(batch)
         return weight * drawn * self.canaries.clip_norm / (1 + self.step.slack)
+
+    def losses(self) -> np.ndarray | None:
+        """Return the user's loss of each canary that is an ordinary record."""
+        if self.canaries.records is None or self._own_loss is None:
+            return None
+        assert isinstance(self.model, AuditedModel)
+        inputs, targets = self.canaries.records
+        training = self.model.training
+        self.model.eval()
+        with torch.no_grad():
+            losses = per_record(self._own_loss)(self.model.model(inputs), targets)
+        self.model.train(training)
+        return losses.double().numpy()
 
     def _weights(self, batch: Batch) -> np.ndarray:
         """Return each drawn canary's weight, recomputed from the canaries' levels."""
@@ -187,6 +202,7 @@ class AuditedRun:
 def observe(canaries: Canaries, training: Training, stream: SecretStream) -> Observations:
     """Train once and return what can be seen of the canaries; see `AuditedRun`."""
     run = AuditedRun(canaries, training, stream)
+    before = run.losses()
     steps, count = canaries.plan.steps, len(canaries)
     sums, expected = np.zeros((steps, count)), np.zeros((steps, count))
     drawn = np.zeros((steps, count), dtype=np.int64)
@@ -195,7 +211,8 @@ def observe(canaries: Canaries, training: Training, stream: SecretStream) -> Obs
         expected[at] = run.expected(batch, drawn[at])
         sums[at] = run.take(batch)
     noise_std = np.array([canaries.plan.noise_std_at(step) for step in range(steps)])
-    return Observations(canaries, sums, drawn, expected, noise_std, run.model)
+    losses = None if before is None else np.stack([before, run.losses()])
+    return Observations(canaries, sums, drawn, expected, noise_std, losses)
 
 
 def _loss_alone(value: Tensor, targets: Tensor) -> Tensor:
