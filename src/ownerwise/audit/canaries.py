@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ownerwise.batches import ownerless_problems
 from ownerwise.errors import OwnerwiseError, PrivacyWarning
 from ownerwise.owners import Owners
 from ownerwise.planning import Plan
@@ -27,6 +28,9 @@ from ownerwise.wording import span
 
 STRENGTH = 100.0
 """The norm of a canary's gradient, in units of its clip norm."""
+
+MOST_BUDGETS = 4
+"""Largest number of budgets that have canaries: with more, each would have too few."""
 
 _LEVELS = (0.2, 1e5)
 """Smallest and largest loss of a canary: INO orders records by losses in this range."""
@@ -60,7 +64,10 @@ class Canaries:
     def of(
         cls, plan: Plan, count: int, stream: SecretStream, *, alone: bool, ordered: bool = False
     ) -> Canaries:
-        """Return `count` canaries, spread evenly over the budget groups of a plan.
+        """Return `count` canaries, spread evenly over budget groups of a plan.
+
+        If the plan has more than `MOST_BUDGETS` budget classes, canaries have the strictest budget,
+        the laxest, and some in between.
 
         Args:
             plan: the plan to audit, with owners.
@@ -71,6 +78,9 @@ class Canaries:
                 two: canaries with the largest losses, which keep weight 1, and the others.
         """
         classes = class_members(plan.targets, plan.deltas)
+        if len(classes) > MOST_BUDGETS:
+            chosen = np.linspace(0, len(classes) - 1, MOST_BUDGETS).round().astype(int)
+            classes = [classes[number] for number in chosen]
         halves = 2 if ordered else 1
         if count < 2 * halves * len(classes):
             raise OwnerwiseError(
@@ -149,15 +159,15 @@ def with_owners(plan: Plan, templates: np.ndarray, *, alone: bool) -> Plan:
     A new owner has the budget, the sampling rate, the clip norm and the shares of the template's
     owner. With unit "record", it declares one record; otherwise as many as the template's owner.
     """
-    if plan.owners is None or plan.owners.record_owner_index is None:
-        raise OwnerwiseError(
-            "the plan has no owners with records: load it with Plan.load(path, owners=)"
-        )
-    if plan.shared is not None and not alone:
-        raise OwnerwiseError(
-            "the plan has records with several owners: audit it without data, which needs no "
-            "records of owners"
-        )
+    if not alone:
+        problems = ownerless_problems(plan)
+        if plan.shared is not None:
+            problems.append(
+                "the plan has records with several owners: audit it without a model, so that the "
+                "canaries train alone"
+            )
+        if problems:
+            raise OwnerwiseError(problems)
     count = len(plan.targets)
     at = np.append(np.arange(0 if alone else count), templates)
     values: dict[str, Any] = {name: getattr(plan, name)[at] for name in columns(plan)}
@@ -168,9 +178,11 @@ def with_owners(plan: Plan, templates: np.ndarray, *, alone: bool) -> Plan:
         own = values["records"][len(at) - len(templates) :]
         np.clip(own, 1, plan.records_per_owner, out=own)
     ids = np.arange(len(at))
-    rows = np.repeat(ids, values["records"])[(0 if alone else plan.records.sum()) :]
+    rows = np.repeat(ids, values["records"])
     if not alone:
-        rows = np.append(plan.owners.record_owner_index, rows)
+        assert plan.owners is not None
+        assert plan.owners.record_owner_index is not None
+        rows = np.append(plan.owners.record_owner_index, rows[plan.records.sum() :])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)  # canaries are not people
         owners = Owners(

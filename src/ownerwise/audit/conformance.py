@@ -97,7 +97,7 @@ def conformance(
 def judged(
     seen: Observations, training: Training, false_alarms: float = FALSE_ALARMS
 ) -> Conformance:
-    """Return the comparisons for a run; those on neighbouring batches if the canaries came alone."""
+    """Return the comparisons for a run; on neighbouring batches only if canaries came alone."""
     found = checks(seen)
     if training.alone:
         found += sensitivity(seen.canaries, training, seed=len(seen.canaries))

@@ -22,9 +22,9 @@ class CanaryBlock(nn.Embedding):
         super().__init__(count + 1, 1)  # the last one belongs to all other records, and stays put
         nn.init.zeros_(self.weight)
 
-    def forward(self, index: Tensor) -> Tensor:
-        """Return the parameter of each row."""
-        return super().forward(index)[:, 0]
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the parameter of each row's canary."""
+        return super().forward(input)[:, 0]
 
     def values(self) -> Tensor:
         """Return the parameters of all canaries, float64."""
@@ -104,7 +104,7 @@ class CanaryOptimizer(Optimizer):
         if own is not None:
             self.param_groups = [*own.param_groups, *self.param_groups]
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update all parameters."""
         if self._own is not None:
             self._own.step()

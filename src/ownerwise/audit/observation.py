@@ -193,7 +193,9 @@ class AuditedRun:
         owners, _ = batch.elements()
         weight = np.zeros(len(self.canaries))
         if len(owners):
-            level = np.float64(np.float32(self.canaries.level[owners]))  # canaries come alone
+            level = (
+                self.canaries.level[owners].astype(np.float32).astype(np.float64)
+            )  # canaries come alone
             clip_norms = self.plan.clip_norms[owners]
             weight[owners] = self.step.weights.weights(level, clip_norms, owners)
         return weight
@@ -211,7 +213,8 @@ def observe(canaries: Canaries, training: Training, stream: SecretStream) -> Obs
         expected[at] = run.expected(batch, drawn[at])
         sums[at] = run.take(batch)
     noise_std = np.array([canaries.plan.noise_std_at(step) for step in range(steps)])
-    losses = None if before is None else np.stack([before, run.losses()])
+    after = run.losses()
+    losses = None if before is None or after is None else np.stack([before, after])
     return Observations(canaries, sums, drawn, expected, noise_std, losses)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,8 @@ def one_run(
         model: the network, or None.
         plan: the plan, with owners.
         data: as for `PoissonBatches`, one row per record of the plan.
-        canaries: number of canaries, spread evenly over the budget groups.
+        canaries: number of canaries, spread evenly over the budgets, of which at most four are
+            audited: the strictest, the laxest, and some in between.
         attack: one of `ATTACKS`.
         loss: the loss; by default cross-entropy.
         optimizer: makes the optimizer from parameters; by default SGD with learning rate 0.1.
@@ -97,17 +98,14 @@ def one_run(
     if model is not None and loss is None:
         loss = functional.cross_entropy
     training = Training(model, data, loss, optimizer, weights, clipping, release)
-    alone = model is None
-    made = Canaries.of(plan, canaries, stream, alone=alone, ordered=weights is not None)
+    ordered = weights is not None and attack == "white-box"
+    made = Canaries.of(plan, canaries, stream, alone=training.alone, ordered=ordered)
     if attack != "white-box":
         records = canary_records
         records = _random_records(data, canaries, stream) if records is None else records
         made = made.with_records(records)
     seen = observe(made, training, stream)
-    groups = [
-        _audited(seen, ATTACKS[attack](seen), number, guesses, failure / len(made.groups))
-        for number in range(len(made.groups))
-    ]
+    groups = audited_groups(seen, ATTACKS[attack](seen), guesses, failure)
     compared = judged(seen, training) if attack == "white-box" else None
     return Audit(
         attack=attack,
@@ -120,6 +118,19 @@ def one_run(
     )
 
 
+def audited_groups(
+    seen: Observations, scores: np.ndarray, guesses: float = GUESSES, failure: float = FAILURE
+) -> list[GroupAudit]:
+    """Return the result for each group; the groups share the probability of failure."""
+    count = len(seen.canaries.groups)
+    return [_audited(seen, scores, group, guesses, failure / count) for group in range(count)]
+
+
+@lru_cache(maxsize=512)
+def _curve(plan: Plan, owner: int, noise: float) -> TradeOff:
+    return TradeOff.of(plan, owner, noise)
+
+
 def _audited(
     seen: Observations, scores: np.ndarray, number: int, share: float, failure: float
 ) -> GroupAudit:
@@ -130,9 +141,8 @@ def _audited(
     owner = int(canaries.owner[members[0]])
     delta = float(plan.deltas[owner])
 
-    @cache
     def curve_at(noise: float) -> TradeOff:
-        return TradeOff.of(plan, owner, noise)
+        return _curve(plan, owner, noise)
 
     made = guess(scores, included, share)
     return GroupAudit(

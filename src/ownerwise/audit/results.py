@@ -11,7 +11,17 @@ from typing import Any
 
 from ownerwise.audit.rates import Measured
 from ownerwise.errors import OwnerwiseError
-from ownerwise.files import NUMBER, TEXT, WHOLE, fields, list_of, mapping_of, or_null, read_json, write_json
+from ownerwise.files import (
+    NUMBER,
+    TEXT,
+    WHOLE,
+    fields,
+    list_of,
+    mapping_of,
+    or_null,
+    read_json,
+    write_json,
+)
 
 FILE = "audit.json"
 """Name of the file with a run's audits, in its folder."""
@@ -69,8 +79,8 @@ class GroupAudit:
 
     @property
     def at_chance(self) -> bool:
-        """Whether the interval of the AUC contains that of guessing, 1/2."""
-        return self.auc.low <= 0.5 <= self.auc.high
+        """Whether the interval of the AUC contains that of guessing, and no bound is above 0."""
+        return self.auc.low <= 0.5 <= self.auc.high and not any(self.bounds.values())
 
     @property
     def violated(self) -> bool:
@@ -87,7 +97,9 @@ class GroupAudit:
             )
         if self.at_chance:
             return f"{ABOVE_CHANCE} (AUC {_interval(self.auc)}; cap {self.cap:.3f})."
-        return f"The attack does better than chance (AUC {_interval(self.auc)}; cap {self.cap:.3f})."
+        return (
+            f"The attack does better than chance (AUC {_interval(self.auc)}; cap {self.cap:.3f})."
+        )
 
 
 @dataclass(frozen=True)
@@ -119,12 +131,13 @@ class Audit:
 
     def describe(self) -> str:
         """Return the result as text."""
-        lines = [f"{self.attack}, {self.steps} steps, plan {self.plan[:12]}"]
+        lines = [f"{self.title}, {self.steps} steps, plan {self.plan[:12]}"]
         for group in self.groups:
             lines.append(f"- {group.name}: promised {group.promised:.3g}. {group.finding}")
-            lines += [f"  lower bound {name}: {value:.3g}" for name, value in group.bounds.items()]
+            found = [f"at least {bound:.3g} ({name})" for name, bound in group.bounds.items()]
             if group.estimate is not None:
-                lines.append(f"  estimate (not a bound): {_interval(group.estimate)}")
+                found.append(f"estimated {_interval(group.estimate)}, which is not a bound")
+            lines += [f"  epsilon {'; '.join(found)}"] if found else []
             lines += [
                 f"  {name}: {_interval(rate)}, cap {group.rate_caps[name]:.3g}"
                 for name, rate in group.rates.items()
@@ -134,6 +147,17 @@ class Audit:
             lines.append(f"{self.compared} comparisons with the plan: {failed}")
             lines += [f"- {alarm}" for alarm in self.alarms]
         return "\n".join([*lines, PROVES_NOTHING])
+
+    @property
+    def title(self) -> str:
+        """The attack and its size: "white-box attack on 1,000 canaries"."""
+        members = sum(group.members for group in self.groups)
+        return f"{self.attack} attack on {members:,} canaries"
+
+    def findings(self) -> list[str]:
+        """Return the result as sentences, one for each group, for a report or a card."""
+        found = [f"{group.name}: {group.finding}" for group in self.groups]
+        return [*found, *(f"A comparison with the plan FAILED: {alarm}" for alarm in self.alarms)]
 
     def save(self, folder: str | PathLike) -> Path:
         """Add this audit to a run folder; it replaces an earlier one with the same attack."""
