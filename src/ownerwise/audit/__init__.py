@@ -7,9 +7,13 @@ subpackages up to `training`.
 from ownerwise.audit.canaries import Canaries
 from ownerwise.audit.checks import Check
 from ownerwise.audit.conformance import FALSE_ALARMS, Conformance, conformance
+from ownerwise.audit.heads import Heads
+from ownerwise.audit.inference import INFERENCES
+from ownerwise.audit.membership import membership
 from ownerwise.audit.one_run import ATTACKS, FAILURE, one_run
 from ownerwise.audit.rates import Measured
 from ownerwise.audit.results import FILE, Audit, GroupAudit, load_audits
+from ownerwise.audit.signals import Signals
 from ownerwise.audit.trade_off import TradeOff
 
 __all__ = [
@@ -17,14 +21,18 @@ __all__ = [
     "FAILURE",
     "FALSE_ALARMS",
     "FILE",
+    "INFERENCES",
     "Audit",
     "Canaries",
     "Check",
     "Conformance",
     "GroupAudit",
+    "Heads",
     "Measured",
+    "Signals",
     "TradeOff",
     "conformance",
     "load_audits",
+    "membership",
     "one_run",
 ]

@@ -42,6 +42,7 @@ _AUDIT = fields(
     {
         "attack": TEXT, "plan": TEXT, "steps": WHOLE, "failure": NUMBER, "groups": list_of(_GROUP),
         "alarms": list_of(TEXT), "compared": WHOLE,
+        "of": TEXT,
     }
 )  # fmt: skip
 _FILE = fields({"format": WHOLE, "audits": list_of(_AUDIT)})
@@ -114,6 +115,7 @@ class Audit:
         groups: the results for each group.
         alarms: comparisons with the plan that failed, as text.
         compared: number of comparisons with the plan.
+        of: what was attacked: "canaries" or "records".
     """
 
     attack: str
@@ -123,6 +125,7 @@ class Audit:
     groups: Sequence[GroupAudit]
     alarms: Sequence[str] = ()
     compared: int = 0
+    of: str = "canaries"
 
     @property
     def passed(self) -> bool:
@@ -150,9 +153,9 @@ class Audit:
 
     @property
     def title(self) -> str:
-        """The attack and its size: "white-box attack on 1,000 canaries"."""
+        """The attack and its size: "white-box, on 1,000 canaries"."""
         members = sum(group.members for group in self.groups)
-        return f"{self.attack} attack on {members:,} canaries"
+        return f"{self.attack}, on {members:,} {self.of}"
 
     def findings(self) -> list[str]:
         """Return the result as sentences, one for each group, for a report or a card."""

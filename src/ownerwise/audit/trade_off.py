@@ -86,6 +86,11 @@ class TradeOff:
         highest = self.power(_RATES[1:])  # the power at the upper end of each interval
         return float(min(1.0, highest @ np.diff(_RATES)))
 
+    @property
+    def accuracy(self) -> float:
+        """The largest possible balanced accuracy of an attack."""
+        return float(1 + (self.power(_RATES) - _RATES).max()) / 2
+
     def epsilon(self, delta: float) -> float:
         """Return the epsilon at `delta`, interpolated between tabulated values."""
         if self.deltas[0] <= delta:
