@@ -1,4 +1,4 @@
-"""Membership inference: how well an attacker with shadow models tells members from other records."""
+"""Membership inference: how well an attacker with shadow models tells members from others."""
 
 from __future__ import annotations
 
