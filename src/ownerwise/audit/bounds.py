@@ -128,6 +128,8 @@ def gaussian_estimate(
     if min(len(inside), len(outside)) < 2:
         return Measured(0.0, 0.0, _LARGEST_EPSILON)
     spread = math.sqrt((inside.var(ddof=1) + outside.var(ddof=1)) / 2)
+    if not spread > 0:  # scores that do not vary say nothing
+        return Measured(0.0, 0.0, _LARGEST_EPSILON)
     gap = float(inside.mean() - outside.mean()) / spread
     error = math.sqrt(1 / len(inside) + 1 / len(outside) + gap**2 / (2 * len(scores)))
     reach = -float(ndtri(failure / 2)) * error

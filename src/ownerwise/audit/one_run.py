@@ -113,7 +113,7 @@ def one_run(
         steps=plan.steps,
         failure=failure,
         groups=groups,
-        alarms=[] if compared is None else compared.alarms,
+        alarms=() if compared is None else tuple(compared.alarms),
         compared=0 if compared is None else len(compared.checks),
     )
 

@@ -186,7 +186,8 @@ def load_audits(folder: str | PathLike) -> list[Audit]:
 
 def _audit(entry: dict[str, Any]) -> Audit:
     known = {field.name: entry[field.name] for field in fields_of(Audit)}
-    return Audit(**{**known, "groups": [_group(values) for values in entry["groups"]]})
+    groups = [_group(values) for values in entry["groups"]]
+    return Audit(**{**known, "groups": groups, "alarms": tuple(entry["alarms"])})
 
 
 def _group(values: dict[str, Any]) -> GroupAudit:
