@@ -25,8 +25,8 @@ import torch
 
 import ownerwise as ow
 from ownerwise.audit.canaries import Canaries
+from ownerwise.audit.canary_attack import audited_groups
 from ownerwise.audit.observation import Training, observe
-from ownerwise.audit.one_run import audited_groups
 from ownerwise.files import ANYTHING, mapping_of, read_json, write_json, write_text
 
 RESULTS = Path(__file__).parents[1] / "results/audits"

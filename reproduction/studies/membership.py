@@ -2,7 +2,7 @@
 
     python reproduction/studies/membership.py cifar10 mnist
 
-Settings: a pool of 30,000 training records with fixed features, whose halves have two budgets at
+Settings: a pool of 20,000 training records with fixed features, whose halves have two budgets at
 random. Every model, target or shadow, is a linear head trained on a random half of the pool by the
 same plan: CIFAR-10 with epsilon 10 and 20, as in the IDP-SGD paper (features of patches, no
 pretraining), and MNIST with epsilon 1 and 5, as in the INO-SGD paper (pixels at half resolution).
@@ -36,8 +36,8 @@ from ownerwise.files import ANYTHING, mapping_of, read_json, write_json, write_t
 from ownerwise.models.patches import Patches
 
 RESULTS = Path(__file__).parents[1] / "results/membership"
-POOL, TEST, SHADOWS, TARGETS = 30_000, 5000, 512, 5
-STEPS, BATCH = 250, 600
+POOL, TEST, SHADOWS, TARGETS = 20_000, 5000, 512, 5
+STEPS, BATCH = 150, 400
 BUDGETS = {"cifar10": (10.0, 20.0), "mnist": (1.0, 5.0)}
 RATES = {"cifar10": 32.0, "mnist": 32.0}
 PAPERS = {"cifar10": "IDP-SGD: .537 / .581", "mnist": "INO-SGD: .563 / .663"}

@@ -5,14 +5,14 @@ subpackages up to `training`.
 """
 
 from ownerwise.audit.canaries import Canaries
+from ownerwise.audit.canary_attack import ATTACKS, FAILURE, one_run
 from ownerwise.audit.checks import Check
-from ownerwise.audit.conformance import FALSE_ALARMS, Conformance, conformance
 from ownerwise.audit.heads import Heads
 from ownerwise.audit.inference import INFERENCES
-from ownerwise.audit.membership import membership
-from ownerwise.audit.one_run import ATTACKS, FAILURE, one_run
+from ownerwise.audit.plan_comparison import FALSE_ALARMS, Conformance, conformance
 from ownerwise.audit.rates import Measured
 from ownerwise.audit.results import FILE, Audit, GroupAudit, load_audits
+from ownerwise.audit.shadow_attack import membership
 from ownerwise.audit.signals import Signals
 from ownerwise.audit.trade_off import TradeOff
 

@@ -19,9 +19,6 @@ from scipy.special import expit, ndtr
 
 from ownerwise.audit.signals import Signals
 
-FEWEST_FOR_STD = 32
-"""With fewer shadow models with (or without) a record, all records share one standard deviation."""
-
 _FLOOR = 1e-6
 _GAMMA = 1.0
 _POPULATION = 2000
@@ -29,14 +26,13 @@ _POPULATION = 2000
 
 def lira_online(confidences: np.ndarray, shadows: Signals) -> np.ndarray:
     """Return the log-likelihood ratio of member against non-member for each record."""
-    inside = _fitted(shadows.confidences, shadows.included)
-    outside = _fitted(shadows.confidences, ~shadows.included)
+    inside, outside = shadows.with_record, shadows.without_record
     return _log_density(confidences, *inside) - _log_density(confidences, *outside)
 
 
 def lira_offline(confidences: np.ndarray, shadows: Signals) -> np.ndarray:
     """Return the probability that a model without the record is less confident about it."""
-    median, std = _fitted(shadows.confidences, ~shadows.included)
+    median, std = shadows.without_record
     return ndtr((confidences - median) / std)
 
 
@@ -57,21 +53,6 @@ INFERENCES: dict[str, Callable[[np.ndarray, Signals], np.ndarray]] = {
     "RMIA": rmia,
 }
 """The attacks: from a target's confidences and the shadow models to one score per record."""
-
-
-def _fitted(values: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the median and standard deviation of each record's chosen values."""
-    masked = np.where(chosen, values, np.nan)
-    counts = chosen.sum(axis=0)
-    known = counts > 0
-    median = np.full(values.shape[1], np.nanmedian(masked))
-    median[known] = np.nanmedian(masked[:, known], axis=0)
-    squares = np.where(chosen, (values - median) ** 2, 0.0)
-    std = np.sqrt(squares.sum(axis=0) / np.maximum(counts - 1, 1))
-    if counts.min() < FEWEST_FOR_STD:
-        freedom = max(1, int((counts - 1).clip(0).sum()))
-        std = np.full_like(std, np.sqrt(squares.sum() / freedom))
-    return median, np.maximum(std, _FLOOR)
 
 
 def _masked_mean(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:

@@ -79,7 +79,7 @@ def _view(attacks: list[tuple[str, GroupAudit]]) -> View:
     )  # fmt: skip
     ticks = {"tickvals": places, "ticktext": [plots.text(label) for label in labels]}
     ticks["range"] = [-0.5, len(attacks) - 0.5]
-    return View([reached, caps], plots.axes("", "AUC", xaxis=ticks, yaxis={"range": [0.4, 1.02]}))
+    return View([reached, caps], plots.axes("", "AUC", xaxis=ticks, yaxis={"range": [0.25, 1.02]}))
 
 
 def _words(attacks: list[tuple[str, GroupAudit]]) -> str:

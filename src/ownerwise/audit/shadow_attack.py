@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.stats import t
 
+from ownerwise.audit.canary_attack import FAILURE
 from ownerwise.audit.inference import INFERENCES
-from ownerwise.audit.one_run import FAILURE
 from ownerwise.audit.rates import Measured, auc, auc_and_error, share
 from ownerwise.audit.results import Audit, GroupAudit
 from ownerwise.audit.signals import Signals

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from ownerwise.audit.bounds import GUESSES, by_curve, gaussian_estimate, guess, theorem
 from ownerwise.audit.canaries import Canaries
-from ownerwise.audit.conformance import judged
 from ownerwise.audit.observation import MakeOptimizer, Observations, Training, observe
+from ownerwise.audit.plan_comparison import judged
 from ownerwise.audit.rates import auc
 from ownerwise.audit.results import Audit, GroupAudit
 from ownerwise.audit.trade_off import TradeOff
