@@ -195,7 +195,7 @@ def _area(group: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
-    parser.add_argument("settings", nargs="*", choices=[*BUDGETS], metavar="SETTING")
+    parser.add_argument("settings", nargs="*", metavar="SETTING", help=", ".join(BUDGETS))
     RESULTS.mkdir(parents=True, exist_ok=True)
     for name in parser.parse_args().settings:
         data = features(name)

@@ -43,7 +43,7 @@ class TradeOff:
         Args:
             plan: the plan.
             owner: the owner's position in the plan.
-            noise: factor applied to all noise on the steps' sums; 1 for the plan itself.
+            noise: factor applied to all noise; 1 for the plan itself.
         """
         parts = (float(part[owner]) for part in plan.exposures)
         exposure = Exposure(*parts)
