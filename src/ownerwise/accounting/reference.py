@@ -48,7 +48,8 @@ def epsilon(
     composed, lost = distribution(run, exposure, delta, target, records)
     result = 0.0
     if composed is not None:
-        result = float(composed.get_epsilon_for_delta(delta - lost * np.exp(target)))
+        rest = delta - lost * np.exp(target) if lost else delta
+        result = float(composed.get_epsilon_for_delta(rest))
     if not (np.isfinite(result) and result >= 0):
         raise AccountingError(
             f"the reference accountant returned {result} for sampling rate "

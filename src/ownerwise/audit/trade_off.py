@@ -21,6 +21,7 @@ from ownerwise.accounting import Exposure, gaussian_mu, reference
 from ownerwise.planning import Plan
 
 _EPSILONS = 500
+_LARGEST_EPSILON = 600.0  # exp stays finite
 _LEAST_DELTA = 1e-12
 _RATES = np.concatenate([[0.0], np.geomspace(1e-10, 0.5, 2000), np.linspace(0.5, 1.0, 2001)[1:]])
 
@@ -59,7 +60,7 @@ class TradeOff:
         mu = gaussian_mu(target, delta) / min(noise, noise**2)  # sampling may magnify less noise
         target = max(target / max(noise, 1.0), 1e-3)
         composed, lost = reference.distribution(run, exposure, delta, target, records)
-        largest = mu * mu / 2 + 7.5 * mu
+        largest = min(mu * mu / 2 + 7.5 * mu, _LARGEST_EPSILON)
         epsilons = np.concatenate([[0.0], np.geomspace(2e-4 * largest, largest, _EPSILONS)])
         if composed is None:
             return cls(np.zeros(1), np.zeros(1))
