@@ -6,7 +6,7 @@ import ownerwise as ow
 from ownerwise.audit import conformance
 from tools.planted_bugs import BUGS, make_plan
 
-SEEDS = 3
+SEEDS = 2
 
 
 def alarms(bug, seeds) -> int:
