@@ -50,6 +50,7 @@ def features(name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     chosen = torch.from_numpy(np.random.default_rng(0).permutation(len(data.train))[:POOL])
     parts = []
     for records, rows in ((data.train, chosen), (data.test, slice(0, TEST))):
+        assert records is not None
         inputs, labels = records.tensors()
         inputs, labels = inputs[rows], labels[rows]
         if name == "cifar10":
@@ -180,7 +181,7 @@ def index() -> str:
                 for group in ("strict", "lax"):
                     pair = [np.array(results[f"{kind} {method}"]["areas"][group]) for kind in
                             ("INO", "IDP")]  # fmt: skip
-                    test = stats.ttest_rel(*pair)
+                    test = stats.ttest_rel(pair[0], pair[1])
                     lines.append(
                         f"- {name}, {method}, {group}: AUC of INO minus IDP "
                         f"{(pair[0] - pair[1]).mean():+.4f}, p = {test.pvalue:.2g}"  # pyright: ignore
