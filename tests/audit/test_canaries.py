@@ -75,6 +75,13 @@ def test_at_most_four_budgets_have_canaries():
     assert groups == ["ε = 1", "ε = 4", "ε = 7", "ε = 10"]
 
 
+def test_column_statistics_are_left_out_of_an_audit_of_canaries_alone():
+    plan = planned(statistics=ow.ColumnStatistics(share=0.05))
+    assert Canaries.of(plan, 40, stream(), alone=True).plan.opening_std is None
+    with pytest.raises(ow.OwnerwiseError, match="accounts for column statistics"):
+        Canaries.of(plan, 40, stream(), alone=False)
+
+
 def test_too_few_canaries_are_refused():
     with pytest.raises(ow.OwnerwiseError, match="3 canaries for 2 groups: expected at least 2"):
         Canaries.of(planned(), 3, stream(), alone=True)

@@ -33,6 +33,7 @@ def test_mechanisms_stand_after_the_section_they_name():
         *(
             "meaning",
             "adjustment",
+            "statistics",
             "calibration",
             "importance",
             "audit",

@@ -166,6 +166,11 @@ def with_owners(plan: Plan, templates: np.ndarray, *, alone: bool) -> Plan:
                 "the plan has records with several owners: audit it without a model, so that the "
                 "canaries train alone"
             )
+        if plan.opening_std is not None:
+            problems.append(
+                "the plan accounts for column statistics, which an audit does not release: audit "
+                "it without a model, so that only its steps are audited"
+            )
         if problems:
             raise OwnerwiseError(problems)
     count = len(plan.targets)
@@ -195,6 +200,7 @@ def with_owners(plan: Plan, templates: np.ndarray, *, alone: bool) -> Plan:
         plan,
         **values,
         shared=None,
+        opening_std=None,
         owners=owners,
         owners_fingerprint=owners.fingerprint,
     )
