@@ -160,6 +160,8 @@ class Recorder:
             line["validation"] = self._validation(model, self._loss, details=last)
         if self._step.release is not None:
             line["constraints"] = self._step.release.record()
+        if not spent and self._step.statistics is not None:
+            line["statistics"] = self._step.statistics.record()
         if last and self._step.calibration is not None:
             line["calibration"] = {**self._step.calibration.record(), "before": self._before}
         if self._test is not None and last:
