@@ -21,7 +21,8 @@ def test_mechanisms_stand_after_the_section_they_name():
     ids = [section.id for section in all_sections()]
     assert ids == [
         *("overview", "learning", "gain", "worst", "trade-off", "constraints", "budgets"),
-        *("meaning", "adjustment", "calibration", "importance", "plan", "limits", "provenance"),
+        *("meaning", "adjustment", "statistics", "calibration", "importance"),
+        *("plan", "limits", "provenance"),
     ]
 
 
