@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from ownerwise.mechanisms.constraints import Partition, RateConstraints, rate
     from ownerwise.owners import Owners
-    from ownerwise.planning import Plan, Verification, plan
+    from ownerwise.planning import AdaptiveClipNorm, Plan, Verification, plan
     from ownerwise.randomness import SecretStream
     from ownerwise.repair import Calibration, PullAdjustment
     from ownerwise.runs import Run
@@ -44,6 +44,7 @@ __version__ = "0.1.0"
 __all__ = [
     "INO",
     "AccountingError",
+    "AdaptiveClipNorm",
     "AutoS",
     "Batch",
     "BudgetAware",
@@ -87,7 +88,7 @@ _NAMES_BY_ROOM = {
     "mechanisms": "INO AutoS BudgetAware ImportanceSampling Psac Standard constraints ino_sum",
     "mechanisms.constraints": "Partition RateConstraints rate",
     "owners": "Owners",
-    "planning": "Plan Verification plan",
+    "planning": "AdaptiveClipNorm Plan Verification plan",
     "randomness": "SecretStream",
     "repair": "Calibration PullAdjustment",
     "runs": "Run",

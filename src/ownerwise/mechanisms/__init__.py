@@ -5,6 +5,11 @@ and per-record losses; `constraints/` contains rate constraints. It imports acco
 randomness, batches and gradients; the step imports `plugs`, never the reverse.
 """
 
+from ownerwise.mechanisms.clip_norm_steering import (
+    ClipNormSteering,
+    adaptive_problems,
+    steering_for,
+)
 from ownerwise.mechanisms.clipping import (
     SMALLEST_NORM,
     AutoS,
@@ -61,6 +66,7 @@ __all__ = [
     "BudgetAware",
     "ByLoss",
     "Cells",
+    "ClipNormSteering",
     "ClippingRule",
     "Closing",
     "Contributions",
@@ -78,6 +84,7 @@ __all__ = [
     "Steps",
     "Tail",
     "Weights",
+    "adaptive_problems",
     "ignored_target",
     "ino_sum",
     "loss_problems",
@@ -85,6 +92,7 @@ __all__ = [
     "per_record",
     "plain_loss",
     "proven",
+    "steering_for",
     "sum_of_unit_rows",
     "unit_rows",
 ]

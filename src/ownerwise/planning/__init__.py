@@ -4,6 +4,7 @@ This package may import owners and accounting. If a plan accounts for the releas
 from another package, the mechanism states its cost through a protocol defined here.
 """
 
+from ownerwise.planning.adaptive_clip_norm import AdaptiveClipNorm
 from ownerwise.planning.batch_bounds import largest_total
 from ownerwise.planning.budget_classes import BudgetClass
 from ownerwise.planning.making import make_plan, plan
@@ -17,6 +18,7 @@ __all__ = [
     "METHODS",
     "NO_CONSTRAINTS",
     "RECORDS_PER_OWNER",
+    "AdaptiveClipNorm",
     "BudgetClass",
     "Plan",
     "PlanRequest",

@@ -28,7 +28,9 @@ from ownerwise.mechanisms import (
     Release,
     Standard,
     Weights,
+    adaptive_problems,
     loss_problems,
+    steering_for,
 )
 from ownerwise.planning import Plan
 from ownerwise.randomness import SecretStream
@@ -74,8 +76,9 @@ class PrivateStep:
     Formal guarantee: with batches from `PoissonBatches` for the same plan, each record of owner o
     changes the sum by at most `plan.clip_norms[o]`, Gaussian noise of std `plan.noise_std_at(step)`
     is added once to the sum, and at most `plan.steps` steps are taken. This is the mechanism that
-    the plan accounts for. Steering scales clip norms and noise together and lowers sampling rates,
-    based only on past outputs, so it never increases the privacy cost. The plan, the architecture
+    the plan accounts for. Steering (by a plan with an adaptive clip norm, or by a clipping rule)
+    scales clip norms and noise together and lowers sampling rates, based only on past outputs, so
+    it never increases the privacy cost. The plan, the architecture
     and the optimizer's settings are public. The micro-batch size and the device
     affect only speed, the last bits of sums, and dropout masks.
 
@@ -130,11 +133,12 @@ class PrivateStep:
         except PlanError as error:  # nothing else can be checked against such a plan
             raise OwnerwiseError([*problems, *error.problems]) from None
         rule: ClippingRule = Standard() if clipping is None else clipping
-        steering = rule.steering(plan)
+        steering = steering_for(plan, rule)
+        problems += adaptive_problems(plan.adaptive_clip_norm, rule)
         problems += release_problems(rule, steering, release, plan)
         problems += repair_problems(repair, weights, release, plan)
         bound = None if weights is None else weights.bind(plan)
-        problems += rounding_problems(plan, model, bound, release)
+        problems += rounding_problems(plan, model, bound, release or steering)
         if calibration is not None and plan.closing_std is None:
             problems.append(NO_CLOSING)
         problems += closing_problems(plan)
@@ -380,14 +384,14 @@ class PrivateStep:
         randomness, steering = self._randomness.of_step(step), self.steering
         scale, clip_scale = 1 / self.plan.expected_batch_size, 1.0
         if steering is not None:
-            assert randomness.rule is not None
             batch = steering.select(batch, randomness.rule)
             scale, clip_scale = scale / steering.keep_probability, steering.clip_scale
         sums = self.clipped_sum(batch, randomness)
         self._update(self._randomness.noised(step, sums, clip_scale, scale), self._watch)
         if steering is not None:
-            count = torch.tensor([steering.count], dtype=torch.float64)
-            steering.update(float(randomness.release(count)))
+            shrink = 1 + self._sums.rounding.release_slack
+            total = torch.tensor([steering.total], dtype=torch.float64)
+            steering.update(float(randomness.release(total / shrink)) * shrink)
         self._updates += 1
 
     def _update(self, gradients: dict[nn.Parameter, Tensor], watch: ParameterWatch) -> None:

@@ -155,6 +155,8 @@ class Recorder:
             "learning_rate": self.learning_rate(max(spent - 1, 0)),
             "validation": self._validation(model, self._loss) if self._validation else None,
         }
+        if self._step.steering is not None and (released := self._step.steering.record()):
+            line["steering"] = released
         if self._step.release is not None:
             line["constraints"] = self._step.release.record()
         if self._is_last() and self._step.calibration is not None:
