@@ -35,12 +35,28 @@ def add(commands: Any) -> None:
         "--method", default="sample", help="uniform, sample, scale or both [sample]"
     )
     command.add_argument("--steps", type=int, help="number of steps")
+    command.add_argument(
+        "--epochs",
+        type=float,
+        help="expected number of times that a record is drawn, instead of --steps",
+    )
     command.add_argument("--batch-size", type=float, help="expected number of records per step")
     command.add_argument(
         "--noise-multiplier", type=float, help="noise standard deviation divided by the clip norm"
     )
     command.add_argument(
-        "--clip-norm", type=float, default=1.0, help="bound on a record's gradient norm [1.0]"
+        "--clip-norm",
+        type=_number_or_adaptive,
+        default=1.0,
+        metavar="CLIP_NORM",
+        help="bound on a record's gradient norm, or adaptive [1.0]",
+    )
+    command.add_argument(
+        "--clip-quantile",
+        type=float,
+        metavar="QUANTILE",
+        help="let the clip norm follow this quantile of the gradient norms, starting at "
+        "--clip-norm",
     )
     command.add_argument(
         "--mixture", type=float, help="for --method both: from 0 (sample) to 1 (scale) [0.5]"
@@ -110,6 +126,7 @@ def _run(options: argparse.Namespace) -> None:
     from ownerwise.repair import as_calibration
 
     options.calibration = as_calibration(options.calibration)
+    options.clip_norm = _clip_norm(options.clip_norm, options.clip_quantile)
     arguments = {field.name for field in fields(PlanRequest)} & set(vars(options))
     request = PlanRequest(**{name: getattr(options, name) for name in arguments})
     problems = Problems()
@@ -170,6 +187,21 @@ def number(text: str) -> float:
     from ownerwise.owners.tables import plain_number
 
     return plain_number(text)
+
+
+def _number_or_adaptive(text: str) -> float | str:
+    try:
+        return text if text == "adaptive" else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, or adaptive") from None
+
+
+def _clip_norm(given: float | str, quantile: float | None) -> Any:
+    """Return the clip norm: a number, "adaptive", or a table of options if there is a quantile."""
+    if quantile is None:
+        return given
+    initial = {} if given == "adaptive" else {"initial": given}
+    return {"quantile": quantile, **initial}
 
 
 def _whole_or_all(text: str) -> int | str:

@@ -154,12 +154,18 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "how budgets become sampling rates and clip norms; `sample` by default"
         ),
         "steps": elsewhere("a whole number of at least 1").means("number of steps"),
+        "epochs": elsewhere(POSITIVE.expected).means(
+            "expected number of times that each record is drawn, instead of `steps`; needs "
+            "`batch_size`"
+        ),
         "batch_size": elsewhere(POSITIVE.expected).means("expected number of records per step"),
         "noise_multiplier": elsewhere(POSITIVE.expected).means(
             "noise standard deviation divided by the clip norm"
         ),
         "clip_norm": elsewhere(POSITIVE.expected).means(
-            "bound on the norm of a record's gradient; 1 by default"
+            "bound on the norm of a record's gradient; 1 by default; or `\"adaptive\"`, or a table "
+            "such as `{ quantile = 0.75, initial = 1.0 }` "
+            "([adaptive](planning.md#a-clip-norm-that-adapts))"
         ),
         "accountant": elsewhere(f"one of {', '.join(ACCOUNTANTS)}").means(
             "`pld` (tight) by default"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
+
+from ownerwise.errors import known_names
 
 MIN_CLIP_NORM = 1e-6
 """The square of a clip norm must fit in float32, even after scaling and steering. This limit equals
@@ -54,6 +57,24 @@ class AdaptiveClipNorm:
     def as_dict(self) -> dict[str, float]:
         """Return the values by name, as plain floats."""
         return {field.name: float(getattr(self, field.name)) for field in fields(AdaptiveClipNorm)}
+
+
+def as_clip_norm(given: Any) -> Any:
+    """Return the adaptive clip norm that "adaptive" or a table of options describes; else `given`.
+
+    A table with unknown options is returned unchanged; `option_problems` says what is wrong.
+    """
+    if given == "adaptive":
+        return AdaptiveClipNorm()
+    if isinstance(given, Mapping) and not option_problems(given):
+        return AdaptiveClipNorm(**given)
+    return given
+
+
+def option_problems(given: Mapping[str, Any]) -> list[str]:
+    """Return a problem for each unknown option in a table that describes a clip norm."""
+    known = [field.name for field in fields(AdaptiveClipNorm)]
+    return [f"{name} is unknown; {known_names(name, known)}" for name in given if name not in known]
 
 
 def _is_number(value: Any) -> bool:

@@ -31,7 +31,7 @@ def plan(
     epochs: float | None = None,
     batch_size: float | None = None,
     noise_multiplier: float | None = None,
-    clip_norm: float | AdaptiveClipNorm = 1.0,
+    clip_norm: float | str | AdaptiveClipNorm = 1.0,
     mixture: float | None = None,
     noise_schedule: NoiseSchedule | None = None,
     release_std: float | None = None,
@@ -65,7 +65,8 @@ def plan(
         batch_size: expected batch size; the noised sum is divided by it.
         noise_multiplier: std of the noise on the sum, divided by `clip_norm`.
         clip_norm: bound on a record's gradient norm (the average over records if bounds differ),
-            or `AdaptiveClipNorm(...)`, which follows a quantile of the norms at a small cost.
+            or `AdaptiveClipNorm(...)` (or "adaptive"), which follows a quantile of the norms at a
+            small cost.
         mixture: for `both`, from 0 (sample) to 1 (scale); by default 0.5.
         noise_schedule: how the noise changes over the steps: a name ("constant", "exponential",
             "time", "step" or "polynomial"), a name with options ({"name": "exponential", "rate":

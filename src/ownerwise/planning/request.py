@@ -17,6 +17,8 @@ from ownerwise.planning.adaptive_clip_norm import (
     CLIP_NORM_RANGE,
     MIN_CLIP_NORM,
     AdaptiveClipNorm,
+    as_clip_norm,
+    option_problems,
 )
 from ownerwise.planning.noise_schedules import NoiseSchedule, schedule_problems, segments
 from ownerwise.planning.solver import MAX_STEPS, METHODS
@@ -63,7 +65,7 @@ class PlanRequest:
     epochs: float | None = None
     batch_size: float | None = None
     noise_multiplier: float | None = None
-    clip_norm: float | AdaptiveClipNorm = 1.0
+    clip_norm: float | str | Mapping[str, Any] | AdaptiveClipNorm = 1.0
     mixture: float | None = None
     noise_schedule: NoiseSchedule | None = None
     release_std: float | None = None
@@ -79,6 +81,7 @@ class PlanRequest:
     records_per_owner: int | str | None = RECORDS_PER_OWNER
 
     def __post_init__(self):
+        object.__setattr__(self, "clip_norm", as_clip_norm(self.clip_norm))
         if self.sampling is None:
             object.__setattr__(self, "sampling", self.unit)
         if self.records_per_owner == "all":
@@ -232,10 +235,12 @@ class PlanRequest:
             problems.append(f"batch_size {shown}: expected a number above 0{limit}")
         if (adaptive := self.adaptive_clip_norm) is not None:
             problems += [f"clip_norm: {problem}" for problem in adaptive.problems()]
+        elif isinstance(self.clip_norm, Mapping):
+            problems += [f"clip_norm: {problem}" for problem in option_problems(self.clip_norm)]
         elif not _in(self.clip_norm, MIN_CLIP_NORM, 1 / MIN_CLIP_NORM):
             problems.append(
                 f"clip_norm {self.clip_norm!r}: expected {CLIP_NORM_RANGE}, so that its square "
-                "fits in float32; or AdaptiveClipNorm(...)"
+                "fits in float32; or 'adaptive', or AdaptiveClipNorm(...)"
             )
         if self.mixture is not None and self.method != "both":
             problems.append(f"mixture {self.mixture}: only method='both' uses a mixture")
