@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         PlanError,
         PrivacyWarning,
     )
-    from ownerwise.estimators import PrivateClassifier
+    from ownerwise.estimators import PrivateClassifier, PrivateRegressor
     from ownerwise.gradients import check
     from ownerwise.mechanisms import (
         INO,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         BudgetAware,
         ImportanceSampling,
         Psac,
+        RegressionLoss,
         Standard,
         constraints,
         ino_sum,
@@ -60,10 +61,12 @@ __all__ = [
     "PoissonBatches",
     "PrivacyWarning",
     "PrivateClassifier",
+    "PrivateRegressor",
     "PrivateStep",
     "Psac",
     "PullAdjustment",
     "RateConstraints",
+    "RegressionLoss",
     "Run",
     "Schedule",
     "SecretStream",
@@ -83,9 +86,10 @@ _NAMES_BY_ROOM = {
     "accounting": "Schedule",
     "batches": "Batch PoissonBatches",
     "errors": "AccountingError BudgetError OwnerwiseError PlanError PrivacyWarning",
-    "estimators": "PrivateClassifier",
+    "estimators": "PrivateClassifier PrivateRegressor",
     "gradients": "check",
-    "mechanisms": "INO AutoS BudgetAware ImportanceSampling Psac Standard constraints ino_sum",
+    "mechanisms": "INO AutoS BudgetAware ImportanceSampling Psac RegressionLoss Standard "
+    "constraints ino_sum",
     "mechanisms.constraints": "Partition RateConstraints rate",
     "owners": "Owners",
     "planning": "AdaptiveClipNorm Plan Verification plan",

@@ -163,7 +163,7 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "noise standard deviation divided by the clip norm"
         ),
         "clip_norm": elsewhere(POSITIVE.expected).means(
-            "bound on the norm of a record's gradient; 1 by default; or `\"adaptive\"`, or a table "
+            'bound on the norm of a record\'s gradient; 1 by default; or `"adaptive"`, or a table '
             "such as `{ quantile = 0.75, initial = 1.0 }` "
             "([adaptive](planning.md#a-clip-norm-that-adapts))"
         ),

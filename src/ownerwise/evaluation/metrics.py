@@ -23,9 +23,10 @@ from ownerwise.evaluation.groups import (
     owner_mean,
     pool_groups,
 )
+from ownerwise.evaluation.regression import regression_summary
 from ownerwise.evaluation.target_checks import run_on_first, target_problems, value_problems
 from ownerwise.gradients import evaluation_mode
-from ownerwise.mechanisms import Loss, Release, per_record
+from ownerwise.mechanisms import Loss, RegressionLoss, Release, per_record
 from ownerwise.owners import as_array, flat_ids, is_missing
 from ownerwise.wording import name_of
 
@@ -106,6 +107,7 @@ class Evaluation:
     def __call__(self, model: nn.Module, loss: Loss) -> dict[str, Any]:
         """Return loss, accuracy, balanced accuracy over classes, and recall and loss by group.
 
+        With a `RegressionLoss`, the metrics are those of `regression_summary` instead.
         Groups of fewer than `SMALLEST_GROUP` records are left out of everything about groups.
 
         The model runs in evaluation mode; its mode is then restored. A non-finite loss becomes
@@ -121,11 +123,12 @@ class Evaluation:
                 if self._constraints is not None:
                     cells.append(targets[:, 1].cpu().numpy())
                     targets = targets[:, 0]
-                predicted.append(self._classes(outputs, targets))
+                predicted.append(self._predicted(outputs, targets, loss))
                 actual.append(targets.flatten().cpu().numpy())
         classes = np.concatenate(predicted)
         targets = np.concatenate(actual)
-        metrics = _summary(np.concatenate(losses), classes, targets, self.groups, self.owners)
+        summary = regression_summary if isinstance(loss, RegressionLoss) else _summary
+        metrics = summary(np.concatenate(losses), classes, targets, self.groups, self.owners)
         if self._constraints is not None:
             metrics["constraints"] = self._constraints.measure(classes, np.concatenate(cells))
         return metrics
@@ -149,11 +152,15 @@ class Evaluation:
         """Return the problems that occur when the first records are evaluated."""
 
         def predict(outputs: Any, targets: Any) -> np.ndarray:
-            return self._classes(outputs, targets if self._constraints is None else targets[:, 0])
+            targets = targets if self._constraints is None else targets[:, 0]
+            return self._predicted(outputs, targets, loss)
 
         return trial_problems(model, loss, self._data, self._collate, name, predict)
 
-    def _classes(self, outputs: Any, targets: Any) -> np.ndarray:
+    def _predicted(self, outputs: Any, targets: Any, loss: Loss) -> np.ndarray:
+        """Return the predicted number, or class, of each record."""
+        if isinstance(loss, RegressionLoss):
+            return loss.numbers(outputs).cpu().numpy()
         predicted = self._predict(outputs)
         if predicted.shape != (len(targets),) or targets.numel() != len(targets):
             raise OwnerwiseError(

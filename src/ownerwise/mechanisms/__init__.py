@@ -43,6 +43,7 @@ from ownerwise.mechanisms.plugs import (
     unit_rows,
 )
 from ownerwise.mechanisms.proven import proven
+from ownerwise.mechanisms.regression import REGRESSION_LOSSES, RegressionLoss
 from ownerwise.mechanisms.scores import (
     ORDERS,
     BudgetAware,
@@ -57,6 +58,7 @@ __all__ = [
     "INO",
     "LOSSES",
     "ORDERS",
+    "REGRESSION_LOSSES",
     "RELEASES",
     "SMALLEST_NORM",
     "WEIGHTS",
@@ -77,6 +79,7 @@ __all__ = [
     "Plug",
     "Psac",
     "Randomness",
+    "RegressionLoss",
     "Release",
     "Score",
     "Standard",

@@ -41,9 +41,10 @@ class Plan:
     length at most 1 (at most `closing_shares[o]`, if set; in the first of them at most
     `closing_pulls[o]`, if set), each with noise of std `closing_std`. If `adaptive_clip_norm` is
     set, the bounds `clip_norms` and the noise on the step's sum are both multiplied by a factor
-    that depends only on what earlier steps have released. It releases nothing else. Such a run is (targets[o], deltas[o])-differentially private for each
-    individual record of owner o (add or remove one record). For all records of an owner together,
-    it is (owner_epsilon()[o], deltas[o])-differentially private.
+    that depends only on what earlier steps have released. It releases nothing else. Such a run is
+    (targets[o], deltas[o])-differentially private for each individual record of owner o (add or
+    remove one record). For all records of an owner together, it is (owner_epsilon()[o],
+    deltas[o])-differentially private.
 
     If `sampling` is "owner", read "owner" for "record": each owner is drawn with probability
     `sampling_rates[o]`, and all records of the owner together are bounded by `clip_norms[o]` in a

@@ -11,7 +11,16 @@ from torch.optim import Optimizer
 
 from ownerwise.batches import Batch, Unloaded, row_counts
 from ownerwise.errors import OwnerwiseError, PlanError, name_some
-from ownerwise.mechanisms import ClippingRule, Closing, Release, Steering, Weights
+from ownerwise.mechanisms import (
+    ClippingRule,
+    Closing,
+    Loss,
+    RegressionLoss,
+    Release,
+    Steering,
+    Weights,
+    plain_loss,
+)
 from ownerwise.planning import Plan
 from ownerwise.repair import PullAdjustment
 
@@ -97,6 +106,23 @@ def repair_problems(
     if repair is not None:
         names = (None if plug is None else type(plug).__name__ for plug in (weights, release))
         yield from repair.problems(plan, *names)
+
+
+def regression_problems(loss: Loss, repair: PullAdjustment | None, plan: Plan) -> Iterator[str]:
+    """Yield what only a classifier can use, if the loss is that of a regression."""
+    plain = plain_loss(loss)
+    given = {
+        "calibration": (plan.closing_std is not None, "plan without calibration="),
+        "repair": (repair is not None, "leave it out"),
+        "constraints": (plain is not loss, "plan and train without constraints="),
+    }
+    if isinstance(plain, RegressionLoss):
+        yield from (
+            f"{name} with a RegressionLoss: it applies to classes, and a regression has none; "
+            f"{remedy}"
+            for name, (is_given, remedy) in given.items()
+            if is_given
+        )
 
 
 def refuse_unplanned(batch: Any, step: int, plan: Plan) -> None:

@@ -48,6 +48,7 @@ from ownerwise.step.checks import (
     plug_problems,
     refuse_unloaded,
     refuse_unplanned,
+    regression_problems,
     release_problems,
     repair_problems,
 )
@@ -137,6 +138,7 @@ class PrivateStep:
         problems += adaptive_problems(plan.adaptive_clip_norm, rule)
         problems += release_problems(rule, steering, release, plan)
         problems += repair_problems(repair, weights, release, plan)
+        problems += regression_problems(loss, repair, plan)
         bound = None if weights is None else weights.bind(plan)
         problems += rounding_problems(plan, model, bound, release or steering)
         if calibration is not None and plan.closing_std is None:
