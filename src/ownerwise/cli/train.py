@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,27 @@ def _run(options: argparse.Namespace) -> None:
     print(f"Written to {run.folder}: {', '.join(written)}")
 
 
+def _accuracy(metrics: Mapping[str, Any]) -> str:
+    words, worst = f"accuracy {metrics['accuracy']:.4f}", metrics["worst_group"]
+    if "owner_accuracy" in metrics:
+        words += f", {metrics['owner_accuracy']:.4f} per owner"
+    if worst is not None:
+        words += f", worst group {printable(worst['name'])} {worst['recall']:.4f}"
+    return words
+
+
+def _regression(metrics: Mapping[str, Any]) -> str:
+    r2 = "" if metrics["r2"] is None else f", R2 {metrics['r2']:.3f}"
+    words, worst = (
+        f"RMSE {metrics['rmse']:.4g}, MAE {metrics['mae']:.4g}{r2}",
+        metrics["worst_group"],
+    )
+    words += f" (RMSE of the mean alone {metrics['trivial_rmse']:.4g})"
+    if worst is not None:
+        words += f", worst group {printable(worst['name'])} RMSE {worst['rmse']:.4g}"
+    return words
+
+
 def _write(run: Run) -> list[str]:
     """Write the report and the card to the run folder and return the names of its main files."""
     from ownerwise.runs import CARD, HISTORY, REPORT
@@ -87,12 +109,8 @@ def summary(run: Run) -> list[str]:
     for part in ("validation", "test"):
         metrics = last.get(part)
         if metrics is not None:
-            words, worst = f"{part} accuracy {metrics['accuracy']:.4f}", metrics["worst_group"]
-            if "owner_accuracy" in metrics:
-                words += f", {metrics['owner_accuracy']:.4f} per owner"
-            if worst is not None:
-                words += f", worst group {printable(worst['name'])} {worst['recall']:.4f}"
-            lines.append(f"{words} (no guarantee covers {part} records)")
+            words = _regression(metrics) if "rmse" in metrics else _accuracy(metrics)
+            lines.append(f"{part} {words} (no guarantee covers {part} records)")
     spent, targets = run.epsilon(), run.plan.targets
     words = (
         f"epsilon spent per {run.plan.unit} {span_up(spent.min(), spent.max())}, budgets "

@@ -20,7 +20,16 @@ from ownerwise.config.sections import OPTIMIZERS
 from ownerwise.config.splitting import owner_column, owners_of, split_records
 from ownerwise.data import ASSIGNMENTS, Assignment, DataSet, Records, assign
 from ownerwise.errors import OwnerwiseError, PlanError, Problems, name_some
-from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, RELEASES, WEIGHTS, Loss, plain_loss
+from ownerwise.mechanisms import (
+    CLIPPING_RULES,
+    LOSSES,
+    REGRESSION_LOSSES,
+    RELEASES,
+    WEIGHTS,
+    Loss,
+    RegressionLoss,
+    plain_loss,
+)
 from ownerwise.models import BUILDERS
 from ownerwise.owners import Hints, Owners, flat_ids, split_ids, text_ids
 from ownerwise.planning import Plan, plan
@@ -305,7 +314,7 @@ def make_model(config: Config, data: DataSet) -> torch.nn.Module:
 
 def _sizes(config: Config, data: DataSet) -> dict[str, int]:
     """Return the options of models that are taken from the data unless they are given."""
-    single = _single_logit(LOSSES.make(config["training"].get("loss", "cross_entropy")))
+    single = _single_logit(make_loss(config))
     sizes = (data.train.inputs[0].size, 1 if single else len(data.classes))
     return dict(zip(FROM_THE_DATA, sizes, strict=True))
 
@@ -319,12 +328,21 @@ def training_options(config: Config) -> dict[str, Any]:
         **{key: training[key] for key in _PLAIN_OPTIONS if key in training},
         "optimizer": OPTIMIZERS[training.get("optimizer", "sgd")],
         "optimizer_options": momentum | dict(training.get("options", {})),
-        "loss": LOSSES.make(training.get("loss", "cross_entropy")),
+        "loss": make_loss(config),
         "weights": make_plug(WEIGHTS, config["weights"], seed),
         "clipping": make_plug(CLIPPING_RULES, training.get("clipping", "standard"), seed),
         "constraints": make_plug(RELEASES, training.get("release"), seed),
         "performance": Performance(**speed),
     }
+
+
+def make_loss(config: Config) -> Loss:
+    """Return the loss; with a range of the targets, that of a regression."""
+    given, target_range = config["training"].get("loss"), config["data"].get("target_range")
+    if target_range is None:
+        return LOSSES.make(given or "cross_entropy")
+    low, high = target_range
+    return RegressionLoss(low, high, REGRESSION_LOSSES[given or "mse_loss"])
 
 
 def make_plug(registry: Registry, given: Any, seed: int | None) -> Any:
@@ -335,15 +353,19 @@ def make_plug(registry: Registry, given: Any, seed: int | None) -> Any:
 
 
 def _single_logit(loss: Loss) -> bool:
-    """Return whether a loss compares a single output with the class 0 or 1."""
+    """Return whether a loss needs a single output: for the class 0 or 1, or for a number."""
     loss = plain_loss(loss)
-    return getattr(loss, "func", loss) is functional.binary_cross_entropy_with_logits
+    return (
+        isinstance(loss, RegressionLoss)
+        or getattr(loss, "func", loss) is functional.binary_cross_entropy_with_logits
+    )
 
 
 def _pair(records: Records, loss: Loss) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (X, y); for models with a single logit, the targets have the shape of the logits."""
     inputs, targets = records.tensors()
-    return inputs, targets.float()[:, None] if _single_logit(loss) else targets
+    single = _single_logit(loss) and not isinstance(loss, RegressionLoss)
+    return inputs, targets.float()[:, None] if single else targets
 
 
 def _notes(config: Config, data: DataSet, assignment: Assignment, named: bool) -> dict[str, Any]:

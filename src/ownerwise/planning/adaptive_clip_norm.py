@@ -36,7 +36,7 @@ class AdaptiveClipNorm:
             plan is given `release_std` or `release_share`.
     """
 
-    quantile: float = 0.5
+    quantile: float = 0.75
     initial: float = 1.0
     rate: float = 0.2
     release_share: float = 0.01

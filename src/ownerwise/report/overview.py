@@ -20,6 +20,7 @@ from ownerwise.report.comparison import (
 )
 from ownerwise.report.facts import HYPOTHETICAL_EPSILON, NO_VALIDATION, NOT_PRIVATE
 from ownerwise.report.groups import nouns_of
+from ownerwise.report.regression import regression_results
 from ownerwise.runs import Run
 from ownerwise.wording import amount, epsilon, percent, percent_up, signed_points, span_up, whole
 
@@ -39,6 +40,8 @@ def overview(comparison: Comparison) -> list[Block]:
     content = [_trained(comparison), _status(comparison), _tiles(comparison)]
     if comparison.source is None:
         return [*content, Text(NO_VALIDATION)]
+    if comparison.regression:
+        return [*content, *regression_results(comparison)]
     return [*content, *_findings(comparison), _methods_table(comparison), _measured_on(comparison)]
 
 
