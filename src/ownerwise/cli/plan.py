@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from ownerwise.errors import IS_A_FOLDER, PlanError, Problems
 
 if TYPE_CHECKING:
     from ownerwise.owners import Owners
-    from ownerwise.planning import PlanRequest
+    from ownerwise.planning import Plan, PlanRequest
 
 ASSUMED = "assumed one each"
 NO_RECORDS = "{} has no records column, so one record per owner is assumed; add the column"
@@ -114,9 +114,18 @@ def add(commands: Any) -> None:
         action="store_true",
         help="print one row per owner instead of one per budget class",
     )
+    command.add_argument(
+        "--advise",
+        action="store_true",
+        help="instead of a plan, show which noise these budgets allow for several numbers of steps "
+        "and batch sizes, and which to try",
+    )
     command.add_argument("--json", action="store_true", help="print the table as JSON")
     command.add_argument(
-        "--out", type=Path, help="write the plan to this file (JSON), and its arrays next to it"
+        "--out",
+        type=Path,
+        help="write the plan to this file (JSON), and its arrays next to it; with --advise, write "
+        "an HTML page",
     )
 
 
@@ -135,24 +144,67 @@ def _run(options: argparse.Namespace) -> None:
     hints = Hints(levels="pass --level NAME=EPSILON", records="add a records column")
     with problems.guard():
         owners = Owners(None, options.budgets, options.delta, levels=levels, hints=hints)
-    problems.add(*_request_problems(owners, options.budgets, request))
-    if options.out is not None:
-        problems.add(*_out_problems(options.out))
+    if options.advise:
+        problems.add(*_advice_problems(request, options.out))
+    else:
+        problems.add(*_request_problems(owners, options.budgets, request))
+        if options.out is not None:
+            problems.add(*_out_problems(options.out))
     problems.raise_()
     assert owners is not None
     if owners.records_basis == ASSUMED and request.sampling != "owner":
         print(f"ownerwise: warning: {NO_RECORDS.format(options.budgets)}", file=sys.stderr)
+    if options.advise:
+        _advise(owners, request, options)
+        return
     new_plan = make_plan(owners, request)
     if options.out is not None:
         new_plan.save(options.out)
     if options.json:
         rows = [row.figures() for row in new_plan.rows(owners=options.owners)]
         print(json.dumps({**new_plan.header(), "hash": new_plan.hash, "rows": rows}, indent=2))
+        warn_of_useless(new_plan)
         return
     print(new_plan.describe(owners=options.owners))
     print(f"Verified by {new_plan.verify()}.")
     if options.out is not None:
         print(f"Written to {options.out}.")
+
+
+def warn_of_useless(plan: Plan) -> None:
+    """Print a warning for each reason why the plan cannot be of use."""
+    for concern in plan.concerns:
+        print(f"ownerwise: warning: plan of no use: {concern}", file=sys.stderr)
+
+
+def _advice_problems(request: PlanRequest, out: Path | None) -> list[str]:
+    """Return the problems with the settings that `--advise` uses, and with those it replaces."""
+    names = ("steps", "epochs", "batch_size", "noise_multiplier")
+    given = [name for name in names if getattr(request, name) is not None]
+    problems = [
+        f"--{name.replace('_', '-')} with --advise: expected neither steps, batch size nor noise, "
+        "because it shows several of them; leave it out"
+        for name in given
+    ]
+    settings = replace(request, steps=1, epochs=None, batch_size=1.0, noise_multiplier=None)
+    problems += settings.problems()
+    if out is not None and out.is_dir():
+        problems.append(IS_A_FOLDER.format(out))
+    if out is not None and out.suffix.lower() not in (".html", ".htm"):
+        problems.append(f"--out {out} with --advise: expected a name that ends in .html")
+    return problems
+
+
+def _advise(owners: Owners, request: PlanRequest, options: argparse.Namespace) -> None:
+    from ownerwise.cli.advice import advice_html, advice_text
+    from ownerwise.files import write_text
+    from ownerwise.planning import advise
+
+    advice = advise(owners, request)
+    print(json.dumps(asdict(advice), indent=2) if options.json else advice_text(advice))
+    if options.out is not None:
+        write_text(options.out, advice_html(advice))
+        print(f"Written to {options.out}.", file=sys.stderr if options.json else sys.stdout)
 
 
 def _request_problems(owners: Owners | None, budgets: Path, request: PlanRequest) -> list[str]:

@@ -5,6 +5,7 @@ from another package, the mechanism states its cost through a protocol defined h
 """
 
 from ownerwise.planning.adaptive_clip_norm import AdaptiveClipNorm
+from ownerwise.planning.advice import Advice, advise
 from ownerwise.planning.batch_bounds import largest_total
 from ownerwise.planning.budget_classes import BudgetClass
 from ownerwise.planning.making import make_plan, plan
@@ -19,10 +20,12 @@ __all__ = [
     "NO_CONSTRAINTS",
     "RECORDS_PER_OWNER",
     "AdaptiveClipNorm",
+    "Advice",
     "BudgetClass",
     "Plan",
     "PlanRequest",
     "Verification",
+    "advise",
     "epsilon_words",
     "largest_total",
     "make_plan",

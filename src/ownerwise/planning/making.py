@@ -140,7 +140,7 @@ def make_plan(owners: Owners, request: PlanRequest) -> Plan:
         raise PlanError(problems)
     release = _release(owners, request)
     reweighted = request.constraints is not None and request.method in ("sample", "both")
-    planner = _planner(owners, request, release, reweighted)
+    planner = planner_for(owners, request, release, reweighted)
     schedule, batch_size, solution = _solve(owners, request, planner)
     rates = solution.sampling_rates
     closing_shares, closing_pulls = planner.closing_lengths()
@@ -201,18 +201,19 @@ def _release(owners: Owners, request: PlanRequest) -> PaidRelease | None:
     if share is not None and request.noise_multiplier is not None:
         std = request.noise_multiplier * ((1 - share) / share) ** 0.5
     elif share is not None:
-        _, _, alone = _solve(owners, request, _planner(owners, request))
+        _, _, alone = _solve(owners, request, planner_for(owners, request))
         strictest = alone.noise / float(alone.relative_clips.min())  # multiplier of a whole step
         std = strictest / share**0.5
     return None if std is None else PaidRelease(float(std), request.release_noise)
 
 
-def _planner(
+def planner_for(
     owners: Owners,
     request: PlanRequest,
     release: PaidRelease | None = None,
     reweighted: bool = False,
 ) -> Planner:
+    """Return the planner for a request, apart from its steps, batch size and noise."""
     mixture = 0.5 if request.mixture is None and request.method == "both" else request.mixture
     closing = None
     if request.calibration is not None:

@@ -20,6 +20,7 @@ from ownerwise.planning.adaptive_clip_norm import AdaptiveClipNorm
 from ownerwise.planning.batch_bounds import delta_reserve, overflow_probability, overflow_with
 from ownerwise.planning.budget_classes import BudgetClass, class_members
 from ownerwise.planning.table import format_rows, owner_statement
+from ownerwise.planning.usefulness import concerns_about
 from ownerwise.planning.verification import Verification
 
 _NUMBERS = (
@@ -85,7 +86,7 @@ class Plan:
     unit: str = "record"
     sampling: str = "record"
     records_per_owner: int | None = None
-    adaptive_clip_norm: AdaptiveClipNorm | None = None
+    adaptive_clip_norm: AdaptiveClipNorm | None = field(default=None, repr=False)
     shared: Shared | None = field(default=None, repr=False)
     owners: Owners | None = field(default=None, repr=False)
 
@@ -495,7 +496,12 @@ class Plan:
                 f"{_owners(unspent)} cannot use up the whole budget (sampling rates are at most 1, "
                 "and there is a minimum amount of noise); strict=True refuses such plans."
             )
-        return notes
+        return [*notes, *(f"OF NO USE: {concern}." for concern in self.concerns)]
+
+    @cached_property
+    def concerns(self) -> list[str]:
+        """The reasons why the plan cannot be of use, each with what would help; none if it can."""
+        return concerns_about(self)
 
     def header(self) -> dict:
         """Return everything but the per-owner arrays, as JSON types."""
