@@ -17,8 +17,9 @@ def budgets(tmp_path):
 def test_one_screen_and_a_page(budgets, tmp_path, capsys):
     out = tmp_path / "advice.html"
     assert main(["plan", str(budgets), "--method", "uniform", "--advise", "--out", str(out)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 24
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == f"Written to {out}."
+    assert len(lines) < 24
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("Try --steps") for line in lines)
     page = out.read_text()

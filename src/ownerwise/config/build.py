@@ -36,7 +36,7 @@ from ownerwise.planning import Plan, plan
 from ownerwise.randomness import SecretStream
 from ownerwise.registry import Registry
 from ownerwise.repair import as_calibration, as_repair
-from ownerwise.runs import PLAN, Run, holds_a_run
+from ownerwise.runs import ALREADY_A_RUN, PLAN, Run, holds_a_run
 from ownerwise.runs.reading import read_config as read_stored
 from ownerwise.step import Performance
 from ownerwise.training import Trainer
@@ -112,6 +112,8 @@ def prepare_run(
     run = config["run"]
     name = run.get("name", config.name)
     place = Path(folder or run.get("folder") or Path("runs") / name)
+    if not resume and holds_a_run(place):  # before any work
+        raise OwnerwiseError(ALREADY_A_RUN.format(place))
     column, by = owner_column(config), split_by(config)
     named = _owners_are_named(config, place if resume else None)
     whole = load_data(config, data_dir)

@@ -24,9 +24,9 @@ from ownerwise.evaluation.groups import (
     pool_groups,
 )
 from ownerwise.evaluation.regression import regression_summary
-from ownerwise.evaluation.target_checks import run_on_first, target_problems, value_problems
 from ownerwise.gradients import evaluation_mode
 from ownerwise.mechanisms import Loss, RegressionLoss, Release, per_record
+from ownerwise.mechanisms.target_checks import run_on_first, target_problems, value_problems
 from ownerwise.owners import as_array, flat_ids, is_missing
 from ownerwise.wording import name_of
 

@@ -21,7 +21,7 @@ _ENOUGH = 0.8  # of the largest signal in the table
 
 
 @dataclass(frozen=True)
-class Cell:
+class Combination:
     """One combination of steps and batch size: its noise multiplier and its signal.
 
     Both are None if the budgets do not allow the combination.
@@ -50,8 +50,8 @@ class Advice:
     method: str
     drawn: str
     total: int
-    cells: tuple[tuple[Cell, ...], ...]
-    best: Cell | None
+    cells: tuple[tuple[Combination, ...], ...]
+    best: Combination | None
     others: dict[str, float]
 
     @property
@@ -85,22 +85,22 @@ def advise(owners: Owners, request: PlanRequest) -> Advice:
     return Advice(request.method, drawn, total, cells, best, others)
 
 
-def _row(owners: Owners, request: PlanRequest, batch_size: float) -> tuple[Cell, ...]:
+def _row(owners: Owners, request: PlanRequest, batch_size: float) -> tuple[Combination, ...]:
     planner = planner_for(owners, request)
     return tuple(_cell(planner, steps, batch_size) for steps in STEPS)
 
 
-def _cell(planner: Planner, steps: int, batch_size: float) -> Cell:
+def _cell(planner: Planner, steps: int, batch_size: float) -> Combination:
     try:
         found = planner.find_noise(Schedule.constant(steps), batch_size)
     except PlanError:
-        return Cell(steps, batch_size, None, None)
+        return Combination(steps, batch_size, None, None)
     clip_norms_drawn = planner.batch_size(found.sampling_rates * found.relative_clips)
     signal = signal_to_noise(clip_norms_drawn, steps, found.noise)
-    return Cell(steps, batch_size, float(found.noise), float(signal))
+    return Combination(steps, batch_size, float(found.noise), float(signal))
 
 
-def _others(owners: Owners, request: PlanRequest, best: Cell) -> dict[str, float]:
+def _others(owners: Owners, request: PlanRequest, best: Combination) -> dict[str, float]:
     """Return the signal of the best cell with larger budgets, more records or another method."""
     assert best.signal is not None
     doubled = copy.copy(owners)

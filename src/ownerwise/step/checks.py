@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ownerwise.batches import Batch, Unloaded, row_counts
+from ownerwise.batches import Batch, Unloaded, row_counts, take
 from ownerwise.errors import OwnerwiseError, PlanError, name_some
+from ownerwise.gradients import evaluation_mode
 from ownerwise.mechanisms import (
     ClippingRule,
     Closing,
@@ -21,8 +23,14 @@ from ownerwise.mechanisms import (
     Weights,
     plain_loss,
 )
+from ownerwise.mechanisms.target_checks import run_on_first, target_problems
 from ownerwise.planning import Plan
 from ownerwise.repair import PullAdjustment
+
+NO_BATCH = (
+    "got {}; expected a Batch, as in `for batch in PoissonBatches(data, plan): step(batch)`: "
+    "PoissonBatches samples at the owners' rates, which a DataLoader does not"
+)
 
 
 def optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
@@ -128,10 +136,7 @@ def regression_problems(loss: Loss, repair: PullAdjustment | None, plan: Plan) -
 def refuse_unplanned(batch: Any, step: int, plan: Plan) -> None:
     """Raise an error unless this is the plan's batch for the next step, number `step`."""
     if not isinstance(batch, Batch):
-        raise OwnerwiseError(
-            f"got a {type(batch).__name__}; expected a Batch: iterate over PoissonBatches(data, "
-            "plan), which samples at the owners' rates, instead of a DataLoader"
-        )
+        raise OwnerwiseError(NO_BATCH.format(f"a {type(batch).__name__}"))
     if step >= plan.steps:
         raise PlanError(
             f"all {plan.steps} planned steps have been taken; another one would exceed the "
@@ -158,6 +163,16 @@ def refuse_unloaded(batch: Batch) -> None:
             "names none of them: try dataset[i] for every record, and collate, outside a private "
             "run. The fact that loading failed is itself not private: no guarantee covers it"
         )
+
+
+def refuse_unusable(model: nn.Module, loss: Loss, batch: Batch) -> None:
+    """Raise an error if the model or the loss does not accept the dtypes or shapes of a batch."""
+    first = take(batch.data, list(range(min(2, len(batch)))))
+    inputs, targets = inputs_and_targets(replace(batch, data=first, indices=batch.indices[:2]))
+    with evaluation_mode(model):
+        outputs = run_on_first(model, inputs)
+    if problems := target_problems(loss, outputs, targets):
+        raise OwnerwiseError(problems)
 
 
 def inputs_and_targets(batch: Batch) -> tuple[Any, Any]:

@@ -89,7 +89,7 @@ class ClippedSums:
         self.model = model
         self.plan = plan
         self.loss = per_record(loss)
-        self._plain_loss = loss
+        self.plain_loss = loss
         self.clipping = clipping
         self.weights = weights
         self.release = release
@@ -340,10 +340,10 @@ class ClippedSums:
         """Return the loss check for a micro-batch, or None for a loss that cannot mix records."""
         if not separation.active:
             return None
-        if not released and never_mixes(self._plain_loss, micro.outputs, micro.targets):
+        if not released and never_mixes(self.plain_loss, micro.outputs, micro.targets):
             return None
         return LossCheck(
-            self._plain_loss, self.loss, micro.outputs, micro.targets, len(micro),
+            self.plain_loss, self.loss, micro.outputs, micro.targets, len(micro),
             released, randomness.parts, thorough=self._due, segments=micro.segments,
         )  # fmt: skip
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ownerwise.batches import Batch, Collate, ownerless_problems, rows_of
+from ownerwise.batches import Batch, Collate, Unloaded, ownerless_problems, rows_of
 from ownerwise.errors import OwnerwiseError, PlanError
 from ownerwise.gradients import check
 from ownerwise.marks import marks_of
@@ -44,10 +44,12 @@ from ownerwise.step import checkpoints
 from ownerwise.step.account import Account
 from ownerwise.step.account_file import OWN_FOLDER_ADVICE, read_account
 from ownerwise.step.checks import (
+    NO_BATCH,
     optimizer_problems,
     plug_problems,
     refuse_unloaded,
     refuse_unplanned,
+    refuse_unusable,
     regression_problems,
     release_problems,
     repair_problems,
@@ -176,6 +178,7 @@ class PrivateStep:
         )
         root = SecretStream() if stream is None else stream
         self._randomness = RunRandomness(plan, root, rule_draws=rule.randomised)
+        self._tried = False  # whether the model and the loss accept a batch
         self._spent = 0
         self._updates = 0
         self._private_so_far = not marks_of(model)
@@ -357,12 +360,15 @@ class PrivateStep:
         }
         return {name: plug for name, plug in plugs.items() if plug is not None}
 
-    def __call__(self, batch: Batch) -> None:
+    def __call__(self, batch: Batch, *others: Any) -> None:
         """Take one step. The optimizer updates the model; nothing else is released.
 
         Threads may share a PrivateStep: they enter it one at a time, and a batch for a step that
-        was already taken is rejected.
+        was already taken is rejected. Before the first step, the dtypes and shapes of the batch are
+        checked, so a mistake in them costs no step.
         """
+        if others:
+            raise OwnerwiseError(NO_BATCH.format(f"{1 + len(others)} arguments"))
         with self._lock:
             self._take(batch)
 
@@ -370,6 +376,9 @@ class PrivateStep:
         step = self._spent
         refuse_unplanned(batch, step, self.plan)
         self._refuse_undeclared_changes()
+        if not self._tried and len(batch) and not isinstance(batch.data, Unloaded):
+            refuse_unusable(self.model, self._sums.plain_loss, batch)
+            self._tried = True
         self._private_so_far &= batch.private
         if self.private and step_hooks(self.optimizer):
             raise OwnerwiseError(

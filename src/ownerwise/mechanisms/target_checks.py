@@ -16,7 +16,8 @@ from torch.nn import functional
 from ownerwise.batches import described, dtype_name, shape_name
 from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import State, run_on_dummies
-from ownerwise.mechanisms import Loss, RegressionLoss, ignored_target, plain_loss
+from ownerwise.mechanisms.losses import Loss, ignored_target, plain_loss
+from ownerwise.mechanisms.regression import RegressionLoss
 
 _OF_CLASSES = (functional.cross_entropy, functional.nll_loss, nn.CrossEntropyLoss, nn.NLLLoss)
 _OF_PROBABILITIES = (
