@@ -171,7 +171,8 @@ def test_a_network_of_ones_own_in_the_configuration(tmp_path, capsys):
         "from torch import nn\n"
         "class Net(nn.Sequential):\n"
         "    def __init__(self, inputs, classes, width=3):\n"
-        "        super().__init__(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, classes))\n"
+        "        layers = nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, classes)\n"
+        "        super().__init__(nn.Flatten(), *layers)\n"
     )
     config = tmp_path / "own.toml"
     text = EXAMPLE.read_text().replace('"mlp" ', '"my_nets_here:Net" ')
@@ -179,7 +180,7 @@ def test_a_network_of_ones_own_in_the_configuration(tmp_path, capsys):
     config.write_text(text)
     assert main(["train", str(config), "--folder", str(tmp_path / "run"), *QUICK, "-q"]) == 0
     run = Run.load(tmp_path / "run")
-    assert run.predict(torch.rand(3, 64)).shape == (3,)
-    assert run.state_dict()["0.weight"].shape == (5, 64)
+    assert run.predict(torch.rand(3, 1, 8, 8)).shape == (3,)
+    assert run.state_dict()["1.weight"].shape == (5, 64)
     assert main(["train", str(config), "--set", "model.widht=4"]) == 2
     assert "did you mean 'width'" in capsys.readouterr().err

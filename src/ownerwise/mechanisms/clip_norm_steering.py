@@ -74,7 +74,8 @@ class ClipNormSteering(Steering):
         The part is divided by the largest possible one, so its absolute value is at most 1. A
         gradient that is not finite counts as far outside.
         """
-        ratios = (clip_norms.double() / norms.double()).nan_to_num(nan=torch.inf)  # 0/0: |g| = 0
+        norms, clip_norms = (each.to("cpu", torch.float64) for each in (norms, clip_norms))
+        ratios = (clip_norms / norms).nan_to_num(nan=torch.inf)  # 0/0: |g| = 0
         within = (0.5 + ratios.log() / WIDTH).clamp(0.0, 1.0)
         within = torch.where(torch.isfinite(norms), within, torch.zeros_like(within))
         self._total += float((within - self._adaptive.quantile).sum()) / self._unit

@@ -23,7 +23,8 @@ class RegressionLoss:
     knowledge, so nothing is fitted to the targets. A record's loss depends on that record alone.
 
     Args:
-        low, high: the public range of the targets.
+        low: the lower end of the public range of the targets.
+        high: its upper end.
         loss: elementwise loss of an output and a scaled target: `mse_loss`, `l1_loss`,
             `huber_loss` or `smooth_l1_loss` of `torch.nn.functional`.
 

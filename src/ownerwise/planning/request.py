@@ -240,7 +240,7 @@ class PlanRequest:
         elif not _in(self.clip_norm, MIN_CLIP_NORM, 1 / MIN_CLIP_NORM):
             problems.append(
                 f"clip_norm {self.clip_norm!r}: expected {CLIP_NORM_RANGE}, so that its square "
-                "fits in float32; or 'adaptive', or AdaptiveClipNorm(...)"
+                "fits in float32, or 'adaptive'"
             )
         if self.mixture is not None and self.method != "both":
             problems.append(f"mixture {self.mixture}: only method='both' uses a mixture")

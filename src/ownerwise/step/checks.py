@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -78,6 +77,14 @@ def release_problems(
     rule: ClippingRule, steering: Steering | None, release: Release | None, plan: Plan
 ) -> Iterator[str]:
     """Yield each mismatch between the additional release and the one the plan accounts for."""
+    if plan.adaptive_clip_norm is not None:  # see `adaptive_problems` for the rule
+        if release is not None:
+            yield (
+                "the plan's adaptive clip norm releases a number at every step and another release "
+                "was passed, but the plan accounts for only one: remove the release, or plan with "
+                "a fixed clip_norm"
+            )
+        return
     if release is not None and steering is not None:
         yield (
             f"{type(rule).__name__} releases a count for its steering and another release was "
@@ -167,8 +174,7 @@ def refuse_unloaded(batch: Batch) -> None:
 
 def refuse_unusable(model: nn.Module, loss: Loss, batch: Batch) -> None:
     """Raise an error if the model or the loss does not accept the dtypes or shapes of a batch."""
-    first = take(batch.data, list(range(min(2, len(batch)))))
-    inputs, targets = inputs_and_targets(replace(batch, data=first, indices=batch.indices[:2]))
+    inputs, targets = take(inputs_and_targets(batch), list(range(min(2, len(batch)))))
     with evaluation_mode(model):
         outputs = run_on_first(model, inputs)
     if problems := target_problems(loss, outputs, targets):
