@@ -12,7 +12,7 @@ from tools import step_tools as tools
 
 _thread = pytest.fixture(autouse=True)(tools.one_thread)
 
-X, Y = make_regression(240, 4, random_state=0)
+X, Y = make_regression(240, 4, random_state=0)[:2]
 RANGE = (-250.0, 250.0)
 OWNERS = np.array(["ann", "bob", "cem"])[np.arange(240) % 3]
 BUDGETS = {"ann": 1.0, "bob": 2.0, "cem": 8.0}

@@ -24,10 +24,12 @@ if TYPE_CHECKING:
         INO,
         AutoS,
         BudgetAware,
+        ColumnStatistics,
         ImportanceSampling,
         Psac,
         RegressionLoss,
         Standard,
+        Standardise,
         constraints,
         ino_sum,
     )
@@ -51,6 +53,7 @@ __all__ = [
     "BudgetAware",
     "BudgetError",
     "Calibration",
+    "ColumnStatistics",
     "ImportanceSampling",
     "Owners",
     "OwnerwiseError",
@@ -71,6 +74,7 @@ __all__ = [
     "Schedule",
     "SecretStream",
     "Standard",
+    "Standardise",
     "Trainer",
     "Verification",
     "check",
@@ -88,8 +92,10 @@ _NAMES_BY_ROOM = {
     "errors": "AccountingError BudgetError OwnerwiseError PlanError PrivacyWarning",
     "estimators": "PrivateClassifier PrivateRegressor",
     "gradients": "check",
-    "mechanisms": "INO AutoS BudgetAware ImportanceSampling Psac RegressionLoss Standard "
-    "constraints ino_sum",
+    "mechanisms": (
+        "INO AutoS BudgetAware ColumnStatistics ImportanceSampling Psac RegressionLoss Standard "
+        "Standardise constraints ino_sum"
+    ),
     "mechanisms.constraints": "Partition RateConstraints rate",
     "owners": "Owners",
     "planning": "AdaptiveClipNorm Plan Verification plan",

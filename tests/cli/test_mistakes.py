@@ -25,18 +25,11 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "train.toml"
 QUICK = ["--set", "plan.steps=12", "--set", "run.seed=1", "--set", "plan.method=uniform"]
 
 
-def own_loop(data, loss=functional.cross_entropy, model=None):
-    """Take the first step of an own loop; return the step."""
-    plan = tools.make_plan()
-    model = tools.mlp() if model is None else model
-    step = tools.make_step(model, loss, plan=plan)
-    try:
-        for batch in ow.PoissonBatches(data, plan, stream=tools.seeded()):
-            step(batch)
-            break
-    finally:
-        own_loop.step = step
-    return step
+def own_loop(step, data):
+    """Take the first step of an own loop."""
+    for batch in ow.PoissonBatches(data, step.plan, stream=tools.seeded()):
+        step(batch)
+        break
 
 
 @pytest.mark.parametrize(
@@ -56,9 +49,10 @@ def own_loop(data, loss=functional.cross_entropy, model=None):
 )
 def test_wrong_types_in_an_own_loop_get_the_trainers_message(data, loss, words):
     """The same words as from the Trainer, and no step is spent. Pitfall 14."""
+    step = tools.make_step(tools.mlp(), loss)
     with pytest.raises(ow.OwnerwiseError, match=words) as of_step:
-        own_loop(data, loss)
-    assert own_loop.step.steps_spent == 0
+        own_loop(step, data)
+    assert step.steps_spent == 0
     trainer = ow.Trainer(tools.mlp(), tools.make_plan(), lr=0.1, loss=loss, seed=0)
     with pytest.raises(ow.OwnerwiseError) as of_trainer:
         trainer.fit(data)

@@ -9,11 +9,20 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from ownerwise.config import placeholders
 from ownerwise.config.sections import ASSIGNMENT_KEYS, OPEN, SECTIONS
 from ownerwise.data import ASSIGNMENTS, LOADERS
+from ownerwise.data.declarations import declarations
 from ownerwise.data.splits import SPLITS, split_by_problems
 from ownerwise.errors import OwnerwiseError, Problems, known_names
-from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, REGRESSION_LOSSES, RELEASES, WEIGHTS
+from ownerwise.mechanisms import (
+    CLIPPING_RULES,
+    LOSSES,
+    REGRESSION_LOSSES,
+    RELEASES,
+    WEIGHTS,
+    as_statistics,
+)
 from ownerwise.models import BUILDERS
 from ownerwise.models.features import EXTRACTORS
 from ownerwise.planning import PlanRequest
@@ -26,7 +35,8 @@ FROM_THE_DATA = ("inputs", "classes")
 """Model options that are taken from the data unless they are set."""
 
 _OF_TABLES = (
-    "target", "owner", "features", "classes", "target_range", "columns", "scale", "test_share",
+    "target", "owner", "features", "missing", "classes", "target_range", "columns", "scale",
+    "test_share",
 )  # fmt: skip
 _NAMED = (
     ("clipping", "kind", CLIPPING_RULES),
@@ -92,6 +102,7 @@ def make_config(
             sections[section] = dict(values)
     for change in changes:
         _apply(change, sections, problems)
+    problems += placeholders.fill(sections)
     for section, keys in SECTIONS.items():
         if section not in OPEN:
             problems += _key_problems(section, sections[section], keys)
@@ -187,6 +198,7 @@ def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
                 "data.options applies only to a named data set; for a file, set keys such as "
                 "data.features"
             )
+        yield from _table_problems(sections)
         return
     for key in _OF_TABLES:
         if key in content:
@@ -213,6 +225,32 @@ def _regression_problems(sections: Mapping[str, Any]) -> Iterator[str]:
                 f"{key} with data.target_range: it applies to classes, and a numeric target has "
                 "none; leave one of them out"
             )
+
+
+def _table_problems(sections: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the problems with what is declared about a table's columns."""
+    content, problems = sections["data"], Problems()
+    if isinstance(features := content.get("features"), Mapping):
+        with problems.guard():
+            declarations(features)
+    yield from problems
+    given, paid = content.get("scale"), bool(sections["plan"].get("statistics"))
+    if paid and given not in (None, "released"):
+        yield (
+            f"data.scale {given!r} with plan.statistics: expected one of them, because paid "
+            "statistics determine the scale: leave out data.scale"
+        )
+    if given == "released" and not paid:
+        yield (
+            "data.scale 'released' without plan.statistics: expected both, because the plan must "
+            "pay for the statistics: set plan.statistics = true"
+        )
+
+
+def scale_of(sections: Mapping[str, Any] | Config) -> str:
+    """Return how a table's numbers are scaled; statistics that are paid for are used."""
+    paid = bool(sections["plan"].get("statistics"))
+    return sections["data"].get("scale", "released" if paid else "ranges")
 
 
 _SPLIT = {"file", "validation_share"}  # settings with which the data is split here
@@ -295,6 +333,8 @@ def _plan_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     problems = Problems()
     with problems.guard():
         content["calibration"] = as_calibration(content.pop("calibration", None))
+    with problems.guard():
+        content["statistics"] = as_statistics(content.pop("statistics", None))
     problems += PlanRequest(**content).problems()
     yield from _placed("plan", sections["plan"], problems)
 

@@ -50,6 +50,12 @@ from ownerwise.mechanisms.scores import (
     ByLoss,
     Score,
 )
+from ownerwise.mechanisms.statistics import (
+    ColumnStatistics,
+    Standardise,
+    as_statistics,
+    standardising_layers,
+)
 from ownerwise.mechanisms.steering import AcceptanceSteering
 from ownerwise.mechanisms.tails import Beta, Steps, Tail
 
@@ -71,6 +77,7 @@ __all__ = [
     "ClipNormSteering",
     "ClippingRule",
     "Closing",
+    "ColumnStatistics",
     "Contributions",
     "ImportanceSampling",
     "InoSum",
@@ -83,11 +90,13 @@ __all__ = [
     "Release",
     "Score",
     "Standard",
+    "Standardise",
     "Steering",
     "Steps",
     "Tail",
     "Weights",
     "adaptive_problems",
+    "as_statistics",
     "ignored_target",
     "ino_sum",
     "loss_problems",
@@ -95,6 +104,7 @@ __all__ = [
     "per_record",
     "plain_loss",
     "proven",
+    "standardising_layers",
     "steering_for",
     "sum_of_unit_rows",
     "unit_rows",
