@@ -48,7 +48,7 @@ HINTS = {
         "set owners.levels = { high = 0.5, ... }": "LEVELS",
         "set owners.budgets to a file with a records column": "RECORDS",
     },
-    "estimator": {"owners": "IDS", "PrivateClassifier accepts only numbers": "LEVELS"},
+    "estimator": {"owners": "IDS", "the estimators accept only numbers": "LEVELS"},
 }
 
 
@@ -332,7 +332,8 @@ SETTINGS = {
         batch_size=RECORDS + 1,
     ),
     "no clip norm": of_plan(
-        "clip_norm 0.0: expected 1e-06 to 1e+06, so that its square fits in float32", clip_norm=0.0
+        "clip_norm 0.0: expected 1e-06 to 1e+06, so that its square fits in float32, or 'adaptive'",
+        clip_norm=0.0,
     ),
     "mixture of one method": of_plan(
         "mixture 0.5: only method='both' uses a mixture", estimator=False, mixture=0.5

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         PlanError,
         PrivacyWarning,
     )
-    from ownerwise.estimators import PrivateClassifier
+    from ownerwise.estimators import PrivateClassifier, PrivateRegressor
     from ownerwise.gradients import check
     from ownerwise.mechanisms import (
         INO,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ColumnStatistics,
         ImportanceSampling,
         Psac,
+        RegressionLoss,
         Standard,
         Standardise,
         constraints,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     )
     from ownerwise.mechanisms.constraints import Partition, RateConstraints, rate
     from ownerwise.owners import Owners
-    from ownerwise.planning import Plan, Verification, plan
+    from ownerwise.planning import AdaptiveClipNorm, Plan, Verification, plan
     from ownerwise.randomness import SecretStream
     from ownerwise.repair import Calibration, PullAdjustment
     from ownerwise.runs import Run
@@ -46,6 +47,7 @@ __version__ = "0.1.0"
 __all__ = [
     "INO",
     "AccountingError",
+    "AdaptiveClipNorm",
     "AutoS",
     "Batch",
     "BudgetAware",
@@ -62,10 +64,12 @@ __all__ = [
     "PoissonBatches",
     "PrivacyWarning",
     "PrivateClassifier",
+    "PrivateRegressor",
     "PrivateStep",
     "Psac",
     "PullAdjustment",
     "RateConstraints",
+    "RegressionLoss",
     "Run",
     "Schedule",
     "SecretStream",
@@ -87,15 +91,15 @@ _NAMES_BY_ROOM = {
     "accounting": "Schedule",
     "batches": "Batch PoissonBatches",
     "errors": "AccountingError BudgetError OwnerwiseError PlanError PrivacyWarning",
-    "estimators": "PrivateClassifier",
+    "estimators": "PrivateClassifier PrivateRegressor",
     "gradients": "check",
     "mechanisms": (
-        "INO AutoS BudgetAware ColumnStatistics ImportanceSampling Psac Standard Standardise "
-        "constraints ino_sum"
+        "INO AutoS BudgetAware ColumnStatistics ImportanceSampling Psac RegressionLoss Standard "
+        "Standardise constraints ino_sum"
     ),
     "mechanisms.constraints": "Partition RateConstraints rate",
     "owners": "Owners",
-    "planning": "Plan Verification plan",
+    "planning": "AdaptiveClipNorm Plan Verification plan",
     "randomness": "SecretStream",
     "repair": "Calibration PullAdjustment",
     "runs": "Run",

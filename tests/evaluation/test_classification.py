@@ -18,7 +18,7 @@ import ownerwise as ow
 from ownerwise.evaluation import Evaluation, classification
 from ownerwise.evaluation.classification import _bins, auc, calibration
 from ownerwise.evaluation.intervals import difference, share
-from ownerwise.evaluation.target_checks import class_probabilities
+from ownerwise.mechanisms.target_checks import class_probabilities
 
 
 def two_columns(scores):

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from ownerwise.errors import IS_A_FOLDER, PlanError, Problems
 
 if TYPE_CHECKING:
     from ownerwise.owners import Owners
-    from ownerwise.planning import PlanRequest
+    from ownerwise.planning import Plan, PlanRequest
 
 ASSUMED = "assumed one each"
 NO_RECORDS = "{} has no records column, so one record per owner is assumed; add the column"
@@ -35,12 +35,28 @@ def add(commands: Any) -> None:
         "--method", default="sample", help="uniform, sample, scale or both [sample]"
     )
     command.add_argument("--steps", type=int, help="number of steps")
+    command.add_argument(
+        "--epochs",
+        type=float,
+        help="expected number of times that a record is drawn, instead of --steps",
+    )
     command.add_argument("--batch-size", type=float, help="expected number of records per step")
     command.add_argument(
         "--noise-multiplier", type=float, help="noise standard deviation divided by the clip norm"
     )
     command.add_argument(
-        "--clip-norm", type=float, default=1.0, help="bound on a record's gradient norm [1.0]"
+        "--clip-norm",
+        type=_number_or_adaptive,
+        default=1.0,
+        metavar="CLIP_NORM",
+        help="bound on a record's gradient norm, or adaptive [1.0]",
+    )
+    command.add_argument(
+        "--clip-quantile",
+        type=float,
+        metavar="QUANTILE",
+        help="let the clip norm follow this quantile of the gradient norms, starting at "
+        "--clip-norm",
     )
     command.add_argument(
         "--mixture", type=float, help="for --method both: from 0 (sample) to 1 (scale) [0.5]"
@@ -105,9 +121,18 @@ def add(commands: Any) -> None:
         action="store_true",
         help="print one row per owner instead of one per budget class",
     )
+    command.add_argument(
+        "--advise",
+        action="store_true",
+        help="instead of a plan, show which noise these budgets allow for several numbers of steps "
+        "and batch sizes, and which to try",
+    )
     command.add_argument("--json", action="store_true", help="print the table as JSON")
     command.add_argument(
-        "--out", type=Path, help="write the plan to this file (JSON), and its arrays next to it"
+        "--out",
+        type=Path,
+        help="write the plan to this file (JSON), and its arrays next to it; with --advise, write "
+        "an HTML page",
     )
 
 
@@ -118,6 +143,7 @@ def _run(options: argparse.Namespace) -> None:
     from ownerwise.repair import as_calibration
 
     options.calibration = as_calibration(options.calibration)
+    options.clip_norm = _clip_norm(options.clip_norm, options.clip_quantile)
     if options.statistics is not None:
         options.statistics = as_statistics({"share": options.statistics})
     arguments = {field.name for field in fields(PlanRequest)} & set(vars(options))
@@ -128,24 +154,67 @@ def _run(options: argparse.Namespace) -> None:
     hints = Hints(levels="pass --level NAME=EPSILON", records="add a records column")
     with problems.guard():
         owners = Owners(None, options.budgets, options.delta, levels=levels, hints=hints)
-    problems.add(*_request_problems(owners, options.budgets, request))
-    if options.out is not None:
-        problems.add(*_out_problems(options.out))
+    if options.advise:
+        problems.add(*_advice_problems(request, options.out))
+    else:
+        problems.add(*_request_problems(owners, options.budgets, request))
+        if options.out is not None:
+            problems.add(*_out_problems(options.out))
     problems.raise_()
     assert owners is not None
     if owners.records_basis == ASSUMED and request.sampling != "owner":
         print(f"ownerwise: warning: {NO_RECORDS.format(options.budgets)}", file=sys.stderr)
+    if options.advise:
+        _advise(owners, request, options)
+        return
     new_plan = make_plan(owners, request)
     if options.out is not None:
         new_plan.save(options.out)
     if options.json:
         rows = [row.figures() for row in new_plan.rows(owners=options.owners)]
         print(json.dumps({**new_plan.header(), "hash": new_plan.hash, "rows": rows}, indent=2))
+        warn_of_useless(new_plan)
         return
     print(new_plan.describe(owners=options.owners))
     print(f"Verified by {new_plan.verify()}.")
     if options.out is not None:
         print(f"Written to {options.out}.")
+
+
+def warn_of_useless(plan: Plan) -> None:
+    """Print a warning for each reason why the plan cannot be of use."""
+    for concern in plan.concerns:
+        print(f"ownerwise: warning: plan of no use: {concern}", file=sys.stderr)
+
+
+def _advice_problems(request: PlanRequest, out: Path | None) -> list[str]:
+    """Return the problems with the settings that `--advise` uses, and with those it replaces."""
+    names = ("steps", "epochs", "batch_size", "noise_multiplier")
+    given = [name for name in names if getattr(request, name) is not None]
+    problems = [
+        f"--{name.replace('_', '-')} with --advise: expected neither steps, batch size nor noise, "
+        "because it shows several of them; leave it out"
+        for name in given
+    ]
+    settings = replace(request, steps=1, epochs=None, batch_size=1.0, noise_multiplier=None)
+    problems += settings.problems()
+    if out is not None and out.is_dir():
+        problems.append(IS_A_FOLDER.format(out))
+    if out is not None and out.suffix.lower() not in (".html", ".htm"):
+        problems.append(f"--out {out} with --advise: expected a name that ends in .html")
+    return problems
+
+
+def _advise(owners: Owners, request: PlanRequest, options: argparse.Namespace) -> None:
+    from ownerwise.cli.advice import advice_html, advice_text
+    from ownerwise.files import write_text
+    from ownerwise.planning import advise
+
+    advice = advise(owners, request)
+    print(json.dumps(asdict(advice), indent=2) if options.json else advice_text(advice))
+    if options.out is not None:
+        write_text(options.out, advice_html(advice))
+        print(f"Written to {options.out}.", file=sys.stderr if options.json else sys.stdout)
 
 
 def _request_problems(owners: Owners | None, budgets: Path, request: PlanRequest) -> list[str]:
@@ -180,6 +249,21 @@ def number(text: str) -> float:
     from ownerwise.owners.tables import plain_number
 
     return plain_number(text)
+
+
+def _number_or_adaptive(text: str) -> float | str:
+    try:
+        return text if text == "adaptive" else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, or adaptive") from None
+
+
+def _clip_norm(given: float | str, quantile: float | None) -> Any:
+    """Return the clip norm: a number, "adaptive", or a table of options if there is a quantile."""
+    if quantile is None:
+        return given
+    initial = {} if given == "adaptive" else {"initial": given}
+    return {"quantile": quantile, **initial}
 
 
 def _whole_or_all(text: str) -> int | str:

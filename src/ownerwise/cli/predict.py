@@ -1,4 +1,4 @@
-"""`ownerwise predict`: predict the classes of new records with the model of a run."""
+"""`ownerwise predict`: predict classes or numbers of new records with the model of a run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def add(commands: Any) -> None:
     """Add the command's parser."""
     command = commands.add_parser(
         "predict",
-        help="predict the classes of new records with a trained model",
-        description="Predict the class of every row of a table with the model of a run of "
-        "`ownerwise train`, preprocessed as in training. Writes CSV: the kept columns, the "
-        "predicted class, and the probability of each class.",
+        help="predict new records with a trained model",
+        description="Predict the class, or the number, of every row of a table with the model of a "
+        "run of `ownerwise train`, preprocessed as in training. Writes CSV: the kept columns, the "
+        "prediction and, for classes, the probability of each.",
     )
     command.set_defaults(command=_run)
     command.add_argument("run", type=Path, metavar="RUN", help="run folder")
@@ -74,7 +74,7 @@ def _run(options: argparse.Namespace) -> None:
     assert read is not None
     for line in _remarks(run):
         print(f"ownerwise: {printable(line)}", file=sys.stderr)
-    text = _table(run, read.columns, run.predict_proba(read.inputs, repair))
+    text = _table(run, read.columns, read.inputs, repair)
     if options.output is None:
         print(text, end="")
     else:
@@ -91,6 +91,8 @@ def _repair(options: argparse.Namespace, run: Run) -> PullAdjustment | None:
         if given:
             raise OwnerwiseError(f"--{next(iter(given))} needs --repair COUNTS")
         return None
+    if run.regression is not None:
+        raise OwnerwiseError("--repair applies to classes, but this run predicts a number")
     return as_repair({**given, "counts": str(options.repair)}, run.plan, run.classes or ())
 
 
@@ -107,14 +109,20 @@ def _remarks(run: Run) -> list[str]:
     return remarks
 
 
-def _table(run: Run, columns: Any, probabilities: np.ndarray) -> str:
-    """Return the predictions as CSV."""
-    assert run.classes is not None
+def _table(run: Run, columns: Any, inputs: np.ndarray, repair: PullAdjustment | None) -> str:
+    """Return the predictions as CSV: numbers, or classes with their probabilities."""
+    if run.regression is not None:
+        names, rows = ["predicted"], [[f"{value:.6g}"] for value in run.predict(inputs)]
+    else:
+        assert run.classes is not None
+        names = ["predicted", *(f"probability_{name}" for name in run.classes)]
+        rows = [
+            [run.classes[int(row.argmax())], *(f"{value:.6g}" for value in row)]
+            for row in run.predict_proba(inputs, repair)
+        ]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*columns, "predicted", *(f"probability_{name}" for name in run.classes)])
-    kept = zip(*columns.values(), strict=True) if columns else [()] * len(probabilities)
-    for cells, row in zip(kept, probabilities, strict=True):
-        predicted = run.classes[int(row.argmax())]
-        writer.writerow([*cells, predicted, *(f"{value:.6g}" for value in row)])
+    writer.writerow([*columns, *names])
+    kept = zip(*columns.values(), strict=True) if columns else [()] * len(rows)
+    writer.writerows([*cells, *row] for cells, row in zip(kept, rows, strict=True))
     return text.getvalue()

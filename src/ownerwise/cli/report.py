@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
+from ownerwise.cli.train import figures
 from ownerwise.errors import IS_A_FOLDER, OwnerwiseError
 
 
@@ -23,6 +25,12 @@ def add(commands: Any) -> None:
         "--out", type=Path, default=Path("report.html"), help="file to write [report.html]"
     )
     command.add_argument("--title", help="heading of the report")
+    command.add_argument(
+        "-q", "--quiet", action="store_true", help="print warnings and errors only"
+    )
+    command.add_argument(
+        "--json", action="store_true", help="print the results of each run as JSON as well"
+    )
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -41,4 +49,7 @@ def _run(options: argparse.Namespace) -> None:
     if problems:
         raise OwnerwiseError(problems)
     write_report(runs, options.out, title=options.title)
-    print(f"Written to {options.out}.")
+    if options.json:
+        print(json.dumps({"report": str(options.out), "runs": list(map(figures, runs))}, indent=2))
+    elif not options.quiet:
+        print(f"Written to {options.out}.")

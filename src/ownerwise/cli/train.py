@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ownerwise.cli.plan import warn_of_useless
 from ownerwise.errors import OwnerwiseError, printable
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ownerwise.runs import Run
 
 
@@ -36,6 +42,14 @@ def add(commands: Any) -> None:
         "--folder", type=Path, help="run folder [the one in the file, or runs/NAME]"
     )
     command.add_argument("--data-dir", type=Path, help="folder that contains the data sets")
+    command.add_argument(
+        "-q", "--quiet", action="store_true", help="print warnings and errors only"
+    )
+    command.add_argument(
+        "--json",
+        action="store_true",
+        help="print the results as JSON: the folder, the last history line and the epsilons spent",
+    )
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -46,19 +60,73 @@ def _run(options: argparse.Namespace) -> None:
     if beside not in sys.path:
         sys.path.append(beside)  # for names such as nets:Net
     config = read_config(options.config, options.changes)
+    silent = options.quiet or options.json
     prepared = prepare_run(
-        config, folder=options.folder, data_dir=options.data_dir, resume=options.resume
+        config,
+        folder=options.folder,
+        data_dir=options.data_dir,
+        resume=options.resume,
+        progress=False if silent else None,
     )
     if options.resume and not holds_a_run(prepared.folder):
         print(f"ownerwise: no run in {prepared.folder}: starting a new one", file=sys.stderr)
-    print(printable(prepared.data))
-    print(prepared.plan.describe())
+    if silent:
+        warn_of_useless(prepared.plan)
+    else:
+        print(printable(prepared.data))
+        print(prepared.plan.describe())
     run = prepared.fit(resume=options.resume)
     written = write_pages(run)
+    if options.json:
+        print(json.dumps(figures(run), indent=2))
+    if silent:
+        return
     print()
     for line in summary(run):
         print(line)
     print(f"Written to {run.folder}: {', '.join(written)}")
+
+
+def figures(run: Run) -> dict[str, Any]:
+    """Return the results of a run as JSON types; infinite and unknown epsilons become None."""
+    return {
+        "folder": str(run.folder),
+        "private": run.private,
+        "not_private": run.not_private,
+        "steps_spent": run.steps_spent,
+        "steps_planned": run.plan.steps,
+        "unit": run.plan.unit,
+        "epsilon_spent": _extremes(run.epsilon()),
+        "epsilon_promised": _extremes(run.plan.targets),
+        "owner_epsilon": _extremes(run.owner_epsilon()),
+        "last": run.history[-1] if run.history else None,
+    }
+
+
+def _extremes(values: np.ndarray) -> dict[str, float | None]:
+    ends = {"smallest": float(values.min()), "largest": float(values.max())}
+    return {name: end if math.isfinite(end) else None for name, end in ends.items()}
+
+
+def _accuracy(metrics: Mapping[str, Any]) -> str:
+    words, worst = f"accuracy {metrics['accuracy']:.4f}", metrics["worst_group"]
+    if "owner_accuracy" in metrics:
+        words += f", {metrics['owner_accuracy']:.4f} per owner"
+    if worst is not None:
+        words += f", worst group {printable(worst['name'])} {worst['recall']:.4f}"
+    return words
+
+
+def _regression(metrics: Mapping[str, Any]) -> str:
+    r2 = "" if metrics["r2"] is None else f", R2 {metrics['r2']:.3f}"
+    words, worst = (
+        f"RMSE {metrics['rmse']:.4g}, MAE {metrics['mae']:.4g}{r2}",
+        metrics["worst_group"],
+    )
+    words += f" (RMSE of the mean alone {metrics['trivial_rmse']:.4g})"
+    if worst is not None:
+        words += f", worst group {printable(worst['name'])} RMSE {worst['rmse']:.4g}"
+    return words
 
 
 def write_pages(run: Run) -> list[str]:
@@ -87,12 +155,8 @@ def summary(run: Run) -> list[str]:
     for part in ("validation", "test"):
         metrics = last.get(part)
         if metrics is not None:
-            words, worst = f"{part} accuracy {metrics['accuracy']:.4f}", metrics["worst_group"]
-            if "owner_accuracy" in metrics:
-                words += f", {metrics['owner_accuracy']:.4f} per owner"
-            if worst is not None:
-                words += f", worst group {printable(worst['name'])} {worst['recall']:.4f}"
-            lines.append(f"{words} (no guarantee covers {part} records)")
+            words = _regression(metrics) if "rmse" in metrics else _accuracy(metrics)
+            lines.append(f"{part} {words} (no guarantee covers {part} records)")
     spent, targets = run.epsilon(), run.plan.targets
     words = (
         f"epsilon spent per {run.plan.unit} {span_up(spent.min(), spent.max())}, budgets "

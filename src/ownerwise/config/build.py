@@ -23,9 +23,11 @@ from ownerwise.errors import OwnerwiseError, PlanError, Problems, name_some
 from ownerwise.mechanisms import (
     CLIPPING_RULES,
     LOSSES,
+    REGRESSION_LOSSES,
     RELEASES,
     WEIGHTS,
     Loss,
+    RegressionLoss,
     Standardise,
     as_statistics,
     plain_loss,
@@ -36,7 +38,7 @@ from ownerwise.planning import Plan, plan
 from ownerwise.randomness import SecretStream
 from ownerwise.registry import Registry
 from ownerwise.repair import as_calibration, as_repair
-from ownerwise.runs import PLAN, Run, holds_a_run
+from ownerwise.runs import ALREADY_A_RUN, PLAN, Run, holds_a_run
 from ownerwise.runs.reading import read_config as read_stored
 from ownerwise.step import Performance
 from ownerwise.training import Trainer
@@ -117,6 +119,8 @@ def prepare_run(
     run = config["run"]
     name = run.get("name", config.name)
     place = Path(folder or run.get("folder") or Path("runs") / name)
+    if not resume and holds_a_run(place):  # before any work
+        raise OwnerwiseError(ALREADY_A_RUN.format(place))
     column, by = owner_column(config), split_by(config)
     named = _owners_are_named(config, place if resume else None)
     whole = load_data(config, data_dir)
@@ -331,7 +335,7 @@ def with_statistics(network: torch.nn.Module, numbers: int) -> torch.nn.Module:
 
 def _sizes(config: Config, data: DataSet) -> dict[str, int]:
     """Return the options of models that are taken from the data unless they are given."""
-    single = _single_logit(LOSSES.make(config["training"].get("loss", "cross_entropy")))
+    single = _single_logit(make_loss(config))
     sizes = (data.train.inputs[0].size, 1 if single else len(data.classes))
     return dict(zip(FROM_THE_DATA, sizes, strict=True))
 
@@ -345,12 +349,21 @@ def training_options(config: Config) -> dict[str, Any]:
         **{key: training[key] for key in _PLAIN_OPTIONS if key in training},
         "optimizer": OPTIMIZERS[training.get("optimizer", "sgd")],
         "optimizer_options": momentum | dict(training.get("options", {})),
-        "loss": LOSSES.make(training.get("loss", "cross_entropy")),
+        "loss": make_loss(config),
         "weights": make_plug(WEIGHTS, config["weights"], seed),
         "clipping": make_plug(CLIPPING_RULES, training.get("clipping", "standard"), seed),
         "constraints": make_plug(RELEASES, training.get("release"), seed),
         "performance": Performance(**speed),
     }
+
+
+def make_loss(config: Config) -> Loss:
+    """Return the loss; with a range of the targets, that of a regression."""
+    given, target_range = config["training"].get("loss"), config["data"].get("target_range")
+    if target_range is None:
+        return LOSSES.make(given or "cross_entropy")
+    low, high = target_range
+    return RegressionLoss(low, high, REGRESSION_LOSSES[given or "mse_loss"])
 
 
 def make_plug(registry: Registry, given: Any, seed: int | None) -> Any:
@@ -361,15 +374,19 @@ def make_plug(registry: Registry, given: Any, seed: int | None) -> Any:
 
 
 def _single_logit(loss: Loss) -> bool:
-    """Return whether a loss compares a single output with the class 0 or 1."""
+    """Return whether a loss needs a single output: for the class 0 or 1, or for a number."""
     loss = plain_loss(loss)
-    return getattr(loss, "func", loss) is functional.binary_cross_entropy_with_logits
+    return (
+        isinstance(loss, RegressionLoss)
+        or getattr(loss, "func", loss) is functional.binary_cross_entropy_with_logits
+    )
 
 
 def _pair(records: Records, loss: Loss) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (X, y); for models with a single logit, the targets have the shape of the logits."""
     inputs, targets = records.tensors()
-    return inputs, targets.float()[:, None] if _single_logit(loss) else targets
+    single = _single_logit(loss) and not isinstance(loss, RegressionLoss)
+    return inputs, targets.float()[:, None] if single else targets
 
 
 def _scale(config: Config) -> dict[str, str]:

@@ -15,7 +15,14 @@ from ownerwise.data import ASSIGNMENTS, LOADERS
 from ownerwise.data.declarations import declarations
 from ownerwise.data.splits import SPLITS, split_by_problems
 from ownerwise.errors import OwnerwiseError, Problems, known_names
-from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, RELEASES, WEIGHTS, as_statistics
+from ownerwise.mechanisms import (
+    CLIPPING_RULES,
+    LOSSES,
+    REGRESSION_LOSSES,
+    RELEASES,
+    WEIGHTS,
+    as_statistics,
+)
 from ownerwise.models import BUILDERS
 from ownerwise.models.features import EXTRACTORS
 from ownerwise.planning import PlanRequest
@@ -28,10 +35,10 @@ FROM_THE_DATA = ("inputs", "classes")
 """Model options that are taken from the data unless they are set."""
 
 _OF_TABLES = (
-    "target", "owner", "features", "missing", "classes", "columns", "scale", "test_share",
+    "target", "owner", "features", "missing", "classes", "target_range", "columns", "scale",
+    "test_share",
 )  # fmt: skip
 _NAMED = (
-    ("loss", "name", LOSSES),
     ("clipping", "kind", CLIPPING_RULES),
     ("release", "kind", RELEASES),
 )
@@ -183,6 +190,7 @@ def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
         yield "data needs either a name (a known data set) or a file (your own table)"
         return
     if "file" in content:
+        yield from _regression_problems(sections)
         if "target" not in content:
             yield "data.target is missing; expected the column with the class of each record"
         if "options" in content:
@@ -198,6 +206,25 @@ def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     name, options = content["name"], content.get("options", {})
     if isinstance(name, str) and isinstance(options, Mapping):
         yield from LOADERS.problems({**options, "name": name}, "data.name", "data.options.")
+
+
+def _regression_problems(sections: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a regression, which `data.target_range` declares, cannot be combined with."""
+    if "target_range" not in sections["data"]:
+        return
+    given = {
+        "data.classes": sections["data"].get("classes"),
+        "data.only": sections["data"].get("only"),
+        "plan.calibration": sections["plan"].get("calibration"),
+        "training.repair": sections["training"].get("repair"),
+        "owners.assignment": sections["owners"].get("assignment"),
+    }
+    for key, value in given.items():
+        if value:
+            yield (
+                f"{key} with data.target_range: it applies to classes, and a numeric target has "
+                "none; leave one of them out"
+            )
 
 
 def _table_problems(sections: Mapping[str, Any]) -> Iterator[str]:
@@ -327,11 +354,30 @@ def _training_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     steps = steps if whole(1).fits(steps) else _MANY
     schedule = content.get("schedule", "constant")
     yield from _placed("training", ["schedule"], schedule_problems(schedule, steps))
+    yield from _loss_problems(sections)
     for key, of_name, registry in _NAMED:
         if key in content:
             yield from _named_problems(registry, content[key], f"training.{key}", of_name)
     if "repair" in content:
         yield from _repair_problems(content["repair"])
+
+
+def _loss_problems(sections: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the problems with the loss, which depends on whether the target is numeric."""
+    given, regression = sections["training"].get("loss"), "target_range" in sections["data"]
+    of_numbers = isinstance(given, str) and given in REGRESSION_LOSSES
+    if regression and not (given is None or of_numbers):
+        yield (
+            f"training.loss is {given!r} with data.target_range; "
+            f"{known_names(given, REGRESSION_LOSSES)}"
+        )
+    elif of_numbers and not regression:
+        yield (
+            f"training.loss {given!r} needs data.target_range, the public range of a numeric "
+            "target, such as [0, 200]"
+        )
+    elif given is not None and not regression:
+        yield from _named_problems(LOSSES, given, "training.loss", "name")
 
 
 def _repair_problems(given: Any) -> Iterator[str]:

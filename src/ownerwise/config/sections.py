@@ -12,6 +12,7 @@ import torch
 
 from ownerwise.accounting import ACCOUNTANTS, NOISES
 from ownerwise.data.splits import SPLITS
+from ownerwise.data.targets import range_problems
 from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, WEIGHTS
 from ownerwise.owners import UNITS
 from ownerwise.planning import METHODS
@@ -83,7 +84,9 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "[texts](how-to/text.md#pretrained-features)"
         ),
         "file": text().means("CSV, Parquet or .npz file with one row per record"),
-        "target": text().means("column with the class of each record"),
+        "target": text().means(
+            "column with the class of each record, or its number (`target_range`)"
+        ),
         "owner": text().means("column with the owner of each record"),
         "features": either(
             "a list of columns, or a table {column = range}", texts(), table("")
@@ -95,6 +98,12 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         ),
         "classes": list_of("a list", lambda value: isinstance(value, str | int)).means(
             "all classes; by default taken from the records, which is NOT private"
+        ),
+        "target_range": ValueRule(
+            "[low, high], two finite numbers with low < high", lambda v: not range_problems(v)
+        ).means(
+            "public range of a numeric target: the run is then a "
+            "[regression](how-to/regression.md), and `classes` is left out"
         ),
         "missing": list_of("a list of codes", lambda value: isinstance(value, str | int)).means(
             'codes of missing values in all columns, such as `["NA", -9]`, in addition to empty '
@@ -160,12 +169,18 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "how budgets become sampling rates and clip norms; `sample` by default"
         ),
         "steps": elsewhere("a whole number of at least 1").means("number of steps"),
+        "epochs": elsewhere(POSITIVE.expected).means(
+            "expected number of times that each record is drawn, instead of `steps`; needs "
+            "`batch_size`"
+        ),
         "batch_size": elsewhere(POSITIVE.expected).means("expected number of records per step"),
         "noise_multiplier": elsewhere(POSITIVE.expected).means(
             "noise standard deviation divided by the clip norm"
         ),
         "clip_norm": elsewhere(POSITIVE.expected).means(
-            "bound on the norm of a record's gradient; 1 by default"
+            'bound on the norm of a record\'s gradient; 1 by default; or `"adaptive"`, or a table '
+            "such as `{ quantile = 0.75, initial = 1.0 }` "
+            "([adaptive](planning.md#a-clip-norm-that-adapts))"
         ),
         "accountant": elsewhere(f"one of {', '.join(ACCOUNTANTS)}").means(
             "`pld` (tight) by default"
@@ -234,7 +249,10 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         ),
         "loss": elsewhere(
             f"one of {', '.join(LOSSES)}, your own, or a table with name and options"
-        ).means("`cross_entropy` by default"),
+        ).means(
+            "`cross_entropy` by default; with `data.target_range`, `mse_loss` (default), "
+            "`l1_loss`, `huber_loss` or `smooth_l1_loss`, of targets scaled to [-1, 1]"
+        ),
         "clipping": elsewhere(
             f"one of {', '.join(CLIPPING_RULES)}, your own, or a table with kind and options"
         ).means(

@@ -71,6 +71,11 @@ def by_classes(data: DataSet, classes: Mapping[str, Sequence[str]], budgets: Bud
     Each class must have exactly one owner.
     `budgets` lists the budgets in the order of the owners, or maps their names to budgets.
     """
+    if not data.classes:
+        raise OwnerwiseError(
+            f"{data.name} has a numeric target, so owners cannot be formed from classes: name the "
+            "owners in a column"
+        )
     declared = named_budgets(budgets, tuple(classes))
     class_groups = owners_of_classes(data, classes)
     return Assignment(

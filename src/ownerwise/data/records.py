@@ -20,7 +20,8 @@ class Records:
     Attributes:
         inputs: the model's inputs, [records, ...]; or texts (str, of dtype object), [records], for
             a feature extractor.
-        targets: the class of each record, as a position in `DataSet.classes`, int64 [records].
+        targets: the class of each record, as a position in `DataSet.classes`, int64 [records]; or
+            its number, float32 [records], if the target is numeric.
         columns: other attributes of each record (sex, subject, owner, ...), by name, [records].
         not_private: descriptions of anything in the inputs or targets that was computed from
             training records without noise; the arrays are marked with them (see `marks`).
@@ -40,10 +41,10 @@ class Records:
             problems.add(
                 f"the numbers of records differ (not private): {given}; expected equal numbers"
             )
-        if self.targets.dtype != np.int64 or self.targets.ndim != 1:
+        if self.targets.dtype not in (np.int64, np.float32) or self.targets.ndim != 1:
             problems.add(
                 f"targets are {self.targets.dtype} {list(self.targets.shape)}; expected int64 "
-                "[records], the position of each record's class"
+                "[records], the position of each record's class, or float32 [records], numbers"
             )
         problems.raise_()
         for array in (self.inputs, self.targets):
@@ -85,7 +86,8 @@ class DataSet:
         name: the name in `LOADERS`, or a name of your choice.
         train: the records to be protected.
         test: records for evaluation, which no guarantee covers; None if there are none.
-        classes: the public list of class names; `targets` are positions in it.
+        classes: the public list of class names; `targets` are positions in it. Empty if targets are
+            numbers.
         validation: validation records, which no guarantee covers; None if the source has none.
         features: for tables, the name of each column of `inputs`.
         form: a description of the inputs' shape, type and range.
@@ -113,6 +115,14 @@ class DataSet:
         if len(set(self.classes)) < len(self.classes):
             problems.add(f"{self.name}: a class appears twice in {name_some(self.classes)}")
         for part, records in self.parts().items():
+            if (records.targets.dtype == np.float32) != (not self.classes):
+                problems.add(
+                    f"{self.name}, {part}: targets are {records.targets.dtype} with "
+                    f"{len(self.classes)} classes; expected int64 with classes, float32 without"
+                )
+                continue
+            if not self.classes:
+                continue
             stray = (records.targets < 0) | (records.targets >= len(self.classes))
             if stray.any():
                 problems.add(
@@ -154,7 +164,8 @@ class DataSet:
     def __repr__(self) -> str:
         parts = ", ".join(self.parts())  # their numbers of records are private
         marked = "; NOT PRIVATE: " + "; ".join(self.not_private) if self.not_private else ""
-        return f"DataSet({self.name}: {parts}; {len(self.classes)} classes; {self.form}{marked})"
+        target = f"{len(self.classes)} classes" if self.classes else "a numeric target"
+        return f"DataSet({self.name}: {parts}; {target}; {self.form}{marked})"
 
 
 def class_positions(data: DataSet, classes: Sequence[str]) -> list[int]:

@@ -19,6 +19,7 @@ from ownerwise.data.pictures import Pictures
 from ownerwise.data.reading import by_column, read_arrays, read_rows, reading
 from ownerwise.data.records import DataSet, Records
 from ownerwise.data.splits import TEST_SHARE, hold_out, split_by_problems
+from ownerwise.data.targets import numeric_targets, range_problems
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, did_you_mean, name_some
 from ownerwise.owners import HEADER_ALONE, PARQUET, as_array, as_ids, parquet_columns, text_ids
 from ownerwise.wording import name_of
@@ -31,6 +32,7 @@ def load_table(
     owner: str | None = None,
     features: Mapping[str, Declared] | Sequence[str] | None = None,
     classes: Sequence[Any] | None = None,
+    target_range: tuple[float, float] | None = None,
     missing: Sequence[Any] = (),
     columns: Sequence[str] = (),
     scale: str = "ranges",
@@ -44,7 +46,7 @@ def load_table(
             column; one array with two or more dimensions may be used directly as the inputs (floats
             become float32, integers int64). A .txt file is an attribute list in CelebA's format:
             the number of rows, the names, then the rows; its first column is called `file`.
-        target: the column with the class of each record.
+        target: the column with the class of each record, or its number (`target_range`).
         owner: the column with the id of each record's owner; it becomes the column `owner`, for use
             in `Owners(data.train.columns["owner"], {id: epsilon})`.
         features: the columns that become inputs; by default, all columns not used for anything
@@ -59,6 +61,8 @@ def load_table(
             extractor such as `MiniLM`; a missing text becomes an empty one.
         classes: the classes, in the order of their targets. By default, the distinct values in the
             records are used; the list itself is then NOT private.
+        target_range: the public range (low, high) of a numeric target, for a regression; the
+            targets are then numbers, unchanged (`RegressionLoss` scales them). Leave out `classes`.
         missing: codes of missing values in all inputs, such as ["NA", -9], besides "", "?", None.
         columns: additional columns to keep alongside the inputs.
         scale: "ranges", "released" (standardised by statistics that the plan pays for, see
@@ -100,9 +104,16 @@ def load_table(
     if test_share is not None and not 0 < test_share < 1:
         problems.add(f"test_share {test_share}; expected a number between 0 and 1, or None")
     problems.add(*split_by_problems(split_by))
+    if target_range is not None:
+        problems.add(*range_problems(target_range))
+        if classes is not None:
+            problems.add("classes and target_range were both given; expected one of them")
     problems.raise_()
 
-    labels, not_private = _labels(cells[target], classes, target)
+    if target_range is None:
+        labels, not_private = _labels(cells[target], classes, target)
+    else:
+        labels, not_private = (numeric_targets(cells[target], target), ()), ()
     kept = {name: as_array(cells[name]) for name in columns}
     if owner is not None:
         read = text_ids if isinstance(cells[owner], tuple) else as_array  # tuples hold text

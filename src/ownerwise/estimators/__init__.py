@@ -5,11 +5,12 @@ This subpackage may import every subpackage except config and cli.
 
 try:
     from ownerwise.estimators.classifier import PrivateClassifier
+    from ownerwise.estimators.regressor import PrivateRegressor
 except ImportError as error:
     if (error.name or "").partition(".")[0] != "sklearn":
         raise
     raise ImportError(
-        "PrivateClassifier needs scikit-learn 1.6 or newer: pip install 'ownerwise[sklearn]'"
+        "the estimators need scikit-learn 1.6 or newer: pip install 'ownerwise[sklearn]'"
     ) from error
 
-__all__ = ["PrivateClassifier"]
+__all__ = ["PrivateClassifier", "PrivateRegressor"]

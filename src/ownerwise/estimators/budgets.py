@@ -11,7 +11,7 @@ from sklearn.utils.validation import column_or_1d
 from ownerwise.errors import Problems, name_some
 from ownerwise.owners import Hints, Owners, as_array, flat_ids
 
-_HINTS = Hints(record_owner="owners", levels="PrivateClassifier accepts only numbers")
+_HINTS = Hints(record_owner="owners", levels="the estimators accept only numbers")
 
 
 def owner_ids(given: Any) -> np.ndarray:

@@ -13,7 +13,7 @@ from ownerwise.evaluation.metrics import (
     predicted_classes,
     trial_problems,
 )
-from ownerwise.evaluation.target_checks import run_on_first
+from ownerwise.mechanisms.target_checks import run_on_first
 
 __all__ = [
     "FEW_GROUPS",

@@ -103,6 +103,11 @@ def owner_mean(correct: np.ndarray, owners: np.ndarray) -> dict[str, float]:
 
     Every owner counts equally, however many records they have.
     """
+    count, mean = mean_over_owners(correct.astype(np.float64), owners)
+    return {"owners": count, "owner_accuracy": mean}
+
+
+def mean_over_owners(values: np.ndarray, owners: np.ndarray) -> tuple[int, float]:
+    """Return the number of owners, and the mean over owners of the mean of each one's values."""
     _, index, counts = np.unique(owners, return_inverse=True, return_counts=True)
-    shares = np.bincount(index, weights=correct.astype(np.float64)) / counts
-    return {"owners": len(counts), "owner_accuracy": float(shares.mean())}
+    return len(counts), float((np.bincount(index, weights=values) / counts).mean())

@@ -24,14 +24,15 @@ from ownerwise.evaluation.groups import (
     owner_mean,
     pool_groups,
 )
-from ownerwise.evaluation.target_checks import (
+from ownerwise.evaluation.regression import regression_summary
+from ownerwise.gradients import evaluation_mode
+from ownerwise.mechanisms import Loss, RegressionLoss, Release, per_record
+from ownerwise.mechanisms.target_checks import (
     class_probabilities,
     run_on_first,
     target_problems,
     value_problems,
 )
-from ownerwise.gradients import evaluation_mode
-from ownerwise.mechanisms import Loss, Release, per_record
 from ownerwise.owners import as_array, flat_ids, is_missing
 from ownerwise.wording import name_of
 
@@ -113,6 +114,8 @@ class Evaluation:
     def __call__(self, model: nn.Module, loss: Loss, *, details: bool = False) -> dict[str, Any]:
         """Return loss, accuracy, balanced accuracy over classes, and recall and loss by group.
 
+        With a `RegressionLoss`, the metrics are those of `regression_summary` instead.
+
         With `details`, include the results of `classification`, overall and by group.
 
         Groups of fewer than `SMALLEST_GROUP` records are left out of everything about groups.
@@ -130,14 +133,15 @@ class Evaluation:
                 if self._constraints is not None:
                     cells.append(targets[:, 1].cpu().numpy())
                     targets = targets[:, 0]
-                predicted.append(self._classes(outputs, targets))
+                predicted.append(self._predicted(outputs, targets, loss))
                 actual.append(targets.flatten().cpu().numpy())
-                if details:
+                if details and not isinstance(loss, RegressionLoss):
                     probabilities.append(class_probabilities(loss, outputs, targets))
         classes = np.concatenate(predicted)
         targets = np.concatenate(actual)
-        metrics = _summary(np.concatenate(losses), classes, targets, self.groups, self.owners)
-        if details and classes.dtype.kind in "iub":  # not predicted numbers
+        summary = regression_summary if isinstance(loss, RegressionLoss) else _summary
+        metrics = summary(np.concatenate(losses), classes, targets, self.groups, self.owners)
+        if details and not isinstance(loss, RegressionLoss):
             self._add_details(metrics, classes, targets, probabilities)
         if self._constraints is not None:
             metrics["constraints"] = self._constraints.measure(classes, np.concatenate(cells))
@@ -186,11 +190,15 @@ class Evaluation:
         """Return the problems that occur when the first records are evaluated."""
 
         def predict(outputs: Any, targets: Any) -> np.ndarray:
-            return self._classes(outputs, targets if self._constraints is None else targets[:, 0])
+            targets = targets if self._constraints is None else targets[:, 0]
+            return self._predicted(outputs, targets, loss)
 
         return trial_problems(model, loss, self._data, self._collate, name, predict)
 
-    def _classes(self, outputs: Any, targets: Any) -> np.ndarray:
+    def _predicted(self, outputs: Any, targets: Any, loss: Loss) -> np.ndarray:
+        """Return the predicted number, or class, of each record."""
+        if isinstance(loss, RegressionLoss):
+            return loss.numbers(outputs).cpu().numpy()
         predicted = self._predict(outputs)
         if predicted.shape != (len(targets),) or targets.numel() != len(targets):
             raise OwnerwiseError(

@@ -5,6 +5,11 @@ and per-record losses; `constraints/` contains rate constraints. It imports acco
 randomness, batches and gradients; the step imports `plugs`, never the reverse.
 """
 
+from ownerwise.mechanisms.clip_norm_steering import (
+    ClipNormSteering,
+    adaptive_problems,
+    steering_for,
+)
 from ownerwise.mechanisms.clipping import (
     SMALLEST_NORM,
     AutoS,
@@ -38,6 +43,7 @@ from ownerwise.mechanisms.plugs import (
     unit_rows,
 )
 from ownerwise.mechanisms.proven import proven
+from ownerwise.mechanisms.regression import REGRESSION_LOSSES, RegressionLoss
 from ownerwise.mechanisms.scores import (
     ORDERS,
     BudgetAware,
@@ -58,6 +64,7 @@ __all__ = [
     "INO",
     "LOSSES",
     "ORDERS",
+    "REGRESSION_LOSSES",
     "RELEASES",
     "SMALLEST_NORM",
     "WEIGHTS",
@@ -67,6 +74,7 @@ __all__ = [
     "BudgetAware",
     "ByLoss",
     "Cells",
+    "ClipNormSteering",
     "ClippingRule",
     "Closing",
     "ColumnStatistics",
@@ -78,6 +86,7 @@ __all__ = [
     "Plug",
     "Psac",
     "Randomness",
+    "RegressionLoss",
     "Release",
     "Score",
     "Standard",
@@ -86,6 +95,7 @@ __all__ = [
     "Steps",
     "Tail",
     "Weights",
+    "adaptive_problems",
     "as_statistics",
     "ignored_target",
     "ino_sum",
@@ -95,6 +105,7 @@ __all__ = [
     "plain_loss",
     "proven",
     "standardising_layers",
+    "steering_for",
     "sum_of_unit_rows",
     "unit_rows",
 ]

@@ -27,7 +27,7 @@ SMALLEST_NORM = 1e-6
 """The smallest allowed clip norm, and the smallest allowed value of a rule's constant. In float32,
 a norm may be too small by up to 1e-10, because squares underflow
 (`ownerwise.gradients.precision.HUGE`). Plans have the same limit on `clip_norm`
-(`ownerwise.planning.solver.MIN_CLIP_NORM`).
+(`ownerwise.planning.adaptive_clip_norm.MIN_CLIP_NORM`).
 """
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from ownerwise.batches import row_counts, shape_name
 from ownerwise.errors import OwnerwiseError, name_some
+from ownerwise.mechanisms.regression import RegressionLoss
 from ownerwise.torch_internals import has_any_global_hook
 
 Loss = Callable[..., Tensor]
@@ -61,6 +62,8 @@ def never_mixes(loss: Loss, outputs: Any, targets: Any) -> bool:
         own = {**vars(loss), **dict(loss.named_buffers()), **dict(loss.named_parameters())}
         named = {name for name, value in own.items() if isinstance(value, Tensor)}
         loss = function
+    if type(loss) is RegressionLoss:  # it compares one output with one number per record
+        return True
     if not inspect.isroutine(loss):  # may not be hashable
         return False
     if loss in _BY_RECORD:

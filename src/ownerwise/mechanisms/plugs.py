@@ -164,13 +164,14 @@ class Release(Plug, ABC):
 
 
 class Steering(Plug, ABC):
-    """Adapts sampling rates and clip norms during a run, based on a noisy count of records.
+    """Adapts sampling rates and clip norms during a run, based on a noised number at every step.
 
-    The plan accounts for the count (`release_std`), to which each record adds 0 or 1, depending on
-    the record's own clipping factor. Required guarantee: `keep_probability` and `clip_scale` depend
-    only on public constants and earlier noisy counts, and `keep_probability` is at most 1. Every
-    step then costs at most what the plan accounts for: no record is sampled at more than its
-    planned rate, and clip norms and noise are scaled together (docs/proofs/dpis.md).
+    The plan accounts for the number (`release_std`), to which each record adds at most 1 in
+    absolute value, depending on its own gradient norm, clip norm and clipping factor. Required
+    guarantee: `keep_probability` and `clip_scale` depend only on public constants and earlier
+    noised numbers, and `keep_probability` is at most 1. Every step then costs at most what the plan
+    accounts for: no record is sampled at more than its planned rate, and clip norms and noise are
+    scaled together (docs/proofs/dpis.md).
     """
 
     @property
@@ -184,21 +185,35 @@ class Steering(Plug, ABC):
         """Factor applied to all clip norms and to the noise."""
 
     @abstractmethod
-    def select(self, batch: Batch, stream: StepStream) -> Batch:
+    def select(self, batch: Batch, stream: StepStream | None) -> Batch:
         """Start a step: return the part of the batch that is used."""
 
     @abstractmethod
-    def observe(self, factors: Tensor) -> None:
-        """Count records according to their clipping factors, before weights are applied."""
+    def observe(self, norms: Tensor, clip_norms: Tensor, factors: Tensor) -> None:
+        """Add up what some of the step's records contribute, before weights are applied.
+
+        Args:
+            norms: gradient norms, [records].
+            clip_norms: the owners' clip norms in this step, [records].
+            factors: the clipping rule's factors, [records].
+        """
 
     @property
     @abstractmethod
-    def count(self) -> int:
-        """NOT private: the number of records counted in this step."""
+    def total(self) -> float:
+        """NOT private: the sum of the contributions of this step's records."""
 
     @abstractmethod
-    def update(self, noisy_count: float) -> None:
-        """Finish a step, given the released count."""
+    def update(self, noisy_total: float) -> None:
+        """Finish a step, given the released total."""
+
+    def slack_per_record(self, norm_error: float) -> float:
+        """Return how much relative errors in the norms may change another record's contribution."""
+        return 0.0
+
+    def record(self) -> dict[str, float]:
+        """Return released values for the run's history, by name."""
+        return {}
 
 
 @dataclass(frozen=True)

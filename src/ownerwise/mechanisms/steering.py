@@ -74,11 +74,12 @@ class AcceptanceSteering(Steering):
         """Factor applied to all clip norms and to the noise."""
         return math.exp(self._log_clip_scale)
 
-    def select(self, batch: Batch, stream: StepStream) -> Batch:
+    def select(self, batch: Batch, stream: StepStream | None) -> Batch:
         """Start a step: keep each record, or drawn owner, with probability `keep_probability`."""
         self._count = 0
         if self.keep_probability == 1.0:
             return batch
+        assert stream is not None  # the rule is randomised
         sizes = batch.elements()[1].numpy()
         kept = stream.uniforms(len(sizes)) < self.keep_probability
         kept = np.flatnonzero(np.repeat(kept, sizes))
@@ -89,23 +90,23 @@ class AcceptanceSteering(Steering):
             data=take(batch.data, kept.tolist()),
         )
 
-    def observe(self, factors: Tensor) -> None:
+    def observe(self, norms: Tensor, clip_norms: Tensor, factors: Tensor) -> None:
         """Count the accepted records, which are those with a nonzero factor."""
         self._count += int(factors.count_nonzero())
 
     @property
-    def count(self) -> int:
+    def total(self) -> float:
         """NOT private: the number of records accepted in this step."""
         return self._count
 
-    def update(self, noisy_count: float) -> None:
+    def update(self, noisy_total: float) -> None:
         """Finish a step: adapt to the noisy fraction of accepted candidates.
 
         The clip norms change geometrically, by a factor of exp(gain * excess), as in Andrew,
         Thakkar, McMahan, Ramaswamy (2021), "Differentially Private Learning with Adaptive
         Clipping".
         """
-        accepted = noisy_count / (self._expected_batch * self.keep_probability)
+        accepted = noisy_total / (self._expected_batch * self.keep_probability)
         accepted = min(1.0, max(0.0, accepted))  # a fraction; limits the effect of one bad draw
         if self._acceptance is not None:
             moved = self._log_clip_scale + self._gain * (accepted - self._acceptance)

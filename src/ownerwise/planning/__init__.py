@@ -4,6 +4,8 @@ This package may import owners and accounting. If a plan accounts for the releas
 from another package, the mechanism states its cost through a protocol defined here.
 """
 
+from ownerwise.planning.adaptive_clip_norm import AdaptiveClipNorm
+from ownerwise.planning.advice import Advice, advise
 from ownerwise.planning.batch_bounds import largest_total
 from ownerwise.planning.budget_classes import BudgetClass
 from ownerwise.planning.making import make_plan, plan
@@ -17,10 +19,13 @@ __all__ = [
     "METHODS",
     "NO_CONSTRAINTS",
     "RECORDS_PER_OWNER",
+    "AdaptiveClipNorm",
+    "Advice",
     "BudgetClass",
     "Plan",
     "PlanRequest",
     "Verification",
+    "advise",
     "epsilon_words",
     "largest_total",
     "make_plan",

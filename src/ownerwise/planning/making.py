@@ -10,6 +10,7 @@ from ownerwise.accounting import MULTIPLIER_RANGE, PaidRelease, Schedule
 from ownerwise.errors import PlanError, name_some
 from ownerwise.owners import Owners
 from ownerwise.planning import units
+from ownerwise.planning.adaptive_clip_norm import AdaptiveClipNorm
 from ownerwise.planning.batch_bounds import overflow_probability, rows_needed
 from ownerwise.planning.noise_schedules import NoiseSchedule
 from ownerwise.planning.plans import Plan
@@ -28,9 +29,10 @@ def plan(
     method: str = "sample",
     *,
     steps: int | None = None,
+    epochs: float | None = None,
     batch_size: float | None = None,
     noise_multiplier: float | None = None,
-    clip_norm: float = 1.0,
+    clip_norm: float | str | AdaptiveClipNorm = 1.0,
     mixture: float | None = None,
     noise_schedule: NoiseSchedule | None = None,
     release_std: float | None = None,
@@ -59,9 +61,14 @@ def plan(
             the clip norms of `scale` raised to the power `mixture`, and individual sampling rates
             that use up the rest of each budget.
         steps: number of steps.
+        epochs: expected number of times that a record is drawn on average, instead of `steps`;
+            needs `batch_size`. The number of steps is `epochs` times the declared number of records
+            divided by `batch_size`, rounded.
         batch_size: expected batch size; the noised sum is divided by it.
         noise_multiplier: std of the noise on the sum, divided by `clip_norm`.
-        clip_norm: bound on a record's gradient norm (the average over records if bounds differ).
+        clip_norm: bound on a record's gradient norm (the average over records if bounds differ),
+            or `AdaptiveClipNorm(...)` (or "adaptive"), which follows a quantile of the norms at a
+            small cost.
         mixture: for `both`, from 0 (sample) to 1 (scale); by default 0.5.
         noise_schedule: how the noise changes over the steps: a name ("constant", "exponential",
             "time", "step" or "polynomial"), a name with options ({"name": "exponential", "rate":
@@ -100,6 +107,7 @@ def plan(
     request = PlanRequest(
         method=method,
         steps=steps,
+        epochs=epochs,
         batch_size=batch_size,
         noise_multiplier=noise_multiplier,
         clip_norm=clip_norm,
@@ -123,7 +131,9 @@ def plan(
 
 def make_plan(owners: Owners, request: PlanRequest) -> Plan:
     """Return the verified Plan that a request describes, or raise a PlanError."""
-    problems = request.problems(int(request.elements_of_holders(owners).sum()))
+    total = int(request.elements_of_holders(owners).sum())
+    request = request.resolved(total)
+    problems = request.problems(total)
     if request.sampling == "owner":
         problems += units.shared_problems(owners)
     if request.unit == "record" and not owners.records.all():
@@ -135,19 +145,19 @@ def make_plan(owners: Owners, request: PlanRequest) -> Plan:
         raise PlanError(problems)
     release = _release(owners, request)
     reweighted = request.constraints is not None and request.method in ("sample", "both")
-    planner = _planner(owners, request, release, reweighted)
+    planner = planner_for(owners, request, release, reweighted)
     schedule, batch_size, solution = _solve(owners, request, planner)
     rates = solution.sampling_rates
     closing_shares, closing_pulls = planner.closing_lengths()
     result = Plan(
         method=request.method,
         accountant=request.accountant,
-        clip_norm=float(request.clip_norm),
-        noise_std=float(solution.noise * request.clip_norm),
+        clip_norm=request.initial_clip_norm,
+        noise_std=float(solution.noise * request.initial_clip_norm),
         schedule=schedule,
         expected_batch_size=float(batch_size),
         sampling_rates=rates,
-        clip_norms=solution.relative_clips * request.clip_norm,
+        clip_norms=solution.relative_clips * request.initial_clip_norm,
         targets=owners.epsilon,
         deltas=owners.delta,
         records=owners.records,
@@ -165,6 +175,7 @@ def make_plan(owners: Owners, request: PlanRequest) -> Plan:
         sampling=str(request.sampling),
         records_per_owner=_records_per_owner(request),
         shared=owners.shared,
+        adaptive_clip_norm=request.adaptive_clip_norm,
         owners=owners,
     )
     if request.hardened:
@@ -186,8 +197,9 @@ def _records_per_owner(request: PlanRequest) -> int | None:
 def _release(owners: Owners, request: PlanRequest) -> PaidRelease | None:
     """Return the additional release, with the noise that spends its share of a step's cost."""
     share, std = request.release_share, request.release_std
-    if share is None and std is None and request.constraints is not None:
-        share = request.constraints.release_share
+    paid = request.constraints if request.adaptive_clip_norm is None else request.adaptive_clip_norm
+    if share is None and std is None and paid is not None:
+        share = paid.release_share
     # The costs of the gradient and of the release, each 1 / multiplier^2, add up to the cost of a
     # step. If the gradient's multiplier is given, the release costs share / (1 - share) times as
     # much as the gradient. Otherwise, the multiplier of a step without a release is found, and the
@@ -195,18 +207,19 @@ def _release(owners: Owners, request: PlanRequest) -> PaidRelease | None:
     if share is not None and request.noise_multiplier is not None:
         std = request.noise_multiplier * ((1 - share) / share) ** 0.5
     elif share is not None:
-        _, _, alone = _solve(owners, request, _planner(owners, request))
+        _, _, alone = _solve(owners, request, planner_for(owners, request))
         strictest = alone.noise / float(alone.relative_clips.min())  # multiplier of a whole step
         std = strictest / share**0.5
     return None if std is None else PaidRelease(float(std), request.release_noise)
 
 
-def _planner(
+def planner_for(
     owners: Owners,
     request: PlanRequest,
     release: PaidRelease | None = None,
     reweighted: bool = False,
 ) -> Planner:
+    """Return the planner for a request, apart from its steps, batch size and noise."""
     mixture = 0.5 if request.mixture is None and request.method == "both" else request.mixture
     closing = None
     if request.calibration is not None:

@@ -16,9 +16,11 @@ from ownerwise.accounting import ClosingRelease, OpeningRelease, PaidRelease, Ru
 from ownerwise.errors import PlanError
 from ownerwise.owners import UNITS, Owners, Shared, frozen, of_holders, records_of_holders
 from ownerwise.planning import storage, units, verification
+from ownerwise.planning.adaptive_clip_norm import AdaptiveClipNorm
 from ownerwise.planning.batch_bounds import delta_reserve, overflow_probability, overflow_with
 from ownerwise.planning.budget_classes import BudgetClass, class_members
 from ownerwise.planning.table import format_rows, owner_statement
+from ownerwise.planning.usefulness import concerns_about
 from ownerwise.planning.verification import Verification
 
 _NUMBERS = (
@@ -41,9 +43,11 @@ class Plan:
     `closing_pulls[o]`, if set), each with noise of std `closing_std`. If `opening_std` is set, it
     releases one sum before training, over all records, of vectors of length at most 1, with noise
     of std `opening_std`; with unit "owner", this bound holds for all records of an owner together.
-    It releases nothing else. Such a run is (targets[o], deltas[o])-differentially private for each
-    individual record of owner o (add or remove one record). For all records of an owner together,
-    it is (owner_epsilon()[o], deltas[o])-differentially private.
+    If `adaptive_clip_norm` is set, the bounds `clip_norms` and the noise on the step's sum are both
+    multiplied by a factor that depends only on what earlier steps have released. It releases
+    nothing else. Such a run is (targets[o], deltas[o])-differentially private for each individual
+    record of owner o (add or remove one record). For all records of an owner together, it is
+    (owner_epsilon()[o], deltas[o])-differentially private.
 
     If `sampling` is "owner", read "owner" for "record": each owner is drawn with probability
     `sampling_rates[o]`, and all records of the owner together are bounded by `clip_norms[o]` in a
@@ -85,6 +89,7 @@ class Plan:
     unit: str = "record"
     sampling: str = "record"
     records_per_owner: int | None = None
+    adaptive_clip_norm: AdaptiveClipNorm | None = field(default=None, repr=False)
     shared: Shared | None = field(default=None, repr=False)
     owners: Owners | None = field(default=None, repr=False)
 
@@ -372,7 +377,11 @@ class Plan:
             values["schedule"] = Schedule(self.schedule.segments)
             if self.shared is not None:
                 values["shared"] = Shared(**self.shared.arrays())
-        except (TypeError, ValueError, OverflowError):
+            if self.adaptive_clip_norm is not None:
+                values["adaptive_clip_norm"] = AdaptiveClipNorm(
+                    **AdaptiveClipNorm.as_dict(self.adaptive_clip_norm)
+                )
+        except (TypeError, ValueError, OverflowError, AttributeError):
             raise PlanError(
                 "the plan contains a value that is not a number; make a new plan"
             ) from None
@@ -449,6 +458,9 @@ class Plan:
             kind = "" if self.release_noise == "gaussian" else f"{self.release_noise}, "
             least = "" if self.release_shares is None else f"{self.release_shares.min():.3g} to "
             noise += f" (and {kind}{self.release_std:.6g} on a release of sensitivity {least}1)"
+        clip_norm = f"clip norm {self.clip_norm:g}"
+        if (adaptive := self.adaptive_clip_norm) is not None:
+            clip_norm += f" at first, then the {adaptive.quantile:g} quantile of the norms"
         if self.closing_std is not None:
             least = "" if self.closing_shares is None else f"{self.closing_shares.min():.3g} to "
             noise += (
@@ -463,7 +475,7 @@ class Plan:
         return [
             f"Plan {self.hash[:12]}: method {self.method}{mixture}, accountant {self.accountant}",
             f"{self.steps} steps, expected batch {self.expected_batch_size:g} of "
-            f"{self._drawn()}, {noise} on the sum, clip norm {self.clip_norm:g}",
+            f"{self._drawn()}, {noise} on the sum, {clip_norm}",
         ]
 
     def _drawn(self) -> str:
@@ -501,7 +513,12 @@ class Plan:
                 f"{_owners(unspent)} cannot use up the whole budget (sampling rates are at most 1, "
                 "and there is a minimum amount of noise); strict=True refuses such plans."
             )
-        return notes
+        return [*notes, *(f"OF NO USE: {concern}." for concern in self.concerns)]
+
+    @cached_property
+    def concerns(self) -> list[str]:
+        """The reasons why the plan cannot be of use, each with what would help; none if it can."""
+        return concerns_about(self)
 
     def header(self) -> dict:
         """Return everything but the per-owner arrays, as JSON types."""
@@ -530,6 +547,8 @@ class Plan:
             header |= {"unit": self.unit, "sampling": self.sampling}
         if self.sampling == "owner":
             header["records_per_owner"] = self.records_per_owner
+        if self.adaptive_clip_norm is not None:
+            header["adaptive_clip_norm"] = self.adaptive_clip_norm.as_dict()
         return header
 
     @cached_property
@@ -579,6 +598,7 @@ class Plan:
             unit=header.get("unit", "record"),
             sampling=header.get("sampling", "record"),
             records_per_owner=header.get("records_per_owner"),
+            adaptive_clip_norm=storage.adaptive_clip_norm_of(header),
             owners_fingerprint=header["owners_fingerprint"],
             shared=storage.shared_of(arrays),
             owners=owners,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,8 +13,15 @@ from ownerwise.accounting import ACCOUNTANTS, NOISES, ClosingRelease, OpeningRel
 from ownerwise.errors import known_names
 from ownerwise.owners import UNITS, Owners
 from ownerwise.planning import units
+from ownerwise.planning.adaptive_clip_norm import (
+    CLIP_NORM_RANGE,
+    MIN_CLIP_NORM,
+    AdaptiveClipNorm,
+    as_clip_norm,
+    option_problems,
+)
 from ownerwise.planning.noise_schedules import NoiseSchedule, schedule_problems, segments
-from ownerwise.planning.solver import MAX_STEPS, METHODS, MIN_CLIP_NORM
+from ownerwise.planning.solver import MAX_STEPS, METHODS
 
 NO_CONSTRAINTS = "constraints={!r}: wrap the constraints in RateConstraints(...)"
 NO_CALIBRATION = "calibration={!r}: expected a release after training, such as Calibration()"
@@ -64,9 +71,10 @@ class PlanRequest:
 
     method: str = "sample"
     steps: int | None = None
+    epochs: float | None = None
     batch_size: float | None = None
     noise_multiplier: float | None = None
-    clip_norm: float = 1.0
+    clip_norm: float | str | Mapping[str, Any] | AdaptiveClipNorm = 1.0
     mixture: float | None = None
     noise_schedule: NoiseSchedule | None = None
     release_std: float | None = None
@@ -83,6 +91,7 @@ class PlanRequest:
     records_per_owner: int | str | None = RECORDS_PER_OWNER
 
     def __post_init__(self):
+        object.__setattr__(self, "clip_norm", as_clip_norm(self.clip_norm))
         if self.sampling is None:
             object.__setattr__(self, "sampling", self.unit)
         if self.records_per_owner == "all":
@@ -97,6 +106,29 @@ class PlanRequest:
         object.__setattr__(self, "noise_schedule", pieces)
         if self.steps is None:
             object.__setattr__(self, "steps", total)
+
+    def resolved(self, total: int) -> PlanRequest:
+        """Return the request with the number of steps in place of the number of epochs.
+
+        It follows from public numbers alone: the expected batch size and `total`, the declared
+        number of elements. A request whose numbers cannot be used is returned unchanged.
+        """
+        if self.epochs is None or self.steps is not None or self._size_problems(total):
+            return self
+        assert self.batch_size is not None
+        steps = max(1, round(self.epochs * total / self.batch_size))
+        return replace(self, steps=steps, epochs=None)
+
+    @property
+    def adaptive_clip_norm(self) -> AdaptiveClipNorm | None:
+        """How the clip norm adapts during the run, or None if it is fixed."""
+        return self.clip_norm if isinstance(self.clip_norm, AdaptiveClipNorm) else None
+
+    @property
+    def initial_clip_norm(self) -> float:
+        """The clip norm, or the one of the first step if it adapts."""
+        adaptive = self.adaptive_clip_norm
+        return float(self.clip_norm if adaptive is None else adaptive.initial)  # type: ignore
 
     @property
     def schedule(self) -> Schedule | None:
@@ -190,8 +222,9 @@ class PlanRequest:
         ]
 
     def _size_problems(self, total: int | None) -> list[str]:
-        problems = []
-        given = sum(x is not None for x in (self.steps, self.batch_size, self.noise_multiplier))
+        problems = self._epoch_problems()
+        length = self.steps if self.epochs is None else self.epochs
+        given = sum(x is not None for x in (length, self.batch_size, self.noise_multiplier))
         if given != 2:
             problems.append(
                 f"{given} of steps, batch_size and noise_multiplier were given; expected two (the "
@@ -210,15 +243,38 @@ class PlanRequest:
             size = self.batch_size
             shown = f"{size:g}" if _is_number(size) else repr(size)
             problems.append(f"batch_size {shown}: expected a number above 0{limit}")
-        if not _in(self.clip_norm, MIN_CLIP_NORM, 1 / MIN_CLIP_NORM):
+        if (adaptive := self.adaptive_clip_norm) is not None:
+            problems += [f"clip_norm: {problem}" for problem in adaptive.problems()]
+        elif isinstance(self.clip_norm, Mapping):
+            problems += [f"clip_norm: {problem}" for problem in option_problems(self.clip_norm)]
+        elif not _in(self.clip_norm, MIN_CLIP_NORM, 1 / MIN_CLIP_NORM):
             problems.append(
-                f"clip_norm {self.clip_norm!r}: expected {MIN_CLIP_NORM:g} to "
-                f"{1 / MIN_CLIP_NORM:g}, so that its square fits in float32"
+                f"clip_norm {self.clip_norm!r}: expected {CLIP_NORM_RANGE}, so that its square "
+                "fits in float32, or 'adaptive'"
             )
         if self.mixture is not None and self.method != "both":
             problems.append(f"mixture {self.mixture}: only method='both' uses a mixture")
         elif self.mixture is not None and not _in(self.mixture, 0, 1):
             problems.append(f"mixture {self.mixture}: expected 0 (sample) to 1 (scale)")
+        return problems
+
+    def _epoch_problems(self) -> list[str]:
+        """Return the reasons why the number of epochs cannot determine the number of steps."""
+        if self.epochs is None:
+            return []
+        problems = []
+        if not (_is_number(self.epochs) and 0 < self.epochs < math.inf):
+            problems.append(f"epochs {self.epochs!r}: expected a positive finite number")
+        if self.steps is not None:
+            problems.append(
+                f"epochs {self.epochs!r} and {self.steps!r} steps were both given; expected one of "
+                "them (an epoch is the number of declared records divided by batch_size, in steps)"
+            )
+        elif self.batch_size is None:
+            problems.append(
+                f"epochs {self.epochs!r} without batch_size: expected both, because the number of "
+                "steps is epochs times the declared records divided by batch_size; or pass steps"
+            )
         return problems
 
     def _noise_problems(self) -> list[str]:
@@ -229,7 +285,7 @@ class PlanRequest:
             and not (_is_number(value) and 0 < value < math.inf)
         ]
         known = self.steps is None or (_is_number(self.steps) and math.isfinite(self.steps))
-        if self.noise_schedule is not None and known:
+        if self.noise_schedule is not None and known and self.epochs is None:
             problems += schedule_problems(self.noise_schedule, self.steps)
         return problems
 
@@ -248,6 +304,8 @@ class PlanRequest:
             problems.append(NO_CONSTRAINTS.format(self.constraints))
         if self.calibration is not None and not isinstance(self.calibration, ClosingMechanism):
             problems.append(NO_CALIBRATION.format(self.calibration))
+        if self.adaptive_clip_norm is not None:
+            problems += self._adaptive_problems()
         if self.statistics is not None and not isinstance(self.statistics, OpeningMechanism):
             problems.append(NO_STATISTICS.format(self.statistics))
         shares = [getattr(plug, "share", 0.0) for plug in (self.calibration, self.statistics)]
@@ -256,6 +314,21 @@ class PlanRequest:
                 f"statistics and calibration have the shares {shares[1]:g} and {shares[0]:g} of "
                 "the strictest owner's budget; expected less than 1 together, because the steps "
                 "need the rest"
+            )
+        return problems
+
+    def _adaptive_problems(self) -> list[str]:
+        """Return the releases that cannot be combined with an adaptive clip norm."""
+        problems = []
+        if self.constraints is not None:
+            problems.append(
+                "constraints with an adaptive clip norm: expected one of them, because both "
+                "release a sum at every step, and a plan accounts for one; use a fixed clip_norm"
+            )
+        if self.release_noise == "laplace":
+            problems.append(
+                "release_noise 'laplace' with an adaptive clip norm: expected 'gaussian', with "
+                "which the release and the gradient are one Gaussian mechanism"
             )
         return problems
 

@@ -59,9 +59,6 @@ _USUAL_SLOPE = 1.5  # of the logarithm of the batch size over that of the noise
 _SHARE_NODES = 256  # of the closing release; with more budgets, shares are interpolated
 _SHARE_ERROR = 1e-5  # of the logarithm of an interpolated share; measured: below 5e-7
 MAX_STEPS = 10_000_000
-# The square of a clip norm must fit in float32, even after scaling and steering. This limit equals
-# the smallest clip norm that a step accepts (`mechanisms.SMALLEST_NORM`).
-MIN_CLIP_NORM = 1e-6
 
 
 @dataclass(frozen=True)

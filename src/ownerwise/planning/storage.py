@@ -34,6 +34,7 @@ from ownerwise.files import (
     write_whole,
 )
 from ownerwise.owners import UNITS, Shared
+from ownerwise.planning.adaptive_clip_norm import AdaptiveClipNorm
 
 FORMAT = 1
 """Version of the plan file format. Increase it if the stored or hashed values change."""
@@ -81,6 +82,7 @@ _HEADER = fields(
         "unit": one_of(*UNITS),
         "sampling": one_of(*UNITS),
         "records_per_owner": or_null(WHOLE),
+        "adaptive_clip_norm": fields(dict.fromkeys(AdaptiveClipNorm().as_dict(), POSITIVE)),
     },
 )
 
@@ -98,6 +100,12 @@ def shared_arrays(shared: Shared | None) -> dict[str, np.ndarray]:
 def shared_of(arrays: Mapping[str, np.ndarray]) -> Shared | None:
     """Return the stored sets of owners who share records, if there are any."""
     return Shared(*(arrays[name] for name in SHARED)) if SHARED[0] in arrays else None
+
+
+def adaptive_clip_norm_of(header: Mapping[str, Any]) -> AdaptiveClipNorm | None:
+    """Return how the clip norm of a stored plan adapts, or None if it is fixed."""
+    stored = header.get("adaptive_clip_norm")
+    return None if stored is None else AdaptiveClipNorm(**stored)
 
 
 def arrays_path(path: str | os.PathLike) -> Path:

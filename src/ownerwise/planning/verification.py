@@ -11,6 +11,7 @@ import numpy as np
 from ownerwise.accounting import Exposure, reference
 from ownerwise.errors import AccountingError, PlanError
 from ownerwise.planning import storage
+from ownerwise.planning.adaptive_clip_norm import AdaptiveClipNorm
 from ownerwise.planning.batch_bounds import rows_needed
 from ownerwise.planning.budget_classes import distinct_budgets
 
@@ -44,7 +45,7 @@ def is_verified(plan: Any) -> bool:
 
 def verify(plan: Any, points: int) -> Verification:
     """Recompute epsilon and raise PlanError if it exceeds a target; see `Plan.verify`."""
-    problems = _value_problems(plan) + _unit_problems(plan)
+    problems = _value_problems(plan) + _unit_problems(plan) + _adaptive_problems(plan)
     problems = problems or _shared_problems(plan) or owner_problems(plan)
     if problems:  # no accountant can handle such values
         raise PlanError(problems)
@@ -145,6 +146,28 @@ def _value_problems(plan: Any) -> list[str]:
         value = getattr(plan, name)
         if value is not None and not 0 < value < float("inf"):
             problems.append(f"{name}: {value!r}; expected a finite number above 0")
+    return problems
+
+
+def _adaptive_problems(plan: Any) -> list[str]:
+    """Return a problem for each value that does not fit an adaptive clip norm."""
+    adaptive = plan.adaptive_clip_norm
+    if adaptive is None:
+        return []
+    if type(adaptive) is not AdaptiveClipNorm:
+        return [f"adaptive_clip_norm is a {type(adaptive).__name__}; expected an AdaptiveClipNorm"]
+    problems = [f"adaptive_clip_norm: {problem}" for problem in adaptive.problems()]
+    if adaptive.initial != plan.clip_norm:
+        problems.append(
+            f"adaptive_clip_norm begins at {adaptive.initial!r}; expected the plan's clip norm, "
+            f"{plan.clip_norm!r}"
+        )
+    accounted = plan.release_std is not None and plan.release_noise == "gaussian"
+    if not accounted or plan.release_shares is not None:
+        problems.append(
+            "adaptive_clip_norm: the plan must account for a release at every step with Gaussian "
+            "noise, to which every record contributes in full"
+        )
     return problems
 
 

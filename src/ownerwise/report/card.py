@@ -32,6 +32,7 @@ from ownerwise.report.guarantees import attacker_words
 from ownerwise.report.limits import Limits
 from ownerwise.report.mechanism_sections import notes_of
 from ownerwise.report.predictions import quality
+from ownerwise.report.regression import ERRORS, final_errors
 from ownerwise.report.rendering import render_markdown
 from ownerwise.runs import Run
 from ownerwise.wording import delta_span, span, span_up, up, whole
@@ -83,6 +84,11 @@ def card_text(run: Run) -> str:
             for metric in METRICS
             for kind, name in [_METRIC_NAMES[metric.key]]
             if (value := comparison.value(run, metric)) is not None
+        ]
+        + [
+            (Markup(key), (ERRORS[key], f"{value:.5g}"))
+            for key, value in final_errors(run, comparison.source).items()
+            if comparison.regression
         ],
         quality=quality(comparison),
         provenance=_provenance(run),
@@ -132,8 +138,14 @@ def _mechanism(run: Run, facts: Facts) -> dict[str, str]:
         "Clipping rule": _plug(run.config.get("clipping")),
         "Importance weights": _plug(run.config.get("weights")),
         **{name: words for notes in notes_of(run) for name, words in notes.card.items()},
+        **_last_clip_norm(run),
         "Steps spent": f"{whole(run.steps_spent)} (model updates: {whole(run.updates)})",
     }
+
+
+def _last_clip_norm(run: Run) -> dict[str, str]:
+    last = next((line["steering"] for line in reversed(run.history) if "steering" in line), None)
+    return {} if last is None else {"Clip norm after the last step": f"{last['clip_norm']:.4g}"}
 
 
 def _plug(plug: Mapping[str, Any] | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from ownerwise.errors import Problems
+from ownerwise.errors import OwnerwiseError, Problems
 from ownerwise.report.facts import Facts
 from ownerwise.report.groups import ValidationGroup, groups_of, nouns_of
 from ownerwise.runs import Run
@@ -79,6 +79,10 @@ class Comparison:
         if not runs:
             problems.add("no runs were passed; expected at least one Run")
         problems.raise_()
+        if len({run.regression is None for run in runs}) > 1:
+            raise OwnerwiseError(
+                "some of the runs predict numbers and others classes: write a report on each kind"
+            )
         by_label: dict[str, list[Run]] = {}
         for run in runs:
             by_label.setdefault(run.label, []).append(run)
@@ -110,6 +114,11 @@ class Comparison:
         return self.methods[1:]
 
     @property
+    def regression(self) -> bool:
+        """Whether the runs predict numbers, so that there are errors instead of recalls."""
+        return all(run.regression is not None for run in self.runs)
+
+    @property
     def group_noun(self) -> str:
         """The word for a group: "Owner", "Class" or "Group"."""
         return nouns_of(self.runs)[0]
@@ -136,7 +145,7 @@ class Comparison:
 
     def value(self, run: Run, metric: Metric) -> float | None:
         """Return the final metric of one run; None if it was not measured."""
-        if self.source is None:
+        if self.source is None or self.regression:  # see `report.regression`
             return None
         evaluation = self.final(run)
         if metric.key == "worst":
@@ -173,7 +182,7 @@ def _strict_recall(run: Run, evaluation: dict[str, Any], share: float) -> float 
     recalls = {
         name: group["recall"]
         for name, group in (evaluation.get("groups") or {}).items()
-        if name in run.group_budgets
+        if name in run.group_budgets and "recall" in group
     }
     if not recalls:
         return None

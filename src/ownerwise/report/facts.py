@@ -138,10 +138,16 @@ class PlanFacts:
         if len(factors) > 1:
             noise += f", times a scheduled factor from {factors[0]:g} to {factors[-1]:g}"
         mixture = "" if plan.mixture is None else f", mixture {plan.mixture:g}"
+        clip_norm = span(float(plan.clip_norms.min()), float(plan.clip_norms.max()), 4)
+        if (adaptive := plan.adaptive_clip_norm) is not None:
+            clip_norm += (
+                f" in the first step; then scaled, together with the noise, to follow the "
+                f"{adaptive.quantile:g} quantile of the gradient norms"
+            )
         return {
             "Plan": f"{plan.method}{mixture}",
             "Sampling": f"Poisson: {_drawn(plan)} ({rates})",
-            "Clip norm": span(float(plan.clip_norms.min()), float(plan.clip_norms.max()), 4),
+            "Clip norm": clip_norm,
             "Noise": noise,
             "Divisor": f"{plan.expected_batch_size:.6g}, the expected batch size, fixed in advance",
             "Steps planned": whole(plan.steps),

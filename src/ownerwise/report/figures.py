@@ -32,8 +32,9 @@ def method_legend(comparison: Comparison) -> list[LegendEntry]:
 
 
 def learning_curves(comparison: Comparison) -> Figure | None:
-    """Return recall and loss over training, one panel per group."""
+    """Return recall (or RMSE) and loss over training, one panel per group."""
     named = comparison.groups[:MOST_NAMED]
+    score, title = ("rmse", "RMSE") if comparison.regression else ("recall", "Recall")
     tracks = {
         what: {
             (group, method.label): track
@@ -41,13 +42,14 @@ def learning_curves(comparison: Comparison) -> Figure | None:
             for method in comparison.methods
             if (track := curve(method.runs, lambda e, g=group, w=what: g.of(e, w))) is not None
         }
-        for what in ("recall", "loss")
+        for what in (score, "loss")
     }
-    if not tracks["recall"] or max(len(c.steps) for c in tracks["recall"].values()) < 2:
+    if not tracks[score] or max(len(c.steps) for c in tracks[score].values()) < 2:
         return None
-    ends = [min(_end(m, g, tracks["recall"]) for m in comparison.methods) for g in named]
+    words = percent if score == "recall" else "{:.3g}".format
+    ends = [min(_end(m, g, tracks[score]) for m in comparison.methods) for g in named]
     shown = most_telling(named, ends, MOST_PANELS)
-    most = max(_FEWEST_POINTS, min(MOST_POINTS, _ALL_POINTS // (6 * len(tracks["recall"]))))
+    most = max(_FEWEST_POINTS, min(MOST_POINTS, _ALL_POINTS // (6 * len(tracks[score]))))
     ranges = {what: _range(tracks[what].values(), unit=what == "recall") for what in tracks}
 
     def view(group: ValidationGroup, what: str) -> View:
@@ -68,19 +70,23 @@ def learning_curves(comparison: Comparison) -> Figure | None:
     panels = [
         Panel(
             _group_title(comparison, group),
-            f"{_group_title(comparison, group)}: recall from start to end of training. "
+            f"{_group_title(comparison, group)}: {title} from start to end of training. "
             + "; ".join(
-                _journey(m, tracks["recall"].get((group, m.label))) for m in comparison.methods
+                _journey(m, tracks[score].get((group, m.label)), words) for m in comparison.methods
             ),
-            {"Recall": view(group, "recall"), "Loss": view(group, "loss")},
+            {title: view(group, score), "Loss": view(group, "loss")},
             shown=group in shown,
         )
         for group in named
     ]
+    meaning = (
+        "RMSE is the root of the mean squared error on a group's validation records"
+        if comparison.regression
+        else "Recall is the share of a group's validation records that are classified correctly"
+    )
     caption = (
-        "Recall is the share of a group's validation records that are classified correctly (not "
-        "private). All panels have the same axes; the strictest budget comes first. "
-        + _band(comparison)
+        f"{meaning} (not private). All panels have the same axes; the strictest budget comes "
+        "first. " + _band(comparison)
     )
     if len(named) < len(comparison.groups):
         caption += f" {len(comparison.groups) - len(named)} more groups are not shown."
@@ -100,10 +106,12 @@ def _group_title(comparison: Comparison, group: ValidationGroup) -> str:
     return f"{comparison.group_noun} {group.name}{budget}"
 
 
-def _journey(method: MethodRuns, track: Curve | None) -> str:
+def _journey(
+    method: MethodRuns, track: Curve | None, words: Callable[[float], str] = percent
+) -> str:
     if track is None:
         return f"{method.label} not measured"
-    return f"{method.label} {percent(track.mean[0])} to {percent(track.mean[-1])}"
+    return f"{method.label} {words(track.mean[0])} to {words(track.mean[-1])}"
 
 
 def _band(comparison: Comparison) -> str:
@@ -133,6 +141,8 @@ def _range(tracks: Iterable[Curve], *, unit: bool) -> list[float]:
 
 def worst_and_overall(comparison: Comparison) -> Figure | None:
     """Return the worst group's recall and the overall accuracy over training."""
+    if comparison.regression:
+        return None
     picks: dict[str, Callable[[dict[str, Any]], float | None]] = {
         "Worst group": lambda e: (e.get("worst_group") or {}).get("recall"),
         "All records": lambda e: e.get("accuracy"),
@@ -170,6 +180,8 @@ def worst_and_overall(comparison: Comparison) -> Figure | None:
 
 def gain_against_budget(comparison: Comparison) -> Figure | None:
     """Return each group's gain over the baseline against its budget, with a regression line."""
+    if comparison.regression:
+        return None
     budgets = {n: e for run in reversed(comparison.runs) for n, e in run.group_budgets.items()}
     groups = [g for g in by_member(comparison.groups, budgets) if g.epsilon is not None]
     if not comparison.others or len(groups) < 2:
@@ -273,6 +285,8 @@ def _regression(
 
 def trade_off(comparison: Comparison) -> Figure | None:
     """Return overall accuracy against spread, with a point per run and a mean per method."""
+    if comparison.regression:
+        return None
     accuracy, spread = METRICS[0], METRICS[-1]
     if not comparison.others:
         return None

@@ -55,6 +55,8 @@ def _released(run: Run) -> list[str]:
     ]
     if run.plan.release_std is not None:
         what = " and ".join(note.released for note in notes_of(run) if note.released) or "one sum"
+        if run.plan.adaptive_clip_norm is not None:
+            what = "one number that shows how many gradients are within the clip norm"
         kind = run.plan.release_noise.capitalize()
         items.append(
             f"at every step, {what} over per-record vectors of norm at most 1, with {kind} noise "

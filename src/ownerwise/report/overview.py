@@ -25,6 +25,7 @@ from ownerwise.report.facts import (
 )
 from ownerwise.report.groups import nouns_of
 from ownerwise.report.predictions import auc_tile, majority_note, no_better
+from ownerwise.report.regression import regression_results
 from ownerwise.report.verdicts import (
     WITHIN_CHANCE,
     against,
@@ -53,6 +54,8 @@ def overview(comparison: Comparison) -> list[Block]:
     content = [_trained(comparison), _status(comparison), _tiles(comparison)]
     if comparison.source is None:
         return [*content, Text(NO_VALIDATION)]
+    if comparison.regression:
+        return [*content, *regression_results(comparison)]
     return [*content, *_findings(comparison), _methods_table(comparison), _measured_on(comparison)]
 
 

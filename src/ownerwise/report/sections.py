@@ -69,7 +69,9 @@ def _learning(comparison: Comparison) -> Sequence[Block] | None:
         "Records with strict budgets are sampled rarely or clipped heavily, so the model may learn "
         "them late or even get worse on them at first. Each panel shows one group.",
     )(comparison)
-    return None if curves is None else [*curves, _group_table(comparison)]
+    if curves is None or comparison.regression:
+        return curves
+    return [*curves, _group_table(comparison)]
 
 
 def _group_table(comparison: Comparison) -> Details:
@@ -196,6 +198,12 @@ def _limits(comparison: Comparison) -> list[Block]:
     ]
 
 
+def _of_classes(why_missing: Callable[[Comparison], str]) -> Callable[[Comparison], str]:
+    """Return why a section about classes is missing."""
+    numbers = "is about classes, but the runs predict numbers."
+    return lambda comparison: numbers if comparison.regression else why_missing(comparison)
+
+
 SECTIONS = (
     Section("overview", "At a glance", "At a glance", overview),
     PREDICTIONS,
@@ -215,8 +223,12 @@ SECTIONS = (
             "If a method helps the owners held back by strict budgets, the points on the left are "
             "above zero.",
         ),
-        lambda comparison: (
-            "needs at least two groups with known budgets." if comparison.others else _SAME_LABEL
+        _of_classes(
+            lambda comparison: (
+                "needs at least two groups with known budgets."
+                if comparison.others
+                else _SAME_LABEL
+            )
         ),
     ),
     Section(
@@ -227,7 +239,7 @@ SECTIONS = (
             figures.worst_and_overall,
             "A high average can hide a group on which the model performs poorly.",
         ),
-        lambda comparison: "needs validation data and at least two evaluations.",
+        _of_classes(lambda comparison: "needs validation data and at least two evaluations."),
     ),
     Section(
         "trade-off",
@@ -238,10 +250,12 @@ SECTIONS = (
             "Equal recall is of little use if it is low for every group, as is high accuracy if "
             "some groups are left behind.",
         ),
-        lambda comparison: (
-            "needs the accuracy and spread of several methods."
-            if comparison.others
-            else _SAME_LABEL
+        _of_classes(
+            lambda comparison: (
+                "needs the accuracy and spread of several methods."
+                if comparison.others
+                else _SAME_LABEL
+            )
         ),
     ),
     Section("budgets", "Budgets", "Privacy budgets and spending", _budgets),

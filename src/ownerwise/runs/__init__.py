@@ -5,12 +5,13 @@ the subpackage report only when they are called.
 """
 
 from ownerwise.runs.environment import environment
-from ownerwise.runs.folders import folder_problems, holds_a_run
+from ownerwise.runs.folders import ALREADY_A_RUN, folder_problems, holds_a_run
 from ownerwise.runs.reading import HISTORY, PLAN, RUN_KEY
 from ownerwise.runs.run import CARD, REPORT, STEP_NOT_PRIVATE, Run, default_label
 from ownerwise.runs.settings import describe_function
 
 __all__ = [
+    "ALREADY_A_RUN",
     "CARD",
     "HISTORY",
     "PLAN",

@@ -53,6 +53,11 @@ IF_ABSENT: dict[str, Any] = {
 now written out, changes nothing as long as it has the value that the run was trained with."""
 
 
+ALREADY_A_RUN = (
+    "{} already contains a run; resume it (resume=True, or --resume), or " + OWN_FOLDER_ADVICE
+)
+
+
 class FolderLock:
     """Locks a run folder for this process: `with FolderLock(folder): ...`."""
 
@@ -108,10 +113,7 @@ def folder_problems(folder: Path, config: dict[str, Any], plan: Plan, resume: bo
         if not holds_a_run(folder):
             return _remains(folder)
         if not resume:
-            return [
-                f"{folder} already contains a run; resume it (resume=True, or --resume), or "
-                f"{OWN_FOLDER_ADVICE}"
-            ]
+            return [ALREADY_A_RUN.format(folder)]
         stored, identity = reading.read_config(folder)
         may_differ = MAY_CHANGE | (ADDED_LATER - stored.keys())
         changes = differences(stored, config, may_differ, IF_ABSENT)

@@ -9,7 +9,7 @@ is reported.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,12 @@ _CONFIG = fields(
             {"classes": list_of(TEXT), "sizes": mapping_of(WHOLE), "columns": list_of(TEXT)},
             {"numbers": WHOLE},
         ),
+        "regression": fields({"range": list_of(NUMBER), "loss": TEXT}),
     },
 )
 _PER_OWNER = {"owners": WHOLE, "owner_accuracy": NUMBER}
 _GROUP = fields({"loss": or_null(NUMBER), "recall": NUMBER, "records": WHOLE}, _PER_OWNER)
-_METRICS = fields(
+_CLASS_METRICS = fields(
     {
         "loss": or_null(NUMBER),
         "accuracy": NUMBER,
@@ -79,18 +80,39 @@ _METRICS = fields(
     },
     _PER_OWNER,
 )
+_ERRORS = {"loss": or_null(NUMBER), "rmse": NUMBER, "mae": NUMBER, "trivial_rmse": NUMBER}
+_ERRORS |= {"r2": or_null(NUMBER)}
+_ERRORS_PER_OWNER = {"owners": WHOLE, "owner_mae": NUMBER}
+_REGRESSION_METRICS = fields(
+    {
+        **_ERRORS,
+        "worst_group": or_null(fields({"name": TEXT, "rmse": NUMBER})),
+        "spread": or_null(NUMBER),
+        "groups": mapping_of(fields({**_ERRORS, "records": WHOLE}, _ERRORS_PER_OWNER)),
+    },
+    _ERRORS_PER_OWNER,
+)
+
+
+def _metrics(value: Any, where: str) -> Iterator[str]:
+    """Check the metrics of a classifier, or of a regression."""
+    regression = isinstance(value, dict) and "rmse" in value
+    return (_REGRESSION_METRICS if regression else _CLASS_METRICS)(value, where)
+
+
 _LINE = fields(
     {
         "step": WHOLE,
         "updates": WHOLE,
         "seconds": NUMBER,
         "learning_rate": NUMBER,
-        "validation": or_null(_METRICS),
+        "validation": or_null(_metrics),
     },
     {
-        "test": or_null(_METRICS),
+        "test": or_null(_metrics),
         "constraints": or_null(mapping_of(ANYTHING)),
         "calibration": mapping_of(ANYTHING),
+        "steering": mapping_of(NUMBER),
         "statistics": mapping_of(ANYTHING),
         RUN_KEY: TEXT,
     },

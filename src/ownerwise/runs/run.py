@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ownerwise.errors import OwnerwiseError, Problems
 from ownerwise.evaluation import Predict, predicted_classes
+from ownerwise.mechanisms import REGRESSION_LOSSES, RegressionLoss
 from ownerwise.planning import Plan
 from ownerwise.repair import PullAdjustment, class_logits
 from ownerwise.runs import export
@@ -148,20 +149,34 @@ class Run:
         known = self.config.get("prediction")
         return None if known is None else known["classes"]
 
+    @property
+    def regression(self) -> RegressionLoss | None:
+        """The loss of a run that predicts numbers; None for a classifier."""
+        stored = self.config.get("regression")
+        if stored is None:
+            return None
+        low, high = stored["range"]
+        return RegressionLoss(low, high, REGRESSION_LOSSES[stored["loss"]])
+
     def predict(self, X: Any, repair: PullAdjustment | None = None) -> np.ndarray:
         """Return the predicted class of each record; its name, if the run knows the classes.
 
+        For a regression (`RegressionLoss`), return the predicted numbers.
         Args:
             X: the model's inputs, an array or tensor [records, ...]. For a run that was made from a
                 configuration with a table, also the path of a table with new records.
             repair: a correction of the outputs, from public label counts. What the run was trained
                 with is not applied again.
         """
+        if (loss := self.regression) is not None:
+            return loss.numbers(self._outputs(X, repair)).cpu().numpy()
         classes = self.to_classes(self._outputs(X, repair)).cpu().numpy()
         return classes if self.classes is None else np.array(self.classes)[classes]
 
     def predict_proba(self, X: Any, repair: PullAdjustment | None = None) -> np.ndarray:
         """Return the class probabilities, [records, classes], of a classifier; see `predict`."""
+        if self.regression is not None:
+            raise OwnerwiseError("a regression predicts numbers, not classes: use run.predict(X)")
         return class_logits(self._outputs(X, repair)).softmax(dim=1).numpy()
 
     def _outputs(self, X: Any, repair: PullAdjustment | None) -> Tensor:

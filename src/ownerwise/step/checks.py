@@ -9,11 +9,27 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ownerwise.batches import Batch, Unloaded, row_counts
+from ownerwise.batches import Batch, Unloaded, row_counts, take
 from ownerwise.errors import OwnerwiseError, PlanError, name_some
-from ownerwise.mechanisms import ClippingRule, Closing, Release, Steering, Weights
+from ownerwise.gradients import evaluation_mode
+from ownerwise.mechanisms import (
+    ClippingRule,
+    Closing,
+    Loss,
+    RegressionLoss,
+    Release,
+    Steering,
+    Weights,
+    plain_loss,
+)
+from ownerwise.mechanisms.target_checks import run_on_first, target_problems
 from ownerwise.planning import Plan
 from ownerwise.repair import PullAdjustment
+
+NO_BATCH = (
+    "got {}; expected a Batch, as in `for batch in PoissonBatches(data, plan): step(batch)`: "
+    "PoissonBatches samples at the owners' rates, which a DataLoader does not"
+)
 
 
 def optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
@@ -61,6 +77,14 @@ def release_problems(
     rule: ClippingRule, steering: Steering | None, release: Release | None, plan: Plan
 ) -> Iterator[str]:
     """Yield each mismatch between the additional release and the one the plan accounts for."""
+    if plan.adaptive_clip_norm is not None:  # see `adaptive_problems` for the rule
+        if release is not None:
+            yield (
+                "the plan's adaptive clip norm releases a number at every step and another release "
+                "was passed, but the plan accounts for only one: remove the release, or plan with "
+                "a fixed clip_norm"
+            )
+        return
     if release is not None and steering is not None:
         yield (
             f"{type(rule).__name__} releases a count for its steering and another release was "
@@ -99,13 +123,27 @@ def repair_problems(
         yield from repair.problems(plan, *names)
 
 
+def regression_problems(loss: Loss, repair: PullAdjustment | None, plan: Plan) -> Iterator[str]:
+    """Yield what only a classifier can use, if the loss is that of a regression."""
+    plain = plain_loss(loss)
+    given = {
+        "calibration": (plan.closing_std is not None, "plan without calibration="),
+        "repair": (repair is not None, "leave it out"),
+        "constraints": (plain is not loss, "plan and train without constraints="),
+    }
+    if isinstance(plain, RegressionLoss):
+        yield from (
+            f"{name} with a RegressionLoss: it applies to classes, and a regression has none; "
+            f"{remedy}"
+            for name, (is_given, remedy) in given.items()
+            if is_given
+        )
+
+
 def refuse_unplanned(batch: Any, step: int, plan: Plan) -> None:
     """Raise an error unless this is the plan's batch for the next step, number `step`."""
     if not isinstance(batch, Batch):
-        raise OwnerwiseError(
-            f"got a {type(batch).__name__}; expected a Batch: iterate over PoissonBatches(data, "
-            "plan), which samples at the owners' rates, instead of a DataLoader"
-        )
+        raise OwnerwiseError(NO_BATCH.format(f"a {type(batch).__name__}"))
     if step >= plan.steps:
         raise PlanError(
             f"all {plan.steps} planned steps have been taken; another one would exceed the "
@@ -132,6 +170,15 @@ def refuse_unloaded(batch: Batch) -> None:
             "names none of them: try dataset[i] for every record, and collate, outside a private "
             "run. The fact that loading failed is itself not private: no guarantee covers it"
         )
+
+
+def refuse_unusable(model: nn.Module, loss: Loss, batch: Batch) -> None:
+    """Raise an error if the model or the loss does not accept the dtypes or shapes of a batch."""
+    inputs, targets = take(inputs_and_targets(batch), list(range(min(2, len(batch)))))
+    with evaluation_mode(model):
+        outputs = run_on_first(model, inputs)
+    if problems := target_problems(loss, outputs, targets):
+        raise OwnerwiseError(problems)
 
 
 def inputs_and_targets(batch: Batch) -> tuple[Any, Any]:

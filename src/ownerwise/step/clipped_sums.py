@@ -89,7 +89,7 @@ class ClippedSums:
         self.model = model
         self.plan = plan
         self.loss = per_record(loss)
-        self._plain_loss = loss
+        self.plain_loss = loss
         self.clipping = clipping
         self.weights = weights
         self.release = release
@@ -98,7 +98,7 @@ class ClippedSums:
         self.not_private = not_private
         self.peek: Peek | None = None
         self._split = Split(model, performance)
-        self.rounding = Rounding.of(plan, model, weights, release)
+        self.rounding = Rounding.of(plan, model, weights, release or steering)
         self._loss_roundoff = loss_roundoff(model)
         self._batches = 0  # number of batches with at least two records
         self._due = False
@@ -189,20 +189,41 @@ class ClippedSums:
         else:
             also = None if micro.check is None else micro.check.joint(losses)
             records = micro.chain.backward(losses, segments, also=also)
-        factors = self._factors(records.norms, limits[micro.elements], randomness, len(rows))
+        clips = limits[micro.elements]
+        factors = self._factors(records.norms, clips, randomness, len(rows))
         if micro.check is not None:
             lengths = functools.partial(_lengths, factors, records, segments)
             micro.check.compare(losses, lengths, self._smallest_clip * self._clip_scale, len(rows))
+        there = None
         if rows.occupied is not None:
-            factors = factors * torch.as_tensor(rows.occupied[micro.rows]).to(factors)
+            there = torch.as_tensor(rows.occupied[micro.rows]).to(factors)
+            factors = factors * there
         if self.steering is not None:
-            self.steering.observe(factors)
+            self._observe(micro, records.norms, clips, factors, there)
         if weights is not None:
             factors = factors * torch.from_numpy(weights[micro.elements]).to(factors)
         if self.not_private:
             micro.seen = losses.detach(), records.norms, factors
         micro.outputs = micro.losses = micro.chain = micro.check = None  # frees memory
         return self._sum(records, factors, rows, micro.rows)
+
+    def _observe(
+        self,
+        micro: MicroBatch,
+        norms: Tensor,
+        clips: np.ndarray,
+        factors: Tensor,
+        there: Tensor | None,
+    ) -> None:
+        """Let the steering add up what the records of a micro-batch contribute to its number."""
+        assert self.steering is not None
+        assert micro.losses is not None
+        if self.plan.adaptive_clip_norm is not None and self.plan.hardened_rows is None:
+            refuse_imprecise([*micro.output_tensors(), micro.losses], self._loss_roundoff)
+        limits = torch.as_tensor(clips, dtype=norms.dtype, device=norms.device)
+        if there is not None:
+            norms, limits, factors = (each[there > 0] for each in (norms, limits, factors))
+        self.steering.observe(norms, limits, factors)
 
     @property
     def _clip_scale(self) -> float:
@@ -319,10 +340,10 @@ class ClippedSums:
         """Return the loss check for a micro-batch, or None for a loss that cannot mix records."""
         if not separation.active:
             return None
-        if not released and never_mixes(self._plain_loss, micro.outputs, micro.targets):
+        if not released and never_mixes(self.plain_loss, micro.outputs, micro.targets):
             return None
         return LossCheck(
-            self._plain_loss, self.loss, micro.outputs, micro.targets, len(micro),
+            self.plain_loss, self.loss, micro.outputs, micro.targets, len(micro),
             released, randomness.parts, thorough=self._due, segments=micro.segments,
         )  # fmt: skip
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ownerwise.batches import Batch, Collate, data_problems, ownerless_problems, rows_of
+from ownerwise.batches import Batch, Collate, Unloaded, data_problems, ownerless_problems, rows_of
 from ownerwise.errors import OwnerwiseError, PlanError
 from ownerwise.gradients import check
 from ownerwise.marks import marks_of
@@ -29,8 +29,10 @@ from ownerwise.mechanisms import (
     Release,
     Standard,
     Weights,
+    adaptive_problems,
     loss_problems,
     standardising_layers,
+    steering_for,
 )
 from ownerwise.planning import Plan
 from ownerwise.randomness import SecretStream
@@ -44,10 +46,13 @@ from ownerwise.step import checkpoints
 from ownerwise.step.account import Account
 from ownerwise.step.account_file import OWN_FOLDER_ADVICE, read_account
 from ownerwise.step.checks import (
+    NO_BATCH,
     optimizer_problems,
     plug_problems,
     refuse_unloaded,
     refuse_unplanned,
+    refuse_unusable,
+    regression_problems,
     release_problems,
     repair_problems,
 )
@@ -87,8 +92,9 @@ class PrivateStep:
     Formal guarantee: with batches from `PoissonBatches` for the same plan, each record of owner o
     changes the sum by at most `plan.clip_norms[o]`, Gaussian noise of std `plan.noise_std_at(step)`
     is added once to the sum, and at most `plan.steps` steps are taken. This is the mechanism that
-    the plan accounts for. Steering scales clip norms and noise together and lowers sampling rates,
-    based only on past outputs, so it never increases the privacy cost. The plan, the architecture
+    the plan accounts for. Steering (by a plan with an adaptive clip norm, or by a clipping rule)
+    scales clip norms and noise together and lowers sampling rates, based only on past outputs, so
+    it never increases the privacy cost. The plan, the architecture
     and the optimizer's settings are public. The micro-batch size and the device
     affect only speed, the last bits of sums, and dropout masks.
 
@@ -143,11 +149,13 @@ class PrivateStep:
         except PlanError as error:  # nothing else can be checked against such a plan
             raise OwnerwiseError([*problems, *error.problems]) from None
         rule: ClippingRule = Standard() if clipping is None else clipping
-        steering = rule.steering(plan)
+        steering = steering_for(plan, rule)
+        problems += adaptive_problems(plan.adaptive_clip_norm, rule)
         problems += release_problems(rule, steering, release, plan)
         problems += repair_problems(repair, weights, release, plan)
+        problems += regression_problems(loss, repair, plan)
         bound = None if weights is None else weights.bind(plan)
-        problems += rounding_problems(plan, model, bound, release)
+        problems += rounding_problems(plan, model, bound, release or steering)
         if calibration is not None and plan.closing_std is None:
             problems.append(NO_CLOSING)
         problems += closing_problems(plan)
@@ -185,6 +193,7 @@ class PrivateStep:
         )
         root = SecretStream() if stream is None else stream
         self._randomness = RunRandomness(plan, root, rule_draws=rule.randomised)
+        self._tried = False  # whether the model and the loss accept a batch
         self._spent = 0
         self._updates = 0
         self._opened = False  # whether the column statistics were drawn by this object
@@ -375,12 +384,15 @@ class PrivateStep:
         }
         return {name: plug for name, plug in plugs.items() if plug is not None}
 
-    def __call__(self, batch: Batch) -> None:
+    def __call__(self, batch: Batch, *others: Any) -> None:
         """Take one step. The optimizer updates the model; nothing else is released.
 
         Threads may share a PrivateStep: they enter it one at a time, and a batch for a step that
-        was already taken is rejected.
+        was already taken is rejected. Before the first step, the dtypes and shapes of the batch are
+        checked, so a mistake in them costs no step.
         """
+        if others:
+            raise OwnerwiseError(NO_BATCH.format(f"{1 + len(others)} arguments"))
         with self._lock:
             self._take(batch)
 
@@ -390,6 +402,9 @@ class PrivateStep:
             raise OwnerwiseError(NOT_STANDARDISED)
         refuse_unplanned(batch, step, self.plan)
         self._refuse_undeclared_changes()
+        if not self._tried and len(batch) and not isinstance(batch.data, Unloaded):
+            refuse_unusable(self.model, self._sums.plain_loss, batch)
+            self._tried = True
         self._private_so_far &= batch.private
         if self.private and step_hooks(self.optimizer):
             raise OwnerwiseError(
@@ -406,14 +421,14 @@ class PrivateStep:
         randomness, steering = self._randomness.of_step(step), self.steering
         scale, clip_scale = 1 / self.plan.expected_batch_size, 1.0
         if steering is not None:
-            assert randomness.rule is not None
             batch = steering.select(batch, randomness.rule)
             scale, clip_scale = scale / steering.keep_probability, steering.clip_scale
         sums = self.clipped_sum(batch, randomness)
         self._update(self._randomness.noised(step, sums, clip_scale, scale), self._watch)
         if steering is not None:
-            count = torch.tensor([steering.count], dtype=torch.float64)
-            steering.update(float(randomness.release(count)))
+            shrink = 1 + self._sums.rounding.release_slack
+            total = torch.tensor([steering.total], dtype=torch.float64)
+            steering.update(float(randomness.release(total / shrink)) * shrink)
         self._updates += 1
 
     def _update(self, gradients: dict[nn.Parameter, Tensor], watch: ParameterWatch) -> None:

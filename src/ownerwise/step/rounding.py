@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from ownerwise.batches import surplus_problems
 from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import BLOCK
-from ownerwise.mechanisms import SMALLEST_NORM, Release, Weights
+from ownerwise.mechanisms import SMALLEST_NORM, Release, Steering, Weights
 from ownerwise.planning import Plan, largest_total
 
 GRID_TOLERANCE = 1e-4
 """The part of the slack that covers rounding to the noise grid."""
 NORM_ERROR = 1e-5
 """Largest relative error of a computed gradient norm."""
+_NORM_ROUNDOFFS = 100.0  # error of a norm in models of low precision, in their roundoffs
 RELEASE_SLACK = 1e-3
 """Allowance for rounding, both to the grid and in other rows, in a release with sensitivity 1."""
 # The change in a sum's rounding when a record is removed, in relative roundoffs: in blocks, and
@@ -67,13 +68,17 @@ class Rounding:
         plan: Plan,
         model: nn.Module,
         weights: Weights | None,
-        release: Release | None = None,
+        release: Release | Steering | None = None,
     ) -> Rounding:
         """Return the summation method and the slacks for a step under this plan."""
         rounding = cls._of_gradients(plan, model, weights)
         if plan.hardened_rows is not None or release is None:
             return rounding
-        per_record = release.output_slack(loss_roundoff(model))
+        if isinstance(release, Steering):
+            error = max(NORM_ERROR, _NORM_ROUNDOFFS * loss_roundoff(model))
+            per_record = release.slack_per_record(error)
+        else:
+            per_record = release.output_slack(loss_roundoff(model))
         return replace(rounding, release_slack=RELEASE_SLACK + per_record * _most_records(plan))
 
     @classmethod
@@ -106,7 +111,10 @@ class Rounding:
 
 
 def rounding_problems(
-    plan: Plan, model: nn.Module, weights: Weights | None, release: Release | None = None
+    plan: Plan,
+    model: nn.Module,
+    weights: Weights | None,
+    release: Release | Steering | None = None,
 ) -> list[str]:
     """Return all problems that rounding causes under this plan."""
     rounding = Rounding.of(plan, model, weights, release)
@@ -116,6 +124,8 @@ def rounding_problems(
             "constraints with hard=True count predicted classes, which rounding can change: plan "
             "with hardened=True, or remove hard=True"
         )
+    elif isinstance(release, Steering):  # the slack only adds to the noise of the number
+        pass
     elif rounding.release_slack > LARGEST_SLACK:
         problems.append(
             f"rounding could add {rounding.release_slack:.0%} to a record's contribution to "

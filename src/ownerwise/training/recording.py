@@ -75,9 +75,10 @@ class Recorder:
         metrics = self._run.history[-1]["validation"] if self._run.history else None
         if metrics is None:
             return ""
-        words, worst = f"accuracy {metrics['accuracy']:.3f}", metrics["worst_group"]
+        overall, of_group = ("rmse", "rmse") if "rmse" in metrics else ("accuracy", "recall")
+        words, worst = f"{overall} {metrics[overall]:.3g}", metrics["worst_group"]
         if worst is not None:
-            words += f", worst {printable(worst['name'])} {worst['recall']:.3f}"
+            words += f", worst {printable(worst['name'])} {worst[of_group]:.3g}"
         return words
 
     def record(self) -> bool:
@@ -155,6 +156,8 @@ class Recorder:
             "learning_rate": self.learning_rate(max(spent - 1, 0)),
             "validation": None,
         }
+        if self._step.steering is not None and (released := self._step.steering.record()):
+            line["steering"] = released
         last = self._is_last()
         if self._validation is not None:
             line["validation"] = self._validation(model, self._loss, details=last)

@@ -13,7 +13,13 @@ from tqdm import tqdm
 from ownerwise.batches import Collate, PoissonBatches
 from ownerwise.errors import OwnerwiseError, printable
 from ownerwise.evaluation import Evaluation
-from ownerwise.mechanisms import CLIPPING_RULES, ColumnStatistics, Release, plain_loss
+from ownerwise.mechanisms import (
+    CLIPPING_RULES,
+    ColumnStatistics,
+    RegressionLoss,
+    Release,
+    plain_loss,
+)
 from ownerwise.planning import Plan
 from ownerwise.repair import PullAdjustment, closing_for
 from ownerwise.runs import Run, environment, settings
@@ -279,6 +285,8 @@ class Trainer(TrainerSettings):
             config["held_out_owners"] = held_out
         if isinstance(loss, partial):
             config["loss_options"] = loss.keywords
+        if isinstance(loss, RegressionLoss):
+            config["loss"], config["regression"] = str(loss), loss.settings()
         if self.averaging is not None:
             config["averaging"] = self.averaging
         if self.constraints is not None:
@@ -305,7 +313,8 @@ class Trainer(TrainerSettings):
         budgets = settings.owner_budgets(names, self.plan.owners)
         are_owners = bool(names) and (names == set(budgets) or all(e.by_owner for e in given))
         if groups_are is None:
-            groups_are = "owners" if are_owners else "groups" if names else "classes"
+            no_names = "groups" if isinstance(self.loss, RegressionLoss) else "classes"
+            groups_are = "owners" if are_owners else "groups" if names else no_names
         budgets |= {name_of(group): value for group, value in (self.group_budgets or {}).items()}
         unit = self.plan.unit
         for evaluation in given:

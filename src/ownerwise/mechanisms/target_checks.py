@@ -16,7 +16,8 @@ from torch.nn import functional
 from ownerwise.batches import described, dtype_name, shape_name
 from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import State, run_on_dummies
-from ownerwise.mechanisms import Loss, ignored_target, plain_loss
+from ownerwise.mechanisms.losses import Loss, ignored_target, plain_loss
+from ownerwise.mechanisms.regression import RegressionLoss
 
 _OF_CLASSES = (functional.cross_entropy, functional.nll_loss, nn.CrossEntropyLoss, nn.NLLLoss)
 _OF_PROBABILITIES = (
@@ -80,6 +81,8 @@ def target_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
     loss, targets = _plain(loss, targets)
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.dim()):
         return []
+    if isinstance(loss, RegressionLoss):
+        return _regression_problems(outputs, targets)
     kind = _kind(loss)
     if kind in _OF_CLASSES:
         return _class_problems(outputs, targets)
@@ -164,6 +167,18 @@ def _class_problems(outputs: Tensor, targets: Tensor) -> list[str]:
         return []
     fix = f"pass y{call}" if known else "pass y in this shape"
     return [f"targets are {described(targets)}; expected classes, int64 {shape_name(shape)}: {fix}"]
+
+
+def _regression_problems(outputs: Tensor, targets: Tensor) -> list[str]:
+    problems, count = [], outputs.shape[:1]
+    if outputs.shape not in (count, (*count, 1)):
+        problems.append(
+            f"the outputs are {described(outputs)}; a regression needs one output per record: give "
+            "the model a single output"
+        )
+    if targets.shape not in (count, (*count, 1)) or targets.dtype == torch.bool:
+        problems.append(f"targets are {described(targets)}; expected one number per record")
+    return problems
 
 
 def _number_problems(outputs: Tensor, targets: Tensor, *, probabilities: bool) -> list[str]:
