@@ -20,6 +20,7 @@ from ownerwise.gradients.problems import (
     Problem,
     Refused,
 )
+from ownerwise.gradients.recomputation import uncompiled
 from ownerwise.gradients.separation import Company, Trial, halves_by_copy
 from ownerwise.gradients.state import State
 from ownerwise.gradients.tape import Tape
@@ -80,8 +81,6 @@ def _of_module(name: str, module: nn.Module) -> Iterator[Problem]:
         yield Problem(where, *PROJECTED_LSTM)
     elif isinstance(module, torch.jit.ScriptModule):
         yield Problem(where, COMPILED, "pass the unscripted module")
-    elif type(module).__name__ == "OptimizedModule":
-        yield Problem(where, COMPILED, "pass the uncompiled module")
     elif isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         yield Problem(
             where, "it reduces gradients itself, before they are clipped", "pass `.module`"
@@ -121,7 +120,7 @@ def _of_run(model: nn.Module, inputs: tuple[Any, ...], known: set[str]) -> list[
     mixing_is_known = any("BatchNorm" in where or "InstanceNorm" in where for where in known)
     problems: list[Problem] = []
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), uncompiled():
             torch.manual_seed(0)
             with tape:
                 outputs = model(*inputs)

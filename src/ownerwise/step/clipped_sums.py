@@ -20,6 +20,7 @@ from ownerwise.gradients import (
     Segments,
     Tape,
     changed_by_data,
+    uncompiled,
 )
 from ownerwise.mechanisms import (
     ClippingRule,
@@ -127,7 +128,7 @@ class ClippedSums:
             self._released([], np.zeros(0), randomness)
             return _zeros(self.model)
         rows = place(batch, self.plan.hardened_rows, randomness.rows)
-        with kept_generators(), torch.enable_grad():
+        with kept_generators(), torch.enable_grad(), uncompiled():
             self._check_model(batch, rows.inputs, randomness)
             micro_batches = self._split(rows)
             released, weights = self._of_whole_batch(batch, rows, micro_batches, randomness)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ownerwise.batches import ArrayRows, DatasetRows, Unloaded
 from ownerwise.batches.trees import leaves, map_tensors
 from ownerwise.errors import OwnerwiseError
-from ownerwise.gradients import Attributes, State, changed_by_data, evaluation_mode
+from ownerwise.gradients import Attributes, State, changed_by_data, evaluation_mode, uncompiled
 from ownerwise.mechanisms import Closing, unit_rows
 from ownerwise.owners import of_holders
 from ownerwise.planning import Plan
@@ -115,7 +115,7 @@ def closing_sum(
     slack = _slack(plan, at_once)
     room = separation.ROOM * least_share(plan) / max(declared, 1)
     total: Tensor | None = None
-    with evaluation_mode(model), _unchanged(model):
+    with evaluation_mode(model), _unchanged(model), uncompiled():
         for start in range(0, declared, at_once):
             records = record_in[start : start + at_once]
             there = records >= 0
