@@ -3,6 +3,7 @@
 This package may import owners, planning and randomness, but not models or gradients.
 """
 
+from ownerwise.batches.devices import Device, device_of, device_problems, moved
 from ownerwise.batches.poisson import Batch, PoissonBatches
 from ownerwise.batches.rows import (
     COLLATE_NEEDS_DATASET,
@@ -29,14 +30,18 @@ __all__ = [
     "Batch",
     "Collate",
     "DatasetRows",
+    "Device",
     "Part",
     "PoissonBatches",
     "Unloaded",
     "arrays_of",
     "data_problems",
     "described",
+    "device_of",
+    "device_problems",
     "dtype_name",
     "is_map_style",
+    "moved",
     "ownerless_problems",
     "row_counts",
     "rows_of",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from ownerwise.batches import Collate, arrays_of, is_map_style
+from ownerwise.batches import Collate, arrays_of, device_of, is_map_style, moved
 from ownerwise.errors import OwnerwiseError, name_some
 from ownerwise.evaluation.groups import (
     SMALLEST_GROUP,
@@ -115,7 +115,8 @@ class Evaluation:
         unreduced = per_record(loss)
         losses, predicted, actual, cells = [], [], [], []
         with evaluation_mode(model):
-            for inputs, targets in parts_of(self._data, _RECORDS_AT_ONCE, self._collate):
+            for part in parts_of(self._data, _RECORDS_AT_ONCE, self._collate):
+                inputs, targets = moved(part, device_of(model))
                 outputs = model(inputs)
                 losses.append(unreduced(outputs, targets).double().cpu().numpy())
                 if self._constraints is not None:
@@ -195,7 +196,7 @@ def trial_problems(
     arrays = arrays_of(data, collate)
     try:
         with evaluation_mode(model):
-            inputs, targets = next(parts_of(data, 2, collate))
+            inputs, targets = moved(next(parts_of(data, 2, collate)), device_of(model))
             outputs = run_on_first(model, inputs)
             problems = target_problems(loss, outputs, targets)
             problems = problems or value_problems(loss, outputs, arrays[1] if arrays else targets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ownerwise.batches import Batch
+from ownerwise.batches import Batch, device_of, moved
 from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import (
     Attributes,
@@ -127,6 +128,7 @@ class ClippedSums:
         if empty or overflows:
             self._released([], np.zeros(0), randomness)
             return _zeros(self.model)
+        batch = self._beside_the_model(batch)
         rows = place(batch, self.plan.hardened_rows, randomness.rows)
         with kept_generators(), torch.enable_grad(), uncompiled():
             self._check_model(batch, rows.inputs, randomness)
@@ -140,6 +142,12 @@ class ClippedSums:
             self._refuse_written_buffers()
         self._keep_peek(micro_batches, rows)
         return totals
+
+    def _beside_the_model(self, batch: Batch) -> Batch:
+        """Return the batch with its data on the model's device."""
+        device = device_of(self.model)
+        data, part = moved((batch.data, batch.part), device)
+        return dataclasses.replace(batch, data=data, part=part)
 
     def _of_whole_batch(
         self, batch: Batch, rows: Rows, micro_batches: list[MicroBatch], randomness: Randomness
@@ -293,7 +301,7 @@ class ClippedSums:
             places = [micro.rows for micro in micro_batches]
             total = sum_of_unit_rows(found, places, release.shape, scales, absolute=absolute)
             noised = randomness.release(total / (1 + self.rounding.release_slack))
-            return (release.process(noised),)
+            return (moved(release.process(noised), device_of(self.model)),)
 
     def _scales(self, rows: Rows) -> np.ndarray | None:
         """Return the factor for each row's contribution to a release; None if all factors are 1."""

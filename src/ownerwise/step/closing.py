@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ownerwise.batches import ArrayRows, DatasetRows, Unloaded
+from ownerwise.batches import ArrayRows, DatasetRows, Unloaded, device_of, moved
 from ownerwise.batches.trees import leaves, map_tensors
 from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import Attributes, State, changed_by_data, evaluation_mode, uncompiled
@@ -119,7 +119,7 @@ def closing_sum(
         for start in range(0, declared, at_once):
             records = record_in[start : start + at_once]
             there = records >= 0
-            inputs, targets = _placed(rows, records, there, parts)
+            inputs, targets = moved(_placed(rows, records, there, parts), device_of(model))
             if len(records) > 1:
                 check_outputs(model, inputs, len(records), room, parts)
             outputs = _outputs(model, inputs)
@@ -135,7 +135,7 @@ def closing_sum(
                 )
             scales = np.zeros(len(records))
             scales[there] = shares[owner_index[records[there]]] / (1 + slack)
-            piece = unit_rows(found, torch.from_numpy(scales)).sum(dim=0)
+            piece = unit_rows(found, torch.from_numpy(scales)).sum(dim=0).cpu()
             total = piece if total is None else total + piece
     assert total is not None
     return total

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ownerwise.batches import (
@@ -18,6 +18,7 @@ from ownerwise.batches import (
     Collate,
     arrays_of,
     data_problems,
+    device_problems,
     ownerless_problems,
 )
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems
@@ -58,6 +59,8 @@ def prepare(
     stream = SecretStream()
     if settings.seed is not None and RULES["seed"].fits(settings.seed):
         stream = SecretStream.from_seed(settings.seed)
+    if not device_problems(settings.device):
+        _move(settings)
     step = None
     with problems.guard():
         step = _make_step(settings, stream)
@@ -88,6 +91,14 @@ def _run_problems(settings: TrainerSettings, resume: bool) -> Iterator[str]:
         )
     if resume and settings.path is None:
         yield "resume=True needs the folder of the run: Trainer(..., folder=)"
+
+
+def _move(settings: TrainerSettings) -> None:
+    """Move the model, and a loss that is a module, to the device for training."""
+    if settings.device is not None:
+        settings.model.to(settings.device)
+        if isinstance(loss := plain_loss(settings.loss), nn.Module):
+            loss.to(settings.device)
 
 
 def _make_step(settings: TrainerSettings, stream: SecretStream) -> PrivateStep:

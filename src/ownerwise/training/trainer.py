@@ -55,6 +55,8 @@ class Trainer(TrainerSettings):
             trained model then use the average.
         loss: as for `PrivateStep`.
         weights, clipping, performance: as for `PrivateStep`.
+        device: where to train, such as "cuda"; the model is moved there. By default, the model
+            stays where it is. Data may be anywhere.
         constraints: rate constraints, or another release, to train under. With rate constraints,
             targets in every data set contain the class and the cell (see `Partition.targets`). The
             plan accounts for the release (`plan(..., constraints=)`).
@@ -153,6 +155,7 @@ class Trainer(TrainerSettings):
                 start=step.steps_spent,
                 num_workers=num_workers,
                 collate=collate,
+                device=self.device,
             )
             self._train(batches, step, recorder, data, collate)
         return run
@@ -273,6 +276,8 @@ class Trainer(TrainerSettings):
         evaluated = [each for each in (validating, testing) if each is not None]
         if held_out := held_out_counts(self.plan, evaluated):
             config["held_out_owners"] = held_out
+        if self.device is not None:
+            config["device"] = str(self.device)
         if isinstance(loss, partial):
             config["loss_options"] = loss.keywords
         if self.averaging is not None:
