@@ -14,6 +14,7 @@ __all__ = [
     "HUGE",
     "accumulation_dtype",
     "full_precision",
+    "full_products",
     "lengths",
     "masked",
     "row_norms",
@@ -69,17 +70,21 @@ def row_norms(rows: Tensor) -> Tensor:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager:
-    """Return a context manager for norms and sums: no autocast, and float32 stays float32.
+    """Return a context manager for norms and sums: no autocast, and float32 stays float32."""
+    products = full_products(device)
+    if not torch.is_autocast_enabled(device.type):
+        return products
+    return _both(products, torch.autocast(device.type, enabled=False))
 
-    Torch may be allowed to compute float32 products of matrices in TF32 (11 bits; GPUs) or bfloat16
-    (8 bits; also some CPUs), by `torch.set_float32_matmul_precision` and by settings per kernel.
+
+def full_products(device: torch.device) -> AbstractContextManager:
+    """Return a context manager in which products of float32 numbers are computed in float32.
+
+    Torch may be allowed to compute them in TF32 (11 bits; GPUs) or bfloat16 (8 bits; also some
+    CPUs), by `torch.set_float32_matmul_precision` and by settings per kernel.
     """
     reduced = [k for k in _KERNELS.get(device.type, ()) if k.fp32_precision not in _FULL]
-    if reduced:
-        return _without_reduction(device, reduced)
-    if not torch.is_autocast_enabled(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    return _at_full_precision(reduced) if reduced else nullcontext()
 
 
 _FULL = ("ieee", "none")  # "none" is torch's default, which is full precision
@@ -98,16 +103,21 @@ _KERNELS: Mapping[str, tuple[Any, ...]] = {
 
 
 @contextmanager
-def _without_reduction(device: torch.device, kernels: list[Any]) -> Iterator[None]:
+def _at_full_precision(kernels: list[Any]) -> Iterator[None]:
     before = [kernel.fp32_precision for kernel in kernels]
     for kernel in kernels:
         kernel.fp32_precision = "ieee"
     try:
-        with torch.autocast(device.type, enabled=False):
-            yield
+        yield
     finally:
         for kernel, precision in zip(kernels, before, strict=True):
             kernel.fp32_precision = precision
+
+
+@contextmanager
+def _both(first: AbstractContextManager, second: AbstractContextManager) -> Iterator[None]:
+    with first, second:
+        yield
 
 
 def without_huge(norms: Tensor, *lengths: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from ownerwise.gradients import (
     Segments,
     Tape,
     changed_by_data,
+    full_products,
     uncompiled,
 )
 from ownerwise.mechanisms import (
@@ -102,6 +104,7 @@ class ClippedSums:
         self._split = Split(model, performance)
         self.rounding = Rounding.of(plan, model, weights, release)
         self._loss_roundoff = loss_roundoff(model)
+        self._device: torch.device | None = None  # of the model, as of the last batch
         self._batches = 0  # number of batches with at least two records
         self._due = False
         self._proven = proven(clipping)
@@ -128,7 +131,9 @@ class ClippedSums:
         if empty or overflows:
             self._released([], np.zeros(0), randomness)
             return _zeros(self.model)
-        batch = self._beside_the_model(batch)
+        self._device = device_of(self.model)
+        data, part = moved((batch.data, batch.part), self._device)
+        batch = dataclasses.replace(batch, data=data, part=part)
         rows = place(batch, self.plan.hardened_rows, randomness.rows)
         with kept_generators(), torch.enable_grad(), uncompiled():
             self._check_model(batch, rows.inputs, randomness)
@@ -143,12 +148,6 @@ class ClippedSums:
         self._keep_peek(micro_batches, rows)
         return totals
 
-    def _beside_the_model(self, batch: Batch) -> Batch:
-        """Return the batch with its data on the model's device."""
-        device = device_of(self.model)
-        data, part = moved((batch.data, batch.part), device)
-        return dataclasses.replace(batch, data=data, part=part)
-
     def _of_whole_batch(
         self, batch: Batch, rows: Rows, micro_batches: list[MicroBatch], randomness: Randomness
     ) -> tuple[tuple[Tensor, ...], np.ndarray | None]:
@@ -158,7 +157,7 @@ class ClippedSums:
         micro-batches run again one by one, so here they run without gradients, and only if needed.
         """
         single = len(micro_batches) == 1
-        with torch.set_grad_enabled(single):
+        with torch.set_grad_enabled(single), self._products():
             if single or self.weights is not None or self.release is not None:
                 for micro in micro_batches:
                     self._forward(micro, randomness)
@@ -187,10 +186,11 @@ class ClippedSums:
         randomness: Randomness,
     ) -> dict[nn.Parameter, Tensor]:
         """Return the weighted sum of clipped gradients of one micro-batch."""
-        if micro.outputs is None:
-            self._forward(micro, randomness)
-        if micro.losses is None:
-            self._evaluate(micro, released, randomness)
+        with self._products():
+            if micro.outputs is None:
+                self._forward(micro, randomness)
+            if micro.losses is None:
+                self._evaluate(micro, released, randomness)
         losses, segments = micro.losses, micro.segments
         assert losses is not None
         if micro.chain is None:
@@ -212,6 +212,18 @@ class ClippedSums:
             micro.seen = losses.detach(), records.norms, factors
         micro.outputs = micro.losses = micro.chain = micro.check = None  # frees memory
         return self._sum(records, factors, rows, micro.rows)
+
+    def _products(self) -> AbstractContextManager:
+        """Return the context for outputs and losses.
+
+        The slack for the order of records, and for a release, assumes that other records change
+        only the last bits of a record's results. A less precise kernel for large batches alone
+        would change more.
+        """
+        uncovered = self.weights is None and self.release is None
+        if uncovered or self.plan.hardened_rows is not None:
+            return nullcontext()
+        return full_products(torch.device("cpu") if self._device is None else self._device)
 
     @property
     def _clip_scale(self) -> float:
@@ -301,7 +313,7 @@ class ClippedSums:
             places = [micro.rows for micro in micro_batches]
             total = sum_of_unit_rows(found, places, release.shape, scales, absolute=absolute)
             noised = randomness.release(total / (1 + self.rounding.release_slack))
-            return (moved(release.process(noised), device_of(self.model)),)
+            return (moved(release.process(noised), self._device),)
 
     def _scales(self, rows: Rows) -> np.ndarray | None:
         """Return the factor for each row's contribution to a release; None if all factors are 1."""
