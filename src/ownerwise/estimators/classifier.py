@@ -15,6 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
+from ownerwise.batches import device_problems
 from ownerwise.data.splits import hold_out, split_by_problems
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, name_some
 from ownerwise.estimators.budgets import fit_owners, owner_ids
@@ -85,6 +86,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             held-out owners are not in `plan_`. None holds out nothing.
         split_by: what is held out: single records ("record") or whole owners ("owner"); by default
             the same as `unit`.
+        device: where to train, such as "cuda"; the trained model is on the CPU again.
         verbose: whether to show a progress bar.
         random_state: None uses secret randomness. Any other value makes the result repeatable
             and NOT private.
@@ -135,6 +137,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         max_records: int | None = None,
         validation_fraction: float | None = None,
         split_by: str | None = None,
+        device: str | None = None,
         verbose: bool = False,
         random_state: Any = None,
     ) -> None:
@@ -159,6 +162,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         self.max_records = max_records
         self.validation_fraction = validation_fraction
         self.split_by = split_by
+        self.device = device
         self.verbose = verbose
         self.random_state = random_state
 
@@ -229,6 +233,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             repair=repair,
             seed=seed,
             name=type(self).__name__,
+            device=self.device,
             progress=self.verbose,
             notes={"not_private": reasons} if reasons else None,
         )
@@ -241,7 +246,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
                 evaluated["validation"] = _tensors(inputs[held], targets[held])
                 evaluated["validation_owners"] = None if ids is None else ids[held]
             self.run_ = trainer.fit(_tensors(inputs[used], targets[used]), **evaluated)
-        self.model_.eval()
+        self.model_.cpu().eval()
         self.epsilon_ = self.run_.epsilon()
         self.private_ = self.run_.private
         return self
@@ -334,7 +339,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         return np.clip(2 * (X - low) / (high - low) - 1, -1, 1)
 
     def _parameter_problems(self) -> list[str]:
-        problems = setting_problems({"lr": self.lr})
+        problems = [*setting_problems({"lr": self.lr}), *device_problems(self.device)]
         if isinstance(self.weights, str):
             problems += WEIGHTS.problems(self.weights)
         return problems if self.model is not None else problems + hidden_problems(self.hidden)

@@ -54,7 +54,7 @@ from one tape may exist at the same time. Use one tape per thread.
 from ownerwise.gradients.chain import Chain, ChainGradients
 from ownerwise.gradients.contributions import BLOCK
 from ownerwise.gradients.per_record_gradients import PerRecordGradients
-from ownerwise.gradients.precision import full_products
+from ownerwise.gradients.precision import autocasts, full_products
 from ownerwise.gradients.preflight import check
 from ownerwise.gradients.problems import Problem, Refused
 from ownerwise.gradients.recomputation import uncompiled
@@ -74,6 +74,7 @@ __all__ = [
     "Segments",
     "State",
     "Tape",
+    "autocasts",
     "changed_by_data",
     "check",
     "differing",

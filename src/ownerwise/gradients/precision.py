@@ -13,6 +13,7 @@ from torch import Tensor
 __all__ = [
     "HUGE",
     "accumulation_dtype",
+    "autocasts",
     "full_precision",
     "full_products",
     "lengths",
@@ -72,9 +73,15 @@ def row_norms(rows: Tensor) -> Tensor:
 def full_precision(device: torch.device) -> AbstractContextManager:
     """Return a context manager for norms and sums: no autocast, and float32 stays float32."""
     products = full_products(device)
-    if not torch.is_autocast_enabled(device.type):
+    if not autocasts(device):
         return products
     return _both(products, torch.autocast(device.type, enabled=False))
+
+
+def autocasts(device: torch.device) -> bool:
+    """Return whether autocast is on for a device; some devices do not support it."""
+    kind = device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def full_products(device: torch.device) -> AbstractContextManager:
