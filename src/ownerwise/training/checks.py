@@ -185,17 +185,17 @@ def _training_data_problems(data: Any, collate: Collate | None, plan: Plan) -> l
     return [
         f"array {number} in the data contains NaN or infinite values: remove or replace them"
         for number, array in enumerate(arrays)
-        if not _all_finite(array)
+        if not (_on_disk(array) or _all_finite(array))
     ]
 
 
 def _warn_of_large_inputs(data: Any, plan: Plan) -> None:
     """Warn if the plan is not hardened and inputs are so large that rounding may reveal records.
 
-    Only arrays are checked: a Dataset would have to be loaded in full.
+    Only arrays in memory are checked: a Dataset would have to be loaded in full.
     """
     arrays = arrays_of(data)
-    if plan.hardened_rows is not None or arrays is None:
+    if plan.hardened_rows is not None or arrays is None or _on_disk(arrays[0]):
         return
     inputs = arrays[0]
     largest = 0.0
@@ -222,6 +222,11 @@ def _warn_of_counted_labels(settings: TrainerSettings, data: Any) -> None:
     arrays = arrays_of(data)
     if settings.repair is not None and arrays is not None:
         settings.repair.warn_if_counted(settings.plan, arrays[1])
+
+
+def _on_disk(array: Tensor | np.ndarray) -> bool:
+    """Return whether an array is memory-mapped: reading it all may take hours."""
+    return isinstance(array, np.memmap)
 
 
 def _all_finite(array: Tensor | np.ndarray) -> bool:
