@@ -22,8 +22,8 @@ for record in rng.integers(RECORDS, size=200).tolist():  # the others are zeros
 inputs.flush()
 inputs = np.load(path, mmap_mode="r")
 
-plan = ow.plan(ow.Owners(np.arange(RECORDS) % 3, {0: 1.0, 1: 2.0, 2: 4.0}), "sample",
-               steps=8, batch_size=64)
+plan = ow.plan(ow.Owners(np.arange(RECORDS) % 3, {0: 1.0, 1: 2.0, 2: 4.0}, 1e-7), "sample",
+               steps=3, batch_size=32)
 model = torch.nn.Linear(NUMBERS, 2)
 options = {"lr": 0.1, "progress": False}
 held_out = torch.zeros(4, NUMBERS), torch.zeros(4, dtype=torch.long)
@@ -37,13 +37,12 @@ write_json(out, {"before": before, "peak": peak, "steps": run.history[-1]["step"
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is measured in KB on Linux only")
 def test_100_gigabytes_train_in_a_few_hundred_megabytes(tmp_path):
-    """The largest batch is about 10 MB; the rest is torch's own, and the plan of a million rows."""
+    """The largest batch is about 6 MB; the rest is torch's own, and the plan of a million rows."""
     data, out = tmp_path / "inputs.npy", tmp_path / "memory.json"
     subprocess.run([sys.executable, "-c", PROGRAM, data, out], check=True, timeout=300)
     assert data.stat().st_blocks * 512 < 100e6  # on disk, almost all of the file is a hole
     found = json.loads(out.read_text())
     assert found["bytes"] == 102_400_000_000
-    assert found["steps"] == 8
+    assert found["steps"] == 3
     assert found["private"]
     assert found["peak"] - found["before"] < 300_000  # KB
-    print(found)
