@@ -32,10 +32,7 @@ class ParquetRecords(Dataset):
             of equal length. They become float32.
         target: column with the class of each record (whole numbers, from 0) or with numbers.
 
-    Example:
-        >>> records = ParquetRecords("visits.parquet", ["age", "dose"], "label")  # doctest: +SKIP
-        >>> for batch in ow.PoissonBatches(records, plan, num_workers=2):  # doctest: +SKIP
-        ...     step(batch)
+    For an example, see docs/how-to/devices.md.
     """
 
     def __init__(self, path: str | PathLike, inputs: str | Sequence[str], target: str):
