@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 import ownerwise as ow
 from ownerwise.batches import device_problems
+from ownerwise.marks import mark, marks_of
 from ownerwise.mechanisms.constraints import demographic_parity
 from tools import step_tools
 from tools import training_tools as tools
@@ -200,6 +201,17 @@ def test_the_pretend_device_notices_what_was_not_moved():
             there + torch.ones(3)
     with pytest.raises(RuntimeError, match="without numbers"):
         there + torch.ones(3, device="meta")
+
+
+def test_marks_of_a_model_survive_the_move():
+    """Pitfall 65."""
+    model = tools.make_model()
+    mark(model[0].weight, "trained on the records")
+    with PretendDevice():
+        run = tools.make_trainer(model=model, device=PRETEND, seed=None).fit(tools.data())
+        assert isinstance(model[0].weight, Far)
+    assert not run.private
+    assert marks_of(model) == ["trained on the records"]
 
 
 @CUDA

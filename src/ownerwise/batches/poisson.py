@@ -25,6 +25,7 @@ from ownerwise.batches.devices import Device, device_problems, moved_ahead
 from ownerwise.batches.rows import (
     ArrayRows,
     Collate,
+    NamedArrays,
     Part,
     ownerless_problems,
     rows_of,
@@ -112,7 +113,8 @@ class PoissonBatches:
 
     Args:
         dataset: a tuple of tensors or arrays with one row per record, such as (X, y), or a
-            map-style torch Dataset. A DataLoader is rejected because it forms its own batches.
+            map-style torch Dataset. X may be a dict of arrays, which the step passes to the model as
+            keywords. A DataLoader is rejected because it forms its own batches.
         plan: the plan, which provides the sampling rates, the owners and the number of steps; it is
             verified here unless it has already been verified. If it samples records, no owner may
             have more of them than declared.
@@ -152,6 +154,7 @@ class PoissonBatches:
             raise OwnerwiseError(problems)
         assert plan.owners is not None
         assert plan.owners.record_owner_index is not None
+        dataset = NamedArrays.of(dataset)
         self._rows = rows_of(dataset, len(plan.owners.record_owner_index), collate)
         rates, owner_index = plan.holders.sampling_rates, plan.owners.record_owner_index
         self._by_owner = plan.sampling == "owner"

@@ -24,7 +24,7 @@ from ownerwise.evaluation.groups import (
     pool_groups,
 )
 from ownerwise.evaluation.target_checks import run_on_first, target_problems, value_problems
-from ownerwise.gradients import evaluation_mode
+from ownerwise.gradients import call_model, evaluation_mode
 from ownerwise.mechanisms import Loss, Release, per_record
 from ownerwise.owners import as_array, flat_ids, is_missing
 from ownerwise.wording import name_of
@@ -117,7 +117,7 @@ class Evaluation:
         with evaluation_mode(model):
             for part in parts_of(self._data, _RECORDS_AT_ONCE, self._collate):
                 inputs, targets = moved(part, device_of(model))
-                outputs = model(inputs)
+                outputs = call_model(model, inputs)
                 losses.append(unreduced(outputs, targets).double().cpu().numpy())
                 if self._constraints is not None:
                     cells.append(targets[:, 1].cpu().numpy())

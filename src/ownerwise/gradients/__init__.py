@@ -51,6 +51,7 @@ norms and factors are then those of the segments' mean gradients.
 from one tape may exist at the same time. Use one tape per thread.
 """
 
+from ownerwise.gradients.calls import call_model
 from ownerwise.gradients.chain import Chain, ChainGradients
 from ownerwise.gradients.contributions import BLOCK
 from ownerwise.gradients.per_record_gradients import PerRecordGradients
@@ -75,6 +76,7 @@ __all__ = [
     "State",
     "Tape",
     "autocasts",
+    "call_model",
     "changed_by_data",
     "check",
     "differing",

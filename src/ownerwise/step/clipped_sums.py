@@ -21,6 +21,7 @@ from ownerwise.gradients import (
     PerRecordGradients,
     Segments,
     Tape,
+    call_model,
     changed_by_data,
     full_products,
     uncompiled,
@@ -268,7 +269,7 @@ class ClippedSums:
             randomness.layers.enter(micro.number)
             attributes = Attributes(self.model)
             with self._tape:
-                outputs = self.model(micro.inputs)
+                outputs = call_model(self.model, micro.inputs)
             attributes.drop_data()
             self._buffers = [(name, b, b._version) for name, b in self.model.named_buffers()]
         micro.outputs = outputs if self._shift is None else shifted(outputs, self._shift)

@@ -19,7 +19,14 @@ from torch import Tensor, nn
 from ownerwise.batches import ArrayRows, DatasetRows, Unloaded, device_of, moved
 from ownerwise.batches.trees import leaves, map_tensors
 from ownerwise.errors import OwnerwiseError
-from ownerwise.gradients import Attributes, State, changed_by_data, evaluation_mode, uncompiled
+from ownerwise.gradients import (
+    Attributes,
+    State,
+    call_model,
+    changed_by_data,
+    evaluation_mode,
+    uncompiled,
+)
 from ownerwise.mechanisms import Closing, unit_rows
 from ownerwise.owners import of_holders
 from ownerwise.planning import Plan
@@ -157,7 +164,7 @@ def empty_inputs(rows: ArrayRows | DatasetRows) -> Any:
 def _outputs(model: nn.Module, inputs: Any) -> Any:
     """Return the model's outputs; what it keeps in attributes must not reach the next records."""
     attributes = Attributes(model)
-    outputs = model(inputs)
+    outputs = call_model(model, inputs)
     attributes.drop_data()  # refuses tensors that were changed in place
     attributes.restore()
     return outputs

@@ -24,6 +24,7 @@ from ownerwise.batches import (
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems
 from ownerwise.evaluation import Evaluation, trial_problems
 from ownerwise.gradients import check
+from ownerwise.marks import mark, marks_of
 from ownerwise.mechanisms import loss_problems, plain_loss
 from ownerwise.planning import Plan
 from ownerwise.randomness import SecretStream
@@ -96,7 +97,10 @@ def _run_problems(settings: TrainerSettings, resume: bool) -> Iterator[str]:
 def _move(settings: TrainerSettings) -> None:
     """Move the model, and a loss that is a module, to the device for training."""
     if settings.device is not None:
+        reasons = marks_of(settings.model)
         settings.model.to(settings.device)
+        if reasons:  # marks of parameters belong to the memory that these have left
+            mark(settings.model, *reasons)
         if isinstance(loss := plain_loss(settings.loss), nn.Module):
             loss.to(settings.device)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ownerwise.batches import Collate, PoissonBatches
+from ownerwise.batches import Collate, NamedArrays, PoissonBatches
 from ownerwise.errors import OwnerwiseError, printable
 from ownerwise.evaluation import Evaluation
 from ownerwise.mechanisms import CLIPPING_RULES, Release, plain_loss
@@ -103,7 +103,9 @@ class Trainer(TrainerSettings):
 
         Args:
             data: (X, y) as tensors or arrays, or a map-style Dataset yielding (x, y); one row per
-                record of the plan's owners, in the order of the owner ids passed to `Owners`.
+                record of the plan's owners, in the order of the owner ids passed to `Owners`. X may
+                be a dict of arrays; if its keys are arguments of the model, they are passed as
+                keywords.
             validation: validation data, evaluated for every history line; it is NOT covered by any
                 guarantee.
             validation_groups: group of each validation record; by default its class, or the budget
@@ -126,6 +128,7 @@ class Trainer(TrainerSettings):
             Interrupted: on Ctrl-C or SIGTERM if the run has a folder, after a checkpoint is
                 written.
         """
+        data, validation, test = map(NamedArrays.of, (data, validation, test))
         validating = self._evaluation(validation, validation_groups, validation_owners, collate)
         testing = self._evaluation(test, test_groups, test_owners, collate)
         config = self._config(data, validating, testing, groups_are, num_workers)
