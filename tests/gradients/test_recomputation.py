@@ -243,3 +243,32 @@ def test_layers_inside_vmap_are_refused_and_other_calls_are_not():
     assert "torch.vmap" in str(check(model, torch.randn(5, 6))[0])
     free = Model(lambda m, x: torch.vmap(torch.sin)(m.layer(x)), layer=layer)
     assert_matches_loop(free, torch.randn(5, 6))
+
+
+COMPANY = [torch.zeros, lambda *n: torch.full(n, 1e4), lambda *n: torch.full(n, torch.nan)]
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 1e-20, 1e4, 1e15])
+def test_a_record_is_clipped_the_same_in_any_company(autocast, scale):
+    """Huge, vanishing and non-finite neighbours change no bit; another place, the last ones."""
+    model = MODELS["after a layer"]().float()
+    record = scale * torch.randn(1, 6).float()
+    found = []
+    for place, company in [(3, company) for company in COMPANY] + [(0, COMPANY[2])]:
+        others = company(7, 6).float()
+        tape = Tape(model)
+        with torch.autocast("cpu", HALF, enabled=autocast), tape:
+            outputs = model(torch.cat([others[:place], record, others[place:]]))
+        records = tape.backward(outputs.float().square().sum(dim=1))
+        norm = float(records.norms[place])
+        factors = torch.zeros(8)
+        factors[place] = 1 / norm if norm < torch.inf else 1.0
+        total = step_tools.flat(records.weighted_sum(factors))
+        assert float(total.norm()) == pytest.approx(float(norm < torch.inf), rel=1e-5)
+        found.append((norm, total))
+    norms, totals = zip(*found, strict=True)
+    assert len(set(norms[:3])) == 1
+    assert all(torch.equal(total, totals[0]) for total in totals[:3])
+    assert norms[3] == pytest.approx(norms[0], rel=1e-5)
+    torch.testing.assert_close(totals[3], totals[0], rtol=1e-4, atol=1e-5)

@@ -113,8 +113,8 @@ class PoissonBatches:
 
     Args:
         dataset: a tuple of tensors or arrays with one row per record, such as (X, y), or a
-            map-style torch Dataset. X may be a dict of arrays, which the step passes to the model as
-            keywords. A DataLoader is rejected because it forms its own batches.
+            map-style torch Dataset. X may be a dict of arrays, which the step passes to the model
+            as keywords. A DataLoader is rejected because it forms its own batches.
         plan: the plan, which provides the sampling rates, the owners and the number of steps; it is
             verified here unless it has already been verified. If it samples records, no owner may
             have more of them than declared.
