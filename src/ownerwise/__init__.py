@@ -24,9 +24,11 @@ if TYPE_CHECKING:
         INO,
         AutoS,
         BudgetAware,
+        ColumnStatistics,
         ImportanceSampling,
         Psac,
         Standard,
+        Standardise,
         constraints,
         ino_sum,
     )
@@ -49,6 +51,7 @@ __all__ = [
     "BudgetAware",
     "BudgetError",
     "Calibration",
+    "ColumnStatistics",
     "ImportanceSampling",
     "Owners",
     "OwnerwiseError",
@@ -67,6 +70,7 @@ __all__ = [
     "Schedule",
     "SecretStream",
     "Standard",
+    "Standardise",
     "Trainer",
     "Verification",
     "check",
@@ -84,7 +88,10 @@ _NAMES_BY_ROOM = {
     "errors": "AccountingError BudgetError OwnerwiseError PlanError PrivacyWarning",
     "estimators": "PrivateClassifier",
     "gradients": "check",
-    "mechanisms": "INO AutoS BudgetAware ImportanceSampling Psac Standard constraints ino_sum",
+    "mechanisms": (
+        "INO AutoS BudgetAware ColumnStatistics ImportanceSampling Psac Standard Standardise "
+        "constraints ino_sum"
+    ),
     "mechanisms.constraints": "Partition RateConstraints rate",
     "owners": "Owners",
     "planning": "Plan Verification plan",

@@ -61,7 +61,8 @@ def _compose(run: RunCost, exposure: Exposure, delta: float, target: float, reco
     if exposure.sampling_rate == 0.0:
         segments = []
     closes = run.closing is not None and exposure.closing > 0
-    steps = sum(count for count, _ in segments) + closes
+    opens = run.opening is not None
+    steps = sum(count for count, _ in segments) + closes + opens
     if steps == 0:
         return 0.0
     # A grid of width w adds about T w^2 order / 12 to epsilon (see pld.py), where the order is
@@ -91,7 +92,7 @@ def _compose(run: RunCost, exposure: Exposure, delta: float, target: float, reco
     if scale and records > 1:
         raise AccountingError("the reference has no figure for several records with Laplace noise")
     several = None
-    if records > 1 and steps > closes:
+    if records > 1 and segments:
         several, lost = _drawn(rate, records, delta * np.exp(-target) / steps)
         delta -= steps * lost * np.exp(target)
 
@@ -112,6 +113,9 @@ def _compose(run: RunCost, exposure: Exposure, delta: float, target: float, reco
     if run.closing is not None and closes:
         length = records * exposure.closing * run.closing.count**0.5
         parts.append(gaussian(run.closing.std / length, 1.0))
+    if run.opening is not None:
+        length = 1 if run.opening.together else records
+        parts.append(gaussian(run.opening.std / length, 1.0))
     composed, *others = parts
     for part in others:
         composed = composed.compose(part)

@@ -44,7 +44,10 @@ def moved(data: Any, device: torch.device | None, *, pinned: bool = False) -> An
 
     With `pinned`, the copies go through page-locked memory and run in the background.
     """
-    if device is None:
+    if device is None or data is None:
+        return data
+    plain = type(data) is tuple and all(type(part) is Tensor for part in data)
+    if plain and all(part.device == device for part in data):  # by far the most common case
         return data
 
     def move(leaf: Any) -> Any:

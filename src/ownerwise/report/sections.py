@@ -26,6 +26,7 @@ from ownerwise.report.mechanism_sections import MECHANISM_SECTIONS
 from ownerwise.report.overview import overview
 from ownerwise.report.plan_section import plan_section
 from ownerwise.report.plots import Figure
+from ownerwise.report.predictions import SECTION as PREDICTIONS
 from ownerwise.report.provenance import provenance
 from ownerwise.report.spending import spending
 from ownerwise.wording import amount, delta_span, epsilon, percent_up, span_up, whole
@@ -196,6 +197,7 @@ def _limits(comparison: Comparison) -> list[Block]:
 
 SECTIONS = (
     Section("overview", "At a glance", "At a glance", overview),
+    PREDICTIONS,
     Section(
         "learning",
         "Groups",
@@ -245,6 +247,6 @@ SECTIONS = (
     Section("meaning", "What ε means", "What ε means for a person", _meaning),
     Section("plan", "Plan", "The plan", plan_section),
     Section("limits", "Limits", "Assumptions and limits", _limits),
-    Section("provenance", "Provenance", "Settings and provenance", provenance),
+    Section("provenance", "How made", "How this was made", provenance),
 )
 """The library's own sections; `MECHANISM_SECTIONS` adds those of mechanisms."""

@@ -133,8 +133,9 @@ class ClippedSums:
             self._released([], np.zeros(0), randomness)
             return _zeros(self.model)
         self._device = device_of(self.model)
-        data, part = moved((batch.data, batch.part), self._device)
-        batch = dataclasses.replace(batch, data=data, part=part)
+        data, part = moved(batch.data, self._device), moved(batch.part, self._device)
+        if data is not batch.data or part is not batch.part:
+            batch = dataclasses.replace(batch, data=data, part=part)
         rows = place(batch, self.plan.hardened_rows, randomness.rows)
         with kept_generators(), torch.enable_grad(), uncompiled():
             self._check_model(batch, rows.inputs, randomness)
