@@ -45,7 +45,7 @@ class Far(Tensor):
     def __setitem__(self, index, value):
         super().__setitem__(_indexing(index), value)
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):

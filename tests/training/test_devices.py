@@ -198,9 +198,9 @@ def test_the_pretend_device_notices_what_was_not_moved():
         assert isinstance(there, Far)
         assert float((there * 2).sum()) == 6
         with pytest.raises(RuntimeError, match="same device"):
-            there + torch.ones(3)
+            _ = there + torch.ones(3)
     with pytest.raises(RuntimeError, match="without numbers"):
-        there + torch.ones(3, device="meta")
+        _ = there + torch.ones(3, device="meta")
 
 
 def test_marks_of_a_model_survive_the_move():
