@@ -10,6 +10,7 @@ warns if any other version of torch is installed, because its internals may beha
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -42,6 +43,11 @@ INTERNALS: Mapping[str, str] = {
     "torch.ops.aten.sigmoid_backward.grad_input": "derivative of the sigmoid, in place",
     "torch.ops.aten.threshold_backward.default": "derivative of ReLU",
     "torch.ops.aten.convolution_backward.default": "derivatives of convolutions",
+    "torch._C._autograd._top_saved_tensors_default_hooks": "notice activation checkpoints",
+    "torch._C._functorch.peek_interpreter_stack": "refuse layers inside torch.vmap",
+    "torch._C.DisableTorchFunction": "keep the tape from tracing its own calls",
+    "torch.autograd.graph._engine_run_backward": "trace what checkpoints compute again",
+    "torch.utils.checkpoint.CheckpointFunction.forward": "refuse reentrant checkpoints",
     "torch.Tensor._version": "detect tensors that were changed in place",
     "torch.Tensor._is_view": "reject in-place operations on a part of a tensor",
 }
@@ -97,6 +103,11 @@ def check(version: str = torch.__version__, internals: Mapping[str, str] = INTER
         )
 
 
+def compiler_is_loaded() -> bool:
+    """Return whether anything may have been compiled; loading the compiler takes seconds."""
+    return "torch._dynamo" in sys.modules
+
+
 def _find(path: str) -> Any:
     """Return the object at a dotted path, or None."""
     found: Any = torch
@@ -118,6 +129,11 @@ check()
 pytree = _find("torch.utils._pytree")
 aten = torch.ops.aten
 has_any_global_hook = _find("torch.nn.modules.module._has_any_global_hook")
+saved_tensors_hook = _find("torch._C._autograd._top_saved_tensors_default_hooks")
+engine_backward = _find("torch.autograd.graph._engine_run_backward")
+checkpoint_forward = _find("torch.utils.checkpoint.CheckpointFunction.forward")
+in_transform = _find("torch._C._functorch.peek_interpreter_stack")
+without_functions = _find("torch._C.DisableTorchFunction")
 flatten_dense_tensors = _find("torch._utils._flatten_dense_tensors")
 unflatten_dense_tensors = _find("torch._utils._unflatten_dense_tensors")
 global_step_hooks = tuple(

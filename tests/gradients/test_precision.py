@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import ownerwise as ow
+from ownerwise.gradients import Chain, Tape
 from ownerwise.gradients.precision import HUGE, full_precision, without_huge
 from ownerwise.mechanisms import (
     Randomness,
@@ -75,23 +76,77 @@ def test_a_huge_input_beside_a_vanishing_gradient_stays_within_the_clip_norm(rul
     assert float(total.norm()) <= clip_norm * (1 + 1e-5)
 
 
+KERNELS = {
+    "cuda": (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn),
+    "cpu": (torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv, torch.backends.mkldnn.rnn),
+}
+
+
+def legacy():
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+
+
+def per_kernel():
+    for kernels, reduced in zip(KERNELS.values(), ("tf32", "bf16"), strict=True):
+        for kernel in kernels:
+            kernel.fp32_precision = reduced
+
+
+@pytest.fixture
+def _settings_kept():
+    before = [(k, k.fp32_precision) for kernels in KERNELS.values() for k in kernels]
+    yield
+    for kernel, precision in before:
+        kernel.fp32_precision = precision
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.usefixtures("_settings_kept")
 @pytest.mark.parametrize("fails", [False, True])
-def test_tf32_is_off_for_norms_and_sums_on_gpus_and_back_on_afterwards(fails):
-    products, kernels = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = products.allow_tf32, kernels.allow_tf32
-    try:
-        products.allow_tf32 = kernels.allow_tf32 = True
-        with contextlib.suppress(ZeroDivisionError), full_precision(torch.device("cuda")):
-            assert not products.allow_tf32
-            assert not kernels.allow_tf32
-            assert not torch.is_autocast_enabled("cuda")
-            _ = 1 / (0 if fails else 1)
-        assert products.allow_tf32
-        assert kernels.allow_tf32
-        with full_precision(torch.device("cpu")):
-            assert products.allow_tf32
-    finally:
-        products.allow_tf32, kernels.allow_tf32 = before
+@pytest.mark.parametrize("device", KERNELS)
+@pytest.mark.parametrize(
+    "allow",
+    [lambda: None, legacy, per_kernel, lambda: torch.set_float32_matmul_precision("medium")],
+    ids=["default", "legacy", "per kernel", "medium"],
+)
+def test_reduced_precision_is_off_for_norms_and_sums_and_back_on_afterwards(allow, device, fails):
+    """TF32 on GPUs, bfloat16 on some CPUs; the settings of torch are checked, not the kernels."""
+    allow()
+    before = [kernel.fp32_precision for kernel in KERNELS[device]]
+    with contextlib.suppress(ZeroDivisionError), full_precision(torch.device(device)):
+        assert {kernel.fp32_precision for kernel in KERNELS[device]} <= {"ieee", "none"}
+        assert not torch.is_autocast_enabled(device)
+        _ = 1 / (0 if fails else 1)
+    assert [kernel.fp32_precision for kernel in KERNELS[device]] == before
+    if allow is legacy:
+        assert torch.backends.cuda.matmul.allow_tf32
+        assert torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.usefixtures("_settings_kept")
+@pytest.mark.parametrize("wrap", [nn.Sequential, Tokens], ids=["chain", "tape"])
+def test_sums_are_the_same_bits_where_products_may_be_less_precise(wrap):
+    """On CPUs without bfloat16 instructions, the setting has no effect and this cannot fail."""
+    model = wrap(nn.Linear(300, 300)).float()
+    inputs = torch.randn(400, 300).float()
+    records = []
+    tape = Tape(model)
+    with tape:
+        outputs = model(inputs)
+    losses = functional.cross_entropy(outputs, torch.zeros(400).long(), reduction="none")
+    records.append(tape.backward(losses))
+    if (chain := Chain.of(model, inputs)) is not None:
+        outputs = chain.forward(inputs)
+        losses = functional.cross_entropy(outputs, torch.zeros(400).long(), reduction="none")
+        records.append(chain.backward(losses))
+    assert len(records) == (2 if wrap is nn.Sequential else 1)
+    for one in records:
+        for in_blocks in (False, True):
+            sums = one.weighted_sum(torch.ones(400), in_blocks=in_blocks)
+            torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+            again = one.weighted_sum(torch.ones(400), in_blocks=in_blocks)
+            torch.backends.mkldnn.matmul.fp32_precision = "ieee"
+            assert all(torch.equal(sums[parameter], again[parameter]) for parameter in sums)
 
 
 def test_huge_factors_are_not_finite_and_others_stay():

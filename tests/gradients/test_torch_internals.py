@@ -269,9 +269,44 @@ def test_classes_that_the_check_looks_for():
     assert issubclass(nn.SyncBatchNorm, nn.modules.batchnorm._BatchNorm), remedy
     assert issubclass(nn.InstanceNorm2d, nn.modules.instancenorm._InstanceNorm), remedy
     assert issubclass(nn.LazyLinear, nn.modules.lazy.LazyModuleMixin), remedy
-    assert type(torch.compile(nn.Linear(1, 1), backend="eager")).__name__ == "OptimizedModule", (
-        remedy
+
+
+def test_checkpoints_transformations_and_the_backward_call_are_seen():
+    remedy = "adapt gradients/recomputation.py, and run tests/gradients/test_recomputation.py"
+    assert internals.saved_tensors_hook(True) is None, remedy
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        assert internals.saved_tensors_hook(True) is not None, remedy
+    assert internals.in_transform() is None, remedy
+    inside = []
+    torch.vmap(lambda t: inside.append(internals.in_transform()) or t)(torch.ones(2))
+    assert inside[0] is not None, remedy
+
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append((func, args, kwargs))
+            return func(*args, **(kwargs or {}))
+
+    loss = torch.ones(2, requires_grad=True) * 2
+    with Mode():
+        torch.autograd.backward(loss, torch.ones(2), retain_graph=True)
+        with internals.without_functions():
+            loss.sin()
+    ((_, (losses,), given),) = (call for call in seen if call[0] is torch.autograd.backward)
+    assert losses == (loss,), remedy
+    assert given["grad_tensors"].shape == (2,), remedy
+    assert given["retain_graph"] is True, remedy
+    assert torch.Tensor.sin not in [func for func, *_ in seen], remedy
+
+    stack = []
+    code = torch.utils.checkpoint.CheckpointFunction.forward.__code__
+    torch.utils.checkpoint.checkpoint(
+        lambda t: stack.extend(frame.frame.f_code for frame in inspect.stack(0)) or t,
+        loss,
+        use_reentrant=True,
     )
+    assert code in stack, remedy
 
 
 def test_properties_of_tensors_are_dispatched_as_getters():

@@ -276,3 +276,25 @@ def test_a_loss_that_mixes_gradients_is_refused_after_a_first_batch_of_one(first
         step.clipped_sum(tools.batch_of(inputs[:1], labels[:1]))
     with pytest.raises(ow.OwnerwiseError, match="changes with the other records"):
         step.clipped_sum(tools.batch_of(inputs[:3], labels[:3]))
+
+
+@pytest.mark.parametrize("hardened", [False, True])
+@pytest.mark.parametrize("plug", [None, "weights", "release"])
+def test_products_are_precise_where_the_slack_assumes_it(plug, hardened):
+    """A kernel that rounds to bfloat16 in large batches alone would move the losses of all."""
+    kernel, seen = torch.backends.mkldnn.matmul, []
+    plan = tools.make_plan(hardened=hardened, release_std=4.0 if plug == "release" else None)
+    model = nn.Sequential(nn.Linear(4, 3))
+    model.register_forward_hook(lambda *_: seen.append(kernel.fp32_precision))
+    plugs = {"weights": tools.ByRank(), "release": tools.CountClasses()}
+    loss = lambda outputs, y, *released: functional.cross_entropy(outputs, y, reduction="none")  # noqa: E731
+    step = tools.make_step(model, loss, plan=plan, **({plug: plugs[plug]} if plug else {}))
+    batch = tools.batch_of(torch.randn(7, 4), torch.zeros(7, dtype=torch.long))
+    kernel.fp32_precision = "bf16"
+    try:
+        step.clipped_sum(batch)
+        precise = plug is not None and not hardened
+        assert seen[-1] == ("ieee" if precise else "bf16")
+        assert kernel.fp32_precision == "bf16"
+    finally:
+        kernel.fp32_precision = "ieee"

@@ -3,12 +3,14 @@
 This package may import owners, planning and randomness, but not models or gradients.
 """
 
+from ownerwise.batches.devices import Device, device_of, device_problems, moved
 from ownerwise.batches.poisson import Batch, PoissonBatches
 from ownerwise.batches.rows import (
     COLLATE_NEEDS_DATASET,
     ArrayRows,
     Collate,
     DatasetRows,
+    NamedArrays,
     Part,
     Unloaded,
     arrays_of,
@@ -29,14 +31,19 @@ __all__ = [
     "Batch",
     "Collate",
     "DatasetRows",
+    "Device",
+    "NamedArrays",
     "Part",
     "PoissonBatches",
     "Unloaded",
     "arrays_of",
     "data_problems",
     "described",
+    "device_of",
+    "device_problems",
     "dtype_name",
     "is_map_style",
+    "moved",
     "ownerless_problems",
     "row_counts",
     "rows_of",

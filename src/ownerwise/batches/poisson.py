@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from ownerwise.batches.devices import Device, device_problems, moved_ahead
 from ownerwise.batches.rows import (
     ArrayRows,
     Collate,
+    NamedArrays,
     Part,
     ownerless_problems,
     rows_of,
@@ -35,6 +37,9 @@ from ownerwise.marks import marks_of
 from ownerwise.owners import frozen
 from ownerwise.planning import Plan
 from ownerwise.randomness import SecretStream
+
+Fetched = tuple[int, np.ndarray, Any, Part | None]
+"""The step, the record numbers, the rows, and the records that were also collated separately."""
 
 _RECORDS_PER_PART = 64  # one in this many records of a batch is also collated separately
 
@@ -108,7 +113,8 @@ class PoissonBatches:
 
     Args:
         dataset: a tuple of tensors or arrays with one row per record, such as (X, y), or a
-            map-style torch Dataset. A DataLoader is rejected because it forms its own batches.
+            map-style torch Dataset. X may be a dict of arrays, which the step passes to the model
+            as keywords. A DataLoader is rejected because it forms its own batches.
         plan: the plan, which provides the sampling rates, the owners and the number of steps; it is
             verified here unless it has already been verified. If it samples records, no owner may
             have more of them than declared.
@@ -119,6 +125,8 @@ class PoissonBatches:
             never draw batches and do not affect the batches' order or content (random augmentation
             is seeded as in a DataLoader).
         collate: combines a list of samples into a batch; by default torch's `default_collate`.
+        device: where the batches' tensors go; to a GPU, they are copied ahead of time. By default,
+            they stay where they are, and the step moves them to the model's device.
     """
 
     def __init__(
@@ -131,6 +139,7 @@ class PoissonBatches:
         steps: int | None = None,
         num_workers: int = 0,
         collate: Collate | None = None,
+        device: Device | None = None,
     ) -> None:
         plan = Plan.verified(plan)  # not the method of a subclass
         steps = plan.steps - start if steps is None else steps
@@ -139,10 +148,13 @@ class PoissonBatches:
                 f"got steps {start} to {start + steps}, but the plan has only {plan.steps} steps, "
                 "and the budgets do not cover more. Make a plan with more steps"
             )
-        if problems := ownerless_problems(plan) + surplus_problems(plan):
+        if problems := [
+            *ownerless_problems(plan), *surplus_problems(plan), *device_problems(device)
+        ]:  # fmt: skip
             raise OwnerwiseError(problems)
         assert plan.owners is not None
         assert plan.owners.record_owner_index is not None
+        dataset = NamedArrays.of(dataset)
         self._rows = rows_of(dataset, len(plan.owners.record_owner_index), collate)
         rates, owner_index = plan.holders.sampling_rates, plan.owners.record_owner_index
         self._by_owner = plan.sampling == "owner"
@@ -155,6 +167,7 @@ class PoissonBatches:
         self._steps = range(start, start + steps)
         self._plan_hash = plan.hash
         self._num_workers = num_workers
+        self._device = None if device is None else torch.zeros(0, device=device).device
         self._passes = 0
         self._marked = bool(marks_of(dataset))
 
@@ -169,19 +182,24 @@ class PoissonBatches:
     def __iter__(self) -> Iterator[Batch]:
         stream = self._stream.child(f"pass {self._passes if self.private else 0}")
         self._passes += 1
+        loaded = moved_ahead(self._loaded(stream), self._device)
+        return (self._batch(*fetched) for fetched in loaded)
+
+    def _loaded(self, stream: SecretStream) -> Iterator[Fetched]:
+        """Draw the batches of a pass, and load their records."""
         drawn = ((step, self._sampler.draw(stream.at_step(step))) for step in self._steps)
         rows = self._rows
         if isinstance(rows, ArrayRows):
-            return (self._batch(step, indices, rows[indices]) for step, indices in drawn)
+            return ((step, indices, rows[indices], None) for step, indices in drawn)
         parts = stream.child("parts") if rows.foreign else None
         if self._num_workers:
             return self._fetched_by_workers(drawn, parts, stream.child("worker seeds"))
         return (
-            self._batch(step, indices, *rows[indices, _positions(step, len(indices), parts)])
+            (step, indices, *rows[indices, _positions(step, len(indices), parts)])
             for step, indices in drawn
         )
 
-    def _batch(self, step: int, indices: np.ndarray, data: Any, part: Part | None = None) -> Batch:
+    def _batch(self, step: int, indices: np.ndarray, data: Any, part: Part | None) -> Batch:
         owner_index = self._sampler.record_owner_index[indices].astype(np.int64)
         batch = Batch(
             step,
@@ -200,7 +218,7 @@ class PoissonBatches:
         drawn: Iterator[tuple[int, np.ndarray]],
         parts: SecretStream | None,
         seeds: SecretStream,
-    ) -> Iterator[Batch]:
+    ) -> Iterator[Fetched]:
         pending: deque[tuple[int, np.ndarray]] = deque()
 
         def requests() -> Iterator[tuple[np.ndarray, np.ndarray]]:  # runs here, ahead of time
@@ -218,7 +236,7 @@ class PoissonBatches:
             generator=torch.Generator().manual_seed(seed),  # the global one must not advance
         )
         for data, part in loader:
-            yield self._batch(*pending.popleft(), data, part)
+            yield *pending.popleft(), data, part
 
     def __repr__(self) -> str:
         return f"PoissonBatches({self._steps}, {self._stream!r})"

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    TensorDataset,
+    default_collate,
+)
 
-from ownerwise.batches.trees import leaves, same_tensors, take, without_rows
+from ownerwise.batches.trees import as_dicts, leaves, same_tensors, take, without_rows
 from ownerwise.errors import OwnerwiseError, name_some
+from ownerwise.torch_internals import pytree
 
 if TYPE_CHECKING:
     from ownerwise.planning import Plan
@@ -23,6 +31,46 @@ Collate = Callable[[list[Any]], Any]
 """collate(samples) combines a Dataset's samples into one batch."""
 
 COLLATE_NEEDS_DATASET = "collate= applies only to a Dataset: rows of arrays do not need collating"
+
+
+class NamedArrays(Dataset):
+    """The records of (X, y) where X, y or both are mappings from names to arrays."""
+
+    def __init__(self, arrays: tuple[Any, ...]) -> None:
+        self.arrays = as_dicts(arrays)  # public, so that marks of these arrays are found
+
+    def __len__(self) -> int:
+        return len(leaves(self.arrays)[0])
+
+    def __getitem__(self, number: int) -> Any:
+        row = (lambda array: array[number]) if number < len(self) else _beyond
+        return pytree.tree_map(row, self.arrays)
+
+    @staticmethod
+    def of(data: Any) -> Any:
+        """Return such data as a Dataset, and any other data as it is."""
+        if not (isinstance(data, tuple) and any(isinstance(part, Mapping) for part in data)):
+            return data
+        named = as_dicts(data)
+        lengths = {
+            array.shape[0] if getattr(array, "shape", ()) else 0
+            for array in leaves(named)
+            if isinstance(array, Tensor | np.ndarray)
+        }
+        others = [type(a).__name__ for a in leaves(named) if not isinstance(a, Tensor | np.ndarray)]
+        empty = any(isinstance(part, Mapping) and not part for part in data)
+        if empty or others or len(lengths) != 1:
+            found = "has no rows" if empty else f"has {sorted(lengths)} rows (not private)"
+            found = f"contains {name_some(others)}" if others else found
+            raise OwnerwiseError(
+                f"the data is a mapping that {found}; expected tensors or arrays with one row per "
+                "record each (tokenizers return them with return_tensors='pt', padding=True)"
+            )
+        return NamedArrays(named)
+
+
+def _beyond(array: Any) -> Any:
+    raise IndexError("no such record")
 
 
 class ArrayRows:
@@ -99,7 +147,7 @@ class DatasetRows:
         return [self._dataset[number] for number in numbers]
 
     def _collated(self, samples: list[Any]) -> Any:
-        data = self._collate(samples)
+        data = as_dicts(self._collate(samples))
         return tuple(data) if isinstance(data, list) else data
 
     def _part(self, samples: list[Any], positions: np.ndarray, data: Any) -> Part | None:
@@ -116,6 +164,7 @@ class DatasetRows:
 
 def rows_of(dataset: Any, records: int, collate: Collate | None) -> ArrayRows | DatasetRows:
     """Return the rows of a dataset, or raise an error if it cannot supply `records` records."""
+    dataset = NamedArrays.of(dataset)
     if problems := data_problems(dataset, records):
         raise OwnerwiseError(problems)
     arrays = arrays_of(dataset, collate)

@@ -14,6 +14,15 @@ from ownerwise.errors import OwnerwiseError
 from ownerwise.torch_internals import pytree
 
 
+def as_dicts(data: Any) -> Any:
+    """Return nested data with every mapping, such as a BatchEncoding, as a plain dict."""
+    if isinstance(data, Mapping):
+        return {key: as_dicts(value) for key, value in data.items()}
+    if type(data) in (tuple, list):
+        return type(data)(map(as_dicts, data))
+    return data
+
+
 def take(data: Any, part: slice | list[int]) -> Any:
     """Return `data` with every tensor reduced to the rows given by `part`."""
     return pytree.tree_map(lambda leaf: _tensor(leaf)[part], data)

@@ -41,6 +41,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--folder", type=Path, help="run folder [the one in the file, or runs/NAME]"
     )
+    command.add_argument("--device", help="where to train, such as cuda [the one in the file]")
     command.add_argument("--data-dir", type=Path, help="folder that contains the data sets")
     command.add_argument(
         "-q", "--quiet", action="store_true", help="print warnings and errors only"
@@ -59,7 +60,10 @@ def _run(options: argparse.Namespace) -> None:
     beside = str(options.config.resolve().parent)
     if beside not in sys.path:
         sys.path.append(beside)  # for names such as nets:Net
-    config = read_config(options.config, options.changes)
+    changes = list(options.changes)
+    if options.device is not None:
+        changes.append(f"training.device={json.dumps(options.device)}")
+    config = read_config(options.config, changes)
     silent = options.quiet or options.json
     prepared = prepare_run(
         config,

@@ -48,7 +48,7 @@ _HINTS = Hints(
     levels="set owners.levels = { high = 0.5, ... }",
     records="set owners.budgets to a file with a records column",
 )
-_PLAIN_OPTIONS = ("lr", "schedule", "averaging")
+_PLAIN_OPTIONS = ("lr", "schedule", "averaging", "device")
 
 
 @dataclass(frozen=True)

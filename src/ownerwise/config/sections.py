@@ -268,6 +268,9 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "is a CSV file of published label counts, and `tau`, `aim` and `least_records` are "
             "options"
         ),
+        "device": text().means(
+            'where to train, such as `"cuda"` ([how-to](how-to/devices.md)); the CPU by default'
+        ),
         "micro_batch_size": whole(1).means(
             "number of records processed together; by default chosen to fit in memory"
         ),

@@ -8,6 +8,7 @@ from ownerwise.data import assign
 from ownerwise.data.assign import ASSIGNMENTS, Assignment
 from ownerwise.data.digits import load_digits
 from ownerwise.data.features import Category, Date, Number
+from ownerwise.data.parquet import ParquetRecords
 from ownerwise.data.pictures import Pictures
 from ownerwise.data.records import DataSet, Records
 from ownerwise.data.registry import LOADERS, load
@@ -23,6 +24,7 @@ __all__ = [
     "Date",
     "NewRecords",
     "Number",
+    "ParquetRecords",
     "Pictures",
     "Records",
     "Vocabulary",

@@ -15,6 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
+from ownerwise.batches import device_problems
 from ownerwise.data.splits import hold_out, split_by_problems
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems
 from ownerwise.estimators.budgets import fit_owners, owner_ids
@@ -58,6 +59,7 @@ class PrivateEstimator(BaseEstimator):
     max_records: int | None
     validation_fraction: float | None
     split_by: str | None
+    device: str | None
     verbose: bool
     random_state: Any
 
@@ -153,6 +155,7 @@ class PrivateEstimator(BaseEstimator):
             repair=repair,
             seed=seed,
             name=type(self).__name__,
+            device=self.device,
             progress=self.verbose,
             notes={"not_private": reasons} if reasons else None,
         )
@@ -164,7 +167,7 @@ class PrivateEstimator(BaseEstimator):
                 evaluated["validation"] = _tensors(inputs[held], targets[held])
                 evaluated["validation_owners"] = None if ids is None else ids[held]
             self.run_ = trainer.fit(_tensors(inputs[used], targets[used]), **evaluated)
-        self.model_.eval()
+        self.model_.cpu().eval()
         self.epsilon_ = self.run_.epsilon()
         self.private_ = self.run_.private
         return self
@@ -218,7 +221,7 @@ class PrivateEstimator(BaseEstimator):
         return np.clip(2 * (X - low) / (high - low) - 1, -1, 1)
 
     def _parameter_problems(self) -> list[str]:
-        problems = setting_problems({"lr": self.lr})
+        problems = [*setting_problems({"lr": self.lr}), *device_problems(self.device)]
         if isinstance(self.weights, str):
             problems += WEIGHTS.problems(self.weights)
         return problems if self.model is not None else problems + hidden_problems(self.hidden)

@@ -74,6 +74,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
             held-out owners are not in `plan_`. None holds out nothing.
         split_by: what is held out: single records ("record") or whole owners ("owner"); by default
             the same as `unit`.
+        device: where to train, such as "cuda"; the trained model is on the CPU again.
         verbose: whether to show a progress bar.
         random_state: None uses secret randomness. Any other value makes the result repeatable
             and NOT private.
@@ -127,6 +128,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         max_records: int | None = None,
         validation_fraction: float | None = None,
         split_by: str | None = None,
+        device: str | None = None,
         verbose: bool = False,
         random_state: Any = None,
     ) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from ownerwise.batches import Collate, arrays_of, is_map_style
+from ownerwise.batches import Collate, arrays_of, device_of, is_map_style, moved
 from ownerwise.errors import OwnerwiseError, name_some
 from ownerwise.evaluation.classification import classification
 from ownerwise.evaluation.groups import (
@@ -25,7 +25,7 @@ from ownerwise.evaluation.groups import (
     pool_groups,
 )
 from ownerwise.evaluation.regression import regression_summary
-from ownerwise.gradients import evaluation_mode
+from ownerwise.gradients import call_model, evaluation_mode
 from ownerwise.mechanisms import Loss, RegressionLoss, Release, per_record
 from ownerwise.mechanisms.target_checks import (
     class_probabilities,
@@ -127,8 +127,9 @@ class Evaluation:
         unreduced = per_record(loss)
         losses, predicted, actual, cells, probabilities = [], [], [], [], []
         with evaluation_mode(model):
-            for inputs, targets in parts_of(self._data, _RECORDS_AT_ONCE, self._collate):
-                outputs = model(inputs)
+            for part in parts_of(self._data, _RECORDS_AT_ONCE, self._collate):
+                inputs, targets = moved(part, device_of(model))
+                outputs = call_model(model, inputs)
                 losses.append(unreduced(outputs, targets).double().cpu().numpy())
                 if self._constraints is not None:
                     cells.append(targets[:, 1].cpu().numpy())
@@ -240,7 +241,7 @@ def trial_problems(
     arrays = arrays_of(data, collate)
     try:
         with evaluation_mode(model):
-            inputs, targets = next(parts_of(data, 2, collate))
+            inputs, targets = moved(next(parts_of(data, 2, collate)), device_of(model))
             outputs = run_on_first(model, inputs)
             problems = target_problems(loss, outputs, targets)
             problems = problems or value_problems(loss, outputs, arrays[1] if arrays else targets)

@@ -38,6 +38,9 @@ by at most C_i in L2 norm, up to rounding. (On five benchmark models at their in
 where a record's own terms cancel.) A record whose gradient is not finite contributes exactly zero.
 An empty batch gives zero sums.
 
+Regions under `torch.utils.checkpoint` are computed again in the backward pass, with the same calls;
+code compiled by `torch.compile` runs as ordinary Python (`recomputation`).
+
 A chain of vector layers (a tabular network) does not need the tape: `Chain` runs it layer
 by layer with far fewer calls.
 
@@ -48,11 +51,14 @@ norms and factors are then those of the segments' mean gradients.
 from one tape may exist at the same time. Use one tape per thread.
 """
 
+from ownerwise.gradients.calls import call_model
 from ownerwise.gradients.chain import Chain, ChainGradients
 from ownerwise.gradients.contributions import BLOCK
 from ownerwise.gradients.per_record_gradients import PerRecordGradients
+from ownerwise.gradients.precision import autocasts, full_products
 from ownerwise.gradients.preflight import check
 from ownerwise.gradients.problems import Problem, Refused
+from ownerwise.gradients.recomputation import uncompiled
 from ownerwise.gradients.segments import Segments
 from ownerwise.gradients.state import Attributes, State, differing, evaluation_mode, run_on_dummies
 from ownerwise.gradients.tape import Tape
@@ -69,9 +75,13 @@ __all__ = [
     "Segments",
     "State",
     "Tape",
+    "autocasts",
+    "call_model",
     "changed_by_data",
     "check",
     "differing",
     "evaluation_mode",
+    "full_products",
     "run_on_dummies",
+    "uncompiled",
 ]

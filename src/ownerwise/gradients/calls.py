@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ownerwise.torch_internals import pytree
 
-__all__ = ["Function", "map_tensors", "name_of", "tensors_in", "writes_in_place"]
+__all__ = ["Function", "call_model", "map_tensors", "name_of", "tensors_in", "writes_in_place"]
 
 Function = Callable[..., Any]
 """A torch function."""
@@ -18,6 +19,22 @@ Function = Callable[..., Any]
 def name_of(func: Function) -> str:
     """Return the bare name of a torch function."""
     return getattr(func, "__name__", None) or str(func)
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """Return the model's outputs; a dict whose keys are arguments is passed as keywords."""
+    if isinstance(inputs, dict) and _takes(model, inputs):
+        return model(**inputs)
+    return model(inputs)
+
+
+def _takes(model: nn.Module, keywords: dict[str, Any]) -> bool:
+    forward = getattr(model, "_orig_mod", model).forward  # of a compiled model
+    try:
+        inspect.signature(forward).bind(**keywords)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def tensors_in(values: Any) -> list[Tensor]:

@@ -23,7 +23,7 @@ from ownerwise.gradients.backward import send_back
 from ownerwise.gradients.contributions import sum_of_outer_products, sums_in_float64
 from ownerwise.gradients.contributions.blocks import weighted_sum_of_rows
 from ownerwise.gradients.contributions.grams import gram, squares_from_grams
-from ownerwise.gradients.precision import masked, row_norms, without_huge
+from ownerwise.gradients.precision import autocasts, full_precision, masked, row_norms, without_huge
 from ownerwise.gradients.segments import Bucket, Segments
 from ownerwise.torch_internals import aten, has_any_global_hook
 
@@ -65,7 +65,7 @@ class Chain:
             return None
         if inputs.dtype not in (torch.float32, torch.float64):
             return None
-        if has_any_global_hook() or torch.is_autocast_enabled(inputs.device.type):
+        if has_any_global_hook() or autocasts(inputs.device):
             return None
         layers: list[nn.Module] = []
         if not _unroll(model, layers):
@@ -138,7 +138,8 @@ class Chain:
             else:
                 gradient = _ACTIVATIONS[type(layer)][1](gradient, kept)
         self._kept, self._outputs = [], None
-        return ChainGradients(self._parameters, uses, segments)
+        with full_precision(gradient.device):
+            return ChainGradients(self._parameters, uses, segments)
 
 
 class ChainGradients:
@@ -241,7 +242,10 @@ class ChainGradients:
         self, factors: Tensor, *, in_blocks: bool = True
     ) -> dict[nn.Parameter, Tensor]:
         """See `PerRecordGradients.weighted_sum`."""
-        factors = factors.detach().to(self.norms.dtype)
+        with full_precision(self.norms.device):
+            return self._weighted_sum(factors.detach().to(self.norms.dtype), in_blocks)
+
+    def _weighted_sum(self, factors: Tensor, in_blocks: bool) -> dict[nn.Parameter, Tensor]:
         if self._held:
             return self._sum_of_held(factors, in_blocks)
         if self._segments is not None:

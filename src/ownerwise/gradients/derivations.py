@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ownerwise.gradients.calls import Function, name_of, tensors_in, writes_in_place
-from ownerwise.gradients.precision import accumulation_dtype, full_precision
+from ownerwise.gradients.precision import accumulation_dtype, autocasts, full_precision
 from ownerwise.gradients.problems import Refused
 from ownerwise.torch_internals import pytree
 
@@ -38,9 +38,7 @@ def is_half(tensor: Tensor) -> bool:
 
 def runs_in_half(tensors: list[Tensor]) -> bool:
     """Return whether a call on these tensors may compute in half precision."""
-    return any(map(is_half, tensors)) or (
-        bool(tensors) and torch.is_autocast_enabled(tensors[0].device.type)
-    )
+    return any(map(is_half, tensors)) or (bool(tensors) and autocasts(tensors[0].device))
 
 
 def repeated_wide(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -13,7 +13,9 @@ from torch import Tensor
 __all__ = [
     "HUGE",
     "accumulation_dtype",
+    "autocasts",
     "full_precision",
+    "full_products",
     "lengths",
     "masked",
     "row_norms",
@@ -69,29 +71,60 @@ def row_norms(rows: Tensor) -> Tensor:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager:
-    """Return a context manager that disables autocast and TF32 for norms and sums.
+    """Return a context manager for norms and sums: no autocast, and float32 stays float32."""
+    products = full_products(device)
+    if not autocasts(device):
+        return products
+    return _both(products, torch.autocast(device.type, enabled=False))
 
-    TF32, which GPUs may use for products of float32 matrices, keeps only 11 bits of precision.
+
+def autocasts(device: torch.device) -> bool:
+    """Return whether autocast is on for a device; some devices do not support it."""
+    kind = device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def full_products(device: torch.device) -> AbstractContextManager:
+    """Return a context manager in which products of float32 numbers are computed in float32.
+
+    Torch may be allowed to compute them in TF32 (11 bits; GPUs) or bfloat16 (8 bits; also some
+    CPUs), by `torch.set_float32_matmul_precision` and by settings per kernel.
     """
-    tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-    if device.type == "cuda" and tf32:
-        return _without_tf32_and_autocast(device)
-    if not torch.is_autocast_enabled(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    reduced = [k for k in _KERNELS.get(device.type, ()) if k.fp32_precision not in _FULL]
+    return _at_full_precision(reduced) if reduced else nullcontext()
+
+
+_FULL = ("ieee", "none")  # "none" is torch's default, which is full precision
+_KERNELS: Mapping[str, tuple[Any, ...]] = {
+    "cuda": (
+        torch.backends.cuda.matmul,
+        torch.backends.cudnn.conv,  # pyright: ignore[reportAttributeAccessIssue]
+        torch.backends.cudnn.rnn,  # pyright: ignore[reportAttributeAccessIssue]
+    ),
+    "cpu": (
+        torch.backends.mkldnn.matmul,  # pyright: ignore[reportAttributeAccessIssue]
+        torch.backends.mkldnn.conv,  # pyright: ignore[reportAttributeAccessIssue]
+        torch.backends.mkldnn.rnn,  # pyright: ignore[reportAttributeAccessIssue]
+    ),
+}
 
 
 @contextmanager
-def _without_tf32_and_autocast(device: torch.device) -> Iterator[None]:
-    products: Any = torch.backends.cuda.matmul
-    kernels: Any = torch.backends.cudnn
-    before = products.allow_tf32, kernels.allow_tf32
-    products.allow_tf32 = kernels.allow_tf32 = False
+def _at_full_precision(kernels: list[Any]) -> Iterator[None]:
+    before = [kernel.fp32_precision for kernel in kernels]
+    for kernel in kernels:
+        kernel.fp32_precision = "ieee"
     try:
-        with torch.autocast(device.type, enabled=False):
-            yield
+        yield
     finally:
-        products.allow_tf32, kernels.allow_tf32 = before
+        for kernel, precision in zip(kernels, before, strict=True):
+            kernel.fp32_precision = precision
+
+
+@contextmanager
+def _both(first: AbstractContextManager, second: AbstractContextManager) -> Iterator[None]:
+    with first, second:
+        yield
 
 
 def without_huge(norms: Tensor, *lengths: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules import batchnorm, instancenorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from ownerwise.gradients.calls import map_tensors, tensors_in
+from ownerwise.gradients.calls import call_model, map_tensors, tensors_in
 from ownerwise.gradients.problems import (
     BATCH_STATISTICS,
     COMPILED,
@@ -20,6 +20,7 @@ from ownerwise.gradients.problems import (
     Problem,
     Refused,
 )
+from ownerwise.gradients.recomputation import uncompiled
 from ownerwise.gradients.separation import Company, Trial, halves_by_copy
 from ownerwise.gradients.state import State
 from ownerwise.gradients.tape import Tape
@@ -80,8 +81,6 @@ def _of_module(name: str, module: nn.Module) -> Iterator[Problem]:
         yield Problem(where, *PROJECTED_LSTM)
     elif isinstance(module, torch.jit.ScriptModule):
         yield Problem(where, COMPILED, "pass the unscripted module")
-    elif type(module).__name__ == "OptimizedModule":
-        yield Problem(where, COMPILED, "pass the uncompiled module")
     elif isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         yield Problem(
             where, "it reduces gradients itself, before they are clipped", "pass `.module`"
@@ -121,10 +120,10 @@ def _of_run(model: nn.Module, inputs: tuple[Any, ...], known: set[str]) -> list[
     mixing_is_known = any("BatchNorm" in where or "InstanceNorm" in where for where in known)
     problems: list[Problem] = []
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), uncompiled():
             torch.manual_seed(0)
             with tape:
-                outputs = model(*inputs)
+                outputs = _called(model, inputs)
             if not mixing_is_known:
                 state.restore()
                 problems += _mixing(model, inputs, count)
@@ -135,6 +134,10 @@ def _of_run(model: nn.Module, inputs: tuple[Any, ...], known: set[str]) -> list[
         tape.reset()
         state.restore()
     return problems + _new(collected, known)
+
+
+def _called(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
+    return call_model(model, inputs[0]) if len(inputs) == 1 else model(*inputs)
 
 
 def _unseparated(tape: Tape, outputs: Any, count: int) -> list[Problem]:
@@ -173,7 +176,7 @@ def _mixing(model: nn.Module, inputs: tuple[Any, ...], count: int) -> Iterator[P
 
     def outputs(model: nn.Module, inputs: tuple[Any, ...], gradients: bool) -> list[Tensor]:
         with torch.set_grad_enabled(gradients):
-            found = tensors_in(model(*inputs))
+            found = tensors_in(_called(model, inputs))
         return [tensor.detach().clone() for tensor in found if _has(tensor, count)]
 
     def replaced(rows: list[int], random: bool) -> list[Company]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ownerwise.gradients.calls import map_tensors
+from ownerwise.gradients.calls import call_model, map_tensors
 from ownerwise.gradients.tracked_parameters import changed_by_data
 
 __all__ = ["Attributes", "State", "differing", "run_on_dummies"]
@@ -134,10 +134,10 @@ def run_on_dummies(model: nn.Module, inputs: Any, state: State) -> Any:
     outputs may then depend on private data.
     """
     try:
-        return model(map_tensors(torch.zeros_like, inputs))
+        return call_model(model, map_tensors(torch.zeros_like, inputs))
     except Exception:
         state.restore()
-        return model(inputs)
+        return call_model(model, inputs)
     finally:
         state.restore()
 

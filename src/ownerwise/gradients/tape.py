@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ownerwise.gradients.backward import send_back
-from ownerwise.gradients.calls import Function, tensors_in, writes_in_place
+from ownerwise.gradients.calls import Function, name_of, tensors_in, writes_in_place
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.memory_budget import MemoryBudget
 from ownerwise.gradients.observation import find_layouts
 from ownerwise.gradients.per_record_gradients import Collector, PerRecordGradients
 from ownerwise.gradients.precision import full_precision
 from ownerwise.gradients.problems import Problem, Refused
+from ownerwise.gradients.recomputation import (
+    hooked,
+    refuse_reentrant,
+    refuse_transformed,
+    run_backward,
+    stored,
+    uncompiled,
+    untraced,
+)
 from ownerwise.gradients.rules import (
     RULES,
     WITHOUT_DATA,
@@ -25,8 +35,12 @@ from ownerwise.gradients.rules import (
     fallback,
 )
 from ownerwise.gradients.segments import Segments
-from ownerwise.gradients.taps import Arrive, Delivery
-from ownerwise.gradients.tracked_parameters import FACTORIES, ParameterTracker
+from ownerwise.gradients.taps import Arrive, Build, Delivery, Tap
+from ownerwise.gradients.tracked_parameters import (
+    FACTORIES,
+    ParameterTracker,
+    TrackedParameter,
+)
 from ownerwise.gradients.workspace import Workspace
 
 __all__ = ["Tape"]
@@ -51,6 +65,7 @@ class Tape:
         self.lean = lean
         self.problems: list[Problem] | None = None  # a list while a trial run collects problems
         self._pass: _ForwardPass | None = None  # the last forward pass, until its backward pass
+        self._uncompiled: AbstractContextManager = nullcontext()
         # kept between passes
         self._tracker: ParameterTracker | None = None
         self._workspace = Workspace(lean)
@@ -67,12 +82,15 @@ class Tape:
         self._pass = _ForwardPass(
             self._tracker, budget, self._delivery, self._checked, self.problems
         )
+        self._uncompiled = uncompiled()
+        self._uncompiled.__enter__()
         self._pass.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         assert self._pass is not None
         self._pass.__exit__(*error)
+        self._uncompiled.__exit__(*error)
         if error[0] is None:
             self._pass.tracker.refuse_replaced()
 
@@ -100,9 +118,15 @@ class Tape:
             )
         taps = self._pass.taps
         parameters = self._pass.tracker.parameters
+        replay = self._pass.replay()
 
         def send(weights: Tensor, arrive: Arrive, *, keep: bool = True) -> None:
-            with self._delivery.to(arrive, last=not keep):
+            def untraced_arrive(tap: Tap, gradient: Tensor) -> None:
+                with untraced(replay):
+                    arrive(tap, gradient)
+
+            given = arrive if replay is None else untraced_arrive
+            with self._delivery.to(given, last=not keep), replay or nullcontext():
                 send_back(self.model, losses, weights, parameters, keep=keep)
 
         collector = Collector(parameters, taps, losses, self._pass.budget, segments)
@@ -120,7 +144,28 @@ class Tape:
 
 
 class _ForwardPass(Context):
-    """Traces one forward pass: finds the rule for each torch function that the model calls."""
+    """Traces one forward pass: finds the rule for each torch function that the model calls.
+
+    Attributes:
+        recomputes: whether activations are computed again in the backward pass.
+    """
+
+    recomputes = False
+    _with_gradients = False  # whether gradients were enabled at the start
+
+    def __enter__(self) -> _ForwardPass:
+        self._with_gradients = torch.is_grad_enabled()
+        super().__enter__()
+        return self
+
+    def replay(self) -> _Replay | None:
+        """Return the mode for the backward pass; None if no activations are computed again."""
+        if not self.recomputes:
+            return None
+        problems = None if self.problems is None else []
+        replay = _Replay(self.tracker, self.budget, self.delivery, self.checked, problems)
+        replay.batch_hint = self.batch_hint
+        return replay
 
     def __torch_function__(
         self,
@@ -169,14 +214,19 @@ class _ForwardPass(Context):
     ) -> Any:
         """Run a call on parameters; without data, its result is a derived parametric tensor."""
         has_data = bool(kinds & DATA)
+        checkpointed = hooked()
+        self.recomputes |= checkpointed
+        if has_data:
+            refuse_transformed(name_of(func))
         if rule is not None and (has_data or rule in WITHOUT_DATA):
             output = rule(self, func, *args, **kwargs)
             if output is not NotImplemented:
                 return output
         if has_data:
             return fallback(self, func, args, kwargs)
-        output = func(*args, **kwargs)
-        self.tracker.derive(func, args, kwargs, output)
+        with stored(checkpointed):  # the graph of a derived tensor is used apart from the others
+            output = func(*args, **kwargs)
+            self.tracker.derive(func, args, kwargs, output)
         return output
 
     def _call_without_gradient(
@@ -187,6 +237,8 @@ class _ForwardPass(Context):
         Its result is constant if it is computed from parameters and constants alone. Data must not
         be written into the model; any other tensor that data is written to becomes data.
         """
+        if kinds & PARAMETRIC and self._with_gradients:
+            refuse_reentrant(name_of(func))
         if kinds & DATA:
             written = args[0] if args and writes_in_place(func) else kwargs.get("out")
             for tensor in tensors_in(written):
@@ -203,3 +255,30 @@ class _ForwardPass(Context):
                 if id(tensor) not in self.tracker.parametric:
                     self.tracker.constant[id(tensor)] = tensor
         return output
+
+
+class _Replay(_ForwardPass):
+    """Runs calls exactly as in the forward pass, but without tapping their outputs."""
+
+    def __torch_function__(
+        self,
+        func: Function,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.autograd.backward:  # what is called within it must be traced
+            with self:
+                return run_backward(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def tap(
+        self,
+        func: Function,
+        output: Tensor,
+        used: Sequence[TrackedParameter],
+        dims: Iterable[int],
+        build: Build,
+    ) -> Tensor:
+        """Return the output as part of the graph; see `Context.tap`."""
+        return self.anchored(output)

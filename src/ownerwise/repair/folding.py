@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from ownerwise.batches import described
 from ownerwise.batches.trees import map_tensors
 from ownerwise.errors import OwnerwiseError
-from ownerwise.gradients import evaluation_mode
+from ownerwise.gradients import call_model, evaluation_mode
 
 _HOOKS: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary()
 
@@ -106,7 +106,7 @@ def _last_layer(model: nn.Module, inputs: Any, outputs: int) -> nn.Linear | None
 
 def _outputs(model: nn.Module, inputs: Any) -> Tensor:
     with evaluation_mode(model):
-        return model(map_tensors(torch.zeros_like, inputs))
+        return call_model(model, map_tensors(torch.zeros_like, inputs))
 
 
 def _place(tensor: Tensor) -> int:

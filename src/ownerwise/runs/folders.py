@@ -33,7 +33,7 @@ _HOLDER = ".holder"  # names the lock's holder: some systems cannot read a locke
 
 MAY_CHANGE = frozenset(
     {"name", "label", "micro_batch_size", "lean", "num_workers", "checkpoint_every", "loggers"}
-    | {"earlier_trainings"}
+    | {"device", "earlier_trainings"}
 )
 """Settings that a resumed run may change, because they affect names and speed, not results."""
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ownerwise.batches import Batch
+from ownerwise.batches import Batch, device_of, moved
 from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import (
     Attributes,
@@ -19,7 +21,10 @@ from ownerwise.gradients import (
     PerRecordGradients,
     Segments,
     Tape,
+    call_model,
     changed_by_data,
+    full_products,
+    uncompiled,
 )
 from ownerwise.mechanisms import (
     ClippingRule,
@@ -100,6 +105,7 @@ class ClippedSums:
         self._split = Split(model, performance)
         self.rounding = Rounding.of(plan, model, weights, release or steering)
         self._loss_roundoff = loss_roundoff(model)
+        self._device: torch.device | None = None  # of the model, as of the last batch
         self._batches = 0  # number of batches with at least two records
         self._due = False
         self._proven = proven(clipping)
@@ -126,8 +132,12 @@ class ClippedSums:
         if empty or overflows:
             self._released([], np.zeros(0), randomness)
             return _zeros(self.model)
+        self._device = device_of(self.model)
+        data, part = moved(batch.data, self._device), moved(batch.part, self._device)
+        if data is not batch.data or part is not batch.part:
+            batch = dataclasses.replace(batch, data=data, part=part)
         rows = place(batch, self.plan.hardened_rows, randomness.rows)
-        with kept_generators(), torch.enable_grad():
+        with kept_generators(), torch.enable_grad(), uncompiled():
             self._check_model(batch, rows.inputs, randomness)
             micro_batches = self._split(rows)
             released, weights = self._of_whole_batch(batch, rows, micro_batches, randomness)
@@ -149,7 +159,7 @@ class ClippedSums:
         micro-batches run again one by one, so here they run without gradients, and only if needed.
         """
         single = len(micro_batches) == 1
-        with torch.set_grad_enabled(single):
+        with torch.set_grad_enabled(single), self._products():
             if single or self.weights is not None or self.release is not None:
                 for micro in micro_batches:
                     self._forward(micro, randomness)
@@ -178,10 +188,11 @@ class ClippedSums:
         randomness: Randomness,
     ) -> dict[nn.Parameter, Tensor]:
         """Return the weighted sum of clipped gradients of one micro-batch."""
-        if micro.outputs is None:
-            self._forward(micro, randomness)
-        if micro.losses is None:
-            self._evaluate(micro, released, randomness)
+        with self._products():
+            if micro.outputs is None:
+                self._forward(micro, randomness)
+            if micro.losses is None:
+                self._evaluate(micro, released, randomness)
         losses, segments = micro.losses, micro.segments
         assert losses is not None
         if micro.chain is None:
@@ -224,6 +235,18 @@ class ClippedSums:
         if there is not None:
             norms, limits, factors = (each[there > 0] for each in (norms, limits, factors))
         self.steering.observe(norms, limits, factors)
+
+    def _products(self) -> AbstractContextManager:
+        """Return the context for outputs and losses.
+
+        The slack for the order of records, and for a release or steering, assumes that other records change
+        only the last bits of a record's results. A less precise kernel for large batches alone
+        would change more.
+        """
+        uncovered = self.weights is None and self.release is None and self.steering is None
+        if uncovered or self.plan.hardened_rows is not None:
+            return nullcontext()
+        return full_products(torch.device("cpu") if self._device is None else self._device)
 
     @property
     def _clip_scale(self) -> float:
@@ -268,7 +291,7 @@ class ClippedSums:
             randomness.layers.enter(micro.number)
             attributes = Attributes(self.model)
             with self._tape:
-                outputs = self.model(micro.inputs)
+                outputs = call_model(self.model, micro.inputs)
             attributes.drop_data()
             self._buffers = [(name, b, b._version) for name, b in self.model.named_buffers()]
         micro.outputs = outputs if self._shift is None else shifted(outputs, self._shift)
@@ -313,7 +336,7 @@ class ClippedSums:
             places = [micro.rows for micro in micro_batches]
             total = sum_of_unit_rows(found, places, release.shape, scales, absolute=absolute)
             noised = randomness.release(total / (1 + self.rounding.release_slack))
-            return (release.process(noised),)
+            return (moved(release.process(noised), self._device),)
 
     def _scales(self, rows: Rows) -> np.ndarray | None:
         """Return the factor for each row's contribution to a release; None if all factors are 1."""

@@ -16,10 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ownerwise.batches import ArrayRows, DatasetRows, Unloaded
+from ownerwise.batches import ArrayRows, DatasetRows, Unloaded, device_of, moved
 from ownerwise.batches.trees import leaves, map_tensors
 from ownerwise.errors import OwnerwiseError
-from ownerwise.gradients import Attributes, State, changed_by_data, evaluation_mode
+from ownerwise.gradients import (
+    Attributes,
+    State,
+    call_model,
+    changed_by_data,
+    evaluation_mode,
+    uncompiled,
+)
 from ownerwise.mechanisms import Closing, unit_rows
 from ownerwise.owners import of_holders
 from ownerwise.planning import Plan
@@ -115,11 +122,11 @@ def closing_sum(
     slack = _slack(plan, at_once)
     room = separation.ROOM * least_share(plan) / max(declared, 1)
     total: Tensor | None = None
-    with evaluation_mode(model), _unchanged(model):
+    with evaluation_mode(model), _unchanged(model), uncompiled():
         for start in range(0, declared, at_once):
             records = record_in[start : start + at_once]
             there = records >= 0
-            inputs, targets = _placed(rows, records, there, parts)
+            inputs, targets = moved(_placed(rows, records, there, parts), device_of(model))
             if len(records) > 1:
                 check_outputs(model, inputs, len(records), room, parts)
             outputs = _outputs(model, inputs)
@@ -135,7 +142,7 @@ def closing_sum(
                 )
             scales = np.zeros(len(records))
             scales[there] = shares[owner_index[records[there]]] / (1 + slack)
-            piece = unit_rows(found, torch.from_numpy(scales)).sum(dim=0)
+            piece = unit_rows(found, torch.from_numpy(scales)).sum(dim=0).cpu()
             total = piece if total is None else total + piece
     assert total is not None
     return total
@@ -157,7 +164,7 @@ def empty_inputs(rows: ArrayRows | DatasetRows) -> Any:
 def _outputs(model: nn.Module, inputs: Any) -> Any:
     """Return the model's outputs; what it keeps in attributes must not reach the next records."""
     attributes = Attributes(model)
-    outputs = model(inputs)
+    outputs = call_model(model, inputs)
     attributes.drop_data()  # refuses tensors that were changed in place
     attributes.restore()
     return outputs

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from ownerwise.batches import Batch, take
 from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import State, Tape, changed_by_data
-from ownerwise.gradients.calls import tensors_in
+from ownerwise.gradients.calls import call_model, tensors_in
 from ownerwise.gradients.separation import (
     Trial,
     close,
@@ -141,7 +141,7 @@ def _check_gradients(
 
 
 def _outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
-    return [tensor.clone() for tensor in tensors_in(model(inputs))]
+    return [tensor.clone() for tensor in tensors_in(call_model(model, inputs))]
 
 
 def _gradient_norms(model: nn.Module, inputs: Any, factors: np.ndarray) -> list[Tensor]:
@@ -149,7 +149,7 @@ def _gradient_norms(model: nn.Module, inputs: Any, factors: np.ndarray) -> list[
     with torch.enable_grad():
         tape = Tape(model)
         with tape:
-            outputs = model(inputs)
+            outputs = call_model(model, inputs)
         losses: Tensor | None = None
         for output in tensors_in(outputs):
             if not output.requires_grad or not output.dim() or len(output) != len(factors):

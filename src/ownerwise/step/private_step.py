@@ -14,7 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ownerwise.batches import Batch, Collate, Unloaded, data_problems, ownerless_problems, rows_of
+from ownerwise.batches import (
+    Batch,
+    Collate,
+    Unloaded,
+    data_problems,
+    device_of,
+    moved,
+    ownerless_problems,
+    rows_of,
+)
 from ownerwise.errors import OwnerwiseError, PlanError
 from ownerwise.gradients import check
 from ownerwise.marks import marks_of
@@ -562,7 +571,7 @@ class PrivateStep:
                 after_sum()
         if (shift := closing.shift) is not None:
             with self.data_free_changes():
-                inputs = empty_inputs(rows)
+                inputs = moved(empty_inputs(rows), device_of(self.model))
                 closing.outside = not subtract_from_outputs(self.model, shift, inputs)
 
     def clipped_sum(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ownerwise.batches import surplus_problems
 from ownerwise.errors import OwnerwiseError
-from ownerwise.gradients import BLOCK
+from ownerwise.gradients import BLOCK, autocasts
 from ownerwise.mechanisms import SMALLEST_NORM, Release, Steering, Weights
 from ownerwise.planning import Plan, largest_total
 
@@ -170,11 +170,11 @@ def refuse_imprecise(outputs: Iterable[Tensor], roundoff: float) -> None:
     built. Autocast is the usual cause of less precise outputs; under autocast, even float32 outputs
     have lost precision.
     """
-    kinds = {(output.dtype, output.device.type) for output in outputs if output.is_floating_point()}
+    kinds = {(output.dtype, output.device) for output in outputs if output.is_floating_point()}
     dtypes = {dtype for dtype, _ in kinds}
     for device in {device for _, device in kinds}:
-        if torch.is_autocast_enabled(device):
-            dtypes.add(torch.get_autocast_dtype(device))
+        if autocasts(device):
+            dtypes.add(torch.get_autocast_dtype(device.type))
     if any(_roundoff(dtype) > roundoff for dtype in dtypes):
         raise OwnerwiseError(
             "the model computes in half precision (autocast, or a cast in its forward pass), but "

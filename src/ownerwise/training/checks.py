@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ownerwise.batches import (
@@ -18,11 +18,13 @@ from ownerwise.batches import (
     Collate,
     arrays_of,
     data_problems,
+    device_problems,
     ownerless_problems,
 )
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems
 from ownerwise.evaluation import Evaluation, trial_problems
 from ownerwise.gradients import check
+from ownerwise.marks import mark, marks_of
 from ownerwise.mechanisms import loss_problems, plain_loss
 from ownerwise.planning import Plan
 from ownerwise.randomness import SecretStream
@@ -58,6 +60,8 @@ def prepare(
     stream = SecretStream()
     if settings.seed is not None and RULES["seed"].fits(settings.seed):
         stream = SecretStream.from_seed(settings.seed)
+    if not device_problems(settings.device):
+        _move(settings)
     step = None
     with problems.guard():
         step = _make_step(settings, stream)
@@ -88,6 +92,17 @@ def _run_problems(settings: TrainerSettings, resume: bool) -> Iterator[str]:
         )
     if resume and settings.path is None:
         yield "resume=True needs the folder of the run: Trainer(..., folder=)"
+
+
+def _move(settings: TrainerSettings) -> None:
+    """Move the model, and a loss that is a module, to the device for training."""
+    if settings.device is not None:
+        reasons = marks_of(settings.model)
+        settings.model.to(settings.device)
+        if reasons:  # marks of parameters belong to the memory that these have left
+            mark(settings.model, *reasons)
+        if isinstance(loss := plain_loss(settings.loss), nn.Module):
+            loss.to(settings.device)
 
 
 def _make_step(settings: TrainerSettings, stream: SecretStream) -> PrivateStep:
@@ -174,17 +189,17 @@ def _training_data_problems(data: Any, collate: Collate | None, plan: Plan) -> l
     return [
         f"array {number} in the data contains NaN or infinite values: remove or replace them"
         for number, array in enumerate(arrays)
-        if not _all_finite(array)
+        if not (_on_disk(array) or _all_finite(array))
     ]
 
 
 def _warn_of_large_inputs(data: Any, plan: Plan) -> None:
     """Warn if the plan is not hardened and inputs are so large that rounding may reveal records.
 
-    Only arrays are checked: a Dataset would have to be loaded in full.
+    Only arrays in memory are checked: a Dataset would have to be loaded in full.
     """
     arrays = arrays_of(data)
-    if plan.hardened_rows is not None or arrays is None:
+    if plan.hardened_rows is not None or arrays is None or _on_disk(arrays[0]):
         return
     inputs = arrays[0]
     largest = 0.0
@@ -211,6 +226,11 @@ def _warn_of_counted_labels(settings: TrainerSettings, data: Any) -> None:
     arrays = arrays_of(data)
     if settings.repair is not None and arrays is not None:
         settings.repair.warn_if_counted(settings.plan, arrays[1])
+
+
+def _on_disk(array: Tensor | np.ndarray) -> bool:
+    """Return whether an array is memory-mapped: reading it all may take hours."""
+    return isinstance(array, np.memmap)
 
 
 def _all_finite(array: Tensor | np.ndarray) -> bool:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from ownerwise.batches import Device, device_problems
 from ownerwise.errors import OwnerwiseError
 from ownerwise.evaluation import Predict, predicted_classes
 from ownerwise.mechanisms import ClippingRule, Closing, Loss, Release, Weights
@@ -62,6 +63,7 @@ class TrainerSettings:
     calibration: Closing | None = None
     repair: PullAdjustment | None = None
     performance: Performance = field(default_factory=Performance)
+    device: Device | None = None
     seed: int | None = None
     folder: str | PathLike | None = None
     name: str | None = None
@@ -112,6 +114,7 @@ class TrainerSettings:
                 if not POSITIVE.fits(epsilon)
             ),
             *schedule_problems(self.schedule, self.plan.steps),
+            *device_problems(self.device),
         ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ownerwise.batches import Collate, PoissonBatches
+from ownerwise.batches import Collate, NamedArrays, PoissonBatches
 from ownerwise.errors import OwnerwiseError, printable
 from ownerwise.evaluation import Evaluation
 from ownerwise.mechanisms import (
@@ -61,6 +61,8 @@ class Trainer(TrainerSettings):
             trained model then use the average.
         loss: as for `PrivateStep`.
         weights, clipping, performance: as for `PrivateStep`.
+        device: where to train, such as "cuda"; the model is moved there. By default, the model
+            stays where it is. Data may be anywhere.
         constraints: rate constraints, or another release, to train under. With rate constraints,
             targets in every data set contain the class and the cell (see `Partition.targets`). The
             plan accounts for the release (`plan(..., constraints=)`).
@@ -108,7 +110,9 @@ class Trainer(TrainerSettings):
 
         Args:
             data: (X, y) as tensors or arrays, or a map-style Dataset yielding (x, y); one row per
-                record of the plan's owners, in the order of the owner ids passed to `Owners`.
+                record of the plan's owners, in the order of the owner ids passed to `Owners`. X may
+                be a dict of arrays; if its keys are arguments of the model, they are passed as
+                keywords.
             validation: validation data, evaluated for every history line; it is NOT covered by any
                 guarantee.
             validation_groups: group of each validation record; by default its class, or the budget
@@ -131,6 +135,7 @@ class Trainer(TrainerSettings):
             Interrupted: on Ctrl-C or SIGTERM if the run has a folder, after a checkpoint is
                 written.
         """
+        data, validation, test = map(NamedArrays.of, (data, validation, test))
         validating = self._evaluation(validation, validation_groups, validation_owners, collate)
         testing = self._evaluation(test, test_groups, test_owners, collate)
         config = self._config(data, validating, testing, groups_are, num_workers)
@@ -160,6 +165,7 @@ class Trainer(TrainerSettings):
                 start=step.steps_spent,
                 num_workers=num_workers,
                 collate=collate,
+                device=self.device,
             )
             self._train(batches, step, recorder, data, collate)
         return run
@@ -283,6 +289,8 @@ class Trainer(TrainerSettings):
         evaluated = [each for each in (validating, testing) if each is not None]
         if held_out := held_out_counts(self.plan, evaluated):
             config["held_out_owners"] = held_out
+        if self.device is not None:
+            config["device"] = str(self.device)
         if isinstance(loss, partial):
             config["loss_options"] = loss.keywords
         if isinstance(loss, RegressionLoss):

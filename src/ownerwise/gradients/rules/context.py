@@ -84,12 +84,17 @@ class Context(TorchFunctionMode):
             dims: dimensions of `output` along which records may lie.
             build: turns the gradient into contributions.
         """
-        if output.grad_fn is None:
-            output = Anchor.apply(output, self.delivery.anchor)  # type: ignore[assignment]
+        output = self.anchored(output)
         tap = Tap(self.delivery, func, used, tuple(dims), output, build)
         assert output.grad_fn is not None
         output.grad_fn.register_prehook(tap)
         self.taps.append(tap)
+        return output
+
+    def anchored(self, output: Tensor) -> Tensor:
+        """Return a tensor that has a graph node, and thus receives a gradient."""
+        if output.grad_fn is None:
+            output = Anchor.apply(output, self.delivery.anchor)  # type: ignore[assignment]
         return output
 
     @contextmanager
