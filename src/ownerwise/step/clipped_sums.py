@@ -239,9 +239,9 @@ class ClippedSums:
     def _products(self) -> AbstractContextManager:
         """Return the context for outputs and losses.
 
-        The slack for the order of records, and for a release or steering, assumes that other records change
-        only the last bits of a record's results. A less precise kernel for large batches alone
-        would change more.
+        The slack for the order of records, and for a release or steering, assumes that other
+        records change only the last bits of a record's results. A less precise kernel for large
+        batches alone would change more.
         """
         uncovered = self.weights is None and self.release is None and self.steering is None
         if uncovered or self.plan.hardened_rows is not None:
