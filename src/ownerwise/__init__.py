@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ownerwise import data, models
+    from ownerwise import audit, data, models
     from ownerwise.accounting import Schedule
     from ownerwise.batches import Batch, PoissonBatches
     from ownerwise.errors import (
@@ -73,6 +73,7 @@ __all__ = [
     "Standardise",
     "Trainer",
     "Verification",
+    "audit",
     "check",
     "constraints",
     "data",
@@ -102,7 +103,7 @@ _NAMES_BY_ROOM = {
     "training": "Trainer",
 }
 _ROOM_OF = {name: room for room, names in _NAMES_BY_ROOM.items() for name in names.split()}
-_PUBLIC_ROOMS = ("data", "models")
+_PUBLIC_ROOMS = ("audit", "data", "models")
 
 
 def __getattr__(name: str) -> Any:

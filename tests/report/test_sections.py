@@ -30,7 +30,17 @@ def test_mechanisms_stand_after_the_section_they_name():
             "constraints",
             "budgets",
         ),
-        *("meaning", "adjustment", "calibration", "importance", "plan", "limits", "provenance"),
+        *(
+            "meaning",
+            "adjustment",
+            "statistics",
+            "calibration",
+            "importance",
+            "audit",
+            "plan",
+            "limits",
+            "provenance",
+        ),
     ]
 
 

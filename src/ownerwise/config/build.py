@@ -76,6 +76,11 @@ class PreparedRun:
         assert self.trainer.path is not None
         return self.trainer.path
 
+    @property
+    def training_data(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The training records as (X, y)."""
+        return _pair(self.data.train, self.trainer.loss)
+
     def fit(self, resume: bool = False) -> Run:
         """Train the model, or resume training, and return the run."""
         options: dict[str, Any] = {}
@@ -89,7 +94,7 @@ class PreparedRun:
                     options[f"{name}_owners"] = owners
                 if self.named:
                     options[f"{name}_groups"] = self.assignment.groups(records)
-        return self.trainer.fit(_pair(self.data.train, self.trainer.loss), resume=resume, **options)
+        return self.trainer.fit(self.training_data, resume=resume, **options)
 
 
 def prepare_run(

@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from ownerwise.accounting import gaussian_mu
 from ownerwise.files import write_text
+from ownerwise.report.audit_section import AUDIT_LIMITS, audits_of
 from ownerwise.report.comparison import METRICS, Comparison
 from ownerwise.report.facts import (
     ADJACENCY,
@@ -72,6 +73,8 @@ def card_text(run: Run) -> str:
         limits=limits,
         accounting=_accounting(run, facts, limits),
         check=_check(run, int(facts.plans[0].budgets[0].budget.members[0])),
+        audits=audits_of(run),
+        AUDIT_LIMITS=AUDIT_LIMITS,
         data=data,
         data_slug=re.sub(r"[^a-z0-9]+", "-", data.lower()).strip("-") or "unnamed",
         split=comparison.source,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.report import figures
+from ownerwise.report.audit_section import audit_section
 from ownerwise.report.blocks import (
     Block,
     Bullets,
@@ -245,6 +246,7 @@ SECTIONS = (
     ),
     Section("budgets", "Budgets", "Privacy budgets and spending", _budgets),
     Section("meaning", "What ε means", "What ε means for a person", _meaning),
+    Section("audit", "Audit", "Attacks on canaries", audit_section),
     Section("plan", "Plan", "The plan", plan_section),
     Section("limits", "Limits", "Assumptions and limits", _limits),
     Section("provenance", "How made", "How this was made", provenance),
