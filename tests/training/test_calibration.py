@@ -158,9 +158,10 @@ def test_every_front_end_can_pay_for_the_pull(tmp_path):
     x, y = data()
     classifier = ow.PrivateClassifier(
         {0: 1.0, 1: 4.0, 2: 8.0}, classes=[0, 1, 2], steps=20, weights=None,
-        calibration={"pull": True},
+        calibration={"pull": True}, random_state=0,
     )  # fmt: skip
-    classifier.fit(x.numpy(), y.numpy(), owners=y.numpy())
+    with pytest.warns(ow.PrivacyWarning, match="NOT private"):
+        classifier.fit(x.numpy(), y.numpy(), owners=y.numpy())
     assert classifier.plan_.closing_pulls is not None
     assert max(classifier.run_.history[-1]["calibration"]["pull"]) > 0.5
     budgets = tmp_path / "budgets.csv"

@@ -50,7 +50,7 @@ def train_plainly(
         if step % evaluate_every == 0 or step == steps:
             line = {
                 "step": step,
-                "seconds": round(seconds, 2),
+                "seconds": round(seconds, 4),
                 "learning_rate": optimizer.param_groups[0]["lr"],
                 "validation": validation(model, loss),
             }

@@ -237,7 +237,7 @@ def _joined(lines: Sequence[dict[str, Any]], cells: Cells) -> list[dict[str, Any
         history.append(
             {
                 "step": steps + line["step"],
-                "seconds": round(seconds + line["seconds"], 2),
+                "seconds": round(seconds + line["seconds"], 4),
                 "learning_rate": line["learning_rate"],
                 **cells.line(line["validation"]),
             }

@@ -151,7 +151,7 @@ class Recorder:
         line: dict[str, Any] = {
             "step": spent,
             "updates": self._step.updates,
-            "seconds": round(self._seconds, 2),
+            "seconds": round(self._seconds, 4),
             "learning_rate": self.learning_rate(max(spent - 1, 0)),
             "validation": self._validation(model, self._loss) if self._validation else None,
         }
