@@ -30,6 +30,7 @@ ROOMS = (
     "evaluation",
     "runs",
     "training",
+    "audit",
     "report",
     "data",
     "models",
@@ -122,6 +123,9 @@ def test_each_room_says_what_it_is_for_and_what_it_may_import(room):
 NAMES_PLUGS = {
     "__init__": "the public names",
     "step.private_step": "the rule if none is given",
+    "audit.heads": "the rule if none is given",
+    "audit.network": "the release of an audited model, which is the user's",
+    "audit.observation": "the release of an audited model, which is the user's",
 }
 """Modules outside mechanisms/ that may name a mechanism's class, and why."""
 

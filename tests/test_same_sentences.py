@@ -384,7 +384,8 @@ SETTINGS = {
         training__schedule={"name": "cosine", "floor": 2},
     ),
     "unknown logger": of_training(
-        "logger is 'tensorbord'; did you mean 'tensorboard'? Known names: tensorboard, wandb",
+        "logger is 'tensorbord'; did you mean 'tensorboard'? Known names: tensorboard, wandb, "
+        "mlflow",
         trained(loggers=["tensorbord"]), run__loggers=["tensorbord"],
     ),
     "unknown model": of_training(

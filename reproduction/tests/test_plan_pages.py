@@ -42,7 +42,7 @@ def test_budgets_are_used_up_together(planned):
     for panel in panels:
         lines = panel.get_lines()
         assert [line.get_label() for line in lines[:-1]] == [
-            f"epsilon {epsilon}" for epsilon in ("0.5", "2", "3.5", "5")
+            f"ε {epsilon}" for epsilon in ("0.5", "2", "3.5", "5")
         ]
         for line, budget in zip(lines, (0.5, 2.0, 3.5, 5.0, 0.5), strict=True):
             spent = np.array(line.get_ydata())

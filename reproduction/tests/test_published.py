@@ -59,3 +59,10 @@ def test_the_published_overview_follows_from_its_parts():
     findings = found.completed(claims.find(claims.read(), []))
     overview = tables.overview([], findings, found.further, found.sections)
     assert overview == (RESULTS / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_overview_links_every_page_in_the_results_folder():
+    overview = (RESULTS / "README.md").read_text(encoding="utf-8")
+    pages = {path.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("index.md")}
+    assert len(pages) > 50
+    assert {page for page in pages if f"]({page})" not in overview} == set()

@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ownerwise import data, models
+    from ownerwise import audit, data, models
     from ownerwise.accounting import Schedule
     from ownerwise.batches import Batch, PoissonBatches
     from ownerwise.errors import (
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
         INO,
         AutoS,
         BudgetAware,
+        ColumnStatistics,
         ImportanceSampling,
         Psac,
         Standard,
+        Standardise,
         constraints,
         ino_sum,
     )
@@ -49,6 +51,7 @@ __all__ = [
     "BudgetAware",
     "BudgetError",
     "Calibration",
+    "ColumnStatistics",
     "ImportanceSampling",
     "Owners",
     "OwnerwiseError",
@@ -67,8 +70,10 @@ __all__ = [
     "Schedule",
     "SecretStream",
     "Standard",
+    "Standardise",
     "Trainer",
     "Verification",
+    "audit",
     "check",
     "constraints",
     "data",
@@ -84,7 +89,10 @@ _NAMES_BY_ROOM = {
     "errors": "AccountingError BudgetError OwnerwiseError PlanError PrivacyWarning",
     "estimators": "PrivateClassifier",
     "gradients": "check",
-    "mechanisms": "INO AutoS BudgetAware ImportanceSampling Psac Standard constraints ino_sum",
+    "mechanisms": (
+        "INO AutoS BudgetAware ColumnStatistics ImportanceSampling Psac Standard Standardise "
+        "constraints ino_sum"
+    ),
     "mechanisms.constraints": "Partition RateConstraints rate",
     "owners": "Owners",
     "planning": "Plan Verification plan",
@@ -95,7 +103,7 @@ _NAMES_BY_ROOM = {
     "training": "Trainer",
 }
 _ROOM_OF = {name: room for room, names in _NAMES_BY_ROOM.items() for name in names.split()}
-_PUBLIC_ROOMS = ("data", "models")
+_PUBLIC_ROOMS = ("audit", "data", "models")
 
 
 def __getattr__(name: str) -> Any:

@@ -93,7 +93,7 @@ def test_all_problems_at_once_exit_code_2_and_nothing_written(tmp_path, capsys):
         (None, REQUEST, "table.csv"),
         ("", REQUEST, "table.csv"),
         ("owner,epsilon\n", REQUEST, "a header but no rows"),
-        ("owner;epsilon\na;1\n", REQUEST, "seems to use ';' as its separator; expected commas"),
+        ("owner;epsilon\na;0,5\n", REQUEST, "epsilon"),
         ("owner,epsilon\na,1\na,2\n", REQUEST, "more than once"),
         ("owner,epsilon,records\na,1,50\n", REQUEST, "at most the 50 declared"),
         ("owner,epsilon,records\na,1,500\n", ["--steps", "9"], "1 of steps, batch_size"),
@@ -207,3 +207,13 @@ def test_without_shtab_completion_says_what_to_install(monkeypatch, capsys):
     assert main(["--print-completion", "bash"]) == 2
     said = capsys.readouterr().err
     assert "shell completion needs shtab: pip install 'ownerwise[completion]'" in said
+
+
+def test_a_plan_that_pays_for_statistics(tmp_path, capsys):
+    table = tmp_path / "table.csv"
+    table.write_text("owner,epsilon,records\na,1,500\n")
+    sizes = ["--steps", "9", "--batch-size", "10"]
+    assert main(["plan", str(table), *sizes, "--statistics", "0.05"]) == 0
+    assert "on column statistics of all records before training" in capsys.readouterr().out
+    assert main(["plan", str(table), *sizes, "--statistics", "2"]) == 2
+    assert "statistics.share 2.0: expected more than 0" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """The demonstration: the same search for every method, honest words, and a report that opens."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -93,5 +95,14 @@ def test_the_command_prints_tables_and_writes_a_report(tmp_path, capsys):
     assert (run.epsilon() <= run.plan.targets).all()
     assert sorted(set(run.plan.targets)) == [*range(1, 11)]
     assert "all that its owner has" in printed
-    assert str(run.folder / REPORT) in printed
+    *_, private, comparison, _, init, train, guide = printed.strip().splitlines()
+    assert private.strip().startswith(str(run.folder / REPORT))
+    assert str(run.folder / CARD) in private
+    assert comparison.strip().startswith(str(report))
+    assert init.split()[:3] == ["ownerwise", "init", "mine.csv"]
+    assert train.split()[:3] == ["ownerwise", "train", "mine.toml"]
+    assert (Path(__file__).parents[2] / guide.split()[-1]).exists()
+    document = (run.folder / REPORT).read_text(encoding="utf-8")
+    assert '<div class="banner good"' in document
+    assert '<div class="banner bad"' not in document
     assert "**Private.**" in (run.folder / CARD).read_text(encoding="utf-8")

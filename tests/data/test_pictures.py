@@ -113,7 +113,7 @@ def test_a_list_of_attributes_cut_short(folder):
     [
         (
             {"picture": {"sise": 3}},
-            "has the options sise; the only valid options are folder, size",
+            "has the options sise; expected .* options for picture files \\(folder, size",
         ),
         ({"picture": Pictures("faces"), "who": None}, "so it must be the only feature"),
     ],

@@ -123,7 +123,7 @@ def test_every_figure_has_its_data(page):
     line_and_band = [
         (number, mode, points, True)
         for number in "01"
-        for mode, points in (("none", 2 * EVALUATIONS), ("lines", EVALUATIONS))
+        for mode, points in (("none", 2 * EVALUATIONS), ("lines+markers", EVALUATIONS))
     ]
     shown = ask(page, "[...document.querySelectorAll('.panel:not([hidden]) .plot')].map(p => p.id)")
     learning = [name for name in shown if name.startswith("learning")]
@@ -399,7 +399,7 @@ def test_the_report_of_the_demo(browser, tmp_path):
         browser, "[...document.querySelectorAll('.panel:not([hidden]) .plot')].map(p => p.id)"
     )
     assert {name.rsplit("-", 1)[0] for name in shown} == {
-        *("learning", "gain", "worst", "trade-off", "spending", "importance")
+        *("reliability", "learning", "gain", "worst", "trade-off", "spending", "importance")
     }
     for name in shown:
         assert all(points > 0 for _, _, points, _ in traces(browser, name))

@@ -76,7 +76,7 @@ def test_curves_have_a_line_for_every_constraint_and_method():
     assert [entry.label for entry in figure.legend] == [UPPER, LOWER]
     for panel in figure.panels:
         assert list(panel.views) == ["Multiplier", "Noisy value"]
-        lines = [t for t in panel.views["Multiplier"].traces if t["mode"] == "lines"]
+        lines = [t for t in panel.views["Multiplier"].traces if t["mode"] == "lines+markers"]
         assert [line["name"] for line in lines] == ["parity ≤ 0.05", "parity ≥ -0.05"]
         assert lines[0]["y"][-1] == pytest.approx(2.0)
 

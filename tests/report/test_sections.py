@@ -20,8 +20,27 @@ def added(monkeypatch, **section):
 def test_mechanisms_stand_after_the_section_they_name():
     ids = [section.id for section in all_sections()]
     assert ids == [
-        *("overview", "learning", "gain", "worst", "trade-off", "constraints", "budgets"),
-        *("meaning", "adjustment", "calibration", "importance", "plan", "limits", "provenance"),
+        *(
+            "overview",
+            "predictions",
+            "learning",
+            "gain",
+            "worst",
+            "trade-off",
+            "constraints",
+            "budgets",
+        ),
+        *(
+            "meaning",
+            "adjustment",
+            "statistics",
+            "calibration",
+            "importance",
+            "audit",
+            "plan",
+            "limits",
+            "provenance",
+        ),
     ]
 
 

@@ -84,3 +84,23 @@ def test_prices_of_saturated_predictions_are_not_taken_for_mixed_records(price):
         y = torch.randint(0, 2, (64, 2), generator=generator)
         prices = price * torch.randn(2, 2, generator=generator, dtype=torch.float64)
         check(loss, model, x.float(), y, (prices,), joint=True)
+
+
+def test_one_output_per_record_is_compared_too():
+    """Rounding makes the comparison look at gradients of shape [records], not [records, 1]."""
+
+    class Single(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 1)
+
+        def forward(self, inputs):
+            return self.linear(inputs)[:, 0]
+
+    def rounded(outputs, targets):
+        return (outputs - targets) ** 2 * (1 + 1e-6 * outputs.detach().abs().max())
+
+    step = tools.make_step(Single(), rounded)
+    records = tools.batch_of(torch.randn(11, 4), torch.randn(11))
+    sums = list(step.clipped_sum(records).values())
+    assert all(torch.isfinite(total).all() for total in sums)

@@ -35,6 +35,11 @@ _OTHER_PAGES = {
     plan_pages.TITLE: plan_pages.PAGE,
     "Rate constraints": "constraints/index.md",
     "Tail and kappa of INO-SGD": "tail-and-kappa/index.md",
+    "Repairs after training": "calibration/index.md",
+    "Further releases after training": "releases/index.md",
+    "Known groups and regression": "releases/groups/index.md",
+    "Which repair": "repairs/index.md",
+    "Privacy per owner: owner sampling and record sampling": "owners/index.md",
 }
 """Pages that other commands write to the same folder."""
 _SCIENCE = "NOT PRIVATE (research): seeds are fixed."

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise_reproduction import ablations, provenance, summary
-from ownerwise_reproduction.drawing import finish, new_figure, save
+from ownerwise_reproduction import ablations, drawing, provenance, summary
+from ownerwise_reproduction.drawing import finish, new_figure, save, say
 from ownerwise_reproduction.summary import BASELINE, MANY_GROUPS, METRICS, Result, Study, spread_out
 
 _MOST_GROUPS = 4
@@ -69,6 +69,12 @@ def owner_curves(study: Study) -> Any:
         for style, method in zip(_STYLES, methods, strict=False):
             _curve(axis, study, method, lambda line, g=group: line["groups"][g]["recall"], style)
         axis.set_title(_title(study, group))
+    strictest = groups[0]
+    say(
+        figure,
+        f"{_title(study, strictest)}: "
+        + _ends(study, methods, lambda line: line["groups"][strictest]["recall"], "recall"),
+    )
     return finish(figure, axes, "step", "recall", share=True)
 
 
@@ -88,6 +94,7 @@ def overall_curves(study: Study) -> Any:
         for style, method in zip(_STYLES, methods, strict=False):
             _curve(axis, study, method, value, style)
         axis.set_title(title)
+    say(figure, "All records: " + _ends(study, methods, shown["all records"], "accuracy"))
     return finish(figure, axes, "step", "accuracy", share=True)
 
 
@@ -107,11 +114,18 @@ def gains(study: Study) -> Any:
     for axis, (method, one) in zip(axes, known.items(), strict=True):
         budgets = np.array([study.budgets[group] for group in one.by_group])
         points = 100 * np.array(list(one.by_group.values()))
-        axis.axhline(0, color="grey", linewidth=0.8)
-        axis.scatter(budgets, points)
-        axis.plot(budgets, np.polyval(np.polyfit(budgets, points, 1), budgets), color="tab:orange")
+        axis.axhline(0, color=drawing.colour(6), linewidth=0.8)
+        axis.scatter(budgets, points, color=drawing.colour(1))
+        axis.plot(
+            budgets, np.polyval(np.polyfit(budgets, points, 1), budgets), color=drawing.colour(0)
+        )
         axis.set_title(f"{study.label(method)}, r = {one.correlation:.2f}, p = {one.p:.2g}")
-    return finish(figure, axes, "epsilon", "gain in recall, points", legend=False)
+    linked = [study.label(name) for name, one in known.items() if one.p < 0.05]
+    words = f"Gain depends on the budget: {', '.join(linked)}" if linked else ""
+    say(figure, words or "The gain in recall shows no clear link with the budget")
+    return finish(
+        figure, axes, "ε of the owner", "gain in recall over IDP-SGD, points", legend=False
+    )
 
 
 def class_curves(study: Study) -> Any:
@@ -130,11 +144,12 @@ def class_curves(study: Study) -> Any:
                     method,
                     lambda line, g=group, n=name: line["classes"][g][n]["recall"],
                     style,
-                    colour=f"C{number}",
+                    colour=drawing.colour(number),
                     label=f"{name}, {study.label(method)}",
                     band=False,
                 )
         axis.set_title(_title(study, group))
+    say(figure, "Classes of the same owner are learned at different times")
     return finish(figure, axes, "step", "recall", share=True)
 
 
@@ -165,9 +180,10 @@ def trade_off(study: Study) -> Any:
                 axis.errorbar(x, y, y_error, x_error, fmt="none", ecolor=colour, elinewidth=0.5)
         if "ino" in study.methods:
             x, _, y, _ = _point(study.methods["ino"], overall)
-            axis.plot(x, y, "*", color="black", markersize=11, zorder=4)
+            axis.plot(x, y, "*", color=drawing.colour(6), markersize=11, zorder=4)
         finish(figure, [axis], METRICS[overall], "spread over groups")
         axis.locator_params(axis="x", nbins=6)
+    say(figure, "Accuracy against balance: lower and further right is better")
     return figure
 
 
@@ -197,9 +213,21 @@ def _compared(study: Study) -> list[str]:
     return [name for name in _COMPARED if name in study.methods]
 
 
+def _ends(
+    study: Study, methods: Sequence[str], value: Callable[[dict[str, Any]], float], what: str
+) -> str:
+    """Return the mean over seeds at the end of training, for each method, in words."""
+    ends = {
+        method: np.mean([value(run["history"][-1]) for run in study.methods[method]])
+        for method in methods
+    }
+    words = (f"{study.label(method)} {100 * end:.1f}%" for method, end in ends.items())
+    return f"{what} at the end {', '.join(words)}"
+
+
 def _title(study: Study, group: str) -> str:
     """Return the name of a group, with its budget if it has one."""
-    return group if provenance.is_mixed(study) else f"{group}, epsilon {study.budgets[group]:g}"
+    return group if provenance.is_mixed(study) else f"{group}, ε {study.budgets[group]:g}"
 
 
 def _curve(

@@ -23,7 +23,7 @@ from ownerwise.planning import (
     plan,
 )
 from ownerwise.report.markdown import table
-from ownerwise_reproduction.drawing import finish, new_figure, save
+from ownerwise_reproduction.drawing import colour, finish, new_figure, save
 from ownerwise_reproduction.population import populate
 from ownerwise_reproduction.settings import Setting
 
@@ -183,7 +183,9 @@ def _table(rows: Sequence[PlanSummary]) -> str:
 
 def spending_figure(planned: Planned) -> Any:
     """Plot the epsilon spent over the steps for each budget, with `sample` and `scale`."""
-    figure, axes = new_figure(2)
+    figure, axes = new_figure(
+        2, "Every owner's budget is used in full; DP-SGD stops at the strictest"
+    )
     steps, uniform = _spending(planned.plans["uniform", "pld"])
     for axis, method in zip(axes, ("sample", "scale"), strict=True):
         made = planned.plans[method, "pld"]
@@ -191,10 +193,10 @@ def spending_figure(planned: Planned) -> Any:
         chosen = np.linspace(0, len(budgets) - 1, min(len(budgets), _MOST_BUDGETS)).round()
         _, spent = _spending(made)
         for owner in first[chosen.astype(int)]:
-            axis.plot(steps, spent[:, owner], label=f"epsilon {made.targets[owner]:g}")
-        axis.plot(steps, uniform[:, 0], ":", color="black", label="DP-SGD")
+            axis.plot(steps, spent[:, owner], label=f"ε {made.targets[owner]:g}")
+        axis.plot(steps, uniform[:, 0], ":", color=colour(6), label="DP-SGD")
         axis.set_title(method)
-    return finish(figure, axes, "step", "epsilon spent")
+    return finish(figure, axes, "step", "ε spent per record")
 
 
 def _spending(made: Plan) -> tuple[list[int], np.ndarray]:

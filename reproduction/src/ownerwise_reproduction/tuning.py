@@ -22,7 +22,7 @@ import numpy as np
 from ownerwise.files import write_json
 from ownerwise.wording import Amount
 from ownerwise_reproduction import provenance, summary
-from ownerwise_reproduction.drawing import new_figure, save
+from ownerwise_reproduction.drawing import MARKERS, colour, finish, new_figure, save
 from ownerwise_reproduction.methods import Method
 from ownerwise_reproduction.settings import Setting
 from ownerwise_reproduction.summary import Result
@@ -207,27 +207,41 @@ def frontier_figure(found: Sequence[Point]) -> Any:
     All points are also shown, faintly.
     """
     others = [other for other in ("strict", "worst_group") if other in found[0].validation]
-    figure, axes = new_figure(len(others))
+    figure, axes = new_figure(len(others), _message(found), size=(4.8, 4.0))
     for axis, other in zip(axes, others, strict=True):
-        for colour, method in enumerate(dict.fromkeys(point.method for point in found)):
+        for number, method in enumerate(dict.fromkeys(point.method for point in found)):
             own = [point for point in found if point.method == method]
             best = frontier(own, other)
             for chosen, options in (
                 (own, {"alpha": 0.25, "linestyle": "none"}),
-                (best, {"label": method, "linestyle": "-"}),
+                (best, {"label": _LABELS.get(method, method), "linestyle": "-"}),
             ):
                 axis.plot(
                     [point.test["accuracy"].mean for point in chosen],
                     [point.test[other].mean for point in chosen],
-                    marker="o",
-                    color=f"C{colour}",
+                    marker=MARKERS[number],
+                    color=colour(number),
                     **options,
                 )
-        axis.set_xlabel("accuracy")
-        axis.set_ylabel(f"recall, {summary.METRICS[other]}")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
+        axis.xaxis.set_major_formatter("{x:.0%}")
+        axis.yaxis.set_major_formatter("{x:.0%}")
+        finish(figure, [axis], "accuracy over all records", f"recall, {summary.METRICS[other]}")
     return figure
+
+
+_LABELS = {"idp": "IDP-SGD", "ino": "INO-SGD", "ino-budget": "INO-SGD budget-aware"}
+
+
+def _message(found: Sequence[Point]) -> str:
+    """Return what the figure shows: the test accuracy of each method's choice."""
+    best = {}
+    for point in found:
+        other = best.setdefault(point.method, point)
+        if point.validation["accuracy"].mean > other.validation["accuracy"].mean:
+            best[point.method] = point
+    ends = {_LABELS.get(name, name): point.test["accuracy"].mean for name, point in best.items()}
+    words = (f"{name} {100 * accuracy:.1f}%" for name, accuracy in ends.items())
+    return f"Tuned in the same way: {', '.join(words)} accuracy"
 
 
 def _relevant(run: Result, values: Mapping[str, float]) -> dict[str, float]:

@@ -24,6 +24,7 @@ from ownerwise.accounting.per_owner import epsilon
 from ownerwise.accounting.release import (
     NOISES,
     ClosingRelease,
+    OpeningRelease,
     PaidRelease,
     joint_length,
     joint_multiplier,
@@ -48,6 +49,7 @@ __all__ = [
     "ClosingRelease",
     "Exposure",
     "LogQuantity",
+    "OpeningRelease",
     "PaidRelease",
     "RunCost",
     "Schedule",

@@ -272,10 +272,8 @@ class _Equation(ABC):
     def mu_for_steps(self, log_epsilon: float) -> float:
         """Return the approximate budget left for the steps, as the mu of a Gaussian mechanism."""
         mu = gaussian_mu(float(np.exp(log_epsilon)), self.group.delta)
-        if self.run.closing is None:
-            return mu
-        closing = 1.0 / self.run.closing.multiplier(self.closing(log_epsilon))
-        return float(np.sqrt(max(mu**2 - closing**2, 0.01 * mu**2)))
+        spent = 1.0 / self.run.without_sampling(self.closing(log_epsilon), self.group.records)
+        return float(np.sqrt(max(mu**2 - spent**2, 0.01 * mu**2)))
 
     def solution(self, log_epsilon: float, start: float) -> float:
         """Return the solution, or the bound nearest to it."""

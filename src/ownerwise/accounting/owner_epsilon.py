@@ -74,6 +74,8 @@ def _one(run: RunCost, values: np.ndarray, overflow: Callable[[int], float] | No
     shift = exposure.sampling_rate * count / exposure.multiplier  # of a single step, on average
     if shift > LARGEST_SHIFT and run.schedule.steps:
         return np.inf
+    if 1 / run.without_sampling(exposure.closing, count) > LARGEST_SHIFT:
+        return np.inf  # the releases from all records alone cost far more than can be told apart
     if overflow is not None and run.schedule.steps:
         tail = owner_tail(delta / 2, run.schedule.steps)
         left = delta - overflow(most_drawn(exposure.sampling_rate, count, tail))

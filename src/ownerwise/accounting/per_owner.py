@@ -57,7 +57,7 @@ def epsilon(
     _check(given)
     *exposures, delta = given
     result = np.zeros(delta.shape)
-    if run.schedule.steps == 0 and run.closing is None:
+    if run.schedule.steps == 0 and run.closing is None and run.opening is None:
         return result
     for group in Budgets(np.ones(len(delta)), delta, records).groups:
         rates, multipliers, release, closing = (part[group.members] for part in exposures)

@@ -8,6 +8,7 @@ privacy loss distributions. Plans made with RDP stay below their targets by a wi
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtr
@@ -44,7 +45,11 @@ def epsilon(
     With `records` above 1, the epsilon is that of so many records of an owner together, for runs
     without a release with Laplace noise.
     """
-    result = float(_compose(run, exposure, delta, target, records))
+    composed, lost = distribution(run, exposure, delta, target, records)
+    result = 0.0
+    if composed is not None:
+        rest = delta - lost * np.exp(target) if lost else delta
+        result = float(composed.get_epsilon_for_delta(rest))
     if not (np.isfinite(result) and result >= 0):
         raise AccountingError(
             f"the reference accountant returned {result} for sampling rate "
@@ -54,16 +59,25 @@ def epsilon(
     return result
 
 
-def _compose(run: RunCost, exposure: Exposure, delta: float, target: float, records: int) -> float:
+def distribution(
+    run: RunCost, exposure: Exposure, delta: float, target: float, records: int = 1
+) -> tuple[Any, float]:
+    """Return dp-accounting's privacy loss distribution, and a probability that it leaves out.
+
+    At every epsilon up to `target`, the left-out probability p adds at most p exp(epsilon) to
+    delta. The distribution is None if nothing is released. The arguments are those of `epsilon`;
+    `delta` and `target` only set the resolution.
+    """
     from dp_accounting.pld import privacy_loss_distribution
 
     segments = [segment for segment in run.schedule.segments if segment[0]]
     if exposure.sampling_rate == 0.0:
         segments = []
     closes = run.closing is not None and exposure.closing > 0
-    steps = sum(count for count, _ in segments) + closes
+    opens = run.opening is not None
+    steps = sum(count for count, _ in segments) + closes + opens
     if steps == 0:
-        return 0.0
+        return None, 0.0
     # A grid of width w adds about T w^2 order / 12 to epsilon (see pld.py), where the order is
     # the one that determines delta for a Gaussian with the same budget.
     order = 1.5 + target / gaussian_mu(target, delta) ** 2
@@ -90,10 +104,9 @@ def _compose(run: RunCost, exposure: Exposure, delta: float, target: float, reco
 
     if scale and records > 1:
         raise AccountingError("the reference has no figure for several records with Laplace noise")
-    several = None
-    if records > 1 and steps > closes:
+    several, lost = None, 0.0
+    if records > 1 and segments:
         several, lost = _drawn(rate, records, delta * np.exp(-target) / steps)
-        delta -= steps * lost * np.exp(target)
 
     parts = []
     for count, factor in segments:
@@ -112,10 +125,13 @@ def _compose(run: RunCost, exposure: Exposure, delta: float, target: float, reco
     if run.closing is not None and closes:
         length = records * exposure.closing * run.closing.count**0.5
         parts.append(gaussian(run.closing.std / length, 1.0))
+    if run.opening is not None:
+        length = 1 if run.opening.together else records
+        parts.append(gaussian(run.opening.std / length, 1.0))
     composed, *others = parts
     for part in others:
         composed = composed.compose(part)
-    return composed.get_epsilon_for_delta(delta)
+    return composed, steps * lost
 
 
 def _drawn(

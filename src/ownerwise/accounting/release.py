@@ -98,6 +98,29 @@ class ClosingRelease:
         return share, np.minimum(1.0, mu / self.pull_mu)
 
 
+@dataclass(frozen=True)
+class OpeningRelease:
+    """A sum over ALL records, of vectors of length at most 1, released once before training.
+
+    Nothing is sampled, so the sum is a Gaussian mechanism. Every owner pays the same for it.
+
+    Attributes:
+        std: standard deviation of the noise.
+        together: whether all records of an owner together contribute a vector of length at most 1.
+            If not, K records contribute a vector of length up to K.
+    """
+
+    std: float
+    together: bool = False
+
+    def __post_init__(self):
+        _check_std("opening release", self.std)
+
+    def multiplier(self, records: int = 1) -> float:
+        """Return the multiplier for this many records of an owner."""
+        return self.std if self.together else self.std / records
+
+
 def joint_length(share: Any, pull: Any, count: int) -> Any:
     """Return the root mean square of the lengths in `count` sums: `pull` once, else `share`."""
     return np.sqrt(((count - 1) * np.square(share) + np.square(pull)) / count)

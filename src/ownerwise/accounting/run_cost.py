@@ -10,7 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ownerwise.accounting import pld, rdp
-from ownerwise.accounting.release import ClosingRelease, PaidRelease, joint_multiplier
+from ownerwise.accounting.release import (
+    ClosingRelease,
+    OpeningRelease,
+    PaidRelease,
+    joint_multiplier,
+)
 from ownerwise.accounting.schedule import Schedule
 
 ACCOUNTANTS: dict[str, Callable[..., float]] = {"pld": pld.epsilon, "rdp": rdp.epsilon}
@@ -48,17 +53,34 @@ class RunCost:
         accountant: "pld" or "rdp".
         release: an additional release from the batch of every step, if any.
         closing: a release from all records after training, if any.
+        opening: a release from all records before training, if any.
     """
 
     schedule: Schedule
     accountant: str = "pld"
     release: PaidRelease | None = None
     closing: ClosingRelease | None = None
+    opening: OpeningRelease | None = None
 
     @classmethod
     def of(cls, run: RunCost | Schedule | int) -> RunCost:
         """Return `run` as a RunCost; it may be a number of steps, a schedule or a RunCost."""
         return run if isinstance(run, RunCost) else cls(Schedule.of(run))
+
+    def without_sampling(self, closing: float, records: int = 1) -> float:
+        """Return the multiplier of the releases from all records, as one Gaussian mechanism.
+
+        Args:
+            closing: maximum length of the vectors that a record adds to the closing release.
+            records: the number of records that are added or removed together.
+        """
+        multiplier = math.inf
+        if self.closing is not None:
+            multiplier = self.closing.multiplier(records * closing)
+        if self.opening is not None:
+            opening = self.opening.multiplier(records)
+            multiplier = float(joint_multiplier(multiplier, opening))
+        return multiplier
 
     def epsilon(self, exposure: Exposure, delta: float, records: int = 1) -> float:
         """Return the epsilon of a record after all steps and releases.
@@ -67,9 +89,7 @@ class RunCost:
         added or removed together.
         """
         rate, multiplier, in_release, in_closing = exposure
-        closing = math.inf
-        if self.closing is not None:
-            closing = self.closing.multiplier(records * in_closing)
+        closing = self.without_sampling(in_closing, records)
         release = self.release
         if release is not None and release.noise == "laplace" and records > 1:
             return group_epsilon(lambda one: self.epsilon(exposure, one), delta, records)

@@ -43,7 +43,8 @@ def _run(options: argparse.Namespace) -> None:
     from ownerwise.cli.train import summary
     from ownerwise.report import plotly_script, write_report
     from ownerwise.report.comparison import Comparison
-    from ownerwise.report.overview import chance, findings
+    from ownerwise.report.overview import findings
+    from ownerwise.report.verdicts import chance
     from ownerwise.runs import CARD, REPORT
     from ownerwise.wording import duration
 
@@ -92,10 +93,12 @@ def _run(options: argparse.Namespace) -> None:
     assert run.folder is not None
     print(
         f"\nDone in {duration(time.monotonic() - start)}. Open in a browser:\n"
-        f"  {options.out}: the comparison\n"
         f"  {run.folder / REPORT}: the private model; its privacy card is {run.folder / CARD}\n"
-        "Next, with your own table of records and budgets: "
-        "`ownerwise plan budgets.csv --help`, `ownerwise train --help`, docs/getting-started.md"
+        f"  {options.out}: the comparison of the four methods\n"
+        "Next, with your own table, one row per record:\n"
+        "  ownerwise init mine.csv     write a commented configuration, and fill in its TODOs\n"
+        "  ownerwise train mine.toml   train, and write the run folder, its report and its card\n"
+        "How to choose the budgets, and what is protected: docs/getting-started.md"
     )
 
 

@@ -71,6 +71,13 @@ def add(commands: Any) -> None:
         "owners hold different classes",
     )
     command.add_argument(
+        "--statistics",
+        type=number,
+        metavar="SHARE",
+        help="pay this fraction of the strictest budget, such as 0.05, for means and standard "
+        "deviations of the columns, released before training",
+    )
+    command.add_argument(
         "--strict", action="store_true", help="refuse plans that cannot use up every budget"
     )
     command.add_argument(
@@ -105,11 +112,14 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from ownerwise.mechanisms import as_statistics
     from ownerwise.owners import Hints, Owners
     from ownerwise.planning import PlanRequest, make_plan
     from ownerwise.repair import as_calibration
 
     options.calibration = as_calibration(options.calibration)
+    if options.statistics is not None:
+        options.statistics = as_statistics({"share": options.statistics})
     arguments = {field.name for field in fields(PlanRequest)} & set(vars(options))
     request = PlanRequest(**{name: getattr(options, name) for name in arguments})
     problems = Problems()

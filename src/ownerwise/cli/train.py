@@ -54,14 +54,14 @@ def _run(options: argparse.Namespace) -> None:
     print(printable(prepared.data))
     print(prepared.plan.describe())
     run = prepared.fit(resume=options.resume)
-    written = _write(run)
+    written = write_pages(run)
     print()
     for line in summary(run):
         print(line)
     print(f"Written to {run.folder}: {', '.join(written)}")
 
 
-def _write(run: Run) -> list[str]:
+def write_pages(run: Run) -> list[str]:
     """Write the report and the card to the run folder and return the names of its main files."""
     from ownerwise.runs import CARD, HISTORY, REPORT
 

@@ -15,12 +15,21 @@ from torch.nn import functional
 
 from ownerwise import data as data_sets
 from ownerwise.config.extraction import with_features
-from ownerwise.config.reading import FROM_THE_DATA, Config, split_by
+from ownerwise.config.reading import FROM_THE_DATA, Config, scale_of, split_by
 from ownerwise.config.sections import OPTIMIZERS
 from ownerwise.config.splitting import owner_column, owners_of, split_records
 from ownerwise.data import ASSIGNMENTS, Assignment, DataSet, Records, assign
 from ownerwise.errors import OwnerwiseError, PlanError, Problems, name_some
-from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, RELEASES, WEIGHTS, Loss, plain_loss
+from ownerwise.mechanisms import (
+    CLIPPING_RULES,
+    LOSSES,
+    RELEASES,
+    WEIGHTS,
+    Loss,
+    Standardise,
+    as_statistics,
+    plain_loss,
+)
 from ownerwise.models import BUILDERS
 from ownerwise.owners import Hints, Owners, flat_ids, split_ids, text_ids
 from ownerwise.planning import Plan, plan
@@ -67,6 +76,11 @@ class PreparedRun:
         assert self.trainer.path is not None
         return self.trainer.path
 
+    @property
+    def training_data(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The training records as (X, y)."""
+        return _pair(self.data.train, self.trainer.loss)
+
     def fit(self, resume: bool = False) -> Run:
         """Train the model, or resume training, and return the run."""
         options: dict[str, Any] = {}
@@ -80,7 +94,7 @@ class PreparedRun:
                     options[f"{name}_owners"] = owners
                 if self.named:
                     options[f"{name}_groups"] = self.assignment.groups(records)
-        return self.trainer.fit(_pair(self.data.train, self.trainer.loss), resume=resume, **options)
+        return self.trainer.fit(self.training_data, resume=resume, **options)
 
 
 def prepare_run(
@@ -127,8 +141,13 @@ def prepare_run(
         if run_plan is None:
             wanted = dict(config["plan"])
             calibration = as_calibration(wanted.pop("calibration", None))
+            statistics = as_statistics(wanted.pop("statistics", None))
             run_plan = plan(
-                owners, **wanted, constraints=options["constraints"], calibration=calibration
+                owners,
+                **wanted,
+                constraints=options["constraints"],
+                calibration=calibration,
+                statistics=statistics,
             )
         given = config["training"].get("repair")
         options["repair"] = as_repair(given, run_plan, data.classes, config.base)
@@ -165,6 +184,7 @@ def load_data(config: Config, data_dir: str | PathLike | None) -> DataSet:
         by = split_by(config)
         if by == "owner":  # this column is not necessarily data.owner
             settings["owner"] = config["owners"].get("column", settings.get("owner"))
+        settings["scale"] = scale_of(config)
         data = data_sets.load_table(config.base / settings.pop("file"), split_by=by, **settings)
     return data if only is None else data.only(only)
 
@@ -300,7 +320,13 @@ def make_model(config: Config, data: DataSet) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]):
         if config["run"].get("seed") is not None:
             torch.manual_seed(config["run"]["seed"])
-        return BUILDERS.make(config["model"], **_sizes(config, data))
+        network = BUILDERS.make(config["model"], **_sizes(config, data))
+        return with_statistics(network, data.numbers)
+
+
+def with_statistics(network: torch.nn.Module, numbers: int) -> torch.nn.Module:
+    """Return the network behind a layer that standardises this many columns, if there are any."""
+    return torch.nn.Sequential(Standardise(numbers), network) if numbers else network
 
 
 def _sizes(config: Config, data: DataSet) -> dict[str, int]:
@@ -346,6 +372,12 @@ def _pair(records: Records, loss: Loss) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, targets.float()[:, None] if _single_logit(loss) else targets
 
 
+def _scale(config: Config) -> dict[str, str]:
+    """Return the scale that follows from paid statistics, for predictions."""
+    scale = scale_of(config)
+    return {"scale": scale} if scale == "released" else {}
+
+
 def _notes(config: Config, data: DataSet, assignment: Assignment, named: bool) -> dict[str, Any]:
     """Return the notes to store in the run's config in addition to the Trainer's settings."""
     notes: dict[str, Any] = {
@@ -353,7 +385,7 @@ def _notes(config: Config, data: DataSet, assignment: Assignment, named: bool) -
         "model": config["model"]["name"],
         "settings": {
             **{name: dict(config[name]) for name in ("plan", "model")},
-            "data": {**config["data"], "split_by": split_by(config)},
+            "data": {**config["data"], "split_by": split_by(config), **_scale(config)},
             "owners": {**config["owners"], "named": named},
         },
         "prediction": {
@@ -362,6 +394,8 @@ def _notes(config: Config, data: DataSet, assignment: Assignment, named: bool) -
             "columns": list(data.features),
         },
     }
+    if data.numbers:
+        notes["prediction"]["numbers"] = data.numbers
     if data.pretraining:
         notes["pretraining"] = data.pretraining
     if data.not_private:

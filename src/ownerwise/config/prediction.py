@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ownerwise.config.build import with_statistics
 from ownerwise.config.extraction import features_of
 from ownerwise.data import NewRecords, load_inputs
 from ownerwise.errors import OwnerwiseError
@@ -24,7 +25,8 @@ _NO_CONFIGURATION = (
 def build_again(settings: Mapping[str, Any]) -> nn.Module:
     """Return the untrained model of a run with these settings (`run.config`)."""
     with torch.random.fork_rng(devices=[]):
-        return BUILDERS.make(settings["settings"]["model"], **settings["prediction"]["sizes"])
+        network = BUILDERS.make(settings["settings"]["model"], **settings["prediction"]["sizes"])
+    return with_statistics(network, settings["prediction"].get("numbers", 0))
 
 
 def read_inputs(
@@ -44,7 +46,8 @@ def read_inputs(
     if scale == "statistics":
         raise OwnerwiseError(
             "the run scaled its inputs by statistics of the training records (not private), which "
-            "it does not keep: declare ranges (data.features) and train again"
+            "it does not keep: declare ranges (data.features), or pay for statistics "
+            "(plan.statistics), and train again"
         )
     ignored = [name for key in ("target", "owner") if (name := data.get(key))]
     features = data.get("features") or settings["prediction"]["columns"]
@@ -53,5 +56,8 @@ def read_inputs(
             "the run does not know which array its inputs are: list it in data.features"
         )
     ignored += [*data.get("columns", ())]
-    read = load_inputs(path, features=features, scale=scale, columns=columns, ignored=ignored)
+    missing = data.get("missing", ())
+    read = load_inputs(
+        path, features=features, missing=missing, scale=scale, columns=columns, ignored=ignored
+    )
     return replace(read, inputs=features_of(read.inputs, data))

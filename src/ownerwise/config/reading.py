@@ -9,11 +9,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from ownerwise.config import placeholders
 from ownerwise.config.sections import ASSIGNMENT_KEYS, OPEN, SECTIONS
 from ownerwise.data import ASSIGNMENTS, LOADERS
+from ownerwise.data.declarations import declarations
 from ownerwise.data.splits import SPLITS, split_by_problems
 from ownerwise.errors import OwnerwiseError, Problems, known_names
-from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, RELEASES, WEIGHTS
+from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, RELEASES, WEIGHTS, as_statistics
 from ownerwise.models import BUILDERS
 from ownerwise.models.features import EXTRACTORS
 from ownerwise.planning import PlanRequest
@@ -25,7 +27,9 @@ from ownerwise.training.values import ValueRule, whole
 FROM_THE_DATA = ("inputs", "classes")
 """Model options that are taken from the data unless they are set."""
 
-_OF_TABLES = ("target", "owner", "features", "classes", "columns", "scale", "test_share")
+_OF_TABLES = (
+    "target", "owner", "features", "missing", "classes", "columns", "scale", "test_share",
+)  # fmt: skip
 _NAMED = (
     ("loss", "name", LOSSES),
     ("clipping", "kind", CLIPPING_RULES),
@@ -91,6 +95,7 @@ def make_config(
             sections[section] = dict(values)
     for change in changes:
         _apply(change, sections, problems)
+    problems += placeholders.fill(sections)
     for section, keys in SECTIONS.items():
         if section not in OPEN:
             problems += _key_problems(section, sections[section], keys)
@@ -185,6 +190,7 @@ def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
                 "data.options applies only to a named data set; for a file, set keys such as "
                 "data.features"
             )
+        yield from _table_problems(sections)
         return
     for key in _OF_TABLES:
         if key in content:
@@ -192,6 +198,32 @@ def _data_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     name, options = content["name"], content.get("options", {})
     if isinstance(name, str) and isinstance(options, Mapping):
         yield from LOADERS.problems({**options, "name": name}, "data.name", "data.options.")
+
+
+def _table_problems(sections: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the problems with what is declared about a table's columns."""
+    content, problems = sections["data"], Problems()
+    if isinstance(features := content.get("features"), Mapping):
+        with problems.guard():
+            declarations(features)
+    yield from problems
+    given, paid = content.get("scale"), bool(sections["plan"].get("statistics"))
+    if paid and given not in (None, "released"):
+        yield (
+            f"data.scale {given!r} with plan.statistics: expected one of them, because paid "
+            "statistics determine the scale: leave out data.scale"
+        )
+    if given == "released" and not paid:
+        yield (
+            "data.scale 'released' without plan.statistics: expected both, because the plan must "
+            "pay for the statistics: set plan.statistics = true"
+        )
+
+
+def scale_of(sections: Mapping[str, Any] | Config) -> str:
+    """Return how a table's numbers are scaled; statistics that are paid for are used."""
+    paid = bool(sections["plan"].get("statistics"))
+    return sections["data"].get("scale", "released" if paid else "ranges")
 
 
 _SPLIT = {"file", "validation_share"}  # settings with which the data is split here
@@ -274,6 +306,8 @@ def _plan_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     problems = Problems()
     with problems.guard():
         content["calibration"] = as_calibration(content.pop("calibration", None))
+    with problems.guard():
+        content["statistics"] = as_statistics(content.pop("statistics", None))
     problems += PlanRequest(**content).problems()
     yield from _placed("plan", sections["plan"], problems)
 

@@ -88,17 +88,23 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "features": either(
             "a list of columns, or a table {column = range}", texts(), table("")
         ).means(
-            "the inputs, with ranges and categories from public knowledge; for a column that "
+            "the inputs, with [ranges, categories, dates and units](how-to/tables.md) from public "
+            "knowledge; for a column that "
             "names [picture files](how-to/tables.md#pictures), a table of options; for a column of "
             '[texts](how-to/text.md#pretrained-features), `"text"`'
         ),
         "classes": list_of("a list", lambda value: isinstance(value, str | int)).means(
             "all classes; by default taken from the records, which is NOT private"
         ),
+        "missing": list_of("a list of codes", lambda value: isinstance(value, str | int)).means(
+            'codes of missing values in all columns, such as `["NA", -9]`, in addition to empty '
+            'cells and "?"'
+        ),
         "columns": texts().means("additional columns to keep"),
-        "scale": choice(("ranges", "statistics", "none")).means(
-            "how numbers are scaled: by declared ranges (default), or by statistics of the "
-            "records, which is NOT private"
+        "scale": choice(("ranges", "released", "statistics", "none")).means(
+            "how numbers are scaled: by declared ranges (default), by statistics that "
+            "`plan.statistics` pays for (`released`, which follows from it), or by statistics of "
+            "the records without noise, which is NOT private"
         ),
         "test_share": between(0, 1).means(
             "probability that a public hash makes a record, or an owner with all of their records, "
@@ -187,6 +193,12 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         "calibration": elsewhere("true, a name, or a table with options").means(
             "pay for a release after training that removes the tilt of the class biases; options "
             "`share`, `rounds` and `pull` ([why](proofs/calibration.md))"
+        ),
+        "statistics": elsewhere("true, or a table with share").means(
+            "pay for the mean and the standard deviation of every column of numbers, released "
+            "before training, by which the inputs are scaled and missing values filled in; `share` "
+            "is the fraction of the strictest budget, 0.05 by default "
+            "([why](proofs/statistics.md))"
         ),
         "unit": elsewhere(f"one of {', '.join(UNITS)}").means(
             "what each epsilon protects: one `record` (default), or the `owner` with all of their "

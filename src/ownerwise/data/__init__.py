@@ -7,7 +7,7 @@ modules, this package imports only `owners`, to use its table reader.
 from ownerwise.data import assign
 from ownerwise.data.assign import ASSIGNMENTS, Assignment
 from ownerwise.data.digits import load_digits
-from ownerwise.data.features import Category, Number
+from ownerwise.data.features import Category, Date, Number
 from ownerwise.data.pictures import Pictures
 from ownerwise.data.records import DataSet, Records
 from ownerwise.data.registry import LOADERS, load
@@ -20,6 +20,7 @@ __all__ = [
     "Assignment",
     "Category",
     "DataSet",
+    "Date",
     "NewRecords",
     "Number",
     "Pictures",

@@ -2,26 +2,28 @@
 
 Guarantee: with scaling by declared ranges, nothing is learned from the records. Ranges and lists of
 categories are constants that the caller (or a data set's loader) declares, and each record is
-encoded separately. You can also scale by statistics of the training records, but this releases
-means and standard deviations without noise; a warning says so, and `not_private` lists them.
+encoded separately. This includes "released": the statistics by which the columns are standardised
+are then released with noise at the start of training, and the plan accounts for them. You can also
+scale by statistics of the training records, but this releases means and standard deviations without
+noise; a warning says so, and `not_private` lists them.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 import numpy as np
 
+from ownerwise.data.cells import code_of, day_of, missing_test, number_of
 from ownerwise.data.records import DataSet, Records
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, name_some
-from ownerwise.owners import plain_number
 
-SCALES = ("ranges", "statistics", "none")
-MISSING = ("", "?", None)
+SCALES = ("ranges", "released", "statistics", "none")
 
 
 @dataclass(frozen=True)
@@ -35,32 +37,69 @@ class Number:
         name: the column's name.
         low, high: the declared range, or None.
         logarithmic: scale sign(x) log(1 + |x|) instead of x; useful for amounts and counts.
+        unit: the unit that may follow the number in a cell, such as "kg"; any other is refused.
+        decimal: "." or ",", the decimal separator in text.
+        missing: codes of missing values, such as (-9, "NA"), besides "", "?" and None.
     """
 
     name: str
     low: float | None = None
     high: float | None = None
     logarithmic: bool = False
+    unit: str = ""
+    decimal: str = "."
+    missing: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
 class Category:
-    """A column with a public list of categories; each becomes a 0/1 input (0 if missing)."""
+    """A column with a public list of categories; each becomes a 0/1 input (0 if missing).
+
+    A code that is a whole number matches however it is written: 1, 1.0, "1" and "1.0" are equal.
+    """
 
     name: str
     values: tuple[str, ...]
+    missing: tuple[Any, ...] = ()
 
 
-Schema = Sequence[Number | Category]
+@dataclass(frozen=True)
+class Date:
+    """A column of dates with its declared range, which becomes a number.
+
+    Attributes:
+        name: the column's name.
+        first, last: the declared range: ISO dates such as "1920-01-01", or date objects.
+        format: how the dates are written, such as "%d.%m.%Y"; by default ISO 8601.
+        missing: codes of missing values, as for `Number`.
+    """
+
+    name: str
+    first: str | date
+    last: str | date
+    format: str = ""
+    missing: tuple[Any, ...] = ()
+
+    def days(self) -> Number:
+        """Return the column as one of numbers of days, with its range."""
+        return Number(self.name, day_of(self.first), day_of(self.last), missing=self.missing)
+
+
+Schema = Sequence[Number | Category | Date]
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Float32 inputs [records, features], feature names, and a list of what is not private."""
+    """Float32 inputs [records, features], feature names, and a list of what is not private.
+
+    `numbers` is the number of columns at the front that a layer `Standardise` is to standardise,
+    followed by as many 0/1 columns for missing values.
+    """
 
     inputs: np.ndarray
     names: tuple[str, ...]
     not_private: tuple[str, ...] = ()
+    numbers: int = 0
 
 
 def encode(
@@ -72,31 +111,46 @@ def encode(
     """Return the inputs that a schema produces from columns of cells (text or numbers).
 
     Args:
-        cells: the columns by name; "", "?" and None are missing values.
+        cells: the columns by name; "", "?", None, NaN and declared codes are missing values.
         schema: which columns become inputs, and how.
-        scale: "ranges" (public), "statistics" (of the training records: NOT private) or "none".
+        scale: "ranges" (public), "released" (by declared ranges, for a network behind a layer
+            `Standardise`: numbers first, then a 0/1 input for each that says whether it is
+            missing), "statistics" (of the training records: NOT private) or "none".
         train: if scale is "statistics", the mask of the training records.
     """
     if scale not in SCALES:
         raise OwnerwiseError(f"scale {scale!r}; expected one of {', '.join(map(repr, SCALES))}")
     problems = Problems()
-    blocks, names = [], []
+    numbers: dict[str, np.ndarray] = {}
+    flags: dict[str, np.ndarray] = {}
+    blocks: dict[str, np.ndarray] = {}
     for feature in schema:
         column = cells[feature.name]
         if isinstance(feature, Category):
-            blocks.append(_one_hot(column, feature, problems))
-            names += [f"{feature.name}={value}" for value in feature.values]
+            blocks |= _one_hot(column, feature, problems)
+            continue
+        before = len(problems)
+        values, feature = _values(column, feature, problems)
+        if scale == "released" and (feature.low is None or feature.high is None):
+            problems.add(
+                f"column {feature.name} has no declared range, which statistics paid for by the "
+                f"plan need: declare one that is surely wide enough, {feature.name} = [low, high]"
+            )
+            continue
+        scaled = _scaled(values, feature, scale, train)
+        if len(problems) == before and np.isnan(scaled).any():
+            missing = name_some(np.flatnonzero(np.isnan(scaled)), record)
+            problems.add(
+                f"column {feature.name}: a value is missing in {missing}, which is allowed "
+                "only with a declared range: declare one, or fill in the value"
+            )
+        if scale == "released":
+            numbers[feature.name] = scaled
+            flags[f"{feature.name} missing"] = np.isnan(values)
         else:
-            before = len(problems)
-            values = _scaled(_numbers(column, feature.name, problems), feature, scale, train)
-            if len(problems) == before and np.isnan(values).any():
-                missing = name_some(np.flatnonzero(np.isnan(values)), record)
-                problems.add(
-                    f"column {feature.name}: a value is missing in {missing}, which is allowed "
-                    "only with a declared range: declare one, or fill in the value"
-                )
-            blocks.append(values[:, None])
-            names.append(feature.name)
+            blocks[feature.name] = scaled
+    if scale == "released" and not numbers and not problems:
+        problems.add("no column of numbers is declared, so there are no statistics to release")
     problems.raise_()
     not_private = ()
     if scale == "statistics":
@@ -107,8 +161,9 @@ def encode(
             PrivacyWarning,
             stacklevel=4,
         )
-    inputs = np.concatenate(blocks, axis=1, dtype=np.float32, casting="same_kind")
-    return Encoded(inputs, tuple(names), not_private)
+    columns = numbers | flags | blocks
+    inputs = np.stack(list(columns.values()), axis=1).astype(np.float32)
+    return Encoded(inputs, tuple(columns), not_private, len(numbers))
 
 
 def make_table(
@@ -134,6 +189,7 @@ def make_table(
     records = Records(encoded.inputs, targets, columns)
     form = {
         "ranges": "numbers scaled from declared ranges to [-1, 1]",
+        "released": "numbers scaled from declared ranges to [-1, 1], then by paid statistics",
         "statistics": "numbers standardised",
         "none": "numbers unchanged",
     }[scale]
@@ -145,6 +201,7 @@ def make_table(
         features=encoded.names,
         form=f"float32 [{len(encoded.names)}], {form}, categories 0 or 1",
         not_private=encoded.not_private,
+        numbers=encoded.numbers,
     )
 
 
@@ -155,7 +212,8 @@ def record(at: int) -> str:
 
 def class_of(cells: Sequence[Any], values: Sequence[Any], what: str) -> np.ndarray:
     """Return the targets: the position of each cell in the public list of values."""
-    place = {value: at for at, value in enumerate(values)}
+    place = _places(values)
+    cells = [cell if cell in place else code_of(cell) for cell in cells]
     unknown = [at for at, cell in enumerate(cells) if cell not in place]
     if unknown:
         raise OwnerwiseError(
@@ -165,40 +223,75 @@ def class_of(cells: Sequence[Any], values: Sequence[Any], what: str) -> np.ndarr
     return np.array([place[cell] for cell in cells], dtype=np.int64)
 
 
-def _numbers(column: Sequence[Any], name: str, problems: Problems) -> np.ndarray:
-    """Return a column as float64, with NaN for missing values."""
-    if isinstance(column, np.ndarray) and column.dtype.kind in "iufb":
+def _places(values: Sequence[Any]) -> dict[Any, int]:
+    """Return the position of each value, as written and as a code, if that is not ambiguous."""
+    codes = [code_of(value) for value in values]
+    known = {code: at for at, code in enumerate(codes) if codes.count(code) == 1}
+    return known | {value: at for at, value in enumerate(values)}
+
+
+def _values(
+    column: Sequence[Any], feature: Number | Date, problems: Problems
+) -> tuple[np.ndarray, Number]:
+    """Return a column as float64, with NaN for missing values, and the feature as a number."""
+    dates = isinstance(feature, Date)
+    number = feature.days() if isinstance(feature, Date) else feature
+    if not dates and isinstance(column, np.ndarray) and column.dtype.kind in "iufb":
         values = column.astype(np.float64)
+        for code in feature.missing:
+            with contextlib.suppress(TypeError, ValueError):  # a code such as "NA"
+                values[values == float(code)] = np.nan
         wrong, texts = np.flatnonzero(np.isinf(values)).tolist(), False
     else:
-        values = np.full(len(column), np.nan)
+        values, is_missing = np.full(len(column), np.nan), missing_test(feature.missing)
         wrong, texts = [], False
         for at, cell in enumerate(column):
-            if cell in MISSING:
+            if is_missing(cell):
                 continue
             try:
-                values[at] = plain_number(cell)
-            except (TypeError, ValueError):
+                if isinstance(feature, Date):
+                    values[at] = day_of(cell, feature.format)
+                else:
+                    values[at] = number_of(cell, feature.unit, feature.decimal)
+            except (TypeError, ValueError, OverflowError):
                 wrong.append(at)
                 texts = True
             else:
-                if math.isinf(values[at]):
+                if np.isinf(values[at]):
                     wrong.append(at)
     if wrong:
-        advice = ""
-        if texts:
-            advice = f", or declare its categories from public knowledge: {name} = ['a', 'b', ...]"
-        problems.add(
-            f"column {name}: no finite number in {name_some(wrong, record)}; expected one in every "
-            f"record: correct the cell{advice}"
+        name, where = feature.name, name_some(wrong, record)
+        if isinstance(feature, Date):
+            problems.add(
+                f"column {name}: no date in {where}; expected one in every record, written as "
+                f"{feature.format or 'YYYY-MM-DD'}: correct the cell, or declare the format"
+            )
+        else:
+            problems.add(f"column {name}: no finite number in {where}; {_advice(feature, texts)}")
+    return values, number
+
+
+def _advice(feature: Number, texts: bool) -> str:
+    """Return what to do about cells that are not numbers; `texts` tells whether some are text."""
+    name = feature.name
+    words = "expected one in every record: correct the cell"
+    if not texts:
+        return words
+    if feature.low is None and not feature.missing:
+        return (
+            f"{words}, or declare its categories from public knowledge: {name} = ['a', 'b', ...]; "
+            f"for numbers with units, {name} = {{ range = [low, high], unit = 'kg' }}"
         )
-    return values
+    return (
+        f"{words}, or say how numbers and missing values are written: {name} = {{ range = [low, "
+        "high], unit = 'kg', decimal = ',', missing = ['NA'] }"
+    )
 
 
 def _scaled(
     values: np.ndarray, feature: Number, scale: str, train: np.ndarray | None
 ) -> np.ndarray:
-    if scale == "none" or (scale == "ranges" and (feature.low is None or feature.high is None)):
+    if scale == "none" or (scale != "statistics" and None in (feature.low, feature.high)):
         return values
     if feature.logarithmic:
         values = _signed_log(values)
@@ -219,17 +312,15 @@ def _signed_log(values: Any) -> Any:
     return np.sign(values) * np.log1p(np.abs(values))
 
 
-def _one_hot(column: Sequence[Any], feature: Category, problems: Problems) -> np.ndarray:
-    place = {value: at for at, value in enumerate(feature.values)}
-    cells = [None if cell in MISSING else str(cell) for cell in column]
+def _one_hot(column: Sequence[Any], feature: Category, problems: Problems) -> dict[str, np.ndarray]:
+    """Return a 0/1 column for each category."""
+    place, is_missing = _places(feature.values), missing_test(feature.missing)
+    cells = [None if is_missing(cell) else code_of(cell) for cell in column]
     unknown = [at for at, cell in enumerate(cells) if cell is not None and cell not in place]
     if unknown:
         problems.add(
             f"column {feature.name}: the value in {name_some(unknown, record)} is not in the "
             f"declared list {name_some(feature.values, repr)}; add it, or correct the cell"
         )
-    block = np.zeros((len(cells), len(place)), dtype=np.float32)
-    known = [(row, place[cell]) for row, cell in enumerate(cells) if cell in place]
-    if known:
-        block[tuple(np.array(known).T)] = 1
-    return block
+    at = np.array([-1 if cell is None else place.get(cell, -1) for cell in cells])
+    return {f"{feature.name}={value}": at == row for row, value in enumerate(feature.values)}

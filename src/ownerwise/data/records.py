@@ -92,6 +92,8 @@ class DataSet:
         not_private: descriptions of anything computed from the training records without noise,
             which no guarantee covers. The parts of the data set carry the same marks, so a run that
             uses them is NOT PRIVATE.
+        numbers: for tables with scale "released", how many columns of `inputs`, from the first on,
+            a layer `Standardise` is to standardise; else 0.
         pretraining: what a network that computed the inputs was pretrained on, if any.
     """
 
@@ -104,6 +106,7 @@ class DataSet:
     form: str = ""
     not_private: tuple[str, ...] = ()
     pretraining: str = ""
+    numbers: int = 0
 
     def __post_init__(self):
         problems = Problems()

@@ -5,23 +5,16 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ownerwise.data.features import (
-    MISSING,
-    Category,
-    Number,
-    Schema,
-    class_of,
-    encode,
-    make_table,
-    record,
-)
+from ownerwise.data.cells import MISSING
+from ownerwise.data.declarations import TEXT, Declared, declarations, schema_of
+from ownerwise.data.features import Schema, class_of, encode, make_table, record
 from ownerwise.data.pictures import Pictures
 from ownerwise.data.reading import by_column, read_arrays, read_rows, reading
 from ownerwise.data.records import DataSet, Records
@@ -30,18 +23,15 @@ from ownerwise.errors import OwnerwiseError, PrivacyWarning, Problems, did_you_m
 from ownerwise.owners import HEADER_ALONE, PARQUET, as_array, as_ids, parquet_columns, text_ids
 from ownerwise.wording import name_of
 
-Declared = tuple[float, float] | Sequence[str] | Number | Category | Pictures | None
-"""The declaration of a feature: a range, categories, picture files, "text", or nothing."""
-_TEXT = "text"
-
 
 def load_table(
     path: str | os.PathLike,
     *,
     target: str,
     owner: str | None = None,
-    features: Mapping[str, Declared | Mapping[str, Any]] | Sequence[str] | None = None,
+    features: Mapping[str, Declared] | Sequence[str] | None = None,
     classes: Sequence[Any] | None = None,
+    missing: Sequence[Any] = (),
     columns: Sequence[str] = (),
     scale: str = "ranges",
     test_share: float | None = TEST_SHARE,
@@ -60,14 +50,19 @@ def load_table(
         features: the columns that become inputs; by default, all columns not used for anything
             else. A mapping also declares, from public knowledge, each column's range (low, high) or
             its list of categories: ranges are scaled to [-1, 1], and categories become 0/1 inputs.
+            `Number`, `Category` and `Date`, or mappings of their options, also declare units,
+            decimal commas, formats and codes of missing values ({"range": (30, 250), "unit": "kg",
+            "missing": (-9,)}, {"categories": (1, 2, 3)}, {"dates": ("1920-01-01", "2026-01-01")}).
             None declares a column of numbers that are used unchanged. `Pictures(...)`, or a mapping
             of its options, declares a column that names picture files, which are then the only
             inputs. "text" declares a column of texts, which are then the only inputs, for a feature
             extractor such as `MiniLM`; a missing text becomes an empty one.
         classes: the classes, in the order of their targets. By default, the distinct values in the
             records are used; the list itself is then NOT private.
+        missing: codes of missing values in all inputs, such as ["NA", -9], besides "", "?", None.
         columns: additional columns to keep alongside the inputs.
-        scale: "ranges", "statistics" (of the training records: NOT private) or "none".
+        scale: "ranges", "released" (standardised by statistics that the plan pays for, see
+            `ColumnStatistics`), "statistics" (of the training records: NOT private) or "none".
         test_share: probability that a record becomes a test record, or None for no test set. Each
             record is assigned by a public hash of its row, independently of all other rows (see
             `splits`): rows with equal cells stay together, and the fraction of test records is
@@ -86,7 +81,7 @@ def load_table(
     cells = _read(path)
     named = {"target": target, "owner": owner} | {f"columns {name}": name for name in columns}
     others = [name for name in cells if name not in named.values()]
-    chosen = dict.fromkeys(others) if features is None else _declarations(features)
+    chosen = declarations(others if features is None else features)
     named |= {f"features {name}": name for name in chosen}
     problems = Problems()
     for what, name in named.items():
@@ -95,6 +90,11 @@ def load_table(
                 f"{path.name} has no column {name!r} ({what}); {_spelled_otherwise(name, cells)}"
                 f"expected one of {name_some(list(cells), repr, shown=20)}"
             )
+    if target in chosen:
+        problems.add(
+            f"column {target!r} is the target and a feature, so the model would only have to copy "
+            "it: remove it from features"
+        )
     if not chosen:
         problems.add(f"{path.name}: no column is left for the inputs; list some in features")
     if test_share is not None and not 0 < test_share < 1:
@@ -118,7 +118,9 @@ def load_table(
     if array is not None:
         data = _array_data(path.stem, array, labels, test, kept)
     else:
-        data = make_table(path.stem, cells, _schema(cells, chosen), labels, test, kept, scale)
+        data = make_table(
+            path.stem, cells, _schema(cells, chosen, missing), labels, test, kept, scale
+        )
     return replace(data, not_private=data.not_private + not_private)
 
 
@@ -133,7 +135,8 @@ class NewRecords:
 def load_inputs(
     path: str | os.PathLike,
     *,
-    features: Mapping[str, Declared | Mapping[str, Any]] | Sequence[str],
+    features: Mapping[str, Declared] | Sequence[str],
+    missing: Sequence[Any] = (),
     scale: str = "ranges",
     columns: Sequence[str] = (),
     ignored: Sequence[str] = (),
@@ -141,20 +144,20 @@ def load_inputs(
     """Return the inputs of new records, encoded exactly as `load_table` encodes them.
 
     Args:
-        path, features: as for `load_table`; `features` lists all inputs.
-        scale: "ranges" or "none".
+        path, features, missing: as for `load_table`; `features` lists all inputs.
+        scale: "ranges", "released" or "none".
         columns: other columns to return.
         ignored: further columns that the file may have, such as the class.
     """
     path = Path(path)
     cells = _read(path)
-    chosen = _declarations(features)
-    missing = [name for name in (*chosen, *columns) if name not in cells]
+    chosen = declarations(features)
+    absent = [name for name in (*chosen, *columns) if name not in cells]
     unknown = [name for name in cells if name not in (*chosen, *columns, *ignored)]
-    if missing or unknown:
-        found = [f"no column {name_some(missing, repr, shown=20)}"] if missing else []
+    if absent or unknown:
+        found = [f"no column {name_some(absent, repr, shown=20)}"] if absent else []
         if unknown:
-            hinted = partial(_hinted, known=missing)
+            hinted = partial(_hinted, known=absent)
             found += [f"the unknown column {name_some(unknown, hinted, shown=20)}"]
         raise OwnerwiseError(
             f"{path.name} has {' and '.join(found)}; expected the columns "
@@ -164,7 +167,7 @@ def load_inputs(
     if array is not None:
         inputs = _checked_array(path.stem, array)
     else:
-        inputs = encode(cells, _schema(cells, chosen), scale).inputs
+        inputs = encode(cells, _schema(cells, chosen, missing), scale).inputs
     return NewRecords(inputs, {name: cells[name] for name in columns})
 
 
@@ -182,7 +185,7 @@ def _array_of(
         return None
     if isinstance(said, Pictures):
         return said.read(cells[first], path)
-    if said == _TEXT:
+    if said == TEXT:
         return _texts(cells[first], f"column {first}")
     return cells[first] if np.ndim(cells[first]) > 1 else None
 
@@ -236,63 +239,20 @@ def _attributes(path: Path) -> dict[str, tuple]:
         return by_column(path, [row.split() for row in rows], ["file", *names.split()])
 
 
-def _declarations(
-    features: Mapping[str, Declared | Mapping[str, Any]] | Sequence[str],
-) -> dict[str, Declared]:
-    if not isinstance(features, Mapping):
-        return dict.fromkeys(features)
-    return {
-        name: _pictures(name, said) if isinstance(said, Mapping) else said
-        for name, said in features.items()
-    }
-
-
-def _pictures(name: str, options: Mapping[str, Any]) -> Pictures:
-    try:
-        return Pictures(**options)
-    except TypeError:
-        known = ", ".join(field.name for field in fields(Pictures))
-        raise OwnerwiseError(
-            f"feature {name} has the options {name_some(list(options))}; the only valid options "
-            f"are {known}"
-        ) from None
-
-
-def _schema(cells: Mapping[str, Any], declared: Mapping[str, Declared]) -> Schema:
-    schema: list[Number | Category] = []
+def _schema(
+    cells: Mapping[str, Any], declared: Mapping[str, Declared], missing: Sequence[Any]
+) -> Schema:
+    """Return the schema of the columns, each of which must have one dimension."""
     problems = Problems()
-    for name, said in declared.items():
+    for name in declared:
         if np.ndim(cells[name]) > 1:
             shape = list(np.shape(cells[name]))
             problems.add(
                 f"column {name} has shape {shape}; a column with more than one dimension must be "
                 "the only feature"
             )
-        if isinstance(said, Pictures):
-            problems.add(f"column {name} names picture files, so it must be the only feature")
-        elif said == _TEXT:
-            problems.add(f"column {name} contains texts, so it must be the only feature")
-        elif said is None:
-            schema.append(Number(name))
-        elif isinstance(said, Number | Category):
-            schema.append(replace(said, name=name))
-        elif not isinstance(said, str) and all(isinstance(v, str) for v in said) and len(said):
-            schema.append(Category(name, tuple(map(str, said))))
-        elif len(said) == 2 and not any(isinstance(value, str) for value in said):
-            schema.append(Number(name, float(said[0]), float(said[1])))
-        else:
-            problems.add(
-                f"feature {name}: {said!r} was declared; expected a range (low, high), a list of "
-                'categories (str), "text", or None'
-            )
-    problems += [
-        f"feature {number.name} has range {number.low:g} to {number.high:g}; expected low < high"
-        for number in schema
-        if isinstance(number, Number) and number.low is not None and number.high is not None
-        and not number.low < number.high
-    ]  # fmt: skip
     problems.raise_()
-    return schema
+    return schema_of(declared, missing)
 
 
 def _labels(

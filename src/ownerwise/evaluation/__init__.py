@@ -3,7 +3,9 @@
 This package imports batches and mechanisms (losses and constraints), but not the private step.
 """
 
+from ownerwise.evaluation.classification import classification
 from ownerwise.evaluation.groups import SMALLEST_GROUP, budget_ranges
+from ownerwise.evaluation.intervals import Estimate
 from ownerwise.evaluation.metrics import (
     FEW_GROUPS,
     Evaluation,
@@ -16,9 +18,11 @@ from ownerwise.evaluation.target_checks import run_on_first
 __all__ = [
     "FEW_GROUPS",
     "SMALLEST_GROUP",
+    "Estimate",
     "Evaluation",
     "Predict",
     "budget_ranges",
+    "classification",
     "predicted_classes",
     "run_on_first",
     "trial_problems",

@@ -17,13 +17,19 @@ from torch.utils.data import DataLoader
 
 from ownerwise.batches import Collate, arrays_of, is_map_style
 from ownerwise.errors import OwnerwiseError, name_some
+from ownerwise.evaluation.classification import classification
 from ownerwise.evaluation.groups import (
     SMALLEST_GROUP,
     group_recalls,
     owner_mean,
     pool_groups,
 )
-from ownerwise.evaluation.target_checks import run_on_first, target_problems, value_problems
+from ownerwise.evaluation.target_checks import (
+    class_probabilities,
+    run_on_first,
+    target_problems,
+    value_problems,
+)
 from ownerwise.gradients import evaluation_mode
 from ownerwise.mechanisms import Loss, Release, per_record
 from ownerwise.owners import as_array, flat_ids, is_missing
@@ -35,6 +41,7 @@ FEW_GROUPS = 4
 
 With fewer groups, a correlation would often be large by chance and have no confidence interval.
 """
+_MOST_DETAILED = 50  # groups with results of `classification`; a report names no more
 
 Predict = Callable[[Any], Tensor]
 """predict(outputs) returns the predicted class of each record."""
@@ -103,8 +110,10 @@ class Evaluation:
         self.groups, classes = pool_groups(self.groups, budgets, unit, persons=persons)
         return classes
 
-    def __call__(self, model: nn.Module, loss: Loss) -> dict[str, Any]:
+    def __call__(self, model: nn.Module, loss: Loss, *, details: bool = False) -> dict[str, Any]:
         """Return loss, accuracy, balanced accuracy over classes, and recall and loss by group.
+
+        With `details`, include the results of `classification`, overall and by group.
 
         Groups of fewer than `SMALLEST_GROUP` records are left out of everything about groups.
 
@@ -113,7 +122,7 @@ class Evaluation:
         is None if a group is empty.
         """
         unreduced = per_record(loss)
-        losses, predicted, actual, cells = [], [], [], []
+        losses, predicted, actual, cells, probabilities = [], [], [], [], []
         with evaluation_mode(model):
             for inputs, targets in parts_of(self._data, _RECORDS_AT_ONCE, self._collate):
                 outputs = model(inputs)
@@ -123,12 +132,40 @@ class Evaluation:
                     targets = targets[:, 0]
                 predicted.append(self._classes(outputs, targets))
                 actual.append(targets.flatten().cpu().numpy())
+                if details:
+                    probabilities.append(class_probabilities(loss, outputs, targets))
         classes = np.concatenate(predicted)
         targets = np.concatenate(actual)
         metrics = _summary(np.concatenate(losses), classes, targets, self.groups, self.owners)
+        if details:
+            self._add_details(metrics, classes, targets, probabilities)
         if self._constraints is not None:
             metrics["constraints"] = self._constraints.measure(classes, np.concatenate(cells))
         return metrics
+
+    def _add_details(
+        self,
+        metrics: dict[str, Any],
+        predicted: np.ndarray,
+        actual: np.ndarray,
+        probabilities: Sequence[np.ndarray | None],
+    ) -> None:
+        """Add the results of `classification` to the metrics of all records and of groups."""
+        known = [part for part in probabilities if part is not None]
+        scores = np.concatenate(known) if len(known) == len(probabilities) else None
+        if scores is not None and not np.isfinite(scores).all():
+            scores = None
+        metrics["classification"] = classification(predicted, actual, scores, self.owners)
+        names = actual if self.groups is None else self.groups
+        found = metrics["groups"] if len(metrics["groups"]) <= _MOST_DETAILED else {}
+        for name in np.unique(names):
+            if (group := found.get(name_of(name.item()))) is not None:
+                at = names == name
+                of_scores = None if scores is None else scores[at]
+                owners = None if self.owners is None else self.owners[at]
+                group["classification"] = classification(
+                    predicted[at], actual[at], of_scores, owners, overall=False
+                )
 
     def problems(self, name: str) -> list[str]:
         """Return all problems with the data and the groups."""

@@ -125,6 +125,23 @@ def value_problems(loss: Loss, outputs: Any, targets: Any) -> list[str]:
     ]
 
 
+def class_probabilities(loss: Loss, outputs: Any, targets: Any) -> np.ndarray | None:
+    """Return the probability of each class, [records, classes]; None unless the model classifies.
+
+    Outputs are logits, unless the loss is one of torch's losses that take probabilities.
+    """
+    kind = _kind(_plain(loss, targets)[0])
+    if not isinstance(outputs, Tensor) or outputs.dim() not in (1, 2) or kind in _OF_NUMBERS:
+        return None
+    values = outputs.detach().double().cpu()
+    if values.dim() == 2 and values.shape[1] > 1:
+        return values.softmax(dim=1).numpy()
+    of_second = values.flatten()
+    if kind not in (functional.binary_cross_entropy, nn.BCELoss):
+        of_second = of_second.sigmoid()
+    return torch.stack([1 - of_second, of_second], dim=1).numpy()
+
+
 def _class_problems(outputs: Tensor, targets: Tensor) -> list[str]:
     if outputs.dim() < 2 or outputs.shape[1:] == (1,):
         return [

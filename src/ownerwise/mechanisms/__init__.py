@@ -44,6 +44,12 @@ from ownerwise.mechanisms.scores import (
     ByLoss,
     Score,
 )
+from ownerwise.mechanisms.statistics import (
+    ColumnStatistics,
+    Standardise,
+    as_statistics,
+    standardising_layers,
+)
 from ownerwise.mechanisms.steering import AcceptanceSteering
 from ownerwise.mechanisms.tails import Beta, Steps, Tail
 
@@ -63,6 +69,7 @@ __all__ = [
     "Cells",
     "ClippingRule",
     "Closing",
+    "ColumnStatistics",
     "Contributions",
     "ImportanceSampling",
     "InoSum",
@@ -74,10 +81,12 @@ __all__ = [
     "Release",
     "Score",
     "Standard",
+    "Standardise",
     "Steering",
     "Steps",
     "Tail",
     "Weights",
+    "as_statistics",
     "ignored_target",
     "ino_sum",
     "loss_problems",
@@ -85,6 +94,7 @@ __all__ = [
     "per_record",
     "plain_loss",
     "proven",
+    "standardising_layers",
     "sum_of_unit_rows",
     "unit_rows",
 ]

@@ -19,23 +19,22 @@ PARQUET = (".parquet", ".pq")
 """File name suffixes of Parquet files."""
 
 HEADER_ALONE = "{} has a header but no rows; expected one row per {}"
-_OTHER_SEPARATOR = "{} seems to use {!r} as its separator; expected commas: export the table again"
 _NEEDS_PYARROW = "{}: Parquet needs pyarrow: pip install 'ownerwise[table]', or use CSV"
 
 
 def csv_rows(file: TextIO, path: Path, if_empty: str) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, stripped cells) for each row of a CSV file, skipping blank rows.
 
+    Cells are separated by commas. If the first line has none, by semicolons or tabs if it has some:
+    programs write semicolons where numbers are written with a decimal comma.
     `path` is named in messages; `if_empty` is the message for a file without any text.
     """
     first = next(filter(str.strip, file), None)
     if first is None:
         raise OwnerwiseError(if_empty)
-    separator = next((mark for mark in ";\t" if mark in first), None)
-    if "," not in first and separator is not None:
-        raise OwnerwiseError(_OTHER_SEPARATOR.format(path, separator))
+    separator = next((mark for mark in ",;\t" if mark in first), ",")
     file.seek(0)
-    reader = csv.reader(file, skipinitialspace=True, strict=True)
+    reader = csv.reader(file, delimiter=separator, skipinitialspace=True, strict=True)
     for row in filter(any, reader):
         yield reader.line_num, list(map(str.strip, row))
 

@@ -16,6 +16,7 @@ from ownerwise.planning.plans import Plan
 from ownerwise.planning.request import (
     RECORDS_PER_OWNER,
     ClosingMechanism,
+    OpeningMechanism,
     PaidMechanism,
     PlanRequest,
 )
@@ -37,6 +38,7 @@ def plan(
     release_noise: str = "gaussian",
     constraints: PaidMechanism | None = None,
     calibration: ClosingMechanism | None = None,
+    statistics: OpeningMechanism | None = None,
     accountant: str = "pld",
     strict: bool = False,
     hardened: bool = False,
@@ -79,6 +81,8 @@ def plan(
             contribute less to the histogram, so all records count equally.
         calibration: a release from all records after training, such as `Calibration()`; every owner
             pays for it from their budget.
+        statistics: a release from all records before training, such as `ColumnStatistics()`, which
+            scales and imputes the columns of a table; every owner pays for it from their budget.
         accountant: `pld` (tight) or `rdp`.
         strict: refuse plans in which some owner cannot use up their budget.
         hardened: compute every batch with the same public number of rows, and place the records in
@@ -106,6 +110,7 @@ def plan(
         release_noise=release_noise,
         constraints=constraints,
         calibration=calibration,
+        statistics=statistics,
         accountant=accountant,
         strict=strict,
         hardened=hardened,
@@ -155,6 +160,7 @@ def make_plan(owners: Owners, request: PlanRequest) -> Plan:
         closing_count=0 if planner.closing is None else planner.closing.count,
         closing_shares=closing_shares,
         closing_pulls=closing_pulls,
+        opening_std=None if planner.opening is None else planner.opening.std,
         unit=request.unit,
         sampling=str(request.sampling),
         records_per_owner=_records_per_owner(request),
@@ -206,6 +212,9 @@ def _planner(
     if request.calibration is not None:
         elements = request.elements(owners)
         closing = request.calibration.closing(owners.epsilon, owners.delta, elements)
+    opening = None
+    if request.statistics is not None:
+        opening = request.statistics.opening(owners.epsilon, owners.delta, request.unit)
     return Planner(
         owners,
         request.method,
@@ -217,6 +226,7 @@ def _planner(
         request.hardened,
         request.elements_of_holders(owners),
         request.counted_together(owners),
+        opening,
     )
 
 

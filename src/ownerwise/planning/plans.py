@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ownerwise import accounting
-from ownerwise.accounting import ClosingRelease, PaidRelease, RunCost, Schedule
+from ownerwise.accounting import ClosingRelease, OpeningRelease, PaidRelease, RunCost, Schedule
 from ownerwise.errors import PlanError
 from ownerwise.owners import UNITS, Owners, Shared, frozen, of_holders, records_of_holders
 from ownerwise.planning import storage, units, verification
@@ -23,7 +23,7 @@ from ownerwise.planning.verification import Verification
 
 _NUMBERS = (
     "clip_norm", "noise_std", "expected_batch_size", "mixture", "release_std",
-    "closing_std", "closing_count",
+    "closing_std", "closing_count", "opening_std",
 )  # fmt: skip
 
 
@@ -38,8 +38,10 @@ class Plan:
     most `release_shares[o]`, if set), with noise of std `release_std_at(step)`. If `closing_std` is
     set, it releases `closing_count` more sums after training, over all records, of vectors of
     length at most 1 (at most `closing_shares[o]`, if set; in the first of them at most
-    `closing_pulls[o]`, if set), each with noise of std `closing_std`. It
-    releases nothing else. Such a run is (targets[o], deltas[o])-differentially private for each
+    `closing_pulls[o]`, if set), each with noise of std `closing_std`. If `opening_std` is set, it
+    releases one sum before training, over all records, of vectors of length at most 1, with noise
+    of std `opening_std`; with unit "owner", this bound holds for all records of an owner together.
+    It releases nothing else. Such a run is (targets[o], deltas[o])-differentially private for each
     individual record of owner o (add or remove one record). For all records of an owner together,
     it is (owner_epsilon()[o], deltas[o])-differentially private.
 
@@ -78,6 +80,7 @@ class Plan:
     closing_count: int = 0
     closing_shares: np.ndarray | None = field(default=None, repr=False)
     closing_pulls: np.ndarray | None = field(default=None, repr=False)
+    opening_std: float | None = None
     hardened_rows: int | None = None
     unit: str = "record"
     sampling: str = "record"
@@ -158,9 +161,17 @@ class Plan:
         return ClosingRelease(self.closing_std, self.closing_count)
 
     @property
+    def opening(self) -> OpeningRelease | None:
+        """The release before training that the plan accounts for, or None."""
+        if self.opening_std is None:
+            return None
+        return OpeningRelease(self.opening_std, together=self.unit == "owner")
+
+    @property
     def run_cost(self) -> RunCost:
         """The cost of the whole run, as a function of an owner's exposure."""
-        return RunCost(self.schedule, self.accountant, self.release, self.closing)
+        schedule, accountant = self.schedule, self.accountant
+        return RunCost(schedule, accountant, self.release, self.closing, self.opening)
 
     @property
     def exposures(self) -> tuple[np.ndarray, ...]:
@@ -233,7 +244,8 @@ class Plan:
         """Return the epsilon spent by each owner's records after `steps` steps (default: all).
 
         It holds for the plan's unit: a single record of the owner, or the owner. The result comes
-        from the plan's own accountant, rounded up. There are no side effects.
+        from the plan's own accountant, rounded up. There are no side effects. A release before
+        training, if the plan has one, always counts, even before the first step.
 
         Args:
             steps: number of steps taken.
@@ -443,6 +455,11 @@ class Plan:
                 f" (and {self.closing_std:.6g} on {self.closing_count} sums over all records after "
                 f"training, of sensitivity {least}1)"
             )
+        if self.opening_std is not None:
+            noise += (
+                f" (and {self.opening_std:.6g} on column statistics of all records before "
+                "training, of sensitivity 1)"
+            )
         return [
             f"Plan {self.hash[:12]}: method {self.method}{mixture}, accountant {self.accountant}",
             f"{self.steps} steps, expected batch {self.expected_batch_size:g} of "
@@ -507,6 +524,8 @@ class Plan:
             header["release_noise"] = self.release_noise
         if self.closing_std is not None:
             header |= {"closing_std": self.closing_std, "closing_count": self.closing_count}
+        if self.opening_std is not None:
+            header["opening_std"] = self.opening_std
         if self.unit != "record":
             header |= {"unit": self.unit, "sampling": self.sampling}
         if self.sampling == "owner":
@@ -555,6 +574,7 @@ class Plan:
             release_noise=header.get("release_noise", "gaussian"),
             closing_std=header.get("closing_std"),
             closing_count=header.get("closing_count", 0),
+            opening_std=header.get("opening_std"),
             hardened_rows=header.get("hardened_rows"),
             unit=header.get("unit", "record"),
             sampling=header.get("sampling", "record"),

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ownerwise.accounting import ACCOUNTANTS, NOISES, ClosingRelease, Schedule
+from ownerwise.accounting import ACCOUNTANTS, NOISES, ClosingRelease, OpeningRelease, Schedule
 from ownerwise.errors import known_names
 from ownerwise.owners import UNITS, Owners
 from ownerwise.planning import units
@@ -18,7 +18,7 @@ from ownerwise.planning.solver import MAX_STEPS, METHODS, MIN_CLIP_NORM
 
 NO_CONSTRAINTS = "constraints={!r}: wrap the constraints in RateConstraints(...)"
 NO_CALIBRATION = "calibration={!r}: expected a release after training, such as Calibration()"
-
+NO_STATISTICS = "statistics={!r}: expected a release before training, such as ColumnStatistics()"
 
 RECORDS_PER_OWNER = 8
 """Default for the largest number of an owner's records in a step, if owners are sampled."""
@@ -46,6 +46,15 @@ class ClosingMechanism(Protocol):
         ...
 
 
+@runtime_checkable
+class OpeningMechanism(Protocol):
+    """A mechanism that makes a release before training, which the plan accounts for."""
+
+    def opening(self, epsilon: np.ndarray, delta: np.ndarray, unit: str) -> OpeningRelease:
+        """Return the release for these budgets and this unit of privacy, all public."""
+        ...
+
+
 @dataclass(frozen=True)
 class PlanRequest:
     """The arguments of `ownerwise.plan`; see there for their meaning.
@@ -65,6 +74,7 @@ class PlanRequest:
     release_noise: str = "gaussian"
     constraints: PaidMechanism | None = None
     calibration: ClosingMechanism | None = None
+    statistics: OpeningMechanism | None = None
     accountant: str = "pld"
     strict: bool = False
     hardened: bool = False
@@ -238,6 +248,15 @@ class PlanRequest:
             problems.append(NO_CONSTRAINTS.format(self.constraints))
         if self.calibration is not None and not isinstance(self.calibration, ClosingMechanism):
             problems.append(NO_CALIBRATION.format(self.calibration))
+        if self.statistics is not None and not isinstance(self.statistics, OpeningMechanism):
+            problems.append(NO_STATISTICS.format(self.statistics))
+        shares = [getattr(plug, "share", 0.0) for plug in (self.calibration, self.statistics)]
+        if all(map(_is_number, shares)) and sum(shares) >= 1:
+            problems.append(
+                f"statistics and calibration have the shares {shares[1]:g} and {shares[0]:g} of "
+                "the strictest owner's budget; expected less than 1 together, because the steps "
+                "need the rest"
+            )
         return problems
 
 

@@ -24,6 +24,7 @@ from ownerwise.accounting import (
     Budgets,
     ClosingRelease,
     LogQuantity,
+    OpeningRelease,
     PaidRelease,
     RunCost,
     Schedule,
@@ -95,6 +96,7 @@ class Planner:
             records; by default, their records.
         together: how many records of each owner must stay within the owner's budget together; by
             default, each record has the budget by itself.
+        opening: a release that is made before training, if any.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Planner:
         hardened: bool = False,
         elements: np.ndarray | None = None,
         together: np.ndarray | None = None,
+        opening: OpeningRelease | None = None,
     ):
         self.owners = owners
         self.method = method
@@ -116,6 +119,7 @@ class Planner:
         self.accountant = accountant
         self.release = release
         self.closing = closing
+        self.opening = opening
         self.reweighted = reweighted and release is not None
         # the tiny reserve of other plans is within SAFETY
         self.deltas = owners.delta * (1 - delta_reserve(True)) if hardened else owners.delta
@@ -279,7 +283,7 @@ class Planner:
         return Solution(noise, curve(self.budgets), relative_clips, curve)
 
     def _run(self, schedule: Schedule) -> RunCost:
-        return RunCost(schedule, self.accountant, self.release, self.closing)
+        return RunCost(schedule, self.accountant, self.release, self.closing, self.opening)
 
     def closing_lengths(self) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Return the most that a record of each owner adds to the closing sums, if owners differ.

@@ -77,6 +77,7 @@ _HEADER = fields(
         "hardened_rows": WHOLE,
         "closing_std": POSITIVE,
         "closing_count": WHOLE,
+        "opening_std": POSITIVE,
         "unit": one_of(*UNITS),
         "sampling": one_of(*UNITS),
         "records_per_owner": or_null(WHOLE),

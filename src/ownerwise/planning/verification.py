@@ -141,7 +141,7 @@ def _value_problems(plan: Any) -> list[str]:
         problems.append("closing_shares are all 0; expected an owner who contributes")
     if plan.closing_pulls is not None and plan.closing_shares is None:
         problems.append("closing_pulls without closing_shares: expected both, or neither")
-    for name in ("noise_std", "release_std", "closing_std"):
+    for name in ("noise_std", "release_std", "closing_std", "opening_std"):
         value = getattr(plan, name)
         if value is not None and not 0 < value < float("inf"):
             problems.append(f"{name}: {value!r}; expected a finite number above 0")

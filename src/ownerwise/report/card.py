@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from ownerwise.accounting import gaussian_mu
 from ownerwise.files import write_text
+from ownerwise.report.audit_section import AUDIT_LIMITS, audits_of
 from ownerwise.report.comparison import METRICS, Comparison
 from ownerwise.report.facts import (
     ADJACENCY,
@@ -25,10 +26,12 @@ from ownerwise.report.facts import (
     NO_VALIDATION,
     NOT_PRIVATE,
     Facts,
+    data_words,
 )
 from ownerwise.report.guarantees import attacker_words
 from ownerwise.report.limits import Limits
 from ownerwise.report.mechanism_sections import notes_of
+from ownerwise.report.predictions import quality
 from ownerwise.report.rendering import render_markdown
 from ownerwise.runs import Run
 from ownerwise.wording import delta_span, span, span_up, up, whole
@@ -70,6 +73,8 @@ def card_text(run: Run) -> str:
         limits=limits,
         accounting=_accounting(run, facts, limits),
         check=_check(run, int(facts.plans[0].budgets[0].budget.members[0])),
+        audits=audits_of(run),
+        AUDIT_LIMITS=AUDIT_LIMITS,
         data=data,
         data_slug=re.sub(r"[^a-z0-9]+", "-", data.lower()).strip("-") or "unnamed",
         split=comparison.source,
@@ -79,6 +84,7 @@ def card_text(run: Run) -> str:
             for kind, name in [_METRIC_NAMES[metric.key]]
             if (value := comparison.value(run, metric)) is not None
         ],
+        quality=quality(comparison),
         provenance=_provenance(run),
     )
 
@@ -86,8 +92,8 @@ def card_text(run: Run) -> str:
 def _data_name(run: Run) -> str:
     data = run.config.get("data")
     if isinstance(data, dict):
-        data = data.get("name")
-    return str(data) if data else "not named"
+        return str(data.get("name") or "not named")
+    return data_words(run) or "not named"
 
 
 def _budget_titles(facts: Facts) -> list[str]:
@@ -168,6 +174,7 @@ def _check(run: Run, owner: int) -> dict[str, Any] | None:
         closing = plan.closing.multiplier(float(plan.closing_sensitivities[owner]))
     return {
         "closing": closing,
+        "opening": None if plan.opening is None else plan.opening.multiplier(records),
         "accountant": accountant,
         "options": _options_of(accountant, epsilon, delta, run.steps_spent),
         "segments": [(count, float(multiplier * factor)) for count, factor in schedule.segments],
@@ -194,6 +201,7 @@ def _provenance(run: Run) -> list[tuple[str, object]]:
     for name in ("model", "data", "loss", "optimizer", "schedule", "averaging"):
         if value := run.config.get(name):
             text = json.dumps(value) if isinstance(value, dict | list) else value
+            text = data_words(run) if name == "data" and isinstance(value, str) else text
             rows.append((name.capitalize(), text))
     return [
         *rows,

@@ -132,13 +132,13 @@ class Comparison:
 
     def group_recall(self, method: MethodRuns, group: ValidationGroup) -> Amount:
         """Return a group's final recall over the method's seeds."""
-        return Amount.of([group.of(self._final(run), "recall") for run in method.runs])
+        return Amount.of([group.of(self.final(run), "recall") for run in method.runs])
 
     def value(self, run: Run, metric: Metric) -> float | None:
         """Return the final metric of one run; None if it was not measured."""
         if self.source is None:
             return None
-        evaluation = self._final(run)
+        evaluation = self.final(run)
         if metric.key == "worst":
             value = (evaluation.get("worst_group") or {}).get("recall")
         elif metric.key == "strictest":
@@ -149,7 +149,8 @@ class Comparison:
             value = evaluation.get(metric.key)
         return None if value is None or not math.isfinite(value) else float(value)
 
-    def _final(self, run: Run) -> dict[str, Any]:
+    def final(self, run: Run) -> dict[str, Any]:
+        """Return the last evaluation of a run, on the records of `source`."""
         assert self.source is not None
         evaluation = last(run, self.source)
         assert evaluation is not None
@@ -258,7 +259,7 @@ class Difference:
     @property
     def outcome(self) -> str:
         """Either "gained", "lost", or "even" if the difference may be due to chance."""
-        if self.clear is False or not self.by:
+        if self.clear is False or not round(1000 * self.by):  # 0.0 points, as it is shown
             return "even"
         return "gained" if self.better else "lost"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,6 +52,24 @@ _ACCOUNTANTS = {
     "pld": "privacy loss distributions (pld)",
     "rdp": "Rényi divergences (rdp)",
 }
+
+
+_ARRAYS = re.compile(r"\((?:\w+ \[(?P<inputs>[\d, ]*)\]), (?:\w+ \[(?P<targets>[\d, ]*)\])\)")
+
+
+def data_words(run: Run) -> str:
+    """Return a description of the training data; a pair of arrays is described by its shapes."""
+    stated = str(run.config.get("data") or "")
+    arrays = _ARRAYS.fullmatch(stated)
+    if arrays is None:
+        return stated
+    inputs, targets = (_per_record(arrays[name]) for name in ("inputs", "targets"))
+    return f"arrays with {inputs} and {targets.replace('1 number', 'one target')} per record"
+
+
+def _per_record(shape: str) -> str:
+    sizes = shape.replace(",", " ×")
+    return f"{sizes} {'number' if sizes == '1' else 'numbers'}" if shape else "1 number"
 
 
 class BudgetFacts(NamedTuple):
@@ -282,7 +301,7 @@ def _arithmetic(plan: Plan) -> str:
         )
     return (
         "noise on a public grid; not hardened, so the guarantee does not cover records crafted to "
-        "change the rounding of other records (hardened=True covers them)"
+        "change the rounding of other records (a hardened plan covers them)"
     )
 
 

@@ -15,6 +15,7 @@ from ownerwise.report.comparison import METRICS, Comparison, MethodRuns
 from ownerwise.report.curves import MOST_POINTS, Curve, curve
 from ownerwise.report.groups import MOST_NAMED, ValidationGroup, by_member, most_telling
 from ownerwise.report.plots import Figure, LegendEntry, Panel, Trace, View
+from ownerwise.report.verdicts import stricter_half
 from ownerwise.wording import epsilon, percent, points
 
 MOST_PANELS = 12
@@ -206,7 +207,9 @@ def gain_against_budget(comparison: Comparison) -> Figure | None:
             correlations.append(words.format(scale=scale))
             traces[scale] += [cloud, *line]
         correlations = list(dict.fromkeys(correlations))
-        findings.append(f"{method.label}: {' and '.join(correlations)}, n = {len(x)}.")
+        half = stricter_half(comparison, method, comparison.baseline)
+        words = [f"{' and '.join(correlations)}, n = {len(x)}", half]
+        findings.append(f"{method.label}: {'; '.join(filter(None, words))}.")
     unit = f"recall vs {plots.text(comparison.baseline.label)} (points)"
     views = {}
     for scale, drawn in traces.items():
@@ -218,8 +221,8 @@ def gain_against_budget(comparison: Comparison) -> Figure | None:
     caption = (
         f"Each point is one {noun.lower()} at the end of training, on {comparison.data_split} data "
         f"(not private). Above zero, recall is higher than under {comparison.baseline.label}; "
-        "budgets are stricter towards the left. The lines are least-squares fits. "
-        f"{' '.join(findings)}{bars}"
+        "budgets are stricter towards the left. The lines are least-squares fits, and Pearson’s r "
+        f"describes these points; neither is a test. {' '.join(findings)}{bars}"
     )
     panel = Panel("", f"Gain in recall against budget. {' '.join(findings)}", views)
     baseline = str(comparison.baseline.number)
@@ -248,7 +251,7 @@ def _regression(
     if len(x) < FEW_GROUPS or np.allclose(x, x[0]) or np.allclose(y, y[0]):
         return [], "too few distinct points for a correlation"
     result: Any = stats.pearsonr(values, y)
-    r, p = float(result.statistic), float(result.pvalue)
+    r = float(result.statistic)
     slope, intercept = np.polyfit(values, y, 1)
     ends = [int(x.argmin()), int(x.argmax())]
     trace = {
@@ -258,11 +261,14 @@ def _regression(
         "legendgroup": str(method.number),
         "x": plots.numbers(x[ends]),
         "y": plots.numbers(intercept + slope * values[ends]),
-        "line": {"color": plots.colour(method.number), "width": 2, "dash": "solid"},
+        "line": {
+            "color": plots.colour(method.number),
+            "width": 2,
+            "dash": plots.dash(method.number),
+        },
     }
-    chance = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
     r_words = f"{r:.2f}".replace("-", "−")
-    return [trace], f"Pearson r = {r_words} with {{scale}} ({chance})"
+    return [trace], f"r = {r_words} with {{scale}}"
 
 
 def trade_off(comparison: Comparison) -> Figure | None:

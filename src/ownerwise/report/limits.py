@@ -66,6 +66,12 @@ def _released(run: Run) -> list[str]:
             f"most 1, with Gaussian noise of std {run.plan.closing_std:g} (accounted for together "
             "with the steps), which were used to correct the model"
         )
+    if run.plan.opening_std is not None:
+        items.append(
+            "before training, one sum over all records of vectors of norm at most 1, with Gaussian "
+            f"noise of std {run.plan.opening_std:g} (accounted for together with the steps): the "
+            "statistics by which the inputs are scaled and missing values filled in"
+        )
     return items
 
 

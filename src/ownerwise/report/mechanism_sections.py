@@ -20,6 +20,7 @@ from ownerwise.report import (
     calibration_section,
     constraint_section,
     importance_section,
+    statistics_section,
 )
 from ownerwise.report.blocks import Notes, Section
 from ownerwise.runs import Run
@@ -43,6 +44,7 @@ MECHANISM_SECTIONS: Registry[Section] = Registry(
         "RateConstraints": constraint_section.SECTION,
         "INO": importance_section.section("INO", ino),
         "Calibration": calibration_section.SECTION,
+        "ColumnStatistics": statistics_section.SECTION,
         "PullAdjustment": adjustment_section.SECTION,
     },
 )

@@ -16,10 +16,24 @@ from ownerwise.report.comparison import (
     Metric,
     difference,
     differences,
-    shared_splits,
 )
-from ownerwise.report.facts import HYPOTHETICAL_EPSILON, NO_VALIDATION, NOT_PRIVATE
+from ownerwise.report.facts import (
+    HYPOTHETICAL_EPSILON,
+    NO_VALIDATION,
+    NOT_PRIVATE,
+    data_words,
+)
 from ownerwise.report.groups import nouns_of
+from ownerwise.report.predictions import auc_tile, majority_note, no_better
+from ownerwise.report.verdicts import (
+    WITHIN_CHANCE,
+    against,
+    chance,
+    changed,
+    pairs,
+    plainer,
+    together,
+)
 from ownerwise.runs import Run
 from ownerwise.wording import amount, epsilon, percent, percent_up, signed_points, span_up, whole
 
@@ -46,7 +60,8 @@ def _trained(comparison: Comparison) -> Text:
     run = comparison.runs[0]
     plan = run.plan
     count = len(comparison.runs)
-    what = [f"{k.capitalize()}: {run.config[k]}." for k in ("model", "data") if _is_text(run, k)]
+    what = [f"Model: {run.config['model']}."] if _is_text(run, "model") else []
+    what += [f"Data: {data_words(run)}."] if _is_text(run, "data") else []
     if _is_text(run, "pretraining"):
         what.append(f"{run.config['pretraining'][0].upper()}{run.config['pretraining'][1:]}.")
     methods = _count(len(comparison.methods), "method")
@@ -109,9 +124,11 @@ def _tiles(comparison: Comparison) -> Tiles:
     for metric in (_ACCURACY, *per_owner, _STRICT_HALF, _WORST):
         value = comparison.amounts(lead, metric)
         if value is not None:
-            note = _against(comparison, lead, metric)
+            notes = [lead.label, against(comparison, lead, metric)]
+            notes += [majority_note(comparison, lead)] if metric is _ACCURACY else []
+            note = "; ".join(filter(None, notes))
             tiles.append(Tile(percent(value.mean), metric.title.lower(), note))
-    return Tiles(tiles)
+    return Tiles([*tiles, *auc_tile(comparison, lead)])
 
 
 def _owner_tile(comparison: Comparison) -> list[Tile]:
@@ -132,7 +149,7 @@ def _lead(comparison: Comparison) -> MethodRuns:
     """
     best, most = comparison.baseline, 0.0
     for method in comparison.others:
-        if method in _plainer(comparison):
+        if method in plainer(comparison, comparison.baseline):
             continue
         half = difference(comparison, method, comparison.baseline, _STRICT_HALF)
         overall = difference(comparison, method, comparison.baseline, _ACCURACY)
@@ -140,24 +157,6 @@ def _lead(comparison: Comparison) -> MethodRuns:
         if half is not None and half.clear and half.by > most and not loses:
             best, most = method, half.by
     return best
-
-
-def _against(comparison: Comparison, lead: MethodRuns, metric: Metric) -> str:
-    """Return the method's name and its difference from the method that it builds on."""
-    other = comparison.baseline
-    if lead is other:
-        other = next(iter(_plainer(comparison)), other)
-    change = None if lead is other else difference(comparison, lead, other, metric)
-    return lead.label if change is None else f"{lead.label}; {_changed(change)} vs {other.label}"
-
-
-def _changed(change: Difference) -> str:
-    """Return a difference with its interval: "+4.3 points (3.1 to 5.5)"."""
-    words = signed_points(change.by)
-    if change.interval is None:
-        return words
-    low, high = (f"{100 * end:.1f}".replace("-", "−") for end in change.interval)
-    return f"{words} ({low} to {high})"
 
 
 def _methods_table(comparison: Comparison) -> Table:
@@ -198,58 +197,35 @@ def _is_best(comparison: Comparison, method: MethodRuns, metric: Metric) -> bool
 
 
 def _findings(comparison: Comparison) -> list[Block]:
+    found = [("Caution", words) for method in comparison.methods
+             if (words := no_better(comparison, method))]  # fmt: skip
     if not comparison.others:
-        return []
-    return [Findings(list(findings(comparison).items())), Text(chance(comparison), "note")]
+        return [Findings(found)] if found else []
+    found = [*findings(comparison).items(), *found]
+    return [Findings(found), Text(chance(comparison), "note")]
 
 
 def findings(comparison: Comparison) -> dict[str, str]:
-    """Return the gains and losses of each method compared with the one that it builds on."""
-    plainer = _plainer(comparison)
-    pairs = [(comparison.baseline, other) for other in plainer]
-    pairs += [
-        (method, comparison.baseline) for method in comparison.others if method not in plainer
-    ]
+    """Return the gains and losses of each method compared with those that it builds on."""
     found = {}
-    for method, other in pairs:
+    for method, other in pairs(comparison):
         changes = differences(comparison, method, other)
         tested = all(d.clear is not None for d in changes)
         better, worse = ("Gained", "Lost") if tested else ("Better here", "Worse here")
+        cause = together(comparison, method, other)
         parts = [
+            f"This is {cause}." if cause else "",
             _list_of(better, changes, "gained") or "Nothing gained beyond chance.",
             _list_of(worse, changes, "lost"),
-            _list_of("Unchanged or within chance", changes, "even"),
+            _list_of(f"Unchanged or {WITHIN_CHANCE}", changes, "even"),
             _group_words(comparison, method, other),
         ]
         found[f"{method.label} vs {other.label}"] = " ".join(filter(None, parts))
     return found
 
 
-def chance(comparison: Comparison) -> str:
-    """Return a definition of “beyond chance”."""
-    if splits := shared_splits(*comparison.methods):
-        return (
-            f"In parentheses: 95% confidence intervals of the differences over {len(splits)} "
-            "splits of the data (Student’s t). “Beyond chance” means that the interval excludes 0; "
-            "with several results per comparison, one may do so by chance."
-        )
-    if all(len(m.runs) > 1 for m in comparison.methods):
-        return (
-            "In parentheses: two standard errors over runs on either side. “Beyond chance” means "
-            "that this range excludes 0, which is a rule of thumb, not a test."
-        )
-    return "A single run of a method cannot show how much of a difference is due to chance."
-
-
-def _plainer(comparison: Comparison) -> list[MethodRuns]:
-    """Return the methods that train everyone at the strictest budget; none if the baseline does."""
-    if comparison.baseline.runs[0].plan.method == "uniform":
-        return []
-    return [m for m in comparison.others if m.runs[0].plan.method == "uniform" and not m.weights]
-
-
 def _list_of(word: str, changes: list[Difference], outcome: str) -> str:
-    parts = [f"{d.metric.title.lower()} {_changed(d)}" for d in changes if d.outcome == outcome]
+    parts = [f"{d.metric.title.lower()} {changed(d)}" for d in changes if d.outcome == outcome]
     return f"{word}: {', '.join(parts)}." if parts else ""
 
 
@@ -267,7 +243,7 @@ def _group_words(comparison: Comparison, method: MethodRuns, other: MethodRuns) 
     noun = comparison.group_noun.lower()
     ranges = any(len(group.members) > 1 for group in gains)
     several = "ranges of budgets" if ranges else nouns_of(comparison.runs)[1]
-    words = f"Of {len(gains)} {several}, {up} gained and {down} lost recall"
+    words = f"Of {len(gains)} {several}, {up} had a higher and {down} a lower mean recall"
     if down:
         worst = min(gains, key=lambda group: gains[group])
         budget = (
@@ -276,8 +252,8 @@ def _group_words(comparison: Comparison, method: MethodRuns, other: MethodRuns) 
             else f" (ε {epsilon(worst.epsilon)} per {comparison.facts.units})"
         )
         name = worst.name if worst.pooled else f"{noun} {worst.name}{budget}"
-        words += f"; the largest loss was {signed_points(gains[worst])} for {name}"
-    return words + "."
+        words += f"; the largest fall was {signed_points(gains[worst])} for {name}"
+    return f"{words}. Each single difference may be due to chance."
 
 
 def _measured_on(comparison: Comparison) -> Text:

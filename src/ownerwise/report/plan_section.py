@@ -32,7 +32,7 @@ def _whose(comparison: Comparison) -> str:
 
 def _plan(use: PlanFacts) -> list[Block]:
     plan = use.plan
-    facts = {**use.mechanism, **use.accounting, "Plan hash": plan.hash[:16]}
+    facts = {**use.mechanism, **use.accounting}
     parts: list[Block] = [Definitions(facts), _table(use, owners=False)]
     if use.names_owners and len(plan.targets) <= MOST_NAMED:
         parts.append(Details("By owner", _table(use, owners=True)))

@@ -19,6 +19,8 @@ from ownerwise.report.curves import Curve
 COLOURS = 7
 _DASHES = ("dash", "solid", "dot", "dashdot", "longdash")
 _MARKERS = ("circle", "diamond", "square", "triangle-up", "cross")
+_MARKS_PER_LINE = 5
+_GOLDEN = 0.618  # spreads the marks of any number of lines
 Trace = dict[str, Any]
 
 
@@ -55,6 +57,7 @@ class LegendEntry:
     label: str
     colour: str
     dash: str = "solid"
+    marker: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,17 @@ class Figure:
 
 def legend_entry(number: int, label: str) -> LegendEntry:
     """Return the legend entry of series `number`."""
-    return LegendEntry(str(number), label, colour(number), dash(number))
+    return LegendEntry(str(number), label, colour(number), dash(number), marker(number))
 
 
 def dash(number: int) -> str:
     """Return the dash pattern for method `number`; the baseline, 0, is dashed."""
     return _DASHES[number % len(_DASHES)]
+
+
+def marker(number: int) -> str:
+    """Return the marker of method `number`."""
+    return _MARKERS[number % len(_MARKERS)]
 
 
 def colour(number: int, band: bool = False) -> str:
@@ -125,10 +133,23 @@ def line_with_band(curve: Curve, number: int, label: str, form: str, most: int) 
 
 
 def line(x: Sequence[Any], y: Sequence[Any], number: int, label: str) -> Trace:
-    """Return the line of series `number` through these points."""
+    """Return the line of series `number` through these points.
+
+    Lines that coincide can be told apart: dashed lines are drawn on top of solid ones, and the
+    markers of different series are of different shape and at different places.
+    """
+    apart = max(1, len(x) // _MARKS_PER_LINE)
+    first = int(apart * (number * _GOLDEN % 1))
     return {
         "type": "scatter",
-        "mode": "lines",
+        "mode": "lines+markers",
+        "zorder": COLOURS - number,
+        "marker": {
+            "symbol": f"{marker(number)}-open",
+            "size": [7 if at % apart == first else 0 for at in range(len(x))],
+            "color": colour(number),
+            "line": {"color": colour(number), "width": 1.6},
+        },
         "name": text(label),
         "legendgroup": str(number),
         "x": x,
@@ -164,7 +185,7 @@ def points(
             "color": colour(number),
             "size": size,
             "opacity": opacity,
-            "symbol": _MARKERS[number % len(_MARKERS)],
+            "symbol": marker(number),
             "line": {"color": "@card", "width": 1},
         },
     }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.report import figures
+from ownerwise.report.audit_section import audit_section
 from ownerwise.report.blocks import (
     Block,
     Bullets,
@@ -26,6 +27,7 @@ from ownerwise.report.mechanism_sections import MECHANISM_SECTIONS
 from ownerwise.report.overview import overview
 from ownerwise.report.plan_section import plan_section
 from ownerwise.report.plots import Figure
+from ownerwise.report.predictions import SECTION as PREDICTIONS
 from ownerwise.report.provenance import provenance
 from ownerwise.report.spending import spending
 from ownerwise.wording import amount, delta_span, epsilon, percent_up, span_up, whole
@@ -196,6 +198,7 @@ def _limits(comparison: Comparison) -> list[Block]:
 
 SECTIONS = (
     Section("overview", "At a glance", "At a glance", overview),
+    PREDICTIONS,
     Section(
         "learning",
         "Groups",
@@ -243,8 +246,9 @@ SECTIONS = (
     ),
     Section("budgets", "Budgets", "Privacy budgets and spending", _budgets),
     Section("meaning", "What ε means", "What ε means for a person", _meaning),
+    Section("audit", "Audit", "Attacks on canaries", audit_section),
     Section("plan", "Plan", "The plan", plan_section),
     Section("limits", "Limits", "Assumptions and limits", _limits),
-    Section("provenance", "Provenance", "Settings and provenance", provenance),
+    Section("provenance", "How made", "How this was made", provenance),
 )
 """The library's own sections; `MECHANISM_SECTIONS` adds those of mechanisms."""

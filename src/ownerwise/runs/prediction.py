@@ -26,7 +26,7 @@ NO_MODEL = (
 
 def class_outputs(model: nn.Module, inputs: Tensor | np.ndarray, shift: Tensor | None) -> Tensor:
     """Return the model's outputs minus a shift, [records, classes] or single logits."""
-    rows = _rows(model, inputs)
+    rows = model_inputs(model, inputs)
     with evaluation_mode(model):
         if len(rows):
             run_on_first(model, rows[:2])
@@ -72,7 +72,7 @@ def remaining_shift(
     return shift
 
 
-def _rows(model: nn.Module, inputs: Any) -> Tensor:
+def model_inputs(model: nn.Module, inputs: Any) -> Tensor:
     """Return inputs as a tensor with the dtype and device of the model's parameters."""
     if isinstance(inputs, Tensor):
         rows = inputs.detach()

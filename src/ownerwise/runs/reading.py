@@ -61,7 +61,8 @@ _CONFIG = fields(
         "held_out_owners": fields({"unprotected": WHOLE, "in_plan": WHOLE}),
         "repair": fields({"shift": list_of(NUMBER)}),
         "prediction": fields(
-            {"classes": list_of(TEXT), "sizes": mapping_of(WHOLE), "columns": list_of(TEXT)}
+            {"classes": list_of(TEXT), "sizes": mapping_of(WHOLE), "columns": list_of(TEXT)},
+            {"numbers": WHOLE},
         ),
     },
 )
@@ -90,6 +91,7 @@ _LINE = fields(
         "test": or_null(_METRICS),
         "constraints": or_null(mapping_of(ANYTHING)),
         "calibration": mapping_of(ANYTHING),
+        "statistics": mapping_of(ANYTHING),
         RUN_KEY: TEXT,
     },
 )

@@ -9,7 +9,7 @@ statistics computed from them without noise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -22,7 +22,8 @@ from ownerwise.errors import OwnerwiseError, Problems
 from ownerwise.evaluation import Predict, predicted_classes
 from ownerwise.planning import Plan
 from ownerwise.repair import PullAdjustment, class_logits
-from ownerwise.runs.prediction import NO_MODEL, class_outputs, remaining_shift
+from ownerwise.runs import export
+from ownerwise.runs.prediction import NO_MODEL, class_outputs, model_inputs, remaining_shift
 from ownerwise.runs.reading import (
     HISTORY,
     PLAN,
@@ -184,6 +185,41 @@ class Run:
             checkpoints.load_model(self.folder, model)
             self.model = model
         return self.model
+
+    def export(
+        self,
+        folder: str | PathLike,
+        X: Any = None,
+        *,
+        formats: Sequence[str] = ("torch", "onnx"),
+        repair: PullAdjustment | None = None,
+    ) -> list[Path]:
+        """Write the model for use without ownerwise, with its privacy card, and return the paths.
+
+        The files contain the model's outputs (logits, for a classifier) with all corrections, for
+        any number of records: `model.pt2` (torch.export) and `model.onnx`. `model.json` names the
+        inputs and the classes, in order.
+
+        Args:
+            folder: the folder to write to.
+            X: a few of the model's inputs, of which only the shape and dtype are used; not needed
+                for a run of `ownerwise train` whose inputs are numbers.
+            formats: "torch", "onnx" or both; ONNX needs `pip install 'ownerwise[export]'`.
+            repair: see `predict`.
+        """
+        shift = remaining_shift(self.config, self.plan, repair)
+        example, model = export.example_of(self.config, X), self._trained_model()
+        known = self.config.get("prediction") or {}
+        described = {
+            "inputs": list(known.get("columns") or []),
+            "classes": list(known.get("classes") or []),
+            "outputs": "the model's outputs, one row per record; for a classifier, logits",
+            "private": self.private,
+        }
+        rows = model_inputs(model, example)
+        written = export.export_model(model, rows, shift, Path(folder), formats, described)
+        self.card(Path(folder) / CARD)
+        return [*written, Path(folder) / CARD]
 
     def report(self, path: str | PathLike, *others: Run) -> None:
         """Write an HTML report on this run, compared with any other runs that are passed."""

@@ -201,7 +201,7 @@ def _all_equal(first: list[Tensor | None], second: list[Tensor | None]) -> bool:
 
 def _joined(gradients: list[Tensor | None]) -> Tensor:
     """Return one row per record with all of its gradients, float64 [rows, numbers]."""
-    columns = [g.double().flatten(1) for g in gradients if g is not None]
+    columns = [g.double()[:, None].flatten(1) for g in gradients if g is not None]
     return torch.cat(columns, dim=1) if columns else torch.zeros(1, 1, dtype=torch.float64)
 
 

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ownerwise.batches import Batch, Collate, ownerless_problems, rows_of
+from ownerwise.batches import Batch, Collate, data_problems, ownerless_problems, rows_of
 from ownerwise.errors import OwnerwiseError, PlanError
 from ownerwise.gradients import check
 from ownerwise.marks import marks_of
 from ownerwise.mechanisms import (
     ClippingRule,
     Closing,
+    ColumnStatistics,
     Loss,
     Peek,
     Plug,
@@ -29,6 +30,7 @@ from ownerwise.mechanisms import (
     Standard,
     Weights,
     loss_problems,
+    standardising_layers,
 )
 from ownerwise.planning import Plan
 from ownerwise.randomness import SecretStream
@@ -51,6 +53,7 @@ from ownerwise.step.checks import (
 )
 from ownerwise.step.clipped_sums import ClippedSums
 from ownerwise.step.closing import RECORDS_AT_ONCE, closing_problems, closing_sum, empty_inputs
+from ownerwise.step.opening import opening_grid, opening_problems, opening_sum
 from ownerwise.step.parameter_watch import ParameterWatch, learns, step_hooks
 from ownerwise.step.performance import Performance
 from ownerwise.step.plug_states import load_states, settings_of, states_of
@@ -60,6 +63,16 @@ from ownerwise.step.run_randomness import RunRandomness
 NO_CLOSING = (
     "the plan does not account for a release after training: make the plan with "
     "ow.plan(..., calibration=ow.Calibration())"
+)
+
+
+NOT_STANDARDISED = (
+    "the plan accounts for column statistics, which have not been released: call "
+    "step.standardise(data) once, before the first step and the first checkpoint"
+)
+NO_OPENING = (
+    "the plan does not account for column statistics: make the plan with "
+    "ow.plan(..., statistics=ow.ColumnStatistics())"
 )
 
 
@@ -138,6 +151,7 @@ class PrivateStep:
         if calibration is not None and plan.closing_std is None:
             problems.append(NO_CLOSING)
         problems += closing_problems(plan)
+        problems += opening_problems(plan, model)
         performance = Performance() if performance is None else performance
         problems += performance.problems()
         if problems:
@@ -151,6 +165,7 @@ class PrivateStep:
         self.release = None if release is None else release.bind(plan)
         closing = closing_for(plan) if calibration is None else calibration
         self.calibration = None if closing is None else closing.bind(plan)
+        self.statistics = None if plan.opening_std is None else ColumnStatistics().bind(plan)
         self.repair = repair
         if repair is not None:
             repair.warn_if_clip_norms_differ(plan)
@@ -172,6 +187,7 @@ class PrivateStep:
         self._randomness = RunRandomness(plan, root, rule_draws=rule.randomised)
         self._spent = 0
         self._updates = 0
+        self._opened = False  # whether the column statistics were drawn by this object
         self._private_so_far = not marks_of(model)
         self._account: Account | None = None
         self._lock = threading.RLock()  # one thread at a time
@@ -203,6 +219,11 @@ class PrivateStep:
         """Whether `calibrate` must still be called after the last step."""
         closing = self.calibration
         return closing is not None and closing.released < self.plan.closing_count
+
+    @property
+    def to_standardise(self) -> bool:
+        """Whether `standardise` must still be called before the first step."""
+        return self.statistics is not None and not self.statistics.released
 
     @property
     def updates(self) -> int:
@@ -258,8 +279,10 @@ class PrivateStep:
                     "a run are counted in a single folder. Copy the checkpoint if you need it "
                     "elsewhere"
                 )
+            if self.to_standardise:
+                raise OwnerwiseError(NOT_STANDARDISED)
             if not stays_open:
-                account.settle(self._spent)
+                account.settle(self._counted)
                 account.close()
             closing = self.calibration
             return checkpoints.save(
@@ -281,7 +304,7 @@ class PrivateStep:
         with self._lock:
             if self._account is not None:
                 try:
-                    self._account.settle(max(steps, self._spent))
+                    self._account.settle(max(steps, self._counted))
                 finally:
                     self._account.close()
 
@@ -347,6 +370,7 @@ class PrivateStep:
             "steering": self.steering,
             "release": self.release,
             "calibration": self.calibration,
+            "statistics": self.statistics,
             "repair": self.repair,
         }
         return {name: plug for name, plug in plugs.items() if plug is not None}
@@ -362,6 +386,8 @@ class PrivateStep:
 
     def _take(self, batch: Batch) -> None:
         step = self._spent
+        if self.to_standardise:
+            raise OwnerwiseError(NOT_STANDARDISED)
         refuse_unplanned(batch, step, self.plan)
         self._refuse_undeclared_changes()
         self._private_so_far &= batch.private
@@ -419,6 +445,47 @@ class PrivateStep:
                 "updates; a private step always uses a whole batch: remove the accumulation, and "
                 "set micro_batch_size if memory is limited"
             )
+
+    def standardise(self, data: Any) -> None:
+        """Make the plan's release of column statistics, and set the model's layer `Standardise`.
+
+        Call this once, before the first step; the Trainer does so automatically. If the run has an
+        account, its first step is charged before the noise is drawn: a run that fails before its
+        first checkpoint cannot be repeated in the same folder.
+
+        Args:
+            data: the records, (X, y) in memory, as encoded with `scale="released"`.
+        """
+        with self._lock:
+            self._standardise(data)
+
+    def _standardise(self, data: Any) -> None:
+        statistics, plan = self.statistics, self.plan
+        if statistics is None:
+            raise PlanError(NO_OPENING)
+        if statistics.released or self._opened or self._spent:
+            raise PlanError(
+                "the column statistics have already been released, and the plan accounts for only "
+                "one release"
+            )
+        if problems := ownerless_problems(plan):
+            raise OwnerwiseError(problems)
+        assert plan.owners is not None
+        assert plan.owners.record_owner_index is not None
+        if problems := data_problems(data, len(plan.owners.record_owner_index)):
+            raise OwnerwiseError(problems)
+        self._private_so_far &= not marks_of(data)
+        (layer,) = standardising_layers(self.model)
+        total = opening_sum(plan, layer, data)
+        self._opened = True  # even if something fails from here on
+        if self._account is not None:
+            self._account.take(0, self.private)
+        statistics.observe(self._randomness.opening(total, opening_grid(plan, layer)), layer)
+
+    @property
+    def _counted(self) -> int:
+        """Number of steps that the account must count at least."""
+        return max(self._spent, 1) if self._opened else self._spent
 
     def calibrate(
         self,

@@ -34,6 +34,7 @@ class RunRandomness:
         self._rows = None if plan.hardened_rows is None else root.child("rows")
         self._closing_noise = Noise(root, purpose="closing")
         self._closing_rows = root.child("closing rows")
+        self._opening_noise = Noise(root, purpose="opening")
 
     def of_step(self, step: int) -> Randomness:
         """Return the random numbers for one step, except those for the gradient noise."""
@@ -54,6 +55,11 @@ class RunRandomness:
         assert self.plan.closing_std is not None
         grid = grid_of(self.plan.closing_std, total.numel(), GRID_ROOM * least_share(self.plan))
         return self._closing_noise.gaussian(number, [total], self.plan.closing_std, grid)[0]
+
+    def opening(self, total: Tensor, grid: float) -> Tensor:
+        """Return the sum before training with noise; both are on the grid."""
+        assert self.plan.opening_std is not None
+        return self._opening_noise.gaussian(0, [total], self.plan.opening_std, grid)[0]
 
     def noised(
         self, step: int, sums: dict[nn.Parameter, Tensor], clip_scale: float, factor: float

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -113,8 +114,52 @@ class WeightsAndBiases:
         self._run.finish()
 
 
+class MLflow:
+    """An MLflow run. `options` are passed to `mlflow.start_run` (tags, nested, ...).
+
+    MLflow decides where the run is stored (`MLFLOW_TRACKING_URI`). As for the other loggers, it
+    receives the settings without owners' ids and the numbers of the history, nothing else.
+    """
+
+    def __init__(self, **options: Any):
+        self._mlflow = require("mlflow", "mlflow-skinny", "the MLflow logger")
+        self._options = options
+
+    def start(self, run: Run) -> None:
+        """Open the run; if it is resumed, log the lines from before."""
+        self._mlflow.start_run(run_name=run.name, **self._options)
+        settings = flat(run.config_without_ids, separator="/")
+        self._mlflow.log_params(
+            {_mlflow_name(path): str(value)[:_LONGEST_PARAMETER] for path, value in settings}
+        )
+        for line in run.history:
+            self.log(line)
+
+    def log(self, line: Line) -> None:
+        """Send every number in the line to MLflow."""
+        values = {_mlflow_name(path): value for path, value in numbers(line)}
+        self._mlflow.log_metrics(values, step=line["step"])
+
+    def finish(self, run: Run) -> None:
+        """State whether the run is private, and close it."""
+        words = "yes" if run.private else f"NOT PRIVATE: {'; '.join(run.not_private)}"
+        self._mlflow.set_tags({"private": words})
+        self._mlflow.end_run()
+
+
+_LONGEST_PARAMETER = 500
+_FORBIDDEN_BY_MLFLOW = re.compile(r"[^A-Za-z0-9_\-./ ]")
+
+
+def _mlflow_name(path: str) -> str:
+    """Return a path with characters that MLflow refuses written as their code points."""
+    return _FORBIDDEN_BY_MLFLOW.sub(lambda letter: f"U{ord(letter[0]):04X}", path)
+
+
 LOGGERS: Registry[Callable[..., Logger]] = Registry(
-    "ownerwise.loggers", {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}, kind="logger"
+    "ownerwise.loggers",
+    {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow},
+    kind="logger",
 )
 """Loggers that can be selected by name. Other packages can add loggers through the entry-point
 group `ownerwise.loggers`."""

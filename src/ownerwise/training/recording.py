@@ -153,12 +153,17 @@ class Recorder:
             "updates": self._step.updates,
             "seconds": round(self._seconds, 4),
             "learning_rate": self.learning_rate(max(spent - 1, 0)),
-            "validation": self._validation(model, self._loss) if self._validation else None,
+            "validation": None,
         }
+        last = self._is_last()
+        if self._validation is not None:
+            line["validation"] = self._validation(model, self._loss, details=last)
         if self._step.release is not None:
             line["constraints"] = self._step.release.record()
-        if self._is_last() and self._step.calibration is not None:
+        if not spent and self._step.statistics is not None:
+            line["statistics"] = self._step.statistics.record()
+        if last and self._step.calibration is not None:
             line["calibration"] = {**self._step.calibration.record(), "before": self._before}
-        if self._test is not None and self._is_last():
-            line["test"] = self._test(model, self._loss)
+        if self._test is not None and last:
+            line["test"] = self._test(model, self._loss, details=True)
         return line

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from ownerwise.batches import Collate, PoissonBatches
 from ownerwise.errors import OwnerwiseError, printable
 from ownerwise.evaluation import Evaluation
-from ownerwise.mechanisms import CLIPPING_RULES, Release, plain_loss
+from ownerwise.mechanisms import CLIPPING_RULES, ColumnStatistics, Release, plain_loss
 from ownerwise.planning import Plan
 from ownerwise.repair import PullAdjustment, closing_for
 from ownerwise.runs import Run, environment, settings
@@ -74,7 +74,8 @@ class Trainer(TrainerSettings):
             owners.
         predict: function from the model's outputs to classes; by default the largest output, or the
             sign of a single output.
-        loggers: "tensorboard", "wandb", or objects with start, log and finish (see `loggers`).
+        loggers: "tensorboard", "wandb", "mlflow", or objects with start, log and finish (see
+            `loggers`).
         progress: whether to show a progress bar; by default, only if the output is a terminal.
         notes: additional entries for the run's config, with JSON values. "model" and "data"
             describe the model and the data in words; "pretraining" says what they were pretrained
@@ -175,8 +176,11 @@ class Trainer(TrainerSettings):
         spent = step.steps_spent
         try:
             with recorder, Interruption() as interruption, self._bar(step) as bar:
+                if step.to_standardise:
+                    spent += 1  # charged together with the statistics
+                    step.standardise(data)
                 recorder.record()
-                spent += 1  # the first batch is drawn from here on
+                spent = step.steps_spent + 1  # the first batch is drawn from here on
                 for batch in batches:
                     for group in step.optimizer.param_groups:
                         group["lr"] = recorder.learning_rate(batch.step)
@@ -281,6 +285,8 @@ class Trainer(TrainerSettings):
             config["constraints"] = self.constraints.settings()
         if (closing := self.calibration or closing_for(self.plan)) is not None:
             config["calibration"] = closing.settings()
+        if self.plan.opening_std is not None:
+            config["statistics"] = ColumnStatistics().settings()
         if isinstance(self.repair, PullAdjustment):
             config["repair"] = self.repair.record(self.plan)
         return json.loads(json.dumps(config, default=str))  # tuples become lists, as in the file

@@ -1,0 +1,121 @@
+"""Bugs that are planted into the product's code, to see whether an audit catches them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ownerwise as ow
+from ownerwise.batches.sampler import PoissonSampler
+from ownerwise.mechanisms.ino import INO
+from ownerwise.randomness import Noise
+from ownerwise.step import clipped_sums
+from ownerwise.step.clipped_sums import ClippedSums
+from ownerwise.step.private_step import PrivateStep
+from ownerwise.step.run_randomness import RunRandomness
+from ownerwise.step.secret_rows import Rows
+
+LAX = 3.0
+"""The epsilon of the group that the bugs of a single group affect; the other group has 1."""
+
+STEPS, OWNERS = 40, 2000
+
+
+def make_plan(unit: str = "record", **options) -> ow.Plan:
+    """Return a plan with two groups of owners, with epsilon 1 and 3."""
+    names = np.arange(OWNERS)
+    budgets = {int(name): (1.0, LAX)[name % 2] for name in names}
+    each = 3 if unit == "owner" else 1
+    owners = ow.Owners(np.repeat(names, each), budgets, 1e-5)
+    return ow.plan(owners, unit=unit, steps=STEPS, batch_size=200, **options)
+
+
+def noise_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Noise.gaussian
+
+    def gaussian(self, step, sums, std, *further):
+        return real(self, step, sums, std / 2, *further)
+
+    monkeypatch.setattr(Noise, "gaussian", gaussian)
+
+
+def clip_ignored_for_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ClippedSums._limits
+
+    def limits(self, rows):
+        found = real(self, rows).copy()
+        found[self.plan.targets[rows.owner_index] == LAX] = 1e6
+        return found
+
+    monkeypatch.setattr(ClippedSums, "_limits", limits)
+
+
+def top_mu_instead_of_ino(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records with the highest scores count fully, up to a fixed total clip norm."""
+
+    def weights_of_scores(self, scores, clip_norms, width=0.0):
+        order = np.argsort(-scores, kind="stable")
+        weights = np.zeros(len(scores))
+        weights[order] = np.cumsum(clip_norms[order]) <= self.tail_length
+        return weights
+
+    monkeypatch.setattr(INO, "weights_of_scores", weights_of_scores)
+
+
+def same_noise_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second step uses the noise of the step before it."""
+    real = Noise._made_ahead
+
+    def made_ahead(self, step, size, spread):
+        new = real(self, step, size, spread)
+        if step % 2 == 0:
+            self.last = new
+        return self.last
+
+    monkeypatch.setattr(Noise, "_made_ahead", made_ahead)
+
+
+def rate_doubled_for_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = PoissonSampler.__init__
+
+    def init(self, sampling_rates, record_owner_index):
+        rates = np.array(sampling_rates)
+        rates[rates == rates.min()] *= 2
+        real(self, rates, record_owner_index)
+
+    monkeypatch.setattr(PoissonSampler, "__init__", init)
+
+
+def divisor_from_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The noised sum is divided by the realised number of records."""
+    clipped_sum, noised = PrivateStep.clipped_sum, RunRandomness.noised
+
+    def with_count(self, batch, randomness=None):
+        self._randomness.count = max(1, len(batch))
+        return clipped_sum(self, batch, randomness)
+
+    def divided(self, step, sums, clip_scale, factor):
+        return noised(self, step, sums, clip_scale, 1 / self.count)
+
+    monkeypatch.setattr(PrivateStep, "clipped_sum", with_count)
+    monkeypatch.setattr(RunRandomness, "noised", divided)
+
+
+def rows_of_an_owner_clipped_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def place(batch, rows, stream):
+        inputs, targets = batch.data
+        return Rows(inputs, targets, batch.owner_index)
+
+    monkeypatch.setattr(clipped_sums, "place", place)
+
+
+BUGS = {
+    noise_halved: ({}, {}),
+    clip_ignored_for_a_group: ({}, {}),
+    top_mu_instead_of_ino: ({}, {"weights": INO()}),
+    same_noise_twice: ({}, {}),
+    rate_doubled_for_a_group: ({}, {}),
+    divisor_from_the_batch: ({}, {}),
+    rows_of_an_owner_clipped_one_by_one: ({"unit": "owner"}, {}),
+}
+"""Each bug with the plan's options, and the step's."""
