@@ -121,6 +121,19 @@ def test_features_depend_only_on_their_own_image(weights, normalise):
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
+def test_few_images_at_a_time_pass_through_the_network(weights, monkeypatch):
+    extractor, images = EfficientNetLite0(48), torch.rand(5, 3, 32, 32)
+    whole = extractor(images)
+    counts = []
+    extractor.network.register_forward_pre_hook(lambda _, inputs: counts.append(len(inputs[0])))
+    for pixels, expected in ((2 * 48**2, [2, 2, 1]), (1, [1] * 5)):
+        counts.clear()
+        monkeypatch.setattr(efficientnet, "_PIXELS", pixels)
+        torch.testing.assert_close(extractor(images), whole, rtol=1e-4, atol=1e-5)
+        assert counts == expected
+    assert extractor(images[:0]).shape == (0, 1280)
+
+
 def test_a_private_step_trains_only_the_head_and_the_run_declares_the_pretraining(weights):
     torch.manual_seed(0)
     head = models.build("linear-head", inputs=1280, classes=3)

@@ -30,42 +30,59 @@ def _few_images(monkeypatch):
 def slow_roots(image, kernels):
     """Square roots of the averaged responses of one image, patch by patch, [9, channels]."""
     image, kernels = image.double().numpy(), kernels.double().numpy()
-    responses = np.zeros((2 * len(kernels), 14, 14))
-    for row in range(14):
-        for column in range(14):
-            patch = image[:, 2 * row : 2 * row + 6, 2 * column : 2 * column + 6]
+    responses = np.zeros((2 * len(kernels), 27, 27))
+    for row in range(27):
+        for column in range(27):
+            patch = image[:, row : row + 6, column : column + 6]
             contrast = np.sqrt(patch.var() + (10 / 255) ** 2)
-            found = np.array([(kernel * patch).sum() for kernel in kernels]) / contrast
+            found = (kernels * patch).sum(axis=(1, 2, 3)) / contrast
             responses[:, row, column] = np.maximum(np.concatenate([found, -found]) - 0.25, 0)
-    parts = [slice(0, 5), slice(4, 10), slice(9, 14)]  # the nine parts overlap
+    parts = [slice(0, 9), slice(9, 18), slice(18, 27)]
     means = [responses[:, rows, columns].mean(axis=(1, 2)) for rows in parts for columns in parts]
     return np.sqrt(np.stack(means))
 
 
-def test_features_equal_a_slow_computation():
-    images = torch.rand(20, 3, 32, 32)
-    extractor = Patches(**SMALL)
+def mirrored_roots(image, kernels):
+    """The average over an image and its mirror image."""
+    return (slow_roots(image, kernels) + slow_roots(image.flip(2), kernels)) / 2
+
+
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_features_equal_a_slow_computation(mirrored):
+    images = torch.rand(8, 3, 32, 32)
+    extractor = Patches(**SMALL, mirrored=mirrored)
     found = extractor(images)
-    assert found.shape == (20, 27)
-    constants = patches._constants(5, 3, 1)
+    assert found.shape == (8, 27)
+    constants = patches._constants(5, 3, 1, mirrored)
+    roots_of = mirrored_roots if mirrored else slow_roots
     for image, features in zip(images, found, strict=True):
-        roots = slow_roots(image, constants.kernels) - constants.mean.numpy()
-        parts = (roots @ constants.channels.numpy()).flatten() - constants.centre.numpy()
-        expected = parts @ constants.decorrelate.numpy()
+        roots = roots_of(image, constants.kernels) - constants.mean.numpy()
+        results = roots @ constants.channels.numpy() - constants.centre.numpy()
+        expected = (constants.parts.numpy() @ results).flatten()
         expected /= np.linalg.norm(expected)
         np.testing.assert_allclose(features, expected, atol=1e-5)
 
 
+def test_an_image_and_its_mirror_image_have_the_same_features_unless_told_otherwise():
+    images = torch.rand(4, 3, 32, 32)
+    extractor = Patches(**SMALL)
+    torch.testing.assert_close(extractor(images.flip(3)), extractor(images))
+    other = Patches(**SMALL, mirrored=False)
+    assert not torch.allclose(other(images.flip(3)), other(images), atol=0.1)
+
+
 def test_features_of_the_synthetic_images_are_decorrelated():
     images = leaves.small_images(1, 60, 32, patches._SEED)
-    constants = patches._constants(5, 3, 1)
-    roots = torch.stack([torch.from_numpy(slow_roots(i, constants.kernels)) for i in images])
-    features = ((roots - constants.mean) @ constants.channels.double()).flatten(1)
-    spread = (features - constants.centre) @ constants.decorrelate.double()
-    covariance = spread.T @ spread / len(images)
-    off = covariance - covariance.diagonal().diag()
-    assert off.abs().max() < 1e-3
-    assert 0.01 < covariance.diagonal().min() <= covariance.diagonal().max() < 1
+    constants = patches._constants(5, 3, 1, True)
+    roots = torch.stack([torch.from_numpy(mirrored_roots(i, constants.kernels)) for i in images])
+    results = (roots - constants.mean) @ constants.channels.double()
+    parts = constants.parts.double() @ (results - constants.centre)  # [60, 9, 3]
+    across_parts = torch.einsum("npc,nqc->pq", parts, parts) / (3 * len(images))
+    over = results.flatten(0, 1)
+    for covariance in (over.T @ over / len(over), across_parts):
+        off = covariance - covariance.diagonal().diag()
+        assert off.abs().max() < 1e-3
+        assert 0.01 < covariance.diagonal().min() <= covariance.diagonal().max() < 1
 
 
 def test_features_depend_only_on_their_own_image():
@@ -95,7 +112,8 @@ def test_features_are_cached_without_computing_constants(tmp_path):
     assert torch.equal(again, whole)
     assert patches._constants.cache_info().misses == 0
     extract(Patches(**SMALL | {"components": 2}), images, cache=tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2
+    extract(Patches(**SMALL, mirrored=False), images, cache=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_private_step_trains_only_the_head_and_no_pretraining_is_declared():
@@ -128,8 +146,8 @@ def test_synthetic_pictures():
 
 def test_bad_options_and_images_are_refused():
     with pytest.raises(OwnerwiseError) as refused:
-        Patches(filters=0, components=2.5, pictures=-1)
-    assert len(refused.value.problems) == 3
+        Patches(filters=0, components=2.5, pictures=-1, mirrored=1)  # type: ignore[arg-type]
+    assert len(refused.value.problems) == 4
     with pytest.raises(OwnerwiseError, match=r"components 9: .* at most 2 \* filters = 8"):
         Patches(filters=4, components=9)
     for images, words in (

@@ -38,6 +38,7 @@ from ownerwise.models.published import (
 
 _MEAN, _STD = 127 / 255, 128 / 255  # for pixels in [0, 1], as used for ImageNet
 _EPSILON = 1e-3  # of the batch normalisations
+_PIXELS = 4 * 224**2  # of the images computed together, whose activations fit in the cache
 _STAGES = (  # (kernel size, stride of the first block, expansion, channels)
     (3, 1, 1, 16),
     (3, 2, 6, 24),
@@ -120,6 +121,10 @@ class EfficientNetLite(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return the features, float [batch, 1280]."""
         check_shape(images)
+        together = max(1, _PIXELS // self.size**2)
+        return torch.cat([self._features(some) for some in images.split(together)])
+
+    def _features(self, images: Tensor) -> Tensor:
         resized = functional.interpolate(
             images.to(next(self.network.parameters())),
             [self.size] * 2,

@@ -1,8 +1,9 @@
 """Features of small patches: image features without training, and therefore without privacy cost.
 
-An image is compared with a dictionary of patches of 6x6 pixels. Each response, positive or
-negative, is reduced by a threshold and averaged over the nine parts of the image; the square roots
-of these averages are decorrelated and scaled to a Euclidean norm of 1.
+An image is compared, at every place, with a dictionary of patches of 6x6 pixels. Each response,
+positive or negative, is reduced by a threshold and averaged over the nine parts of the image. The
+square roots of these averages, averaged again over the image and its mirror image, are decorrelated
+(across responses, then across parts) and scaled to a Euclidean norm of 1.
 
 The dictionary and the decorrelation are computed from synthetic pictures (`leaves`), which depend
 only on a seed. Nothing is fitted to the images, so the features of a record depend only on that
@@ -29,13 +30,14 @@ from ownerwise.models.leaves import small_images
 SIDE = 32
 """Height and width, in pixels, to which images are resized."""
 
-_PATCH, _STRIDE, _PARTS = 6, 2, 3
+_PATCH, _PARTS = 6, 3
 _THRESHOLD = 0.25
 _LEAST_CONTRAST = 10 / 255  # added to the variance of a patch, so that noise is not amplified
-_EPSILON = 0.1  # added to the variances when patches or features are decorrelated
+_EPSILON = 0.1  # added to the variances when patches or parts are decorrelated
+_CHANNEL_EPSILON = 0.03  # the same for channels
 _SMALL_IMAGES, _PATCHES_EACH, _ROUNDS = 5000, 10, 10
 _SEED = 1
-_BATCH = 16  # images at a time: their responses stay in the processor's cache
+_BATCH = 4  # images at a time: their responses stay in the processor's cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,16 +47,17 @@ class _Constants:
     Attributes:
         kernels: the dictionary, [filters, 3, 6, 6].
         mean: mean of the square roots of the channels, [2 filters].
-        channels: directions in which the channels vary most, [2 filters, components].
-        centre: mean of the features, [9 components].
-        decorrelate: matrix that makes the features uncorrelated, [9 components, 9 components].
+        channels: directions in which the channels vary most, each divided by its deviation, so that
+            the results are uncorrelated, [2 filters, components].
+        centre: mean of the results in each part, [9, components].
+        parts: matrix that makes the nine parts uncorrelated, [9, 9].
     """
 
     kernels: Tensor
     mean: Tensor
     channels: Tensor
     centre: Tensor
-    decorrelate: Tensor
+    parts: Tensor
 
 
 class Patches(nn.Module):
@@ -62,15 +65,23 @@ class Patches(nn.Module):
 
     Images of shape [batch, 3, height, width], with pixels in [0, 1], become features of shape
     [batch, 9 * components]; images of another size are resized to 32x32 pixels. The module has no
-    parameters. Its constants are computed when it is first used, which takes half a minute.
+    parameters. Its constants are computed when it is first used, which takes a minute.
 
     Args:
         filters: number of patches in the dictionary.
         components: number of channels kept for each of the nine parts of the image.
         pictures: number of synthetic pictures from which the constants are computed.
+        mirrored: whether an image and its mirror image have the same features, which helps where
+            left and right mean the same, as in photographs.
     """
 
-    def __init__(self, filters: int = 384, components: int = 100, pictures: int = 40) -> None:
+    def __init__(
+        self,
+        filters: int = 384,
+        components: int = 200,
+        pictures: int = 40,
+        mirrored: bool = True,
+    ) -> None:
         super().__init__()
         problems = []
         for what, value, most in (
@@ -81,14 +92,17 @@ class Patches(nn.Module):
             if not isinstance(value, int) or value < 1 or (most is not None and value > most):
                 limit = "" if most is None else f" and at most 2 * filters = {most}"
                 problems.append(f"{what} {value!r}: expected a whole number of at least 1{limit}")
+        if not isinstance(mirrored, bool):
+            problems.append(f"mirrored {mirrored!r}: expected True or False")
         if problems:
             raise OwnerwiseError(problems)
         self.filters, self.components, self.pictures = filters, components, pictures
+        self.mirrored = mirrored
 
     @property
     def fingerprint(self) -> str:
         """Everything that determines the features of an image, as text."""
-        return f"Patches 1, {self.filters}, {self.components}, {self.pictures}"
+        return f"Patches 2, {self.extra_repr()}"
 
     def check(self, images: Tensor) -> None:
         """Raise an error unless all pixels are in [0, 1]; `extract` checks all images at once."""
@@ -102,49 +116,59 @@ class Patches(nn.Module):
             images = functional.interpolate(
                 images, [SIDE] * 2, mode="bicubic", align_corners=False, antialias=True
             ).clamp(0, 1)
-        constants = _constants(self.filters, self.components, self.pictures)
-        kernels, mean, channels, centre, decorrelate = (
+        if not len(images):
+            return images.new_zeros(0, _PARTS**2 * self.components)
+        constants = _constants(self.filters, self.components, self.pictures, self.mirrored)
+        kernels, mean, channels, centre, parts = (
             tensor.to(images) for tensor in vars(constants).values()
         )
-        parts = [
-            (_roots(part, kernels) - mean) @ channels  # [batch, 9, components]
-            for part in images.split(_BATCH)
+        mixed = [
+            (_roots(some, kernels, self.mirrored) - mean) @ channels - centre
+            for some in images.split(_BATCH)
         ]
-        if not parts:
-            return images.new_zeros(0, 9 * self.components)
-        return functional.normalize((torch.cat(parts).flatten(1) - centre) @ decorrelate)
+        return functional.normalize((parts @ torch.cat(mixed)).flatten(1))
 
     def extra_repr(self) -> str:
         """Return the settings, for `repr`."""
-        return f"filters={self.filters}, components={self.components}, pictures={self.pictures}"
+        return (
+            f"filters={self.filters}, components={self.components}, pictures={self.pictures}, "
+            f"mirrored={self.mirrored}"
+        )
 
 
 @torch.no_grad()
-def _roots(images: Tensor, kernels: Tensor) -> Tensor:
+def _roots(images: Tensor, kernels: Tensor, mirrored: bool) -> Tensor:
     """Return the square roots of the averaged responses, [batch, 9, 2 * filters]."""
+    if mirrored:
+        return (_roots(images, kernels, False) + _roots(images.flip(3), kernels, False)) / 2
     box = images.new_full((1, *kernels.shape[1:]), 1 / kernels[0].numel())
-    mean = functional.conv2d(images, box, stride=_STRIDE)
-    square = functional.conv2d(images.square(), box, stride=_STRIDE)
+    mean = functional.conv2d(images, box)
+    square = functional.conv2d(images.square(), box)
     deviation = (square - mean.square()).clamp_min_(0).add_(_LEAST_CONTRAST**2).sqrt_()
-    responses = functional.conv2d(images, kernels, stride=_STRIDE) / deviation
+    responses = functional.conv2d(images, kernels).div_(deviation)
     signs = (responses - _THRESHOLD).relu_(), (-responses - _THRESHOLD).relu_()
     averages = [functional.adaptive_avg_pool2d(sign, _PARTS) for sign in signs]
     return torch.cat(averages, dim=1).flatten(2).transpose(1, 2).sqrt()
 
 
 @lru_cache(maxsize=4)
-def _constants(filters: int, components: int, pictures: int) -> _Constants:
+def _constants(filters: int, components: int, pictures: int, mirrored: bool) -> _Constants:
     images = small_images(pictures, _SMALL_IMAGES, SIDE, _SEED)
     kernels = _dictionary(images, filters)
-    roots = torch.cat([_roots(part, kernels) for part in images.split(_BATCH)])
+    roots = torch.cat([_roots(some, kernels, mirrored) for some in images.split(_BATCH)])
     mean = roots.mean(dim=(0, 1))
     variances, directions = _principal((roots - mean).flatten(0, 1))
-    channels = directions[:, :components].float()
-    features = ((roots - mean) @ channels).flatten(1)
-    centre = features.mean(dim=0)
-    variances, directions = _principal(features - centre)
-    scales = (variances.clamp_min(0) + _EPSILON * variances.mean()).rsqrt()
-    return _Constants(kernels, mean, channels, centre, (directions * scales).float())
+    scales = _inverse_deviations(variances, _CHANNEL_EPSILON)
+    channels = (directions * scales)[:, :components].float()
+    results = (roots - mean) @ channels
+    centre = results.mean(dim=0)
+    variances, directions = _principal((results - centre).transpose(1, 2).flatten(0, 1))
+    parts = (directions * _inverse_deviations(variances, _EPSILON)).T.float()
+    return _Constants(kernels, mean, channels, centre, parts)
+
+
+def _inverse_deviations(variances: Tensor, epsilon: float) -> Tensor:
+    return (variances.clamp_min(0) + epsilon * variances.mean()).rsqrt()
 
 
 def _dictionary(images: Tensor, filters: int) -> Tensor:
