@@ -12,15 +12,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ownerwise.errors import BudgetError, PrivacyWarning, name_some
+from ownerwise.errors import BudgetError, PrivacyWarning, Problems, name_some
 from ownerwise.owners import (
     UNITS,
     Owners,
 )
+from ownerwise.owners.ids import report_lookalikes
 
 LEVELS = {"high": 0.5, "low": 5.0}
 LETTERS = st.characters(codec="utf-8", exclude_characters="\0")
 RECORD_OWNER = ["b", "a", "b", "c", "b"]
+
+
+def none_alike(names):
+    """Return whether all ids look different, as `Owners` requires."""
+    found = Problems()
+    report_lookalikes(names, "ids", found)
+    return not len(found)
 
 
 def problems(*arguments, **options):
@@ -93,7 +101,7 @@ class TestSources:
             st.sets(
                 st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1),
                 min_size=1,
-            ),
+            ).filter(none_alike),
         ),
         st.randoms(use_true_random=False),
     )

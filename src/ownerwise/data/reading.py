@@ -35,8 +35,10 @@ def reading(path: Path | str, expected: str) -> Iterator[None]:
         raise
     except Exception as error:  # parsers may raise almost any error on corrupted files
         if isinstance(error, UnicodeDecodeError):
-            message = f"{path} is not CSV in UTF-8: export the table again, with this encoding"
-            raise OwnerwiseError(message) from None
+            raise OwnerwiseError(
+                f"{path} cannot be read as {expected}: it is not encoded in UTF-8. Export or save "
+                "it again, with this encoding"
+            ) from None
         what = str(error) if isinstance(error, Unusable) else type(error).__name__
         raise OwnerwiseError(
             f"{path} cannot be read as {expected} ({what}): it is corrupted, truncated or the "
