@@ -114,10 +114,10 @@ def test_a_fixed_seed_goes_on_after_a_step_that_failed(tmp_path):
     """The lost step stays lost in both runs: step numbers, not updates, name the noise."""
 
     def broken_start():
-        step = new_step(8)
+        step = go_on(new_step(8), 1, seed=8)
         with pytest.raises(ow.OwnerwiseError):
-            step(ow.Batch(0, np.arange(2), np.zeros(2, dtype=np.int64), (torch.zeros(3, 4),) * 2))
-        return go_on(step, 2, seed=8)
+            step(ow.Batch(1, np.arange(2), np.zeros(2, dtype=np.int64), (torch.zeros(3, 4),) * 2))
+        return go_on(step, 1, seed=8)
 
     whole = go_on(broken_start(), seed=8)
     broken_start().save(tmp_path)

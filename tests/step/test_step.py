@@ -219,11 +219,12 @@ def test_a_step_that_fails_half_way_counts_and_the_run_goes_on():
     """Pitfall 11: what may have drawn its noise is spent."""
     model, inputs, labels = tools.example("mlp")
     step = tools.make_step(model, cross_entropy)
+    step(tools.batch_of(inputs, labels))
     with pytest.raises(ow.OwnerwiseError, match="rows"):
-        step(Batch(0, np.arange(3), np.zeros(3, dtype=np.int64), (inputs, labels)))
-    assert (step.steps_spent, step.updates) == (1, 0)
-    step(tools.batch_of(inputs, labels, 1))
+        step(Batch(1, np.arange(3), np.zeros(3, dtype=np.int64), (inputs, labels)))
     assert (step.steps_spent, step.updates) == (2, 1)
+    step(tools.batch_of(inputs, labels, 2))
+    assert (step.steps_spent, step.updates) == (3, 2)
 
 
 class Records(Dataset):

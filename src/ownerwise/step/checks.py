@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ownerwise.batches import Batch, Unloaded, row_counts, take
+from ownerwise.batches import Batch, Unloaded, device_of, moved, row_counts, take
 from ownerwise.errors import OwnerwiseError, PlanError, name_some
 from ownerwise.gradients import evaluation_mode
 from ownerwise.mechanisms import (
@@ -174,7 +174,8 @@ def refuse_unloaded(batch: Batch) -> None:
 
 def refuse_unusable(model: nn.Module, loss: Loss, batch: Batch) -> None:
     """Raise an error if the model or the loss does not accept the dtypes or shapes of a batch."""
-    inputs, targets = take(inputs_and_targets(batch), list(range(min(2, len(batch)))))
+    first = take(inputs_and_targets(batch), list(range(min(2, len(batch)))))
+    inputs, targets = moved(first, device_of(model))
     with evaluation_mode(model):
         outputs = run_on_first(model, inputs)
     if problems := target_problems(loss, outputs, targets):
