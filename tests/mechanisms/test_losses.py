@@ -132,6 +132,13 @@ def test_outputs_that_spread_over_the_targets_are_refused():
     assert step.steps_spent == 0
 
 
+def test_an_own_loss_that_spreads_outputs_over_the_targets_is_refused():
+    """[B, 1] against [B] makes [B, B]: each record would be compared with all targets."""
+    step = tools.make_step(nn.Linear(3, 1), lambda outputs, targets: (outputs - targets) ** 2)
+    with pytest.raises(ow.OwnerwiseError, match=r"compares each record .* y\[:, None\]"):
+        step(tools.batch_of(ROWS, TARGETS[:, 0]))
+
+
 def test_a_frozen_parameter_of_the_loss_is_allowed():
     loss = nn.CrossEntropyLoss()
     loss.scale = nn.Parameter(torch.ones(()), requires_grad=False)
