@@ -36,6 +36,7 @@ from ownerwise.accounting.run_cost import (
     Exposure,
     RunCost,
 )
+from ownerwise.accounting.run_laws import SHAPES, RunLaw, law_problems, score_segment
 from ownerwise.accounting.schedule import Schedule
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "MULTIPLIER",
     "MULTIPLIER_RANGE",
     "NOISES",
+    "SHAPES",
     "BudgetCurve",
     "Budgets",
     "ClosingRelease",
@@ -52,6 +54,7 @@ __all__ = [
     "OpeningRelease",
     "PaidRelease",
     "RunCost",
+    "RunLaw",
     "Schedule",
     "epsilon",
     "find_root",
@@ -60,7 +63,9 @@ __all__ = [
     "joint_multiplier",
     "multiplier_curve",
     "owner_epsilon",
+    "law_problems",
     "record_levels",
     "rough_sampling_rate_curve",
     "sampling_rate_curve",
+    "score_segment",
 ]
