@@ -106,7 +106,6 @@ class RunCost:
         accountant = ACCOUNTANTS[self.accountant]
         return accountant(rate, multiplier, self.schedule, delta, closing=closing, records=records)
 
-
     def segments(self, exposure: Exposure, records: int = 1) -> list[rdp.Segment]:
         """Return the parts of the run for Renyi accounting; see `epsilon` for the arguments."""
         rate, multiplier, in_release, in_closing = exposure

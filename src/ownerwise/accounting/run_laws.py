@@ -16,7 +16,6 @@ The number of runs must stay secret; the law and its mean are public.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,7 +64,7 @@ class RunLaw:
         if self.name == "geometric":
             return 1.0 / self.mean
         # E[K] = (1/g - 1) / ln(1/g); rounded down, which overstates the cost
-        root = brentq(lambda x: math.expm1(x) / x - self.mean, 1e-12, 50.0, xtol=1e-14, rtol=1e-14)
+        root = brentq(lambda x: math.expm1(x) / x - self.mean, 1e-12, 50.0, xtol=1e-14, rtol=1e-14)  # pyright: ignore
         return math.exp(-float(root)) * (1 - 1e-12)  # pyright: ignore[reportArgumentType]
 
     def probabilities(self, most: int) -> np.ndarray:
@@ -97,13 +96,13 @@ class RunLaw:
         raise AccountingError(f"{self.name} law with mean {self.mean:g}: the tail is too long")
 
     def number(self, uniform: float) -> int:
-        """Return the number of runs for a number that is uniform on [0, 1)."""
-        most = 64
-        while True:
-            cumulative = np.cumsum(self.probabilities(most))
-            if uniform < cumulative[-1] or most >= _LONGEST:
-                return int(np.searchsorted(cumulative, uniform, side="right"))
-            most *= 4
+        """Return the number of runs for a multiple of 2^-53 that is uniform on [0, 1).
+
+        The law is met to within 2^-52, in total variation.
+        """
+        last = self.most(2.0**-53)
+        cumulative = np.cumsum(self.probabilities(last))
+        return min(int(np.searchsorted(cumulative, uniform, side="right")), last)
 
     def renyi(self, orders: np.ndarray, base: np.ndarray) -> np.ndarray:
         """Return the Renyi divergences of the best of K runs, given those of one run.
@@ -127,7 +126,6 @@ class RunLaw:
         """Return epsilon of the best of K runs at `delta`."""
         excess = orders - 1
         return max(0.0, float(convert(self.renyi(orders, base) * excess, excess, delta).min()))
-
 
     def epsilon_of(self, runs: Sequence[Sequence[rdp.Segment]], delta: float) -> float:
         """Return epsilon of the best of K runs, each of which draws its settings by a public law.
@@ -166,8 +164,6 @@ def _deltas(orders: np.ndarray, base: np.ndarray, epsilons: np.ndarray) -> np.nd
     excess = orders - 1
     log_delta = excess * (base - epsilons[:, None] + np.log1p(-1 / orders)) - np.log(orders)
     return np.exp(np.minimum(log_delta.min(axis=1), 0.0))
-
-
 
 
 def score_segment(multiplier: float) -> rdp.Segment:

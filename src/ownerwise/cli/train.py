@@ -64,6 +64,11 @@ def _run(options: argparse.Namespace) -> None:
     if options.device is not None:
         changes.append(f"training.device={json.dumps(options.device)}")
     config = read_config(options.config, changes)
+    if config["tuning"]:
+        raise OwnerwiseError(
+            "the configuration has a section [tuning]: run `ownerwise tune`, or remove the section "
+            "to train with the settings of the other sections"
+        )
     silent = options.quiet or options.json
     prepared = prepare_run(
         config,

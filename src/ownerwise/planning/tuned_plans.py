@@ -24,8 +24,10 @@ from ownerwise.planning.tuning import Rival, Tuning, tail_probability
 MOST_LEVELS = 48
 """With more distinct budgets than this, budgets are rounded down to this many levels."""
 
-_AIM, _LEAST = 0.997, 0.985  # of a budget: aimed at, and good enough
+_AIM, _LEAST = 0.995, 0.98  # of a budget: aimed at, and good enough
+_MOST = 0.9985  # dp-accounting's grid of orders is coarser
 _ROUNDS = 20
+_TINIEST = 0.05  # a run with less of a budget cannot train anything
 
 
 def tuned_plans(
@@ -51,6 +53,13 @@ def tuned_plans(
     distinct = {repr(request): request for request in requests}
     for request in distinct.values():
         problems.add(*_request_problems(owners, request))
+    for name in ("unit", "sampling", "hardened"):
+        values = {str(getattr(request, name)) for request in requests}
+        if len(values) > 1:
+            problems.add(
+                f"{name} differs between candidates ({', '.join(sorted(values))}); expected the "
+                "same for all, because they are accounted for together"
+            )
     problems.raise_(PlanError)
     probability = tail_probability(owners.epsilon, owners.delta)
     most = law.most(probability) if always_run else None
@@ -68,9 +77,9 @@ def tuned_plans(
         tuning = Tuning(law, _distinct(plans), most, score_std, score_records)
         plans = [_of_search(plan, owners, tuning) for plan in plans]
         spent = _largest(plans[0].epsilon() / levels, index, len(first))
-        if spent.max() <= 1 and (spent.min() >= _LEAST or previous is not None and _settled(
-            spent, previous[1]
-        )):
+        if spent.max() <= _MOST and (
+            spent.min() >= _LEAST or (previous is not None and _settled(spent, previous[1]))
+        ):
             for plan in dict.fromkeys(plans):
                 plan.verify()
             return plans
@@ -82,11 +91,21 @@ def tuned_plans(
                 slope = np.log(spent / previous[1]) / moved
             slope = np.where(np.isfinite(slope), np.clip(slope, 0.3, 3.0), 1.0)
         previous = log_budget, spent
+        stuck = np.flatnonzero((spent > 1) & (log_budget < np.log(_TINIEST * levels[first])))
+        if len(stuck):
+            raise PlanError(_too_strict(plans[0], law, levels[first][stuck], spent[stuck]))
         log_budget = log_budget - np.clip(miss / slope, -1.5, 1.5)
-    raise PlanError(
-        f"no plan keeps a search of {law.mean:g} expected runs ({law.name} law) within the budgets "
-        f"(the closest spends {spent.max():.3g} of one): use fewer expected runs, larger budgets, "
-        "or a score on public data"
+    raise PlanError(f"no plan for the search was found in {_ROUNDS} rounds: use fewer candidates")
+
+
+def _too_strict(plan: Plan, law: RunLaw, levels: np.ndarray, spent: np.ndarray) -> str:
+    worst = int(spent.argmax())
+    return (
+        f"a search of {law.mean:g} expected runs ({law.name} law) would cost {spent[worst]:.3g} "
+        f"times the budget of an owner with epsilon {levels[worst]:g}, however little each run "
+        f"spends: with noise multiplier {plan.noise_multipliers.min():.3g}, such a budget cannot "
+        "pay for a choice among runs. Use a larger batch or more steps (for more noise), "
+        "method='scale' or 'uniform', fewer expected runs, larger budgets, or tune on public data"
     )
 
 
@@ -139,9 +158,7 @@ def _distinct(plans: Sequence[Plan]) -> tuple[Rival, ...]:
 
 
 def _of_search(plan: Plan, owners: Owners, tuning: Tuning) -> Plan:
-    plan = replace(
-        plan, targets=owners.epsilon, deltas=owners.delta, owners=owners, tuning=tuning
-    )
+    plan = replace(plan, targets=owners.epsilon, deltas=owners.delta, owners=owners, tuning=tuning)
     if plan.hardened_rows is None:
         return plan
     return with_rows(plan, plan.overflow_probability)

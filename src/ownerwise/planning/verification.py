@@ -85,7 +85,8 @@ def verify(plan: Any, points: int) -> Verification:
         if not by_reference <= target:
             problems.append(
                 f"an owner with epsilon {target:g}, delta {plan.deltas[owner]:g} would spend "
-                f"{by_reference:.6g} according to {reference.name()}"
+                f"{by_reference:.6g} according to "
+                f"{reference.name() if plan.tuning is None else reference.search_name()}"
             )
     if problems:
         raise PlanError(problems)

@@ -7,7 +7,17 @@ rest. What a search costs is part of its plan (`planning.tuning`).
 
 from ownerwise.tuning.candidates import Candidate, expand
 from ownerwise.tuning.scores import PaidScore, PublicScore
-from ownerwise.tuning.search import tune
+from ownerwise.tuning.search import folder_problems, prepare_search, tune
 from ownerwise.tuning.trials import Search, search
 
-__all__ = ["Candidate", "PaidScore", "PublicScore", "Search", "expand", "search", "tune"]
+__all__ = [
+    "Candidate",
+    "PaidScore",
+    "PublicScore",
+    "Search",
+    "expand",
+    "folder_problems",
+    "prepare_search",
+    "search",
+    "tune",
+]

@@ -44,9 +44,7 @@ def expand(space: Any) -> list[dict[str, Any]]:
                 f"the space has {_named(wrong) or 'no settings'}; expected a list of values for "
                 "each setting, such as {'lr': [0.1, 0.5]}"
             )
-        found = [
-            dict(zip(space, values, strict=True)) for values in product(*space.values())
-        ]
+        found = [dict(zip(space, values, strict=True)) for values in product(*space.values())]
     elif _is_list(space) and all(isinstance(one, Mapping) and one for one in space):
         found = [dict(one) for one in space]
     else:

@@ -13,7 +13,7 @@ import numpy as np
 from torch import nn
 
 from ownerwise.accounting import RunLaw, law_problems
-from ownerwise.errors import OwnerwiseError, Problems, known_names
+from ownerwise.errors import Problems, known_names
 from ownerwise.owners import Owners
 from ownerwise.planning import Plan, PlanRequest
 from ownerwise.planning.making import make_plan
@@ -119,7 +119,7 @@ def tune(
     problems.raise_()
     candidates = [make_candidate(one, common, model) for one in found]
     options = {"test": test, "test_groups": test_groups, "test_owners": test_owners}
-    if public:
+    if public and isinstance(score, PublicScore):
         return tune_on_public_data(
             candidates, owners, data, public_data, score, seed, place, name, options
         )
@@ -366,5 +366,3 @@ def _stand_ins(owners: Owners, public_data: Any) -> Owners:
     share = (np.random.default_rng(0).permutation(count) + 0.5) / count
     epsilon = owners.epsilon[order[np.searchsorted(ends, share)]]
     return Owners(None, epsilon, float(owners.delta.min()))
-
-

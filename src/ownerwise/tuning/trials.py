@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from ownerwise.batches import Collate, PoissonBatches
 from ownerwise.errors import OwnerwiseError, Problems
 from ownerwise.files import write_json
 from ownerwise.planning import Plan
@@ -88,14 +90,14 @@ def search(given: Search) -> Run:
         try:
             for number in range(runs if most is None else most):
                 choice = int(draws.integers(len(given.candidates), 1)[0])
-                trial = _Trial(given, choice, number)
+                trial = _Trial(given, choice, number, int(draws.integers(2**62, 1)[0]))
                 trial.make()
                 if number < runs and (best is None or trial.score > best.score):
                     best = trial
         except KeyboardInterrupt:
             raise KeyboardInterrupt(STOPPED) from None
         if runs == 0:
-            best = _Trial(given, 0, 0)
+            best = _Trial(given, 0, 0, 0)
             best.leave_untrained()
         if best is None or best.trainer is None:
             raise OwnerwiseError(NOTHING_RELEASED)
@@ -105,8 +107,9 @@ def search(given: Search) -> Run:
 class _Trial:
     """One run of a search."""
 
-    def __init__(self, search: Search, choice: int, number: int):
+    def __init__(self, search: Search, choice: int, number: int, weights: int):
         self._search, self._choice, self._number = search, choice, number
+        self._weights = weights  # the seed of the initial weights
         self.score = -math.inf
         self.trainer: TrialTrainer | None = None
 
@@ -130,12 +133,14 @@ class _Trial:
 
     def _trainer(self) -> TrialTrainer:
         seed = self._search.seed
-        return trial_trainer(
-            self._search.candidates[self._choice],
-            self._search.plans[self._choice],
-            None if seed is None else 1000 * seed + self._number,
-            self._search.described,
-        )
+        with torch.random.fork_rng(devices=[]):  # its state would tell how many models were made
+            torch.manual_seed(self._weights)
+            return trial_trainer(
+                self._search.candidates[self._choice],
+                self._search.plans[self._choice],
+                None if seed is None else 1000 * seed + self._number,
+                self._search.described,
+            )
 
 
 class TrialTrainer(Trainer):
@@ -153,9 +158,16 @@ class TrialTrainer(Trainer):
         vars(self)["step"] = step
         return super()._open(config, step, resume)
 
-    def _train(self, *arguments: Any) -> None:
+    def _train(
+        self,
+        batches: PoissonBatches,
+        step: PrivateStep,
+        recorder: Any,
+        data: Any,
+        collate: Collate | None,
+    ) -> None:
         if vars(self).get("takes_steps", True):
-            super()._train(*arguments)
+            super()._train(batches, step, recorder, data, collate)
 
 
 def trial_trainer(
@@ -183,7 +195,7 @@ def check(given: Search) -> None:
     """
     problems = Problems()
     for candidate, plan in zip(given.candidates, given.plans, strict=True):
-        with problems.guard():
+        with problems.guard(), torch.random.fork_rng(devices=[]):
             trial_trainer(candidate, plan, 0, given.described).set_up(given.data, given.fit_options)
     Problems(dict.fromkeys(problems)).raise_()
 
