@@ -281,4 +281,4 @@ class _Replay(_ForwardPass):
         build: Build,
     ) -> Tensor:
         """Return the output as part of the graph; see `Context.tap`."""
-        return self.anchored(output)
+        return self.anchored(output)[0]
