@@ -35,6 +35,7 @@ class Context(TorchFunctionMode):
         problems: in a trial run, the problems found so far; otherwise None.
         taps: the uses of parameters, in the order of the calls.
         batch_hint: the length of the first data tensor, as a guess at the number of records.
+        reformatted: whether a rule may have changed the memory format of a tensor.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Context(TorchFunctionMode):
         self.problems = problems
         self.taps: list[Tap] = []
         self.batch_hint: int | None = None
+        self.reformatted = False
 
     def tracked(self, tensor: Any) -> TrackedParameter | None:
         """Return the `TrackedParameter` of a tensor, or None if the tensor is not parametric."""
