@@ -7,7 +7,7 @@ import pytest
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.mechanisms import ORDERS
-from ownerwise.planning import plan
+from ownerwise.planning import plan as make_plan
 from ownerwise_reproduction import method_phases, methods, settings
 from ownerwise_reproduction.population import populate
 from ownerwise_reproduction.trials import Trial, run_trial
@@ -91,13 +91,13 @@ def test_higher_budgets_buy_records_or_steps_at_the_noise_of_dp_sgd():
     """IDP-SGD, Appendix C.1."""
     population, (usual,) = phases("uniform")
     owners = population.owners()
-    strictest = plan(owners, **usual.plan)
+    strictest = make_plan(owners, **usual.plan)
     for argument, larger in (("larger-batch", "batch_size"), ("more-steps", "steps")):
         _, (phase,) = phases(f"same-noise:{argument}")
         assert phase.plan[larger] > usual.plan[larger]
         same = {"steps", "batch_size"} - {larger}
         assert all(phase.plan[name] == usual.plan[name] for name in same)
-        made = plan(owners, **phase.plan)
+        made = make_plan(owners, **phase.plan)
         assert made.method == "sample"
         assert made.noise_std == pytest.approx(strictest.noise_std, rel=0.01)
         assert (made.epsilon() <= owners.epsilon).all()
