@@ -35,7 +35,8 @@ def test_a_run_is_audited_and_says_so(folder, capsys):
         assert "An attack that fails proves nothing" in text
         assert audit.groups[0].finding[:25] in text
     assert '<section id="audit"' in report
-    assert "canaries are not people" in card
+    assert audit.private
+    assert "NOT PRIVATE: records" not in card
 
 
 def test_a_run_without_an_audit_does_not_mention_one(folder):
@@ -53,6 +54,7 @@ def test_a_configuration_is_audited_with_its_model_and_data(tmp_path, capsys, mo
     out = capsys.readouterr().out
     assert "loss, on 80 canaries, 12 steps" in out
     assert "ε = 10" in out
+    assert "NOT PRIVATE: records of people took part" in out
     assert not list(tmp_path.iterdir())
 
 
