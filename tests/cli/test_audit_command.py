@@ -58,6 +58,24 @@ def test_a_configuration_is_audited_with_its_model_and_data(tmp_path, capsys, mo
     assert not list(tmp_path.iterdir())
 
 
+def test_what_is_wrong_with_the_run_itself_is_not_passed_over(folder, capsys):
+    (folder / "history.jsonl").write_text("{\n")
+    assert main(["audit", str(folder), "--canaries", "80"]) == 0
+    out = capsys.readouterr().out
+    assert "About the run itself: NOT PRIVATE: fixed seed" in out
+    assert "history.jsonl is corrupted" in out
+
+
+@pytest.mark.parametrize("content", ["", '{"format": 1, "audits": []}'])
+def test_an_unreadable_file_of_audits_is_refused_before_the_audit(folder, content, capsys):
+    (folder / "audit.json").write_text(content)
+    assert main(["audit", str(folder), "--canaries", "80"]) == 2
+    error = capsys.readouterr()
+    assert "delete the file, then audit the run again" in error.err
+    assert not error.out
+    assert (folder / "audit.json").read_text() == content
+
+
 def test_a_failed_comparison_is_an_error(folder, capsys, monkeypatch):
     real = Noise.gaussian
 

@@ -35,6 +35,7 @@ NOT_PRIVATE = (
     "this audit tells about them."
 )
 _FORMAT = 2
+_AGAIN = "delete the file, then audit the run again"
 _INTERVAL = list_of(NUMBER, 3)
 _GROUP = fields(
     {
@@ -199,11 +200,12 @@ def load_audits(folder: str | PathLike) -> list[Audit]:
     path = Path(folder) / FILE
     if not path.exists():
         return []
-    content = read_json(path, _FILE)
+    try:
+        content = read_json(path, _FILE)
+    except OwnerwiseError as error:
+        raise OwnerwiseError([f"{problem}; {_AGAIN}" for problem in error.problems]) from error
     if content["format"] != _FORMAT:
-        raise OwnerwiseError(
-            f"{path} has format {content['format']}; expected {_FORMAT}: audit the run again"
-        )
+        raise OwnerwiseError(f"{path} has format {content['format']}; expected {_FORMAT}; {_AGAIN}")
     return [_audit(entry) for entry in content["audits"]]
 
 
