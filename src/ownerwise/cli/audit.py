@@ -74,9 +74,8 @@ def _run(options: argparse.Namespace) -> None:
         from ownerwise.audit.results import FILE
         from ownerwise.cli.train import write_pages
 
-        reasons = [f"NOT PRIVATE: {reason}" for reason in run.not_private]
-        for said in [*reasons, *run.problems]:
-            print(printable(f"About the run itself: {said}"))
+        for reason in run.not_private:
+            print(printable(f"The run itself is NOT PRIVATE: {reason}"))
         print(f"Written to {run.folder}: {', '.join([FILE, *write_pages(run)])}")
     if not audit.passed:
         raise OwnerwiseError(
