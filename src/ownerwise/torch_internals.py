@@ -49,6 +49,7 @@ INTERNALS: Mapping[str, str] = {
     "torch.autograd.graph._engine_run_backward": "trace what checkpoints compute again",
     "torch.utils.checkpoint.CheckpointFunction.forward": "refuse reentrant checkpoints",
     "torch.Tensor._version": "detect tensors that were changed in place",
+    "torch.Tensor._base": "follow outputs that are changed in place",
     "torch.Tensor._is_view": "reject in-place operations on a part of a tensor",
 }
 """Internals that are looked up by name, with their purpose."""

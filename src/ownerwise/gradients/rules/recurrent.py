@@ -67,6 +67,7 @@ def recurrent(
     directions, per_layer = 2 if bidirectional else 1, 4 if has_biases else 2
     if len(params) != num_layers * directions * per_layer:
         raise Refused(name, *PROJECTED_LSTM)
+    context.reformatted = True
     run = _lstm_direction if func is torch.lstm else _direction
     hidden = input.transpose(0, 1) if batch_first else input
     steps = range(len(hidden))
