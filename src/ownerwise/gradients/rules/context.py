@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -36,6 +37,8 @@ class Context(TorchFunctionMode):
         taps: the uses of parameters, in the order of the calls.
         batch_hint: the length of the first data tensor, as a guess at the number of records.
         reformatted: whether a rule may have changed the memory format of a tensor.
+        selected: tensors made by `index_select`, with the index, keyed by id.
+        packings: the batch sizes of packed sequences, with the order of the records, keyed by id.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class Context(TorchFunctionMode):
         self.taps: list[Tap] = []
         self.batch_hint: int | None = None
         self.reformatted = False
+        self.selected: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self.packings: dict[int, tuple[Tensor, Tensor]] = {}
 
     def tracked(self, tensor: Any) -> TrackedParameter | None:
         """Return the `TrackedParameter` of a tensor, or None if the tensor is not parametric."""
