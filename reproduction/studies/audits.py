@@ -270,21 +270,19 @@ def index() -> str:
 def _of_bugs() -> list[str]:
     """Return the section about planted bugs; nothing if they were not audited."""
     bugs = stored("bugs")
-    lines = (
-        []
-        if not bugs
-        else [
-            "",
-            "## Planted bugs",
-            "",
-            "Bugs patched into the library's code; the comparison with the plan (`conformance`, 1,000",
-            "canaries, ε = 1 and 3, false alarms 0.001) is not told of them. Seconds: the longest",
-            "audit, on one core.",
-            "",
-            "| bug | audits | alarms | seconds | comparisons that fail most often |",
-            "|---|---|---|---|---|",
-        ]
-    )
+    if not bugs:
+        return []
+    lines = [
+        "",
+        "## Planted bugs",
+        "",
+        "Bugs patched into the library's code; the comparison with the plan (`conformance`, 1,000",
+        "canaries, ε = 1 and 3, false alarms 0.001) is not told of them. Seconds: the longest",
+        "audit, on one core.",
+        "",
+        "| bug | audits | alarms | seconds | comparisons that fail most often |",
+        "|---|---|---|---|---|",
+    ]
     for name, found in bugs.items():
         finders = ", ".join(f"{check} ({count})" for check, count in found["found by"].items())
         lines.append(
