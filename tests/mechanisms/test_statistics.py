@@ -35,6 +35,16 @@ def test_the_longest_contribution_is_1():
     np.testing.assert_allclose(rows.norm(dim=1), 1)
 
 
+def test_values_that_are_not_finite_count_as_missing_and_others_are_clipped():
+    values = torch.tensor([[np.nan], [np.inf], [-np.inf], [3e38], [-7.0], [0.5]])
+    rows = ow.Standardise(1).contributions(torch.cat([values, torch.zeros(6, 1)], dim=1))
+    assert not rows[:3].any()
+    beyond = ow.Standardise(1).contributions(torch.tensor([[1.0, 0], [-1, 0]]))
+    assert torch.equal(rows[3:5], beyond)
+    weighted = torch.tensor([np.sqrt(0.5), 0.5, 0.75]) / np.sqrt(1.5)
+    np.testing.assert_allclose(rows[5], weighted, rtol=1e-7)
+
+
 def test_a_record_does_not_depend_on_its_neighbours():
     """To the last bit, whatever the number of rows and the place among them."""
     inputs = torch.rand(301, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
@@ -149,3 +159,14 @@ def test_descriptions():
         as_statistics({"shares": 0.1})
     with pytest.raises(ow.OwnerwiseError, match="at least one column"):
         ow.Standardise(0)
+
+
+def test_statistics_that_their_noise_hides_are_a_concern_before_any_work():
+    """By public numbers alone: the noise on a mean, relative to half the range."""
+    statistics = bound_statistics(std=10.0)  # 1,000 records
+    noise = {columns: 10 * np.sqrt(1.5 * columns) / 1000 for columns in (66, 67)}
+    assert noise[66] < 0.1 < noise[67]
+    assert statistics.concerns(66) == []
+    assert "0.1 times half its declared range" in statistics.concerns(67)[0]
+    assert "of 670 columns" in statistics.concerns(670)[0]
+    assert "0.32 times" in statistics.concerns(670)[0]
