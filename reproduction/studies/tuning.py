@@ -91,7 +91,6 @@ def one_seed(name: str, seed: int) -> dict[str, float]:
     for clip in CLIPS:
         plan = ow.plan(owners, clip_norm=clip, **PLANS[name])
         for lr in RATES[name]:
-
             trained = copy.deepcopy(model)
             ow.Trainer(trained, plan, lr=lr, seed=seed, progress=False).fit(parts["train"])
             scores[lr, clip] = tuple(accuracy(trained, parts[p]) for p in ("validation", "test"))
@@ -127,13 +126,19 @@ def table() -> None:
     lines = [
         "# Private tuning\n",
         "Test accuracy in percent, mean and standard deviation over five seeds, and the paired",
-        "difference from \"tuned for free\" with its 95 % interval. See `studies/tuning.py`.\n",
+        'difference from "tuned for free" with its 95 % interval. See `studies/tuning.py`.\n',
     ]
     for path in sorted(RESULTS.glob("*.json")):
         stored = read_json(path, mapping_of(ANYTHING), "no results")
-        rows = {name: np.array([one[name] for one in stored["seeds"]]) for name in stored["seeds"][0]}
+        rows = {
+            name: np.array([one[name] for one in stored["seeds"]]) for name in stored["seeds"][0]
+        }
         count = len(stored["seeds"])
-        lines += [f"## {path.stem} ({count} seeds)\n", "| row | accuracy | difference |", "|---|---|---|"]
+        lines += [
+            f"## {path.stem} ({count} seeds)\n",
+            "| row | accuracy | difference |",
+            "|---|---|---|",
+        ]
         for name, values in rows.items():
             difference = 100 * (values - rows["tuned for free"])
             half = student.ppf(0.975, count - 1) * difference.std(ddof=1) / count**0.5

@@ -64,7 +64,7 @@ class RunLaw:
         if self.name == "geometric":
             return 1.0 / self.mean
         # E[K] = (1/g - 1) / ln(1/g); rounded down, which overstates the cost
-        root = brentq(lambda x: math.expm1(x) / x - self.mean, 1e-12, 50.0, xtol=1e-14, rtol=1e-14)  # pyright: ignore
+        root = brentq(lambda x: math.expm1(x) / x - self.mean, 1e-12, 50.0, xtol=1e-14)
         return math.exp(-float(root)) * (1 - 1e-12)  # pyright: ignore[reportArgumentType]
 
     def probabilities(self, most: int) -> np.ndarray:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from ownerwise.errors import OwnerwiseError
+from ownerwise.owners import Owners
+from ownerwise.pate.plans import PatePlan
 
 
 def content_ids(*arrays: Any) -> list[bytes]:
@@ -85,3 +87,32 @@ def _distinct(name: bytes, among: int, wanted: int, key: int) -> np.ndarray:
                 found.setdefault(word % among)
         block += 1
     return np.fromiter(found, dtype=np.int64)
+
+
+def shards_of(plan: PatePlan, owners: Owners, ids: Sequence[Any], key: int = 0) -> list[np.ndarray]:
+    """Return the positions of the records that each teacher of a plan holds.
+
+    With unit "owner", the owner's id takes the place of the record's, so all records of an owner
+    are with the same teachers.
+
+    Args:
+        plan: the plan.
+        owners: the plan's owners, with records attached.
+        ids: an id for each record that belongs to the record itself, not to its position, such as
+            a patient's number, or `content_ids(X, y)`.
+        key: public key of the hash.
+    """
+    index = owners.record_owner_index
+    if index is None or len(index) != len(ids):
+        raise OwnerwiseError(
+            f"{len(ids)} ids for {0 if index is None else len(index)} records: expected one id per "
+            "record of the owners"
+        )
+    if not np.array_equal(owners.epsilon, plan.targets):
+        raise OwnerwiseError("the plan was made for owners with other budgets; make a new plan")
+    of_record = plan.classes[index]
+    names = list(ids) if plan.unit == "record" else owners.ids[index].tolist()
+    return shards(
+        names, plan.first[of_record], plan.count[of_record], plan.copies[of_record],
+        plan.teachers, key,
+    )  # fmt: skip
