@@ -305,9 +305,10 @@ def _arithmetic(plan: Plan) -> str:
             f"{whole(plan.hardened_rows)}, so no record changes the rounding of another record's "
             "gradient"
         )
+    covered = "" if plan.unit == "owner" else " (a hardened plan covers them)"
     return (
         "noise on a public grid; not hardened, so the guarantee does not cover records crafted to "
-        "change the rounding of other records (a hardened plan covers them)"
+        f"change the rounding of other records{covered}"
     )
 
 
