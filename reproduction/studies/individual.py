@@ -139,13 +139,16 @@ def trained(plan: ow.Plan, seed: int, train: Any, test: Any) -> dict[str, Any]:
 
 
 def run(seeds: range, rows: list[str], cache: Path) -> None:
-    """Run the rows with these seeds, and store the results after every run."""
+    """Run the rows with these seeds, and store each result; results that exist are kept."""
     train, test = load(cache)
     plans = {row: plan_of(row, len(train[0])) for row in rows}
     path = RESULTS / f"runs-{seeds.start:02d}.json"
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+    done = merged()
     for seed in seeds:
         for row, plan in plans.items():
+            if str(seed) in done.get(row, {}):
+                continue
             result = trained(plan, seed, train, test)
             found.setdefault(row, {})[str(seed)] = result
             print(f"{row}: seed {seed}: {result['accuracy']:.4f}", flush=True)
@@ -198,9 +201,7 @@ def table(found: dict[str, dict[str, Any]]) -> str:
         verdict = "no significant difference"
         if abs(mean) > width:
             verdict = "better" if mean > 0 else "worse"
-        lines.append(
-            f"| {one} − {other} | {len(shared)} | {mean:+.2f} ± {width:.2f} | {verdict} |"
-        )
+        lines.append(f"| {one} − {other} | {len(shared)} | {mean:+.2f} ± {width:.2f} | {verdict} |")
     lines += [
         "",
         "Active records (NOT PRIVATE) after each step, first half / second half, mean over seeds:",
@@ -220,7 +221,7 @@ def table(found: dict[str, dict[str, Any]]) -> str:
 
 def main() -> None:
     """Run the study, or write its table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("command", choices=("run", "table"))
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 20), metavar=("FIRST", "END"))
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))

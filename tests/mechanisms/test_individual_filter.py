@@ -36,9 +36,9 @@ def exact_cost(a_plan, record: int, length: float) -> Fraction:
     """The share of the budget that a contribution costs, without rounding."""
     of = record % 3
     clip = Fraction(float(a_plan.clip_norms[of]))
-    change = Fraction(length) * (1 + Fraction(ROUNDING.relative)) + Fraction(
-        ROUNDING.absolute
-    ) * clip
+    change = (
+        Fraction(length) * (1 + Fraction(ROUNDING.relative)) + Fraction(ROUNDING.absolute) * clip
+    )
     room = Fraction(float(a_plan.filter_limits[of])) * Fraction(a_plan.noise_std) ** 2
     return min(change, clip) ** 2 / room
 

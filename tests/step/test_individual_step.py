@@ -5,7 +5,13 @@ import os
 import numpy as np
 import pytest
 import torch
-from tests.tools.step_tools import (
+from torch import nn
+from torch.nn import functional
+
+import ownerwise as ow
+from ownerwise.mechanisms import Randomness
+from ownerwise.mechanisms.individual_filter import WHOLE
+from tools.step_tools import (
     double_on_one_thread,
     flat,
     one_thread,
@@ -13,13 +19,6 @@ from tests.tools.step_tools import (
     seeded,
     weights_of,
 )
-from torch import nn
-from torch.nn import functional
-
-import ownerwise as ow
-from ownerwise.mechanisms import Randomness
-from ownerwise.mechanisms.individual_filter import WHOLE
-from ownerwise.step.spends_file import spends_path
 
 RECORDS, STEPS = 24, 30
 EPSILON = {0: 0.5, 1: 1.0, 2: 2.0}
@@ -177,6 +176,11 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     assert torch.equal(weights_of(again.model), weights_of(whole.model))
 
 
+def spends_path(checkpoint):
+    (found,) = checkpoint.parent.glob(checkpoint.name.replace("checkpoint-", "spends-")[:-12] + "*")
+    return found
+
+
 def checkpoint_of(tmp_path, steps: int = 3):
     step = make_step(make_plan(), stream=None)
     for batch in ow.PoissonBatches(data(), step.plan, steps=steps):
@@ -219,11 +223,24 @@ def test_only_the_spends_of_stored_checkpoints_are_kept(tmp_path):
     for batch in ow.PoissonBatches(data(), step.plan, steps=4):
         step(batch)
         step.save(tmp_path)
-    names = sorted(path.name for path in tmp_path.glob("*.safetensors"))
-    assert names == [
-        f"{kind}-0000000{number}.safetensors" for kind in ("checkpoint", "spends")
-        for number in (3, 4)
-    ]  # fmt: skip
+        step.save(tmp_path)  # again, under another name
+    names = sorted(path.name[:-12] for path in tmp_path.glob("checkpoint-*.safetensors"))
+    assert names == ["checkpoint-00000003", "checkpoint-00000004"]
+    names = sorted(path.name[:15] for path in tmp_path.glob("spends-*.safetensors"))
+    assert names == ["spends-00000003", "spends-00000004"]
+
+
+def test_a_crash_between_the_two_files_loses_nothing(tmp_path, monkeypatch):
+    step, path = checkpoint_of(tmp_path)
+    kept = path.read_bytes()
+    step.save(tmp_path)  # the same number again: new spends, and then the checkpoint is lost
+    monkeypatch.setattr("ownerwise.step.checkpoints.write", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        step.save(tmp_path)
+    assert path.read_bytes() != kept
+    restored = make_step(make_plan(), stream=None)
+    restored.restore(tmp_path)
+    np.testing.assert_array_equal(restored.filter.spent, step.filter.spent)
 
 
 @pytest.mark.parametrize("harm", ["missing", "damaged", "other run", "older", "other order"])

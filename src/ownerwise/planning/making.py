@@ -245,8 +245,8 @@ def _individual_plan(owners: Owners, request: PlanRequest) -> Plan:
     result.verify()
     if request.strict and result.unspent.any():
         raise PlanError(
-            f"{int(result.unspent.sum())} of {len(owners)} budgets cannot be used up, even if every "
-            "gradient is clipped; use more steps, fewer clipped_steps, or strict=False"
+            f"{int(result.unspent.sum())} of {len(owners)} budgets cannot be used up, even if "
+            "every gradient is clipped; use more steps, fewer clipped_steps, or strict=False"
         )
     return result
 

@@ -194,11 +194,12 @@ class Plan:
     @property
     def exposures(self) -> tuple[np.ndarray, ...]:
         """The parts of every owner's `Exposure`, as one array per part."""
-        return self._exposures_after(self.steps)
+        return self.exposures_after(self.steps)
 
-    def _exposures_after(self, steps: int) -> tuple[np.ndarray, ...]:
+    def exposures_after(self, steps: int) -> tuple[np.ndarray, ...]:
+        """Return the exposures that determine what `steps` steps cost at most (see `run_cost`)."""
         multipliers = self.noise_multipliers
-        if self.filter is not None and steps:
+        if self.filter_limits is not None and steps:
             multipliers = np.minimum(steps / multipliers**2, self.filter_limits) ** -0.5
         release, closing = self.release_sensitivities, self.closing_sensitivities
         return self.sampling_rates, multipliers, release, closing
@@ -321,12 +322,12 @@ class Plan:
             return self.epsilon(steps, closed=closed)
         run = self._run_after(steps, closed)
         overflow = None
-        if self.hardened_rows is not None:
+        if self.hardened_rows is not None and self.filter is None:  # else they cannot run out
             holders = self.holders
             fewer = overflow_with(holders.sampling_rates, holders.elements, self.hardened_rows)
             overflow = lambda k: run.schedule.steps * fewer(k)  # noqa: E731
         per_record = self.epsilon(steps, closed=closed)
-        exposures = self._exposures_after(self.steps if steps is None else steps)
+        exposures = self.exposures_after(self.steps if steps is None else steps)
         return accounting.owner_epsilon(
             run, exposures, self.records, self.accounted_deltas, per_record, overflow
         )
@@ -370,7 +371,7 @@ class Plan:
         self, steps: int | None, closed: bool | None, together: np.ndarray | None, at: Any = ...
     ) -> np.ndarray:
         run = self._run_after(steps, closed)
-        exposures = self._exposures_after(self.steps if steps is None else steps)
+        exposures = self.exposures_after(self.steps if steps is None else steps)
         rates, multipliers, release, closing = (part[at] for part in exposures)
         deltas, records = self.accounted_deltas[at], None if together is None else together[at]
         return accounting.epsilon(rates, multipliers, run, deltas, release, closing, records)

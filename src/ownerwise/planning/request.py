@@ -203,6 +203,11 @@ class PlanRequest:
                 f"records_per_owner {most!r} with sampling 'record': expected unit='owner' with "
                 "sampling='owner', the only one that limits an owner's records in a step"
             )
+        if self.method == individual.METHOD and most not in (None, RECORDS_PER_OWNER):
+            problems.append(
+                f"records_per_owner {most!r} with method 'individual': expected None, because "
+                "every step uses all declared records of every owner"
+            )
         if self.hardened and self.sampling == "owner" and self.method != individual.METHOD:
             problems.append(
                 "hardened with sampling 'owner': expected one of them, because owners have "

@@ -39,13 +39,14 @@ from ownerwise.step.checkpoint_file import (
     stored,
     write,
 )
-from ownerwise.step.spends_file import drop_older
+from ownerwise.step.spends_file import drop_older, load_spends
 
 __all__ = [
     "FORMAT",
     "Checkpoint",
     "account_problems",
     "check_format",
+    "individual_spends",
     "latest",
     "load",
     "load_model",
@@ -137,8 +138,16 @@ def save(
     if spends is None:
         return write(folder, updates, header, tensors)
     path = write(folder, updates, {**header, "spends": spends}, tensors)
-    drop_older(path.parent)
+    drop_older(path, spends)
     return path
+
+
+def individual_spends(folder: str | os.PathLike) -> np.ndarray:
+    """NOT PRIVATE: return the spends that belong to the newest checkpoint, int64."""
+    path, header, _ = newest(folder)
+    if "spends" not in header:
+        raise OwnerwiseError(f"{path.name} has no spends: the plan has no individual accounting")
+    return load_spends(path, header["spends"])
 
 
 def spends_identity(balance: Balance, plan: Plan) -> str:

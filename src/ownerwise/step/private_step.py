@@ -378,7 +378,7 @@ class PrivateStep:
         if stored.spends is None:
             raise OwnerwiseError(f"{stored.path.name} does not say what each record has spent")
         try:
-            individual.load(load_spends(stored.path, identity, stored.spends))
+            individual.load(load_spends(stored.path, stored.spends, identity))
         except ValueError as error:
             raise OwnerwiseError(f"the spends of {stored.path.name} do not fit: {error}") from None
         individual.charge_lost(stored.steps_spent - stored.steps_charged)

@@ -122,8 +122,10 @@ def _owner_rows(batch: Batch, inputs: Any, targets: Any, declared: np.ndarray) -
 
     def placed(records: Tensor) -> Tensor:
         rows = records.index_select(0, index.to(records.device))
-        return rows if there.all() else rows.index_fill_(
-            0, empty.nonzero().flatten().to(records.device), 0
+        return (
+            rows
+            if there.all()
+            else rows.index_fill_(0, empty.nonzero().flatten().to(records.device), 0)
         )
 
     inputs, targets = map_tensors(placed, (inputs, targets))

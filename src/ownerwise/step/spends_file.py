@@ -25,13 +25,17 @@ _NAME = "spends"
 _RESTORE = "restore it together with its checkpoint; without it, the run cannot continue"
 
 
-def spends_path(checkpoint: Path) -> Path:
-    """Return the file of spends that belongs to a checkpoint."""
-    return checkpoint.with_name(checkpoint.name.replace("checkpoint-", "spends-"))
+def spends_path(checkpoint: Path, name: str) -> Path:
+    """Return the file of the spends called `name`, which belongs to a checkpoint."""
+    number = checkpoint.stem.removeprefix("checkpoint-")
+    return checkpoint.with_name(f"spends-{number}-{name[:16]}.safetensors")
 
 
 def save_spends(folder: Path, updates: int, identity: str, spent: np.ndarray) -> str:
     """Write the spends for the checkpoint with this number, and return the hash that names them.
+
+    The file has a new name each time, so an existing checkpoint keeps the file that it needs until
+    a new one is complete.
 
     Args:
         folder: the run's folder.
@@ -42,16 +46,21 @@ def save_spends(folder: Path, updates: int, identity: str, spent: np.ndarray) ->
     nonce = secrets.token_hex(16)
     name = _digest(nonce, identity, spent)
     header = {"format": FORMAT, "nonce": nonce, "identity": identity, "not private": True}
-    path = spends_path(folder / f"checkpoint-{updates:08d}.safetensors")
-
+    path = spends_path(folder / f"checkpoint-{updates:08d}.safetensors", name)
     metadata = {"ownerwise": json.dumps(header)}
     write_whole(path, lambda file: save_file({_NAME: spent}, file, metadata=metadata), 0o600)
     return name
 
 
-def load_spends(checkpoint: Path, identity: str, name: str) -> np.ndarray:
-    """Return the spends that belong to a checkpoint, or raise an error if they are not intact."""
-    path = spends_path(checkpoint)
+def load_spends(checkpoint: Path, name: str, identity: str | None = None) -> np.ndarray:
+    """Return the spends that belong to a checkpoint, or raise an error if they are not intact.
+
+    Args:
+        checkpoint: the checkpoint.
+        name: the hash by which it names its spends.
+        identity: what they must belong to; None to read them only.
+    """
+    path = spends_path(checkpoint, name)
     try:
         with safe_open(path, framework="numpy") as file:
             header = json.loads((file.metadata() or {})["ownerwise"])
@@ -69,23 +78,26 @@ def load_spends(checkpoint: Path, identity: str, name: str) -> np.ndarray:
             f"{path.name} has format {version!r}, but this version of ownerwise reads format "
             f"{FORMAT}: use the version that wrote it"
         )
-    if stored != identity:
+    if identity is not None and stored != identity:
         raise OwnerwiseError(
             f"{path.name} belongs to another run or plan, or to records in another order: pass "
             "the records in the order of the original run"
         )
-    if _digest(nonce, identity, spent) != name:
+    if _digest(nonce, stored, spent) != name:
         raise OwnerwiseError(
             f"{path.name} does not belong to {checkpoint.name}, or was changed: {_RESTORE}"
         )
     return spent
 
 
-def drop_older(folder: Path) -> None:
-    """Delete the spends of checkpoints that no longer exist."""
-    with writing(folder):
-        for path in folder.glob("spends-*.safetensors"):
-            if not path.with_name(path.name.replace("spends-", "checkpoint-")).exists():
+def drop_older(checkpoint: Path, name: str) -> None:
+    """Delete the spends that no checkpoint needs, after `checkpoint` with the spends `name`."""
+    kept = spends_path(checkpoint, name)
+    with writing(checkpoint.parent):
+        for path in checkpoint.parent.glob("spends-*.safetensors"):
+            number = path.stem.split("-")[1]
+            newer = kept.stem.split("-")[1] == number and path != kept
+            if newer or not path.with_name(f"checkpoint-{number}.safetensors").exists():
                 path.unlink()
 
 
