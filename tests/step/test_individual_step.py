@@ -51,7 +51,7 @@ def make_step(plan, *, lr=0.5, **options) -> ow.PrivateStep:
     return ow.PrivateStep(model, plan, optimizer, functional.cross_entropy, **options)
 
 
-def batch_at(step, records) -> ow.PoissonBatches:
+def batch_at(step, records) -> ow.batches.Batch:
     at = step.steps_spent
     batches = ow.PoissonBatches(records, step.plan, stream=seeded(), start=at, steps=1)
     return next(iter(batches))
