@@ -21,12 +21,14 @@ class Holders:
         sampling_rates, clip_norms: one value per holder.
         release_shares: the most that a record contributes to a release; None if every record may
             contribute in full.
+        filter_limits: the limit of individual accounting on a record; None without it.
     """
 
     elements: np.ndarray
     sampling_rates: np.ndarray
     clip_norms: np.ndarray
     release_shares: np.ndarray | None
+    filter_limits: np.ndarray | None = None
 
 
 def elements(sampling: str, records: np.ndarray) -> np.ndarray:

@@ -146,7 +146,10 @@ class PlanFacts:
             )
         return {
             "Plan": f"{plan.method}{mixture}",
-            "Sampling": f"Poisson: {_drawn(plan)} ({rates})",
+            "Sampling": _drawn(plan)
+            if plan.filter is not None
+            else f"Poisson: {_drawn(plan)} ({rates})",
+            **_individual(plan),
             "Clip norm": clip_norm,
             "Noise": noise,
             "Divisor": f"{plan.expected_batch_size:.6g}, the expected batch size, fixed in advance",
@@ -293,11 +296,31 @@ def _names_owners(run: Run) -> bool:
 
 def _drawn(plan: Plan) -> str:
     """Return what is drawn at each step, in words."""
+    if plan.filter is not None:
+        who = "records" if plan.sampling == "record" else "owners, with all of their records,"
+        return f"none: all {who} that have budget left take part in every step"
     if plan.sampling != "owner":
         return "each record is drawn independently at its owner's rate"
     most = plan.records_per_owner
     part = "all of their records" if most is None else f"at most {whole(most)} of their records"
     return f"each owner is drawn independently, with {part}, at their own rate"
+
+
+def _individual(plan: Plan) -> dict[str, str]:
+    """Return what individual accounting does, if the plan has it."""
+    if plan.filter is None or plan.clipped_steps is None:
+        return {}
+    steps = span(float(plan.clipped_steps.min()), float(plan.clipped_steps.max()), 4)
+    last = ", after a last one clipped to what remains" if plan.clip_to_remaining else ""
+    return {
+        "Individual accounting": (
+            f"a {plan.filter.upper()} filter charges each {plan.sampling} for its own clipped "
+            f"gradient. Its budget pays for {steps} steps if every gradient is clipped, and for "
+            f"more if not; then it retires{last}. What each {plan.sampling} has spent, and which "
+            "ones still take part, is private and not shown: every figure here assumes that "
+            "gradients are clipped"
+        )
+    }
 
 
 def _arithmetic(plan: Plan) -> str:

@@ -124,6 +124,12 @@ def _not_covered(runs: Sequence[Run]) -> list[str]:
         "anything an attacker already knows.",
         "The training time and any other side channel.",
     ]
+    if any(run.plan.filter is not None for run in runs):
+        items.append(
+            "What single records have spent under individual accounting, and which of them still "
+            "take part: it follows from their gradients and is kept in a file of its own, which is "
+            "not private."
+        )
     if any(run.plan.hardened_rows is None for run in runs):
         items.append(
             "Records crafted to change how others are rounded, because the plan is not hardened."
