@@ -317,7 +317,7 @@ def trained(**options):
 
 SETTINGS = {
     "unknown method": of_plan(
-        "method is 'smaple'; did you mean 'sample'? Known names: uniform, sample, scale, both",
+        "method is 'smaple'; did you mean 'sample'? Known names: uniform, sample, scale, both, individual",
         method="smaple",
     ),
     "unknown accountant": of_plan(
