@@ -226,8 +226,8 @@ class PlanRequest:
         }
         return [
             f"{name} with unit 'owner' and sampling 'record': expected neither, because the plan "
-            "cannot account for it for all records of an owner together; leave it out, or use "
-            "sampling='owner'"
+            "cannot account for it for all records of an owner together; leave it out"
+            + ("" if name == "hardened" else ", or use sampling='owner'")
             for name, is_given in given.items()
             if is_given
         ]

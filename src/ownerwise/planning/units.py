@@ -59,6 +59,11 @@ def counted_together(unit: str, sampling: str, records: np.ndarray) -> np.ndarra
     return record_levels(records) if (unit, sampling) == ("owner", "record") else None
 
 
+def hardened_or(unit: str, instead: str) -> str:
+    """Return advice against rounding: a hardened plan, if this unit may have one, or `instead`."""
+    return instead if unit == "owner" else f"plan with hardened=True, or {instead}"
+
+
 def shared_problems(owners: Owners) -> list[str]:
     """Return the reason why owner sampling is not possible, if records have several owners."""
     if owners.shared is None:

@@ -14,7 +14,7 @@ from ownerwise.errors import name_some
 from ownerwise.owners import UNITS
 from ownerwise.planning import BudgetClass, Plan, epsilon_words, owner_statement
 from ownerwise.report.guarantees import Spent, attacker_bound, classes_of, spent
-from ownerwise.report.held_out import unprotected_owners
+from ownerwise.report.held_out import UNCHECKED, unprotected_owners
 from ownerwise.runs import Run
 from ownerwise.wording import delta, delta_span, span, span_up, whole
 
@@ -225,8 +225,11 @@ class Facts:
     def headline(self) -> str:
         """What private runs protect: everyone, or only single records."""
         if self.by_owner or self.most_records <= 1:
-            unprotected = any(text.startswith("UNPROTECTED") for text in self.held_out)
-            return "Private, except for held-out owners" if unprotected else "Private"
+            if any(text.startswith("UNPROTECTED") for text in self.held_out):
+                return "Private, except for held-out owners"
+            if UNCHECKED in self.held_out:
+                return "Private, if no held-out owner is in the plan"
+            return "Private"
         return f"Private per RECORD, not per person: up to {whole(self.most_records)} records each"
 
     @cached_property
@@ -328,9 +331,10 @@ def _arithmetic(plan: Plan) -> str:
             f"{whole(plan.hardened_rows)}, so no record changes the rounding of another record's "
             "gradient"
         )
+    covered = "" if plan.unit == "owner" else " (a hardened plan covers them)"
     return (
         "noise on a public grid; not hardened, so the guarantee does not cover records crafted to "
-        "change the rounding of other records (a hardened plan covers them)"
+        f"change the rounding of other records{covered}"
     )
 
 

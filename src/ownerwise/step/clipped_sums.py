@@ -262,7 +262,9 @@ class ClippedSums:
         assert self.steering is not None
         assert micro.losses is not None
         if self.plan.adaptive_clip_norm is not None and self.plan.hardened_rows is None:
-            refuse_imprecise([*micro.output_tensors(), micro.losses], self._loss_roundoff)
+            refuse_imprecise(
+                self.plan, [*micro.output_tensors(), micro.losses], self._loss_roundoff
+            )
         limits = torch.as_tensor(clips, dtype=norms.dtype, device=norms.device)
         if there is not None:
             norms, limits, factors = (each[there > 0] for each in (norms, limits, factors))
@@ -408,7 +410,7 @@ class ClippedSums:
         found = [micro.losses for micro in micro_batches if micro.losses is not None]
         if self.plan.hardened_rows is None:
             outputs = [tensor for micro in micro_batches for tensor in micro.output_tensors()]
-            refuse_imprecise([*outputs, *found], self._loss_roundoff)
+            refuse_imprecise(self.plan, [*outputs, *found], self._loss_roundoff)
         values = [losses.detach().to("cpu", torch.float64).numpy() for losses in found]
         losses = rows.of_records(values[0] if len(values) == 1 else np.concatenate(values))
         if rows.segments is not None:
