@@ -44,6 +44,7 @@ print(ow.check(model, training[0][:4]) or "The model can be trained privately.")
 clinics = np.resize(["north", "south", "south"], len(letters))
 owners = ow.Owners(clinics, {"north": 2.0, "south": 8.0}, delta=1e-5)
 plan = ow.plan(owners, method="sample", steps=20, batch_size=100)
+print(plan.describe(owners=True))
 run = ow.Trainer(model, plan, lr=0.01, optimizer=torch.optim.Adam).fit(
     training, validation=validation
 )
