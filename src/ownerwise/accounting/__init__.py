@@ -18,6 +18,7 @@ from ownerwise.accounting.curves import (
     rough_sampling_rate_curve,
     sampling_rate_curve,
 )
+from ownerwise.accounting.filters import FILTERS, filter_limits, gaussian_delta
 from ownerwise.accounting.gaussian import gaussian_mu
 from ownerwise.accounting.owner_epsilon import owner_epsilon
 from ownerwise.accounting.per_owner import epsilon
@@ -41,6 +42,7 @@ from ownerwise.accounting.schedule import Schedule
 
 __all__ = [
     "ACCOUNTANTS",
+    "FILTERS",
     "LARGEST_OWNER_EPSILON",
     "MULTIPLIER",
     "MULTIPLIER_RANGE",
@@ -57,7 +59,9 @@ __all__ = [
     "RunLaw",
     "Schedule",
     "epsilon",
+    "filter_limits",
     "find_root",
+    "gaussian_delta",
     "gaussian_mu",
     "joint_length",
     "joint_multiplier",

@@ -16,6 +16,7 @@ import numpy as np
 from ownerwise.accounting import RunLaw
 from ownerwise.errors import PlanError, Problems
 from ownerwise.owners import Owners
+from ownerwise.planning import individual
 from ownerwise.planning.making import solved_plan, with_rows
 from ownerwise.planning.plans import Plan
 from ownerwise.planning.request import PlanRequest
@@ -116,6 +117,11 @@ def _request_problems(owners: Owners, request: PlanRequest) -> list[str]:
         problems.append(
             f"noise_multiplier {request.noise_multiplier!r} in a search: expected steps (or "
             "epochs) and batch_size, because the noise follows from the budgets of the search"
+        )
+    if request.method == individual.METHOD:
+        problems.append(
+            f"method {request.method!r} in a search: expected another method, because individual "
+            "accounting keeps private spends for one run"
         )
     if request.release_noise == "laplace":
         problems.append(
