@@ -41,6 +41,7 @@ from ownerwise.step.checkpoint_file import (
 __all__ = [
     "FORMAT",
     "Checkpoint",
+    "Progress",
     "account_problems",
     "check_format",
     "latest",
@@ -54,8 +55,8 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """The data a run needs to resume.
+class Progress:
+    """How far a run has come.
 
     Attributes:
         updates: number of updates applied to the stored model.
@@ -63,9 +64,7 @@ class Checkpoint:
         private: whether the guarantee has held so far.
         plugs: {name: state} for the stateful plug-ins.
         plug_settings: {name: settings} for the same plug-ins; empty in older files.
-        path: the file.
-        balance: state of the account.
-        write: writes the stored tensors to the model and the optimizer.
+        file: name of the file.
     """
 
     updates: int
@@ -73,7 +72,20 @@ class Checkpoint:
     private: bool
     plugs: dict[str, Any]
     plug_settings: dict[str, Any]
-    path: Path
+    file: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The data a run needs to resume.
+
+    Attributes:
+        progress: how far the run has come.
+        balance: state of the account.
+        write: writes the stored tensors to the model and the optimizer.
+    """
+
+    progress: Progress
     balance: Balance
     write: Callable[[], None]
 
@@ -190,16 +202,15 @@ def load(
 
     steps_spent = header["steps_spent"] if seed is not None else balance.spent
     private = header.get("private", seed is None) and balance.private is not False
-    return Checkpoint(
+    progress = Progress(
         header["updates"],
         steps_spent,
         private,
         header.get("plugs", {}),
         header.get("plug_settings", {}),
-        path,
-        balance,
-        write_to_model,
+        path.name,
     )
+    return Checkpoint(progress, balance, write_to_model)
 
 
 def account_problems(balance: Balance | None, header: dict[str, Any], name: str) -> list[str]:

@@ -1,0 +1,11 @@
+"""Several processes that train one model together, or one process alone.
+
+The processes are those of torch.distributed's default group, which torchrun starts and the script
+or the command line initialises. Imports only errors.
+"""
+
+from ownerwise.processes.draws import DrawsOfShare
+from ownerwise.processes.group import Processes, launched_processes
+from ownerwise.processes.shares import Share
+
+__all__ = ["DrawsOfShare", "Processes", "Share", "launched_processes"]

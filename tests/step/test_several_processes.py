@@ -1,0 +1,73 @@
+"""The private step in several processes: the same step as in one, whatever their number."""
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+import ownerwise as ow
+from tools import groups, step_tools
+
+COUNTS = {owner: [10, 6, 4] for owner in (0, 1, 2)}
+
+PLANS = {
+    "plain": {"method": "both"},
+    "releasing": {"method": "sample", "release_std": 4.0},
+    "owners": {"unit": "owner", "sampling": "owner", "batch_size": 2, "records_per_owner": 8},
+    "hardened": {"hardened": True},
+    "adaptive": {"method": "sample", "clip_norm": ow.AdaptiveClipNorm(0.5)},
+}
+STEPS = {
+    "plain": ("plain", "mlp", {}),
+    "ino": ("plain", "cnn", {"weights": ow.INO()}),
+    "parts": ("plain", "mlp", {"weights": ow.INO(), "performance": ow.Performance(2)}),
+    "importance": ("plain", "mlp", {"clipping": ow.ImportanceSampling()}),
+    "steered": (
+        "releasing", "mlp", {"clipping": ow.ImportanceSampling(accepted_batch=4, acceptance=0.5)},
+    ),
+    "release": ("releasing", "mlp", {"release": step_tools.CountClasses()}),
+    "owners": ("owners", "text", {"weights": ow.INO()}),
+    "hardened": ("hardened", "mlp", {"weights": ow.INO()}),
+    "adaptive": ("adaptive", "mlp", {}),
+}  # fmt: skip
+
+
+def plans():
+    return {name: step_tools.make_plan(**options) for name, options in PLANS.items()}
+
+
+def loss(outputs, targets, *released):
+    found = functional.cross_entropy(outputs, targets, reduction="none")
+    return found * (1 + 0.01 * released[0].abs().mean()) if released else found
+
+
+def trained(name, plan, steps, shares=None):
+    """Train in float64, and return the parameters and what each step has shown."""
+    torch.set_default_dtype(torch.float64)
+    _, kind, options = STEPS[name]
+    model, *data = step_tools.example(kind, step_tools.RECORDS)
+    step = step_tools.make_step(model, loss, plan=plan, not_private=True, **options)
+    seen = []
+    for batch in ow.PoissonBatches(tuple(data), plan, stream=step_tools.seeded(), steps=steps):
+        step(batch)
+        seen.append((step.peek.losses, step.peek.norms, step.peek.factors, step.peek.owner_index))
+        if shares is not None:
+            shares.append((batch.records, batch.indices))
+    torch.set_default_dtype(torch.float32)
+    return step_tools.weights_of(model), seen
+
+
+def train_all(given, steps):
+    return {name: trained(name, given[STEPS[name][0]], steps) for name in STEPS}
+
+
+@pytest.mark.parametrize("count", [2])
+def test_any_number_of_processes_takes_the_same_steps(count):
+    given = plans()
+    found = groups.in_group(train_all, count, given, 3)
+    for name in STEPS:
+        parameters, seen = trained(name, given[STEPS[name][0]], 3)
+        for one in found:
+            torch.testing.assert_close(one[name][0], parameters, rtol=0, atol=1e-12, msg=name)
+            assert torch.equal(one[name][0], found[0][name][0])
