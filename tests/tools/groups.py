@@ -1,4 +1,4 @@
-"""Processes of a group for tests: they run a function on a CPU, with gloo, and return its results."""
+"""Processes of a group for tests: they run a function with gloo, and return its results."""
 
 import os
 import pickle

@@ -5,7 +5,8 @@ or the command line initialises. Imports only errors.
 """
 
 from ownerwise.processes.draws import DrawsOfShare
-from ownerwise.processes.group import Processes, launched_processes
+from ownerwise.processes.group import ALONE, Processes
+from ownerwise.processes.launch import joined, launched_processes, speaks
 from ownerwise.processes.shares import Share
 
-__all__ = ["DrawsOfShare", "Processes", "Share", "launched_processes"]
+__all__ = ["ALONE", "DrawsOfShare", "Processes", "Share", "joined", "launched_processes", "speaks"]

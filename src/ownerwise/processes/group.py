@@ -8,7 +8,6 @@ does the work.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
@@ -148,7 +147,7 @@ class Processes:
         if not self.several:
             return work()
         sizes = [tensor.numel() for tensor in like]
-        buffer = torch.zeros(sum(sizes) + 1, dtype=dtype, device=_device())
+        buffer = torch.zeros(sum(sizes) + 1, dtype=dtype, device=_device(like[0].device))
         *pieces, failed = buffer.split([*sizes, 1])
         error: BaseException | None = None
         try:
@@ -207,11 +206,8 @@ class Processes:
         raise _everywhere(kind(list(dict.fromkeys(problems)))) from error
 
 
-def launched_processes() -> int:
-    """Return how many processes torchrun started, or 1."""
-    if not (dist.is_available() and dist.is_torchelastic_launched()):
-        return 1
-    return int(os.environ.get("WORLD_SIZE", "1"))
+ALONE = Processes()
+"""This process, if it trains alone."""
 
 
 def _told(error: BaseException) -> tuple[type[OwnerwiseError] | None, list[str]]:
@@ -226,8 +222,11 @@ def _everywhere(error: OwnerwiseError) -> OwnerwiseError:
     return error
 
 
-def _device() -> torch.device:
-    """Return where the group's tensors must be: on the CPU, or on a GPU if only NCCL is there."""
-    if "cpu:" in str(dist.get_backend_config()):
+def _device(near: torch.device | None = None) -> torch.device:
+    """Return where tensors must be to be sent: on the CPU if possible, unless they are on a GPU."""
+    backends = str(dist.get_backend_config())
+    if near is not None and near.type == "cuda" and "cuda:nccl" in backends:
+        return near
+    if "cpu:" in backends:
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())

@@ -530,7 +530,7 @@ class PrivateStep:
             raise OwnerwiseError(problems)
         self._private_so_far &= not marks_of(data)
         (layer,) = standardising_layers(self.model)
-        total = opening_sum(plan, layer, data)
+        total = opening_sum(plan, layer, data, self._processes)
         self._opened = True  # even if something fails from here on
         if self._account is not None:
             self._account.take(0, self.private)
@@ -595,7 +595,7 @@ class PrivateStep:
                 self._account.take(plan.steps + number, self.private)
             self._spent = plan.steps + number + 1
             streams = self._randomness.of_closing(number)
-            total = closing_sum(self.model, plan, closing, rows, *streams, at_once)
+            total = closing_sum(self.model, plan, closing, rows, *streams, at_once, self._processes)
             closing.observe(self._randomness.closing(number, total))
             if after_sum is not None and number + 1 < plan.closing_count:
                 after_sum()
