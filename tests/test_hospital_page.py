@@ -44,6 +44,7 @@ def test_the_page_from_top_to_bottom(tmp_path, monkeypatch, capsys):
         assert main(words) == (2 if refused else 0), line
         printed = capsys.readouterr()
         assert matches(shown, printed.err if refused else printed.out), printed
+        assert ("statistics of no use" in printed.err) == ("plan.statistics=true" in line)
         commands += 1
     assert commands == 8
     for name in ("heart", "voices", "heart-statistics"):

@@ -32,6 +32,13 @@ def test_rounding_up_never_understates_and_hardly_overstates(value, digits):
     assert value * (1 - 1e-11) <= shown <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-11)
 
 
+@given(st.floats(1e-12, 1e6), st.integers(2, 6))
+def test_lower_bounds_are_rounded_down_and_hardly_understated(value, digits):
+    shown = float(wording.down(value, digits))
+    assert value * (1 - 10.0 ** (1 - digits)) * (1 - 1e-11) <= shown <= value * (1 + 1e-11)
+    assert wording.down(0.0, digits) == "0"
+
+
 def test_deltas_are_rounded_up_and_ranges_are_in_order():
     assert wording.delta(1e-5) == "1e-5"
     assert wording.delta(1.049e-5) == "1.1e-5"

@@ -1,7 +1,9 @@
 """Audits of the library's methods: are lower bounds sound, how strong are they, what do they find?
 
-    python reproduction/studies/audits.py methods power
+    python reproduction/studies/audits.py bugs methods power
 
+- bugs: how many of 100 comparisons of a run with its plan find a bug that is planted into the code
+  (those of tests/tools/planted_bugs.py), and how many fail without one.
 - methods: for each method, 200 runs in which canaries train through the real sampler, step and
   optimizer: how often a lower bound exceeds the plan's epsilon, and for each group the promised
   epsilon, the median lower bounds, the AUC reached and its cap.
@@ -16,24 +18,34 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import ownerwise as ow
 from ownerwise.accounting import gaussian_mu
+from ownerwise.audit import conformance
 from ownerwise.audit.bounds import guess, theorem
 from ownerwise.audit.canaries import Canaries
 from ownerwise.audit.canary_attack import audited_groups
 from ownerwise.audit.observation import Training, observe
 from ownerwise.files import ANYTHING, mapping_of, read_json, write_json, write_text
+from ownerwise.wording import down, up
+
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
+from tools import planted_bugs  # pyright: ignore[reportMissingImports]
 
 RESULTS = Path(__file__).parents[1] / "results/audits"
 RUNS, CANARIES, STEPS, OWNERS = 200, 500, 20, 1000
 BUDGETS = (1.0, 4.0)
+SEEDS = 100
 CELLS = [(epsilon, canaries) for epsilon in (2, 4, 8) for canaries in (250, 1000, 5000)]
 
 
@@ -69,7 +81,19 @@ METHODS: dict[str, Callable[[], tuple[ow.Plan, Training]]] = {
     "IDP-SGD, both": lambda: (planned(method="both"), Training()),
     "IDP-SGD, hardened": lambda: (planned(hardened=True), Training()),
     "IDP-SGD, AUTO-S": lambda: (planned(), Training(clipping=ow.AutoS())),
+    "IDP-SGD, PSAC": lambda: (planned(), Training(clipping=ow.Psac())),
+    "IDP-SGD, adaptive clip norm": lambda: (planned(clip_norm="adaptive"), Training()),
+    "IDP-SGD, noise schedule": lambda: (
+        planned(noise_schedule={"name": "exponential", "rate": 0.02}),
+        Training(),
+    ),
+    "IDP-SGD, calibration release": lambda: (planned(calibration=ow.Calibration()), Training()),
     "INO-SGD": lambda: (planned(), Training(weights=ow.INO())),
+    "INO-SGD, scale": lambda: (planned(method="scale"), Training(weights=ow.INO())),
+    "INO-SGD, budget-aware": lambda: (
+        planned(),
+        Training(weights=ow.INO(score_by=ow.BudgetAware())),
+    ),
     "importance sampling": lambda: (
         planned(release_std=15.0),
         Training(clipping=ow.ImportanceSampling(accepted_batch=100)),
@@ -118,6 +142,30 @@ def audit_method(name: str, runs: int) -> dict[str, Any]:
         for b in found[0][0].bounds
     }
     return {"runs": runs, "canaries": CANARIES, "wrong": wrong, "groups": groups}
+
+
+def audit_bug(bug: Callable[[pytest.MonkeyPatch], None] | None) -> dict[str, Any]:
+    """Return how many comparisons with the plan find a bug, and what finds it."""
+    cases = [({}, {}), ({}, {"weights": ow.INO()}), ({"unit": "owner"}, {})]
+    cases = cases if bug is None else [planted_bugs.BUGS[bug]]
+    caught, finders, seconds = 0, Counter(), []
+    with pytest.MonkeyPatch.context() as patches:
+        if bug is not None:
+            bug(patches)
+        for of_plan, of_step in cases:
+            plan = planted_bugs.make_plan(**of_plan)
+            for seed in range(SEEDS):
+                began = time.process_time()
+                result = conformance(plan, stream=ow.SecretStream.from_seed(seed), **of_step)
+                seconds.append(time.process_time() - began)
+                caught += not result.passed
+                finders.update({check.name for check in result.failures})
+    return {
+        "audits": len(seconds),
+        "caught": caught,
+        "seconds": max(seconds),
+        "found by": dict(finders.most_common(3)),
+    }
 
 
 def power(epsilon: float, canaries: int, runs: int) -> dict[str, Any]:
@@ -188,14 +236,16 @@ def index() -> str:
         "| estimate | AUC | cap | wrong |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for method, result in stored("methods").items():
+    methods = stored("methods")
+    for method in (name for name in METHODS if name in methods):
+        result = methods[method]
         wrong = " / ".join(str(count) for count in result["wrong"].values())
         for group, values in result["groups"].items():
             any_mechanism, curve = values["bounds"].values()
             lines.append(
-                f"| {method} | {group} | {values['promised']:g} | {any_mechanism:.2f} "
-                f"| {curve:.2f} | {values['estimate']:.2f} | {values['auc']:.3f} "
-                f"| {values['cap']:.3f} | {wrong} |"
+                f"| {method} | {group} | {up(values['promised'])} | {down(any_mechanism, 2)} "
+                f"| {down(curve, 2)} | {values['estimate']:.2f} | {values['auc']:.3f} "
+                f"| {up(values['cap'], 3)} | {wrong} |"
             )
     lines += [
         "",
@@ -214,14 +264,41 @@ def index() -> str:
             f"| {values['epsilon']:g} | {values['canaries']} | {values['runs']} "
             f"| {any_mechanism:.2f} | {ideal:.2f} | {curve:.2f} |"
         )
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *_of_bugs(), ""])
+
+
+def _of_bugs() -> list[str]:
+    """Return the section about planted bugs."""
+    lines = [
+        "",
+        "## Planted bugs",
+        "",
+        "Bugs patched into the library's code; the comparison with the plan (`conformance`, 1,000",
+        "canaries, ε = 1 and 3, false alarms 0.001) is not told of them. Seconds: the longest",
+        "audit, on one core.",
+        "",
+        "| bug | audits | alarms | seconds | comparisons that fail most often |",
+        "|---|---|---|---|---|",
+    ]
+    for name, found in stored("bugs").items():
+        finders = ", ".join(f"{check} ({count})" for check, count in found["found by"].items())
+        lines.append(
+            f"| {name} | {found['audits']} | {found['caught']} | {found['seconds']:.1f} "
+            f"| {finders or '–'} |"
+        )
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help="methods, power")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="bugs, methods, power")
     parser.add_argument("--runs", type=int, default=RUNS)
     options = parser.parse_args()
+    if "bugs" in options.parts:
+        for bug in (*planted_bugs.BUGS, None):
+            name = "none" if bug is None else bug.__name__.replace("_", " ")
+            if name not in stored("bugs"):
+                keep("bugs", name, audit_bug(bug))
     if "power" in options.parts:
         for epsilon, canaries in CELLS:
             if f"{epsilon} {canaries}" not in stored("power"):

@@ -7,6 +7,7 @@ import pytest
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.mechanisms import ORDERS
+from ownerwise.planning import plan as make_plan
 from ownerwise_reproduction import method_phases, methods, settings
 from ownerwise_reproduction.population import populate
 from ownerwise_reproduction.trials import Trial, run_trial
@@ -32,7 +33,8 @@ def phases(spec, **plan):
     ["idp", "ino", "ino:0.2", "ino-budget:2", "ino-shape:2/5", "ino-order:random", "uniform",
      "idp-calibrated", "ino-calibrated", "exclude", "sequential:lax-first",
      "dpis", "dpis:0.4", "smaller-batch", "tempered-sigmoid", "falling-noise",
-     "undersample:0.5", "lowered:0.4", "class-budget:0=3", "top", "nonprivate"],
+     "undersample:0.5", "lowered:0.4", "class-budget:0=3", "same-noise:larger-batch",
+     "top", "nonprivate"],
 )  # fmt: skip
 def test_a_method_runs(spec, tmp_path):
     trial = Trial(DIGITS, one(spec), 0, "paper", TINY)
@@ -83,6 +85,22 @@ def test_all_problems_of_a_list_at_once():
     assert len(error.value.problems) == 9
     with pytest.raises(OwnerwiseError, match="no method"):
         methods.parse(" , ")
+
+
+def test_higher_budgets_buy_records_or_steps_at_the_noise_of_dp_sgd():
+    """IDP-SGD, Appendix C.1."""
+    population, (usual,) = phases("uniform")
+    owners = population.owners()
+    strictest = make_plan(owners, **usual.plan)
+    for argument, larger in (("larger-batch", "batch_size"), ("more-steps", "steps")):
+        _, (phase,) = phases(f"same-noise:{argument}")
+        assert phase.plan[larger] > usual.plan[larger]
+        same = {"steps", "batch_size"} - {larger}
+        assert all(phase.plan[name] == usual.plan[name] for name in same)
+        made = make_plan(owners, **phase.plan)
+        assert made.method == "sample"
+        assert made.noise_std == pytest.approx(strictest.noise_std, rel=0.01)
+        assert (made.epsilon() <= owners.epsilon).all()
 
 
 def test_sections():

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from made_results import result
 from ownerwise_reproduction import claims, published, summary, tables
 
@@ -43,6 +45,22 @@ def test_studies_and_claims_whose_runs_are_gone_are_kept(tmp_path):
 
     assert write(tmp_path, [], {}) == (names, findings)  # written anew, not twice
     assert (tmp_path / "README.md").read_text() == overview
+
+
+def test_a_claim_that_was_added_later_takes_what_is_published_on_the_same_measurement(tmp_path):
+    write(tmp_path, [], {})
+    known = published.read(tmp_path)
+    later = replace(CLAIM, where="Table 2", theirs=70.0, deviation=2.0)
+    another = replace(later, method="ino")
+    in_words = replace(later, theirs="more")
+    new, *others = known.completed(claims.find([later, another, in_words], []))
+    (old,) = (one for one in known.findings if one.claim == CLAIM)
+    assert (new.study, new.ours, new.seeds) == (old.study, old.ours, old.seeds)
+    assert new.theirs == "70.00 ± 2.00 %"
+    assert old.distance is not None
+    assert new.distance == pytest.approx(old.distance - 20.0)
+    assert (old.verdict, new.verdict) == ("reached", "not reached")
+    assert [one.study for one in others] == [None, None]
 
 
 def test_a_study_whose_pages_were_deleted_is_not_kept(tmp_path):

@@ -43,12 +43,14 @@ INTERNALS: Mapping[str, str] = {
     "torch.ops.aten.sigmoid_backward.grad_input": "derivative of the sigmoid, in place",
     "torch.ops.aten.threshold_backward.default": "derivative of ReLU",
     "torch.ops.aten.convolution_backward.default": "derivatives of convolutions",
+    "torch._pack_padded_sequence": "know the order of the records in packed sequences",
     "torch._C._autograd._top_saved_tensors_default_hooks": "notice activation checkpoints",
     "torch._C._functorch.peek_interpreter_stack": "refuse layers inside torch.vmap",
     "torch._C.DisableTorchFunction": "keep the tape from tracing its own calls",
     "torch.autograd.graph._engine_run_backward": "trace what checkpoints compute again",
     "torch.utils.checkpoint.CheckpointFunction.forward": "refuse reentrant checkpoints",
     "torch.Tensor._version": "detect tensors that were changed in place",
+    "torch.Tensor._base": "follow outputs that are changed in place",
     "torch.Tensor._is_view": "reject in-place operations on a part of a tensor",
 }
 """Internals that are looked up by name, with their purpose."""
@@ -133,6 +135,7 @@ saved_tensors_hook = _find("torch._C._autograd._top_saved_tensors_default_hooks"
 engine_backward = _find("torch.autograd.graph._engine_run_backward")
 checkpoint_forward = _find("torch.utils.checkpoint.CheckpointFunction.forward")
 in_transform = _find("torch._C._functorch.peek_interpreter_stack")
+pack_padded_sequence = _find("torch._pack_padded_sequence")
 without_functions = _find("torch._C.DisableTorchFunction")
 flatten_dense_tensors = _find("torch._utils._flatten_dense_tensors")
 unflatten_dense_tensors = _find("torch._utils._unflatten_dense_tensors")

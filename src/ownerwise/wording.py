@@ -85,6 +85,15 @@ def up(value: float, digits: int = 4) -> str:
     return f"{float(text) + unit:.{digits}g}"
 
 
+def down(value: float, digits: int = 4) -> str:
+    """Format a lower bound, rounded down so that it is never overstated."""
+    text = f"{value:.{digits}g}"
+    if float(text) <= value * (1 + 1e-12):
+        return text
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return f"{float(text) - unit:.{digits}g}"
+
+
 def span_up(low: float, high: float, digits: int = 4) -> str:
     """Format a range like `span`, with both ends rounded up."""
     return _joined(up(low, digits), up(high, digits))

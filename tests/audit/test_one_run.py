@@ -1,5 +1,7 @@
 """The one-run audit: what it finds, and what it refuses."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -137,8 +139,9 @@ def test_chance_is_only_claimed_if_the_interval_contains_it(auc, bound, start):
 def test_audits_are_stored_by_attack_and_read_back(tmp_path):
     rates = {"balanced accuracy": Measured(0.6, 0.5, 0.7)}
     full = group(
-        estimate=Measured(1.0, 0.5, 1.5), rates=rates, rate_caps={"balanced accuracy": 0.7}
-    )
+        estimate=Measured(1.0, 0.5, 1.5), rates=rates, rate_caps={"balanced accuracy": 0.7},
+        rate_chances={"balanced accuracy": 0.5},
+    )  # fmt: skip
     first = Audit("white-box", "abc", 10, 0.05, [full], ("noise: variance",), 20)
     second = Audit("loss", "abc", 10, 0.05, [group()])
     for audit in (first, second, first):
@@ -146,6 +149,42 @@ def test_audits_are_stored_by_attack_and_read_back(tmp_path):
     assert load_audits(tmp_path) == [second, first]
     assert not first.passed
     assert load_audits(tmp_path / "absent") == []
+
+
+@pytest.mark.parametrize(("low", "start"), [(0.011, "The attack does"), (0.01, "Nothing above")])
+def test_chance_is_not_claimed_if_a_rate_is_above_it(low, start):
+    """An AUC near 1/2 does not exclude that a few records are recognised for certain."""
+    name = "detections at 1.0% false alarms"
+    rates, caps = {name: Measured(0.02, low, 0.03)}, {name: 0.1}
+    found = group(bounds={}, rates=rates, rate_caps=caps, rate_chances={name: 0.01})
+    assert found.finding.startswith(start)
+
+
+def test_caps_are_rounded_up_and_bounds_down():
+    found = replace(group((0.55, 0.4517, 0.6513), {"any mechanism": 0.4996}), cap=0.60001)
+    assert "(AUC 0.55 (0.451 to 0.652); cap 0.601)" in found.finding
+    assert (
+        "at least 0.499 (any mechanism)" in Audit("white-box", "abc", 1, 0.05, [found]).describe()
+    )
+
+
+def test_records_of_people_are_mentioned_if_they_take_part():
+    options = {"canaries": 40, "stream": stream()}
+    alone = ow.audit.one_run(None, planned(), **options)
+    beside = ow.audit.one_run(nn.Linear(40, 3), planned(), data(), **options)
+    assert alone.private
+    assert not beside.private
+    assert "NOT PRIVATE" not in alone.describe()
+    assert "NOT PRIVATE" in beside.describe()
+    assert beside.findings()[0].startswith("NOT PRIVATE")
+
+
+def test_a_training_that_diverges_shows_nothing():
+    model = nn.Linear(40, 3)
+    with torch.no_grad():
+        model.weight[0, 0] = torch.inf
+    with pytest.raises(ow.OwnerwiseError, match="not finite: the audited training diverged"):
+        ow.audit.one_run(model, planned(), data(), canaries=40, attack="loss", stream=stream())
 
 
 @pytest.mark.parametrize("content", ["{", '{"format": 1}', '{"format": 9, "audits": []}'])

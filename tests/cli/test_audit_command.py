@@ -31,11 +31,14 @@ def test_a_run_is_audited_and_says_so(folder, capsys):
     assert audit.compared > 20
     assert "large losses" in audit.groups[0].name
     card, report = (folder / "CARD.md").read_text(), (folder / "report.html").read_text()
-    for text in (card, report, capsys.readouterr().out):
+    out = capsys.readouterr().out
+    for text in (card, report, out):
         assert "An attack that fails proves nothing" in text
         assert audit.groups[0].finding[:25] in text
     assert '<section id="audit"' in report
-    assert "canaries are not people" in card
+    assert audit.private
+    assert "The run itself is NOT PRIVATE: fixed seed" in out
+    assert "NOT PRIVATE: records" not in card
 
 
 def test_a_run_without_an_audit_does_not_mention_one(folder):
@@ -53,7 +56,18 @@ def test_a_configuration_is_audited_with_its_model_and_data(tmp_path, capsys, mo
     out = capsys.readouterr().out
     assert "loss, on 80 canaries, 12 steps" in out
     assert "ε = 10" in out
+    assert "NOT PRIVATE: records of people took part" in out
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", ["", '{"format": 1, "audits": []}'])
+def test_an_unreadable_file_of_audits_is_refused_before_the_audit(folder, content, capsys):
+    (folder / "audit.json").write_text(content)
+    assert main(["audit", str(folder), "--canaries", "80"]) == 2
+    error = capsys.readouterr()
+    assert "delete the file, then audit the run again" in error.err
+    assert not error.out
+    assert (folder / "audit.json").read_text() == content
 
 
 def test_a_failed_comparison_is_an_error(folder, capsys, monkeypatch):

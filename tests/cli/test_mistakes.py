@@ -95,6 +95,26 @@ def test_a_folder_with_a_run_is_refused_before_any_work(tmp_path, capsys, monkey
     assert "already contains a run; resume it (resume=True, or --resume)" in capsys.readouterr().err
 
 
+def test_one_mistake_about_the_unit_is_one_problem(tmp_path, capsys):
+    run = ["train", str(EXAMPLE), "--folder", str(tmp_path / "run")]
+    assert main([*run, "--set", 'plan.unit="patient"']) == 2
+    error = capsys.readouterr().err
+    assert "unit is 'patient'" in error
+    assert "sampling" not in error
+    assert main([*run, "--set", 'plan.unit="owner"', "--set", 'plan.sampling="visit"']) == 2
+    assert "sampling is 'visit'" in capsys.readouterr().err
+
+
+def test_the_last_lines_compare_with_the_most_frequent_answer(tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert main(["train", str(EXAMPLE), "--folder", str(folder), *QUICK]) == 0
+    run = Run.load(folder)
+    last = run.history[-1]["test"]
+    majority = last["classification"]["majority"]
+    line = f"accuracy {last['accuracy']:.4f} (always '{run.classes[int(majority['class'])]}': "
+    assert f"{line}{majority['share']:.4f})" in capsys.readouterr().out
+
+
 def test_json_of_a_run_and_of_a_report(tmp_path, capsys):
     folder = tmp_path / "run"
     assert main(["train", str(EXAMPLE), "--folder", str(folder), *QUICK, "--json"]) == 0
@@ -103,6 +123,7 @@ def test_json_of_a_run_and_of_a_report(tmp_path, capsys):
     assert found["last"] == run.history[-1]
     assert found["epsilon_spent"]["largest"] == pytest.approx(float(run.epsilon().max()))
     assert (found["private"], found["not_private"]) == (False, ["fixed seed 1"])
+    assert found["classes"] == run.classes
     out = tmp_path / "report.html"
     assert main(["report", str(folder), "--out", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"report": str(out), "runs": [found]}

@@ -140,6 +140,18 @@ def test_a_configured_repair_is_trained_in_and_not_applied_twice(place, capsys):
     assert shown[0] == shown[1]
 
 
+def test_columns_that_training_left_out_are_left_out_of_predictions(place, capsys):
+    """The table that the run was trained on has further columns, and can be predicted as it is."""
+    header, *body = (place / "new.csv").read_text().splitlines()
+    wide = place / "wide.csv"
+    wide.write_text("\n".join([f"note,{header},outcome", *(f"x,{row},ill" for row in body)]))
+    shown = []
+    for name in ("new.csv", "wide.csv"):
+        assert predict(place, place / "plain", place / name, "--keep", "id") == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+
+
 def test_all_problems_are_listed_and_nothing_is_written(place, tmp_path, capsys):
     table = tmp_path / "bad.csv"
     table.write_text("age,pulze,wing,ward\n40,80,a,night\n")
@@ -152,9 +164,8 @@ def test_all_problems_are_listed_and_nothing_is_written(place, tmp_path, capsys)
     assert "3 problems" in error
     assert "no file" in error
     assert (
-        "bad.csv has no column 'pulse', 'pressure', 'id' and the unknown column 'pulze' (did you "
-        "mean 'pulse'?), 'wing'; expected the columns 'age', 'pulse', 'pressure', 'ward', 'id': "
-        "rename, add or remove columns"
+        "bad.csv has no column 'pulse' (did you mean 'pulze'?), 'pressure', 'id'; expected the "
+        "columns 'age', 'pulse', 'pressure', 'ward', 'id' and any others: rename or add columns"
     ) in error
     assert "is a folder; expected a file name" in error
     assert predict(place, place / "plain", place / "new.csv", "--keep", "id", "--tau", 2) == 2

@@ -154,6 +154,9 @@ def test_parquet(folder):
 
 def test_files_and_columns_that_are_not_there(folder, capsys):
     assert main(["init", "nothing.csv"]) == 2
+    (folder / "visits.xls").write_bytes(b"\xd0\xcf")
+    assert main(["init", "visits.xls", "--output", "sheet.toml"]) == 2
+    assert "expected .csv or .parquet: save the sheet as CSV" in capsys.readouterr().err
     assert main(["init", "visits.csv", "--target", "outcom", "--owner", "who"]) == 2
     error = capsys.readouterr().err
     assert "did you mean 'outcome'" in error

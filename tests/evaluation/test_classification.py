@@ -201,6 +201,24 @@ def test_no_number_rests_on_a_handful_of_records_nor_reveals_one_that_would():
     scores = rng.random((109, 3))
     expected = np.mean([slow_auc(scores[:, k], three == k) for k in (0, 1)])
     assert classification(three, three, scores)["auc"]["value"] == pytest.approx(expected)
+    assert "recalls" not in classification(three, three, scores)  # the mean over classes is known
+
+
+def test_with_three_classes_each_has_its_recall():
+    rng = np.random.default_rng(10)
+    actual = np.repeat([0, 1, 2], [50, 10, 40])
+    predicted = np.where(rng.random(100) < 0.7, actual, rng.integers(0, 3, 100))
+    owners = rng.integers(0, 30, 100)
+    scores = rng.random((100, 3))
+    found = classification(predicted, actual, scores, owners)["recalls"]
+    assert set(found) == {"0", "1", "2"}
+    for number in range(3):
+        of_class = found[str(number)]
+        assert of_class["value"] == (predicted[actual == number] == number).mean()
+        alone = share(predicted[actual == number] == number, owners[actual == number])
+        assert (of_class["low"], of_class["high"]) == (alone.low, alone.high)
+    assert "recalls" not in classification(predicted, actual, scores, overall=False)
+    assert "recalls" not in classification(predicted % 2, actual % 2, scores[:, :2])
 
 
 def test_probabilities_are_those_of_the_loss():

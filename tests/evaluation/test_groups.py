@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ownerwise.evaluation.groups import SMALLEST_GROUP, group_recalls, owner_mean, pool_groups
+from ownerwise.evaluation.groups import (
+    SMALLEST_GROUP,
+    group_recalls,
+    is_pooled,
+    owner_mean,
+    pool_groups,
+)
 
 
 def test_group_recalls():
@@ -26,9 +32,9 @@ def test_small_groups_are_pooled_by_budget_and_large_ones_keep_their_names():
     pooled, classes = pool_groups(groups, BUDGETS, "owner", persons=False)
     names, counts = np.unique(pooled, return_counts=True)
     assert dict(zip(names.tolist(), counts.tolist(), strict=True)) == {
-        "a": 30, "d": 10, "ε 2 per owner (2 pooled)": 9, "others (2 pooled)": 6,
+        "a": 30, "d": 10, "ε 2 per owner (2 groups)": 9, "others (2 groups)": 6,
     }  # fmt: skip
-    assert classes == {"ε 2 per owner (2 pooled)": 2.0}
+    assert classes == {"ε 2 per owner (2 groups)": 2.0}
 
 
 def test_single_persons_are_pooled_whatever_their_size():
@@ -36,9 +42,9 @@ def test_single_persons_are_pooled_whatever_their_size():
     pooled, classes = pool_groups(groups, BUDGETS, "record", persons=True)
     assert set(pooled.tolist()) == set(classes)
     assert classes == {
-        "ε 1 per record (1 pooled)": 1.0,
-        "ε 2 per record (2 pooled)": 2.0,
-        "ε 4 per record (1 pooled)": 4.0,
+        "ε 1 per record (1 owner)": 1.0,
+        "ε 2 per record (2 owners)": 2.0,
+        "ε 4 per record (1 owner)": 4.0,
     }
 
 
@@ -53,7 +59,7 @@ def test_pooling_loses_no_record_and_splits_no_group(members, persons):
         assert len(set(pooled[groups == member].tolist())) == 1
     counts = {name: members.count(name) for name in set(members)}
     kept = {name for name in counts if counts[name] >= SMALLEST_GROUP and not persons}
-    assert {name for name in map(str, pooled.tolist()) if "pooled" not in name} == set(
+    assert {name for name in map(str, pooled.tolist()) if not is_pooled(name)} == set(
         map(str, kept)
     )
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ownerwise.gradients import Problem, Refused, Tape, check
 from tools.record_loop import Model
@@ -165,24 +165,21 @@ def test_buffer_updated_from_the_batch():
         model(torch.randn(5, 3))
 
 
-def test_packed_sequences():
-    class Packed(nn.Module):
-        def __init__(self, kind):
-            super().__init__()
-            self.rnn = kind(3, 4, batch_first=True)
+def test_packed_sequences_in_an_unknown_order():
+    """The tape has not seen how the records were sorted, and no layout fits."""
 
-        def forward(self, x):
-            lengths = torch.tensor([4, 3, 2])
-            return self.rnn(pack_padded_sequence(x, lengths, batch_first=True))[0].data
+    def forward(m, x):
+        mixed = x[torch.tensor([2, 0, 1])]
+        packed = pack_padded_sequence(mixed, torch.tensor([4, 3, 2]), batch_first=True)
+        return pad_packed_sequence(m.rnn(packed)[0], batch_first=True)[0][torch.tensor([1, 2, 0])]
 
     for kind in (nn.LSTM, nn.GRU, nn.RNN):
-        refused(Packed(kind), torch.randn(3, 4, 3), "packed")
+        model = Model(forward, rnn=kind(3, 4, batch_first=True))
+        refused(model, torch.randn(3, 4, 3), "told apart")
 
 
-def test_unbatched_and_projected_recurrences():
+def test_unbatched_inputs():
     refused(Model(lambda m, x: m.rnn(x)[0], rnn=nn.GRU(3, 4)), torch.randn(5, 3), "told apart")
-    projected = nn.LSTM(3, 4, proj_size=2, batch_first=True)
-    refused(Model(lambda m, x: m.rnn(x)[0], rnn=projected), torch.randn(5, 2, 3), "proj_size")
     attention = nn.MultiheadAttention(4, 2)
     refused(Model(lambda m, x: m.a(x, x, x)[0], a=attention), torch.randn(5, 4), "batch dimension")
 
@@ -210,11 +207,21 @@ def test_call_that_is_not_per_record():
     """The fallback compares single records with the batch before it is relied on."""
 
     def forward(m, x):
-        bags = torch.arange(0, x.numel(), 2)
+        return functional.scaled_dot_product_attention(x, m.w, x)
+
+    model = Model(forward, w=torch.randn(4, 3))
+    refused(model, torch.randn(4, 3), "on a single record|told apart")
+
+
+def test_bags_that_are_not_the_records():
+    def forward(m, x):
+        bags = torch.arange(0, x.numel(), 2) + 1  # each ends in the next record
+        bags[0] = 0
         return functional.embedding_bag(x.flatten(), m.w, bags)
 
-    model = Model(forward, w=torch.randn(7, 3))
-    refused(model, torch.randint(0, 7, (4, 2)), "on a single record|told apart")
+    (problem,) = check(Model(forward, w=torch.randn(7, 3)), torch.randint(0, 7, (4, 2)))
+    assert "depends on another record" in problem.what
+    refused(nn.EmbeddingBag(5, 3, max_norm=1.0), torch.randint(0, 5, (4, 2)), "max_norm")
 
 
 def test_several_results_without_a_rule():
@@ -251,7 +258,7 @@ def test_five_faults_five_remedies():
             "batch": nn.BatchNorm2d(8),
             "instance": nn.InstanceNorm2d(8, track_running_stats=True),
             "words": nn.Embedding(5, 3, max_norm=1.0),
-            "recurrent": nn.LSTM(3, 4, proj_size=2),
+            "counted": nn.EmbeddingBag(5, 3, scale_grad_by_freq=True),
             "lazy": nn.LazyLinear(3),
         }
     )
@@ -311,3 +318,10 @@ def test_check_of_other_faults():
     with pytest.raises(ValueError, match="two records"):
         check(nn.Linear(3, 2), torch.randn(1, 3))
     assert isinstance(check(flat, torch.randn(4, 3))[0], Problem)
+
+
+def test_masks_that_are_the_same_for_all_records():
+    """A flag stays a flag when the check replaces a record."""
+    layer = nn.TransformerEncoderLayer(4, 2, 5, batch_first=True)  # with dropout
+    mask = torch.zeros(3, 5, dtype=torch.bool)
+    assert check(layer, torch.randn(3, 5, 4), None, mask) == []

@@ -262,6 +262,8 @@ def test_views_are_recognised():
     base = torch.zeros(2)
     assert base[:1]._is_view(), "adapt rules/pointwise.py and rules/fallback.py"
     assert not base._is_view(), "adapt rules/pointwise.py and rules/fallback.py"
+    assert base[:1]._base is base, "adapt rules/context.py"
+    assert base._base is None, "adapt rules/context.py"
 
 
 def test_classes_that_the_check_looks_for():

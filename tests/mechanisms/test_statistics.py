@@ -149,3 +149,14 @@ def test_descriptions():
         as_statistics({"shares": 0.1})
     with pytest.raises(ow.OwnerwiseError, match="at least one column"):
         ow.Standardise(0)
+
+
+def test_statistics_that_their_noise_hides_are_a_concern_before_any_work():
+    """By public numbers alone: the noise on a mean, relative to half the range."""
+    statistics = bound_statistics(std=10.0)  # 1,000 records
+    noise = {columns: 10 * np.sqrt(1.5 * columns) / 1000 for columns in (66, 67)}
+    assert noise[66] < 0.1 < noise[67]
+    assert statistics.concerns(66) == []
+    assert "0.1 times half its declared range" in statistics.concerns(67)[0]
+    assert "of 670 columns" in statistics.concerns(670)[0]
+    assert "0.32 times" in statistics.concerns(670)[0]

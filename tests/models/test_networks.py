@@ -67,6 +67,12 @@ def test_the_private_step_trains_it(name):
     rules.assert_the_private_step_trains(model, records(name, 4), CLASSES.get(name, 10))
 
 
+def test_a_head_without_biases_has_only_weights():
+    head = models.build("linear-head", inputs=8, classes=3, bias=False)
+    assert [tuple(p.shape) for p in head.parameters()] == [(3, 8)]
+    assert (head(torch.zeros(2, 8)) == 0).all()
+
+
 def test_the_full_resnet_has_no_problem():
     assert ow.check(models.build("resnet18")) == []
 

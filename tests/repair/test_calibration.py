@@ -244,7 +244,7 @@ def test_the_shift_is_folded_into_the_last_bias_where_there_is_one(model, width,
     after = model(inputs).detach()
     assert model.training == training
     amount = shift if after.dim() == 2 and after.shape[1] == width else shift[1] - shift[0]
-    assert torch.allclose(before - after, amount.float().expand_as(before), atol=1e-6)
+    assert torch.allclose(before - after, amount.float().expand_as(before), atol=1e-5)  # float32
 
 
 def pulled(plan, logits, labels, owner, std=None, seed=0, lost=()):

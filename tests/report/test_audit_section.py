@@ -1,5 +1,7 @@
 """The section about audits: one chart per group, and only audits of the run's own plan."""
 
+from dataclasses import replace
+
 import pytest
 
 from ownerwise.audit import Audit, GroupAudit, Measured
@@ -18,7 +20,7 @@ def audit(plan, attack="white-box", names=("ε = 1", "ε = 8"), auc=(0.6, 0.55, 
         GroupAudit(name, 1.0, 1e-5, 50, Measured(*auc), 0.7, bounds={"any mechanism": 0.0})
         for name in names
     ]
-    return Audit(attack, plan, 10, 0.05, groups, (), 20)
+    return Audit(attack, plan, 10, 0.05, groups, (), 20, private=True)
 
 
 @pytest.fixture
@@ -41,8 +43,24 @@ def test_every_group_has_a_chart_with_all_attacks_and_caps(run):
     assert len([block for block in blocks if isinstance(block, Table)]) == 2
     findings = [block for block in blocks if isinstance(block, Bullets)]
     assert findings[0].items[0] == (
-        "ε = 1: The attack does better than chance (AUC 0.6 (0.55 to 0.65); cap 0.700)."
+        "ε = 1: The attack does better than chance (AUC 0.6 (0.55 to 0.65); cap 0.7)."
     )
+
+
+def test_an_audit_in_which_records_took_part_says_so_on_report_and_card(run):
+    rates = {"detections at 1.0% false alarms": Measured(0.02, 0.011, 0.03)}
+    (group,) = audit(run.plan.hash, names=("ε = 1",)).groups
+    group = replace(
+        group, bounds={}, rates=rates, rate_caps=dict.fromkeys(rates, 0.11111),
+        rate_chances=dict.fromkeys(rates, 0.01),
+    )  # fmt: skip
+    Audit("LiRA", run.plan.hash, 10, 0.05, [group], of="records").save(run.folder)
+    write_report([run], run.folder / "report.html")
+    report, card = (run.folder / "report.html").read_text(), card_text(run)
+    for text in (report, card):
+        assert "NOT PRIVATE: records of people took part" in text
+        assert "canaries" not in text
+    assert "0.02 (0.011 to 0.03); at most 0.112" in report
 
 
 def test_an_audit_of_another_plan_is_not_shown(run):

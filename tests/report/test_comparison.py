@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 import ownerwise as ow
@@ -51,6 +52,26 @@ def test_the_baseline_follows_from_settings_whatever_the_labels():
     ]
     assert Comparison.of(runs).baseline.label == "without weights"
     assert Comparison.of(runs[1:]).baseline.label == "IDP-SGD, my own"
+
+
+def test_runs_with_paid_releases_are_methods_of_their_own():
+    """Their mean with plain runs would be that of no method, whatever their order."""
+    paid = small_plan(statistics=ow.ColumnStatistics())
+    adaptive = small_plan(clip_norm="adaptive")
+    labels = [
+        ow.Trainer(torch.nn.Linear(2, 2), plan, lr=1.0).label
+        for plan in (paid, adaptive, small_plan())
+    ]
+    assert labels == ["IDP-SGD paid statistics", "IDP-SGD adaptive clip norm", "IDP-SGD"]
+    plans = (paid, adaptive, None)
+    runs = [made_run(label, plan=plan) for label, plan in zip(labels, plans, strict=True)]
+    comparison = Comparison.of(runs)
+    assert comparison.baseline.label == "IDP-SGD"
+    assert [method.extras for method in comparison.methods] == [
+        frozenset(),
+        {"paid statistics"},
+        {"an adaptive clip norm"},
+    ]
 
 
 def test_mean_and_standard_deviation_over_seeds():

@@ -73,13 +73,47 @@ def test_two_classes_are_called_by_their_names():
 
 
 def test_many_classes_have_neither_sensitivity_nor_a_tile_for_the_auc():
-    run = measured(classes=4)
+    names = ["calm", "odd", "ill", "dire"]
+    run = measured(classes=4, prediction={**CLASSES, "classes": names})
     blocks = built([run])
     table = next(block for block in blocks if isinstance(block, Table))
-    assert [row[0] for row in table.rows] == ["Accuracy", "AUC", "Calibration error"]
+    recalls = [f"Recall of “{name}”" for name in names]
+    assert [row[0] for row in table.rows] == ["Accuracy", "AUC", "Calibration error", *recalls]
+    found = run.history[-1]["validation"]["classification"]["recalls"]
+    assert [row[1] for row in table.rows[3:]] == [cells_of(found, key) for key in "0123"]
+    assert f"| Recall of “dire” | {cells_of(found, '3')} |" in card_text(run)
     tiles = next(block for block in overview(Comparison.of([run])) if isinstance(block, Tiles))
     assert not any("ROC" in tile.name for tile in tiles.tiles)
     assert "the probability of the predicted class" in blocks[3].caption
+
+
+def test_recalls_of_very_many_classes_are_shown_on_request_and_not_twice():
+    run = measured(classes=7)
+    folded = [block for block in built([run]) if isinstance(block, Details)]
+    assert len(folded[0].content.rows) == 7
+    assert "Recall of “" not in card_text(run)
+    by_class = measured(classes=7, groups_are="classes")
+    assert len([block for block in built([by_class]) if isinstance(block, Details)]) == 1
+
+
+@pytest.mark.parametrize(("classes", "name"), [(2, "admitted"), (3, "ill")])
+def test_a_class_that_is_never_recognised_is_named_at_the_top(classes, name):
+    """However high the accuracy and the AUC are. Not if one of two runs recognises it."""
+    names = ["home", "admitted", "ill"][:classes]
+    rng = np.random.default_rng(0)
+    actual = rng.choice(classes, 300, p=[0.8, 0.2] if classes == 2 else [0.6, 0.2, 0.2])
+    runs = [measured(classes=classes, seed=s, prediction={**CLASSES, "classes": names})
+            for s in (0, 1)]  # fmt: skip
+    blind = np.where(actual == classes - 1, 0, actual)
+    for run, predicted in zip(runs, (blind, actual), strict=True):
+        scores = np.eye(classes)[actual] + 0.1
+        run.history[-1]["validation"]["classification"] = classification(predicted, actual, scores)
+    words = f"IDP-SGD recognises no record of “{name}”."
+    for shown, said in (([runs[0]], True), ([runs[1]], False), (runs, False)):
+        blocks = overview(Comparison.of(shown))
+        cautions = [text for b in blocks if isinstance(b, Findings) for _, text in b.items]
+        assert (words in cautions) == said
+    assert words in card_text(runs[0])
 
 
 def test_runs_of_a_method_are_averaged_with_their_intervals():

@@ -86,6 +86,33 @@ def rate_doubled_for_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PoissonSampler, "__init__", init)
 
 
+def batches_of_fixed_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are slices of a shuffled order, accounted for as Poisson batches."""
+    real = PoissonSampler.draw
+
+    def draw(self, stream):
+        if not hasattr(self, "order"):
+            self.size = max(1, len(real(self, stream)))
+            self.order = np.random.default_rng(self.size).permutation(len(self.record_owner_index))
+        self.order = np.roll(self.order, self.size)
+        return np.sort(self.order[: self.size])
+
+    monkeypatch.setattr(PoissonSampler, "draw", draw)
+
+
+def same_batch_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second step takes the batch of the step before it, with new noise."""
+    real = PoissonSampler.draw
+
+    def draw(self, stream):
+        self.turn = not getattr(self, "turn", False)
+        if self.turn:
+            self.last = real(self, stream)
+        return self.last
+
+    monkeypatch.setattr(PoissonSampler, "draw", draw)
+
+
 def divisor_from_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The noised sum is divided by the realised number of records."""
     clipped_sum, noised = PrivateStep.clipped_sum, RunRandomness.noised
@@ -116,6 +143,8 @@ BUGS = {
     same_noise_twice: ({}, {}),
     rate_doubled_for_a_group: ({}, {}),
     divisor_from_the_batch: ({}, {}),
+    batches_of_fixed_size: ({"method": "uniform"}, {}),
+    same_batch_twice: ({}, {}),
     rows_of_an_owner_clipped_one_by_one: ({"unit": "owner"}, {}),
 }
 """Each bug with the plan's options, and the step's."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ownerwise.report.markdown import table
 from ownerwise_reproduction import provenance
-from ownerwise_reproduction.claims import VERDICTS, Claim, Finding, left_out
+from ownerwise_reproduction.claims import VERDICTS, Claim, Finding, left_out, not_run
 
 
 def page_part(findings: Sequence[Finding]) -> str:
@@ -41,11 +41,16 @@ def page_part(findings: Sequence[Finding]) -> str:
         parts.append(
             table(["not run", "theirs", "command"], list(map(_missing_row, missing)), texts=3)
         )
+        parts.append("Why they were not run:\n\n" + _listed(not_run()))
     parts += [
         "The claims above do not cover these results:",
-        "\n".join(f"- {words}" for words in left_out()),
+        _listed(left_out()),
     ]
     return "\n\n".join(parts)
+
+
+def _listed(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {words}" for words in lines)
 
 
 def _row(finding: Finding) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
@@ -111,6 +111,11 @@ def left_out() -> list[str]:
     return _file()["left_out"]
 
 
+def not_run() -> list[str]:
+    """Return the reasons why claims were not tested."""
+    return _file()["not_run"]
+
+
 def _file() -> dict[str, Any]:
     text = (files("ownerwise_reproduction") / "claims.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
@@ -203,8 +208,7 @@ def _finding(claim: Claim, study: Study) -> Finding | None:
         verdict = _verdict(claim.expect, interval)
         if not isinstance(claim.theirs, str):
             distance = factor * value.mean - claim.theirs
-            reached = distance <= 0 if claim.metric in LOWER_IS_BETTER else distance >= 0
-            verdict = "reached" if reached else "not reached"
+            verdict = _reached(claim, distance)
     command = provenance.command(
         "run",
         claim.setting,
@@ -224,6 +228,29 @@ def _finding(claim: Claim, study: Study) -> Finding | None:
         study.heading,
         command,
     )
+
+
+def restated(finding: Finding, claim: Claim) -> Finding | None:
+    """Return the finding on another number for the same measurement; None if it is another one."""
+    measured = ("setting", "method", "metric", "minus", "changes")
+    same = all(getattr(finding.claim, name) == getattr(claim, name) for name in measured)
+    if not same or finding.distance is None or isinstance(claim.theirs, str):
+        return None
+    assert not isinstance(finding.claim.theirs, str)
+    distance = finding.distance + finding.claim.theirs - claim.theirs
+    return replace(
+        finding,
+        claim=claim,
+        theirs=_theirs(claim),
+        distance=distance,
+        verdict=_reached(claim, distance),
+    )
+
+
+def _reached(claim: Claim, distance: float) -> str:
+    """Return the verdict on a number, given our result minus the paper's."""
+    reached = distance <= 0 if claim.metric in LOWER_IS_BETTER else distance >= 0
+    return "reached" if reached else "not reached"
 
 
 def _interval(value: Amount, factor: float) -> tuple[float, float] | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ownerwise.planning import plan as make_plan
 from ownerwise_reproduction.population import Population
 
 MOST_TIERS = 10
@@ -74,6 +75,20 @@ def lowered(
     strictest = population.epsilon.min()
     lowered = population.epsilon - float(argument) * (population.epsilon - strictest)
     return [Phase(population.with_budgets(lowered), plan)]
+
+
+def at_the_noise_of_dp_sgd(
+    population: Population, plan: Mapping[str, Any], argument: str, seed: int
+) -> Sequence[Phase]:
+    """Train once with the noise of DP-SGD; higher budgets buy a "larger-batch" or "more-steps"."""
+    size = {name: plan[name] for name in ("steps", "batch_size", "clip_norm")}
+    counted = {"accountant": plan["accountant"]} if "accountant" in plan else {}
+    strictest = make_plan(population.owners(), "uniform", **size, **counted)
+    size.pop("steps" if argument == "more-steps" else "batch_size")
+    noise = float(strictest.noise_std / strictest.clip_norm)
+    made = make_plan(population.owners(), "sample", **size, **counted, noise_multiplier=noise)
+    larger = {"steps": made.steps, "batch_size": made.expected_batch_size}
+    return [Phase(population, {**plan, "method": "sample", **larger})]
 
 
 def one_after_another(

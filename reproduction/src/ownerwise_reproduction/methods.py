@@ -173,6 +173,14 @@ KINDS: Mapping[str, _MethodKind] = {
         expected=f"one of loss, {', '.join(ABLATED_ORDERS)}",
     ),
     "uniform": _MethodKind("DP-SGD", configs.uniform, phases.all_at_once),
+    "same-noise": _MethodKind(
+        "IDP-SGD at the noise of DP-SGD, {}",
+        configs.without_weights,
+        phases.at_the_noise_of_dp_sgd,
+        levels=("larger-batch", "more-steps"),
+        check=lambda text: text in ("larger-batch", "more-steps"),
+        expected="larger-batch or more-steps",
+    ),
     "dpis": _MethodKind(
         "DPIS",
         configs.dpis,

@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ownerwise_reproduction.claims import Claim, Finding
+from ownerwise_reproduction.claims import Claim, Finding, restated
 from ownerwise_reproduction.summary import Study
 
 OVERVIEW, CLAIMS, FURTHER = "README.md", "claims.json", "## Beyond the papers' tables"
@@ -46,11 +46,17 @@ class Published:
         )
 
     def completed(self, findings: Sequence[Finding]) -> list[Finding]:
-        """Return findings together with the published ones on the same claims, in their order."""
+        """Return findings together with the published ones on the same claims, in their order.
+
+        A claim that was added later takes what is published on the same measurement.
+        """
         complete = []
         for claim in dict.fromkeys(finding.claim for finding in findings):
             new = [one for one in findings if one.claim == claim and one.study is not None]
             old = [one for one in self.findings if one.claim == claim]
+            if not new + old:
+                known = (restated(one, claim) for one in self.findings)
+                old = [one for one in known if one is not None]
             missing = [one for one in findings if one.claim == claim and one.study is None]
             complete += sorted(new + old, key=lambda one: str(one.study)) or missing
         return complete

@@ -27,7 +27,8 @@ from ownerwise.randomness import SecretStream
 from ownerwise.randomness.noise import standard_normal
 
 FAILURE = 0.05
-"""Probability that any lower bound of an audit is wrong, or any interval misses its value."""
+"""Probability, over all groups, that any lower bound of one method is wrong, or any interval of one
+rate misses its value."""
 
 ATTACKS: dict[str, Callable[[Observations], np.ndarray]] = {
     "white-box": lambda seen: seen.scores,
@@ -62,8 +63,8 @@ def one_run(
     each canary has a gradient of its own: no attacker can do much better. Black-box ("loss", "loss
     difference"), the canaries are ordinary records, and the attacker sees only the trained model.
 
-    The audit itself is NOT private: its result depends on all records without noise on the score.
-    With `model=None`, the canaries train alone, and no record takes part.
+    With a model, the audit is NOT private: its training uses all records once more, and no budget
+    pays for it. With `model=None`, the canaries train alone, and no record takes part.
 
     Formal guarantee: with probability at least 1 - `failure`, no lower bound "any mechanism"
     exceeds the epsilon of the audited run in any group (Steinke, Nasr, Jagielski 2023), and no
@@ -83,7 +84,8 @@ def one_run(
         canary_records: inputs and targets of black-box canaries, one per canary; not of people. By
             default, normal inputs and random targets.
         guesses: fraction of the canaries for which the attacker guesses.
-        failure: probability that a bound or an interval is wrong, over all groups.
+        failure: probability, over all groups, that a bound of one method is wrong, or an interval
+            misses its value.
         stream: the source of randomness; by default a new private stream.
     """
     if attack not in ATTACKS:
@@ -115,6 +117,7 @@ def one_run(
         groups=groups,
         alarms=() if compared is None else tuple(compared.alarms),
         compared=0 if compared is None else len(compared.checks),
+        private=training.alone,
     )
 
 
@@ -122,6 +125,12 @@ def audited_groups(
     seen: Observations, scores: np.ndarray, guesses: float = GUESSES, failure: float = FAILURE
 ) -> list[GroupAudit]:
     """Return the result for each group; the groups share the probability of failure."""
+    lost = int((~np.isfinite(scores)).sum())
+    if lost:
+        raise OwnerwiseError(
+            f"{lost} of {len(scores)} canaries have a score that is not finite: the audited "
+            "training diverged, so nothing can be concluded. Lower the learning rate"
+        )
     count = len(seen.canaries.groups)
     return [_audited(seen, scores, group, guesses, failure / count) for group in range(count)]
 

@@ -42,7 +42,7 @@ class Check(NamedTuple):
 
 def checks(seen: Observations) -> list[Check]:
     """Return all comparisons of a run with its plan."""
-    found = [*_correlations(seen)]
+    found = [*_batch_sizes(seen), *_correlations(seen)]
     for number, name in enumerate(seen.canaries.groups):
         members = seen.canaries.members(number)
         for check in _of_group(seen, members):
@@ -60,7 +60,7 @@ def _of_group(seen: Observations, members: np.ndarray) -> Iterator[Check]:
         yield _shape(noise)
     if len(inside) < 1:
         return
-    yield _draws(seen, inside)
+    yield from _draws(seen, inside)
     expected = seen.expected[:, inside]
     if np.isfinite(expected).all():
         residuals = (seen.sums[:, inside] - expected) / seen.noise_std[:, None]
@@ -96,15 +96,57 @@ def _shape(noise: np.ndarray) -> Check:
     return Check("noise: distance from normal", "", distance, 0.0, p)
 
 
-def _draws(seen: Observations, inside: np.ndarray) -> Check:
-    """Compare how often included canaries were drawn with their sampling rate."""
-    canaries, plan = seen.canaries, seen.canaries.plan
-    owner = canaries.owner[inside[0]]
-    rows = 1 if plan.sampling == "owner" else int(canaries.rows[inside[0]])
-    trials = rows * len(inside) * len(seen.sums)
-    rate, drawn = float(plan.sampling_rates[owner]), int(seen.drawn[:, inside].sum())
-    tails = binom.cdf(drawn, trials, rate), binom.sf(drawn - 1, trials, rate)
-    return Check("sampling rate", "", drawn / trials, rate, min(1.0, 2 * float(min(tails))))
+def _rows(seen: Observations) -> np.ndarray:
+    """Return how many rows of each canary are drawn independently, if it is included."""
+    canaries = seen.canaries
+    of_owners = canaries.plan.sampling == "owner"
+    return np.ones(len(canaries), dtype=np.int64) if of_owners else canaries.rows
+
+
+def _draws(seen: Observations, inside: np.ndarray) -> Iterator[Check]:
+    """Compare the draws of included canaries with independent draws at their sampling rate."""
+    drawn, rows = seen.drawn[:, inside], int(_rows(seen)[inside[0]])
+    rate = float(seen.canaries.plan.sampling_rates[seen.canaries.owner[inside[0]]])
+    yield _share("sampling rate", int(drawn.sum()), rows * drawn.size, rate)
+    trials = rows * len(drawn)
+    of_each = np.full(trials, rate)
+    yield _count_variance("draws of each canary: variance", drawn.sum(axis=0), of_each)
+    if rows == 1:  # whoever was drawn is drawn again with the same probability
+        again = int((drawn[1:] * drawn[:-1]).sum())
+        yield _share("draws in consecutive steps", again, int(drawn[:-1].sum()), rate)
+
+
+def _batch_sizes(seen: Observations) -> Iterator[Check]:
+    """Check that batches of included canaries vary as much as those of independent draws."""
+    canaries = seen.canaries
+    rates = np.repeat(canaries.plan.sampling_rates[canaries.owner], _rows(seen) * canaries.included)
+    yield _count_variance("draws of each step: variance", seen.drawn.sum(axis=1), rates)
+
+
+def _share(name: str, count: int, trials: int, rate: float) -> Check:
+    """Compare a count with its binomial distribution."""
+    tails = binom.cdf(count, trials, rate), binom.sf(count - 1, trials, rate)
+    p = min(1.0, 2 * float(min(tails)))
+    return Check(name, "", count / max(1, trials), rate, p)
+
+
+def _count_variance(name: str, counts: np.ndarray, rates: np.ndarray) -> Check:
+    """Compare the variance of counts of independent draws at `rates`.
+
+    Counts are whole numbers, so each tail is computed from the least extreme values that round to
+    them.
+    """
+    spreads = rates * (1 - rates)
+    variance, fourth = float(spreads.sum()), float((spreads * (1 - 6 * spreads)).sum())
+    distance = np.abs(counts - rates.sum())
+    observed = float((distance**2).mean())
+    if variance == 0:
+        return Check(name, "", observed, 0.0, float(observed == 0))
+    freedom = 2 * len(counts) / (2 + fourth / variance**2)  # same mean and variance as the total
+    most = float(((distance + 0.5) ** 2).mean()) / variance
+    least = float((np.maximum(distance - 0.5, 0) ** 2).mean()) / variance
+    tails = chi2.cdf(most * freedom, freedom), chi2.sf(least * freedom, freedom)
+    return Check(name, "", observed, variance, min(1.0, 2 * float(min(tails))))
 
 
 def _signal(seen: Observations, inside: np.ndarray) -> Check:

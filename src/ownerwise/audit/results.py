@@ -12,6 +12,7 @@ from typing import Any
 from ownerwise.audit.rates import Measured
 from ownerwise.errors import OwnerwiseError
 from ownerwise.files import (
+    FLAG,
     NUMBER,
     TEXT,
     WHOLE,
@@ -22,27 +23,33 @@ from ownerwise.files import (
     read_json,
     write_json,
 )
+from ownerwise.wording import down, up
 
 FILE = "audit.json"
 """Name of the file with a run's audits, in its folder."""
 
 PROVES_NOTHING = "An attack that fails proves nothing."
 ABOVE_CHANCE = "Nothing above chance was found"
-_FORMAT = 1
+NOT_PRIVATE = (
+    "NOT PRIVATE: records of people took part in the audited training, and no budget pays for what "
+    "this audit tells about them."
+)
+_FORMAT = 2
+_AGAIN = "delete the file, then audit the run again"
 _INTERVAL = list_of(NUMBER, 3)
 _GROUP = fields(
     {
         "name": TEXT, "promised": NUMBER, "delta": NUMBER, "members": WHOLE, "guesses": WHOLE,
         "right": WHOLE, "bounds": mapping_of(NUMBER), "estimate": or_null(_INTERVAL),
         "auc": _INTERVAL, "cap": NUMBER, "rates": mapping_of(_INTERVAL),
-        "rate_caps": mapping_of(NUMBER),
+        "rate_caps": mapping_of(NUMBER), "rate_chances": mapping_of(NUMBER),
     }
 )  # fmt: skip
 _AUDIT = fields(
     {
         "attack": TEXT, "plan": TEXT, "steps": WHOLE, "failure": NUMBER, "groups": list_of(_GROUP),
         "alarms": list_of(TEXT), "compared": WHOLE,
-        "of": TEXT,
+        "of": TEXT, "private": FLAG,
     }
 )  # fmt: skip
 _FILE = fields({"format": WHOLE, "audits": list_of(_AUDIT)})
@@ -62,7 +69,9 @@ class GroupAudit:
         estimate: epsilon by a Gaussian fit, with an interval: an estimate, not a bound.
         auc: area under the attack's curve, with an interval.
         cap: the largest area that any attack can reach, from the plan.
-        rates: detections at given rates of false alarms, each with its interval, and their caps.
+        rates: detections at given rates of false alarms and accuracies, each with its interval.
+        rate_caps, rate_chances: the largest value of each that any attack can reach, and the value
+            that guessing has.
     """
 
     name: str
@@ -77,11 +86,18 @@ class GroupAudit:
     estimate: Measured | None = None
     rates: Mapping[str, Measured] = field(default_factory=dict)
     rate_caps: Mapping[str, float] = field(default_factory=dict)
+    rate_chances: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def above_chance(self) -> list[str]:
+        """The rates whose whole interval lies above that of guessing."""
+        return [name for name, rate in self.rates.items() if rate.low > self.rate_chances[name]]
 
     @property
     def at_chance(self) -> bool:
-        """Whether the interval of the AUC contains that of guessing, and no bound is above 0."""
-        return self.auc.low <= 0.5 <= self.auc.high and not any(self.bounds.values())
+        """Whether all intervals contain the values of guessing, and no bound is above 0."""
+        guessing = self.auc.low <= 0.5 <= self.auc.high
+        return guessing and not any(self.bounds.values()) and not self.above_chance
 
     @property
     def violated(self) -> bool:
@@ -93,14 +109,13 @@ class GroupAudit:
         """The result in one sentence."""
         if self.violated:
             return (
-                f"A lower bound of {max(self.bounds.values()):.3g} EXCEEDS the promised epsilon "
-                f"{self.promised:.3g}."
+                f"A lower bound of {max(self.bounds.values()):.5g} EXCEEDS the promised epsilon "
+                f"{self.promised:.5g}."
             )
+        found = f"(AUC {interval(self.auc)}; cap {up(self.cap, 3)})."
         if self.at_chance:
-            return f"{ABOVE_CHANCE} (AUC {_interval(self.auc)}; cap {self.cap:.3f})."
-        return (
-            f"The attack does better than chance (AUC {_interval(self.auc)}; cap {self.cap:.3f})."
-        )
+            return f"{ABOVE_CHANCE} {found}"
+        return f"The attack does better than chance {found}"
 
 
 @dataclass(frozen=True)
@@ -111,11 +126,13 @@ class Audit:
         attack: the attack, such as "white-box, one run".
         plan: hash of the audited plan.
         steps: number of steps of the audited run.
-        failure: probability that any lower bound or interval is wrong, over all groups.
+        failure: probability, over all groups, that any figure of one kind is wrong: a lower bound
+            of one method, or the interval of one rate.
         groups: the results for each group.
         alarms: comparisons with the plan that failed, as text.
         compared: number of comparisons with the plan.
         of: what was attacked: "canaries" or "records".
+        private: whether no record of a person took part. Otherwise the result is NOT private.
     """
 
     attack: str
@@ -126,6 +143,7 @@ class Audit:
     alarms: Sequence[str] = ()
     compared: int = 0
     of: str = "canaries"
+    private: bool = False
 
     @property
     def passed(self) -> bool:
@@ -136,20 +154,25 @@ class Audit:
         """Return the result as text."""
         lines = [f"{self.title}, {self.steps} steps, plan {self.plan[:12]}"]
         for group in self.groups:
-            lines.append(f"- {group.name}: promised {group.promised:.3g}. {group.finding}")
-            found = [f"at least {bound:.3g} ({name})" for name, bound in group.bounds.items()]
+            lines.append(f"- {group.name}: promised {up(group.promised)}. {group.finding}")
+            found = [f"at least {down(bound, 3)} ({name})" for name, bound in group.bounds.items()]
             if group.estimate is not None:
-                found.append(f"estimated {_interval(group.estimate)}, which is not a bound")
+                found.append(f"estimated {interval(group.estimate)}, which is not a bound")
             lines += [f"  epsilon {'; '.join(found)}"] if found else []
             lines += [
-                f"  {name}: {_interval(rate)}, cap {group.rate_caps[name]:.3g}"
+                f"  {name}: {interval(rate)}, cap {up(group.rate_caps[name], 3)}"
                 for name, rate in group.rates.items()
             ]
         if self.compared:
             failed = f"{len(self.alarms)} FAILED" if self.alarms else "none failed"
             lines.append(f"{self.compared} comparisons with the plan: {failed}")
             lines += [f"- {alarm}" for alarm in self.alarms]
-        return "\n".join([*lines, PROVES_NOTHING])
+        return "\n".join([*lines, *self.warnings, PROVES_NOTHING])
+
+    @property
+    def warnings(self) -> list[str]:
+        """What whoever passes the result on must know first."""
+        return [] if self.private else [NOT_PRIVATE]
 
     @property
     def title(self) -> str:
@@ -160,7 +183,8 @@ class Audit:
     def findings(self) -> list[str]:
         """Return the result as sentences, one for each group, for a report or a card."""
         found = [f"{group.name}: {group.finding}" for group in self.groups]
-        return [*found, *(f"A comparison with the plan FAILED: {alarm}" for alarm in self.alarms)]
+        failed = [f"A comparison with the plan FAILED: {alarm}" for alarm in self.alarms]
+        return [*self.warnings, *found, *failed]
 
     def save(self, folder: str | PathLike) -> Path:
         """Add this audit to a run folder; it replaces an earlier one with the same attack."""
@@ -176,11 +200,12 @@ def load_audits(folder: str | PathLike) -> list[Audit]:
     path = Path(folder) / FILE
     if not path.exists():
         return []
-    content = read_json(path, _FILE)
+    try:
+        content = read_json(path, _FILE)
+    except OwnerwiseError as error:
+        raise OwnerwiseError([f"{problem}; {_AGAIN}" for problem in error.problems]) from error
     if content["format"] != _FORMAT:
-        raise OwnerwiseError(
-            f"{path} has format {content['format']}; expected {_FORMAT}: audit the run again"
-        )
+        raise OwnerwiseError(f"{path} has format {content['format']}; expected {_FORMAT}; {_AGAIN}")
     return [_audit(entry) for entry in content["audits"]]
 
 
@@ -201,5 +226,6 @@ def _group(values: dict[str, Any]) -> GroupAudit:
     return GroupAudit(**known)
 
 
-def _interval(measured: Measured) -> str:
-    return f"{measured.value:.3g} ({measured.low:.3g} to {measured.high:.3g})"
+def interval(measured: Measured) -> str:
+    """Format a value and its interval, whose ends are rounded outwards."""
+    return f"{measured.value:.3g} ({down(measured.low, 3)} to {up(measured.high, 3)})"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import t
+from scipy.stats import binom, t
 
 from ownerwise.audit.canary_attack import FAILURE
 from ownerwise.audit.inference import INFERENCES
@@ -34,8 +35,9 @@ def membership(
     """Attack target models with shadow models, and return the result for each budget group.
 
     The area under the curve is averaged over the targets, with an interval from their spread.
-    Thresholds are chosen on one half of a target's records and judged on the other half. Every
-    figure stands beside its cap, the largest value that the plan permits any attack.
+    Thresholds are the same for all targets; they are chosen on one half of the records and judged
+    on the other half, and intervals allow for both. Every figure stands beside its cap, the largest
+    value that the plan permits any attack.
 
     The result is NOT private.
 
@@ -44,7 +46,7 @@ def membership(
         shadows: signals of other models, trained by the same private algorithm.
         plan: the plan of all these models, with owners.
         attack: one of `INFERENCES`.
-        failure: probability that an interval misses its value, over all groups.
+        failure: probability, over all groups, that an interval of one rate misses its value.
     """
     if attack not in INFERENCES:
         raise OwnerwiseError(f"attack is {attack!r}; {known_names(attack, INFERENCES)}")
@@ -59,7 +61,7 @@ def membership(
     if _in_both(targets, shadows):
         raise OwnerwiseError(
             "a target is among the shadow models: the attack would be judged on what it was "
-            "fitted to. Train shadow models of their own"
+            "fitted to. Train separate shadow models"
         )
     scores = [INFERENCES[attack](confidences, shadows) for confidences in targets.confidences]
     classes = class_members(plan.targets, plan.deltas)
@@ -76,6 +78,7 @@ def membership(
         failure=failure,
         groups=groups,
         of="records",
+        private=False,
     )
 
 
@@ -86,62 +89,92 @@ def _group(
     included: Sequence[np.ndarray],
     failure: float,
 ) -> GroupAudit:
-    cap = TradeOff.of(plan, int(members[-1]))
-    halves = [_halved(*pair) for pair in zip(scores, included, strict=True)]
-    rates = {}
-    caps = {}
+    curves = [TradeOff.of(plan, owner) for owner in _least_protected(plan, members)]
+    halves = _halves(scores, included)
+    rates, caps, chances = {}, {}, {}
     for rate in FALSE_ALARM_RATES:
-        if min(len(others) for _, others, _, _ in halves) < _FEWEST_BEYOND / rate:
+        if len(halves.other_scores) < _FEWEST_BEYOND / rate:
             continue  # no threshold has this rate
         name = f"detections at {rate:.1%} false alarms"
         rates[name] = _detections(halves, rate, failure)
-        caps[name] = float(cap.power(rate))
-    rates["balanced accuracy"] = _balanced(halves, failure)
-    caps["balanced accuracy"] = cap.accuracy
+        caps[name] = max(float(curve.power(rate)) for curve in curves)
+        chances[name] = rate
+    name = "balanced accuracy"
+    rates[name] = _balanced(halves, failure)
+    caps[name], chances[name] = max(curve.accuracy for curve in curves), 0.5
     return GroupAudit(
         name=f"ε = {span(float(plan.targets[members].min()), float(plan.targets[members].max()))}",
         promised=float(plan.targets[members].max()),
-        delta=float(plan.deltas[members[-1]]),
+        delta=float(plan.deltas[members].max()),
         members=len(scores[0]),
         auc=_mean_auc(scores, included, failure),
-        cap=cap.area,
+        cap=max(curve.area for curve in curves),
         rates=rates,
         rate_caps=caps,
+        rate_chances=chances,
     )
 
 
-Half = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""Scores of members and others on which a threshold is chosen, and of those on which it is judged.
-"""
+def _least_protected(plan: Plan, members: np.ndarray) -> set[int]:
+    """Return the members of a class whose plan permits the strongest attacks.
+
+    These have the largest epsilon; among them, curves differ with the number of records that count
+    together.
+    """
+    lax = members[plan.targets[members] == plan.targets[members].max()]
+    together = plan.counted_together
+    count = np.ones(len(lax)) if together is None else together[lax]
+    return {int(lax[count.argmin()]), int(lax[count.argmax()])}
 
 
-def _halved(scores: np.ndarray, included: np.ndarray) -> Half:
-    even = np.arange(len(scores)) % 2 == 0
-    parts = (scores[mask & half] for half in (even, ~even) for mask in (included, ~included))
-    first, second, third, fourth = parts
-    return first, second, third, fourth
+class _Halves(NamedTuple):
+    """Scores of members and others of all targets.
+
+    Attributes:
+        member_scores, other_scores: those on which a threshold is chosen.
+        judged_members, judged_others: those on which it is judged.
+    """
+
+    member_scores: np.ndarray
+    other_scores: np.ndarray
+    judged_members: np.ndarray
+    judged_others: np.ndarray
 
 
-def _detections(halves: Sequence[Half], rate: float, failure: float) -> Measured:
-    found = total = 0
-    for _, others, members, _ in halves:
-        threshold = np.quantile(others, 1 - rate, method="higher")
-        found += int((members > threshold).sum())
-        total += len(members)
-    return share(found, total, failure)
+def _halves(scores: Sequence[np.ndarray], included: Sequence[np.ndarray]) -> _Halves:
+    every, masks = np.stack(scores), np.stack(included)
+    even = np.arange(every.shape[1]) % 2 == 0
+    return _Halves(*(every[mask & half] for half in (even, ~even) for mask in (masks, ~masks)))
 
 
-def _balanced(halves: Sequence[Half], failure: float) -> Measured:
-    right = [0, 0]
-    total = [0, 0]
-    for members, others, judged_members, judged_others in halves:
-        threshold = _best_threshold(members, others)
-        right[0] += int((judged_members > threshold).sum())
-        right[1] += int((judged_others <= threshold).sum())
-        total[0] += len(judged_members)
-        total[1] += len(judged_others)
-    found = [share(*pair, failure / 2) for pair in zip(right, total, strict=True)]
-    return Measured(*(sum(parts) / 2 for parts in zip(*found, strict=True)))
+def _detections(halves: _Halves, rate: float, failure: float) -> Measured:
+    """Return the rate of detections at a rate of false alarms.
+
+    The rate of false alarms above the k-th largest score of n others has a Beta distribution. The
+    ends of the interval use thresholds whose rate is at most (at least) the stated one, except with
+    a quarter of the probability of failure each.
+    """
+    others, members = np.sort(halves.other_scores)[::-1], halves.judged_members
+    count, quarter = len(others), failure / 4
+    low, high = 0.0, 1.0
+    surely_fewer = int(binom.ppf(quarter, count, rate)) - 1
+    if surely_fewer >= 0:
+        found = int((members > others[surely_fewer]).sum())
+        low = share(found, len(members), failure / 2).low
+    surely_more = int(binom.ppf(1 - quarter, count, rate))
+    if surely_more < count:
+        found = int((members >= others[surely_more]).sum())
+        high = share(found, len(members), failure / 2).high
+    found = int((members > others[int(rate * count)]).sum())
+    return Measured(found / max(1, len(members)), low, high)
+
+
+def _balanced(halves: _Halves, failure: float) -> Measured:
+    threshold = _best_threshold(halves.member_scores, halves.other_scores)
+    members, others = halves.judged_members, halves.judged_others
+    detected = share(int((members > threshold).sum()), len(members), failure / 2)
+    rejected = share(int((others <= threshold).sum()), len(others), failure / 2)
+    return Measured(*(sum(pair) / 2 for pair in zip(detected, rejected, strict=True)))
 
 
 def _best_threshold(members: np.ndarray, others: np.ndarray) -> float:
@@ -168,5 +201,12 @@ def _mean_auc(
 
 
 def _in_both(targets: Signals, shadows: Signals) -> bool:
-    known = {row.tobytes() for row in shadows.confidences}
-    return any(row.tobytes() in known for row in targets.confidences)
+    """Return whether a target and a shadow model have the same members and outputs."""
+    known: dict[bytes, list[np.ndarray]] = {}
+    for confidences, included in zip(shadows.confidences, shadows.included, strict=True):
+        known.setdefault(included.tobytes(), []).append(confidences)
+    return any(
+        np.allclose(confidences, of_shadow, rtol=1e-3, atol=1e-3)
+        for confidences, included in zip(targets.confidences, targets.included, strict=True)
+        for of_shadow in known.get(included.tobytes(), ())
+    )

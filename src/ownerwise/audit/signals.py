@@ -36,6 +36,12 @@ class Signals:
                 f"confidences have shape {self.confidences.shape} and included "
                 f"{self.included.shape}; expected [models, records] for both"
             )
+        if not np.isfinite(self.confidences).all():
+            broken = int((~np.isfinite(self.confidences)).any(axis=1).sum())
+            raise OwnerwiseError(
+                f"{broken} of {len(self)} models have confidences that are not finite: their "
+                "training diverged, so nothing can be concluded. Lower the learning rate"
+            )
 
     def __len__(self) -> int:
         return len(self.confidences)

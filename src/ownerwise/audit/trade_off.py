@@ -90,7 +90,7 @@ class TradeOff:
     @property
     def accuracy(self) -> float:
         """The largest possible balanced accuracy of an attack."""
-        return float(1 + (self.power(_RATES) - _RATES).max()) / 2
+        return float(1 + self.deltas[0]) / 2  # delta at epsilon 0 is the total variation distance
 
     def epsilon(self, delta: float) -> float:
         """Return the epsilon at `delta`, interpolated between tabulated values."""

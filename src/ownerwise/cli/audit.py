@@ -54,10 +54,12 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from ownerwise.audit import load_audits
     from ownerwise.runs import Run
 
     if options.target.is_dir():
         run = Run.load(options.target)
+        load_audits(options.target)  # refuses a damaged file before the work is done
         audit = _audit_plan(run, options)
         audit.save(options.target)
     else:
@@ -69,9 +71,12 @@ def _run(options: argparse.Namespace) -> None:
     for line in audit.describe().splitlines():
         print(printable(line))
     if run is not None:
+        from ownerwise.audit.results import FILE
         from ownerwise.cli.train import write_pages
 
-        print(f"Written to {run.folder}: {', '.join(write_pages(run))}")
+        for reason in run.not_private:
+            print(printable(f"The run itself is NOT PRIVATE: {reason}"))
+        print(f"Written to {run.folder}: {', '.join([FILE, *write_pages(run)])}")
     if not audit.passed:
         raise OwnerwiseError(
             [*(f"{group.name}: {group.finding}" for group in audit.groups if group.violated),

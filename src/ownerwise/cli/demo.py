@@ -98,7 +98,7 @@ def _run(options: argparse.Namespace) -> None:
         "Next, with your own table, one row per record:\n"
         "  ownerwise init mine.csv     write a commented configuration, and fill in its TODOs\n"
         "  ownerwise train mine.toml   train, and write the run folder, its report and its card\n"
-        "How to choose the budgets, and what is protected: docs/getting-started.md"
+        "The whole way, with two hospital tables: docs/how-to/hospital.md"
     )
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +92,8 @@ def _train(config: Config, options: argparse.Namespace, processes: Processes) ->
     else:
         print(printable(prepared.data))
         print(prepared.plan.describe())
+    for concern in prepared.statistics_concerns:
+        print(f"ownerwise: warning: statistics of no use: {concern}", file=sys.stderr)
     run = prepared.fit(resume=options.resume)
     if not processes.first:
         return
@@ -115,6 +117,7 @@ def figures(run: Run) -> dict[str, Any]:
         "steps_spent": run.steps_spent,
         "steps_planned": run.plan.steps,
         "unit": run.plan.unit,
+        "classes": None if run.classes is None else list(run.classes),
         "epsilon_spent": _extremes(run.epsilon()),
         "epsilon_promised": _extremes(run.plan.targets),
         "owner_epsilon": _extremes(run.owner_epsilon()),
@@ -127,8 +130,12 @@ def _extremes(values: np.ndarray) -> dict[str, float | None]:
     return {name: end if math.isfinite(end) else None for name, end in ends.items()}
 
 
-def _accuracy(metrics: Mapping[str, Any]) -> str:
+def _accuracy(metrics: Mapping[str, Any], classes: Sequence[str] | None) -> str:
     words, worst = f"accuracy {metrics['accuracy']:.4f}", metrics["worst_group"]
+    majority = metrics.get("classification", {}).get("majority")
+    if majority is not None:
+        name = majority["class"] if classes is None else classes[int(majority["class"])]
+        words += f" (always {printable(name)!r}: {majority['share']:.4f})"
     if "owner_accuracy" in metrics:
         words += f", {metrics['owner_accuracy']:.4f} per owner"
     if worst is not None:
@@ -174,7 +181,7 @@ def summary(run: Run) -> list[str]:
     for part in ("validation", "test"):
         metrics = last.get(part)
         if metrics is not None:
-            words = _regression(metrics) if "rmse" in metrics else _accuracy(metrics)
+            words = _regression(metrics) if "rmse" in metrics else _accuracy(metrics, run.classes)
             lines.append(f"{part} {words} (no guarantee covers {part} records)")
     spent, targets = run.epsilon(), run.plan.targets
     words = (

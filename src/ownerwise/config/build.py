@@ -26,6 +26,7 @@ from ownerwise.mechanisms import (
     REGRESSION_LOSSES,
     RELEASES,
     WEIGHTS,
+    ColumnStatistics,
     Loss,
     RegressionLoss,
     Standardise,
@@ -82,6 +83,13 @@ class PreparedRun:
     def training_data(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The training records as (X, y)."""
         return _pair(self.data.train, self.trainer.loss)
+
+    @property
+    def statistics_concerns(self) -> list[str]:
+        """The reasons why the column statistics that the plan pays for cannot be of use."""
+        if self.plan.opening_std is None or not self.data.numbers:
+            return []
+        return ColumnStatistics().bind(self.plan).concerns(self.data.numbers)
 
     def fit(self, resume: bool = False) -> Run:
         """Train the model, or resume training, and return the run."""
@@ -232,7 +240,9 @@ def make_owners(
     budgets |= owners.left_out
     if "separator" in settings:
         budgets |= _budgets_of_sets(budgets, evaluated, settings["separator"])
-    return assign.by_column(data, column, budgets), owners
+    named = settings.get("column", config["data"].get("owner", column))  # in the user's table
+    assignment = assign.by_column(data, column, budgets)
+    return replace(assignment, description=f"owners by {named}"), owners
 
 
 def _budgets_of_sets(

@@ -36,7 +36,7 @@ def read_inputs(
 
     Args:
         settings: the run's settings (`run.config`).
-        path: a table with the run's input columns; it may also have the class and the owner.
+        path: a table with the run's input columns; any others are left out, as in training.
         columns: other columns to return.
     """
     data = settings.get("settings", {}).get("data", {})
@@ -49,15 +49,11 @@ def read_inputs(
             "it does not keep: declare ranges (data.features), or pay for statistics "
             "(plan.statistics), and train again"
         )
-    ignored = [name for key in ("target", "owner") if (name := data.get(key))]
     features = data.get("features") or settings["prediction"]["columns"]
     if not features:
         raise OwnerwiseError(
             "the run does not know which array its inputs are: list it in data.features"
         )
-    ignored += [*data.get("columns", ())]
     missing = data.get("missing", ())
-    read = load_inputs(
-        path, features=features, missing=missing, scale=scale, columns=columns, ignored=ignored
-    )
+    read = load_inputs(path, features=features, missing=missing, scale=scale, columns=columns)
     return replace(read, inputs=features_of(read.inputs, data))

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from ownerwise.config.placeholders import BLANKS, TODO
-from ownerwise.data.reading import reading
+from ownerwise.data.reading import reading, unknown_type
 from ownerwise.errors import OwnerwiseError, known_names, name_some, require
 from ownerwise.owners import PARQUET, csv_rows
 
@@ -71,7 +71,7 @@ classes = ["{todo}"]\t# {words[classes]}
 
 [owners]
 budgets = "{todo}"\t# {words[budgets]}
-delta = 1e-5\t# well below 1 / number of owners
+delta = 1e-5\t# well below 1 / number of people
 
 [plan]
 unit = "{todo}"\t# {words[unit]}
@@ -102,7 +102,7 @@ def column_names(path: Path) -> list[str]:
         parquet = require("pyarrow.parquet", "ownerwise[table]", "a Parquet file")
         return list(parquet.read_schema(path).names)
     if kind != ".csv":
-        raise OwnerwiseError(f"{path}: file type {kind!r}; expected .csv or .parquet")
+        raise unknown_type(path, ".csv or .parquet")
     return _header(path)
 
 

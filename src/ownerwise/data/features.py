@@ -199,7 +199,7 @@ def make_table(
         records.take(test) if test.any() else None,
         classes,
         features=encoded.names,
-        form=f"float32 [{len(encoded.names)}], {form}, categories 0 or 1",
+        form=f"{len(encoded.names)} inputs, {form}, categories 0 or 1",
         not_private=encoded.not_private,
         numbers=encoded.numbers,
     )

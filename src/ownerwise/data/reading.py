@@ -15,7 +15,15 @@ import numpy as np
 from ownerwise.errors import OwnerwiseError, name_some
 from ownerwise.owners import csv_rows
 
+_SPREADSHEETS = (".xls", ".xlsx", ".xlsm", ".ods")
 _OPEN = {".gz": gzip.open, ".xz": lzma.open}
+
+
+def unknown_type(path: Path, expected: str) -> OwnerwiseError:
+    """Return the error for a file whose type no reader knows."""
+    kind = path.suffix.lower()
+    remedy = ": save the sheet as CSV, in UTF-8" if kind in _SPREADSHEETS else ""
+    return OwnerwiseError(f"{path}: file type {kind!r}; expected {expected}{remedy}")
 
 
 class Unusable(ValueError):

@@ -16,7 +16,7 @@ from ownerwise.data.cells import MISSING
 from ownerwise.data.declarations import TEXT, Declared, declarations, schema_of
 from ownerwise.data.features import Schema, class_of, encode, make_table, record
 from ownerwise.data.pictures import Pictures
-from ownerwise.data.reading import by_column, read_arrays, read_rows, reading
+from ownerwise.data.reading import by_column, read_arrays, read_rows, reading, unknown_type
 from ownerwise.data.records import DataSet, Records
 from ownerwise.data.splits import TEST_SHARE, hold_out, split_by_problems
 from ownerwise.data.targets import numeric_targets, range_problems
@@ -150,29 +150,25 @@ def load_inputs(
     missing: Sequence[Any] = (),
     scale: str = "ranges",
     columns: Sequence[str] = (),
-    ignored: Sequence[str] = (),
 ) -> NewRecords:
     """Return the inputs of new records, encoded exactly as `load_table` encodes them.
 
     Args:
         path, features, missing: as for `load_table`; `features` lists all inputs.
         scale: "ranges", "released" or "none".
-        columns: other columns to return.
-        ignored: further columns that the file may have, such as the class.
+        columns: other columns to return; the file may have any others.
     """
     path = Path(path)
     cells = _read(path)
     chosen = declarations(features)
     absent = [name for name in (*chosen, *columns) if name not in cells]
-    unknown = [name for name in cells if name not in (*chosen, *columns, *ignored)]
-    if absent or unknown:
-        found = [f"no column {name_some(absent, repr, shown=20)}"] if absent else []
-        if unknown:
-            hinted = partial(_hinted, known=absent)
-            found += [f"the unknown column {name_some(unknown, hinted, shown=20)}"]
+    if absent:
+        others = [name for name in cells if name not in (*chosen, *columns)]
+        hinted = partial(_hinted, known=others)
         raise OwnerwiseError(
-            f"{path.name} has {' and '.join(found)}; expected the columns "
-            f"{name_some([*chosen, *columns], repr, shown=20)}: rename, add or remove columns"
+            f"{path.name} has no column {name_some(absent, hinted, shown=20)}; "
+            f"expected the columns {name_some([*chosen, *columns], repr, shown=20)} and any "
+            "others: rename or add columns"
         )
     array = _array_of(path, cells, chosen)
     if array is not None:
@@ -221,7 +217,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     elif kind == ".txt":
         columns = _attributes(path)
     else:
-        raise OwnerwiseError(f"{path}: file type {kind!r}; expected .csv, .parquet, .npz or .txt")
+        raise unknown_type(path, ".csv, .parquet, .npz or .txt")
     lengths = {name: len(cells) if np.ndim(cells) else 0 for name, cells in columns.items()}
     if len(set(lengths.values())) != 1 or not all(lengths.values()):
         given = ", ".join(f"{name} {length}" for name, length in lengths.items())

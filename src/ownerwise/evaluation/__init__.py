@@ -4,7 +4,7 @@ This package imports batches and mechanisms (losses and constraints), but not th
 """
 
 from ownerwise.evaluation.classification import classification
-from ownerwise.evaluation.groups import SMALLEST_GROUP, budget_ranges
+from ownerwise.evaluation.groups import SMALLEST_GROUP, budget_ranges, is_pooled
 from ownerwise.evaluation.intervals import Estimate
 from ownerwise.evaluation.metrics import (
     FEW_GROUPS,
@@ -23,6 +23,7 @@ __all__ = [
     "Predict",
     "budget_ranges",
     "classification",
+    "is_pooled",
     "predicted_classes",
     "run_on_first",
     "trial_problems",

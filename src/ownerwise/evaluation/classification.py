@@ -10,6 +10,7 @@ them.
   class does; with more than two classes, the mean over classes.
 - sensitivity and specificity: with two classes, the shares of the second and of the first class
   that are classified correctly.
+- recalls: with more classes, the share of each class that is classified correctly.
 - calibration error: the mean distance between predicted probability and observed share, over bins
   of equally many records. With two classes, the probability is that of the second class; with more,
   that of the predicted class.
@@ -66,6 +67,8 @@ def classification(
         for name, of_class in (("sensitivity", second), ("specificity", ~second)):
             of_owners = None if owners is None else owners[of_class]
             found[name] = share(correct[of_class], of_owners).record()
+    if overall and 2 < classes <= MOST_CLASSES:
+        found |= _recalls(correct, actual, owners)
     if classes <= MOST_CLASSES and (ranked := auc(actual, probabilities, owners)) is not None:
         found["auc"] = ranked.record()
     stated, observed = _statements(predicted, actual, probabilities)
@@ -75,6 +78,25 @@ def classification(
     if overall and points:
         found["reliability"] = points
     return found
+
+
+def _recalls(
+    correct: np.ndarray, actual: np.ndarray, owners: np.ndarray | None
+) -> dict[str, dict[str, Any]]:
+    """Return the recall of each class; nothing if any class has too few records.
+
+    The mean over classes is known, so the others would reveal the recall of a class left out.
+    """
+    names, counts = np.unique(actual, return_counts=True)
+    if counts.min() < SMALLEST_GROUP:
+        return {}
+    inside = {name_of(name): actual == name for name in names.tolist()}
+    return {
+        "recalls": {
+            name: share(correct[of], None if owners is None else owners[of]).record()
+            for name, of in inside.items()
+        }
+    }
 
 
 def _majority(correct: np.ndarray, actual: np.ndarray, owners: np.ndarray | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ evaluated, so neither their names nor their results reach the history, the progr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,14 @@ SMALLEST_GROUP = 10
 """The smallest number of records in a group with results of its own."""
 
 _RANGES = 8
+
+
+_POOLED = re.compile(r"\(\d+ (owner|group)s?\)$")
+
+
+def is_pooled(name: str) -> bool:
+    """Return whether this is the name of several groups, such as "ε 2 per owner (17 owners)"."""
+    return _POOLED.search(name) is not None
 
 
 def budget_ranges(epsilon: np.ndarray) -> np.ndarray:
@@ -57,14 +66,19 @@ def pool_groups(
     number = budget_ranges(epsilon)
     for which in np.unique(number):
         values = epsilon[number == which]
-        name = f"ε {span(values.min(), values.max())} per {unit} ({len(values)} pooled)"
+        name = f"ε {span(values.min(), values.max())} per {unit} ({_counted(len(values), persons)})"
         classes[name] = float(values.mean())
         for at in members[number == which].tolist():
             new_names[at] = name
     without = [at for at in pooled.tolist() if at not in known]
     for at in without:
-        new_names[at] = f"others ({len(without)} pooled)"
+        new_names[at] = f"others ({_counted(len(without), persons)})"
     return np.array(new_names)[index], classes
+
+
+def _counted(number: int, persons: bool) -> str:
+    noun = "owner" if persons else "group"
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from ownerwise.gradients.problems import (
     BATCH_STATISTICS,
     COMPILED,
     DEPENDS_ON_BATCH,
-    PROJECTED_LSTM,
     RUNNING_STATISTICS,
     Problem,
     Refused,
@@ -77,8 +76,6 @@ def _of_module(name: str, module: nn.Module) -> Iterator[Problem]:
                 f"scale_grad_by_freq {DEPENDS_ON_BATCH}",
                 "build it with scale_grad_by_freq=False",
             )
-    elif isinstance(module, nn.LSTM) and module.proj_size:
-        yield Problem(where, *PROJECTED_LSTM)
     elif isinstance(module, torch.jit.ScriptModule):
         yield Problem(where, COMPILED, "pass the unscripted module")
     elif isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -198,7 +195,7 @@ def _mixing(model: nn.Module, inputs: tuple[Any, ...], count: int) -> Iterator[P
 def _with_another(records: Tensor) -> Tensor:
     """Return the records and, behind them, one to replace the last with."""
     first, last = records[:1], records[-1:]
-    another = first if not torch.equal(first, last) else last * 0
+    another = first if not torch.equal(first, last) else torch.zeros_like(last)
     return torch.cat([records, another * 2 if records.is_floating_point() else another])
 
 

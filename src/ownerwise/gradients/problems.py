@@ -10,7 +10,6 @@ __all__ = [
     "BATCH_STATISTICS",
     "COMPILED",
     "DEPENDS_ON_BATCH",
-    "PROJECTED_LSTM",
     "RUNNING_STATISTICS",
     "Problem",
     "Refused",
@@ -23,7 +22,6 @@ RUNNING_STATISTICS = (
     "build it with track_running_stats=False",
 )
 DEPENDS_ON_BATCH = "makes a record's gradient depend on the other records in the batch"
-PROJECTED_LSTM = ("proj_size is not supported", "use a Linear layer after the LSTM")
 COMPILED = "compiled code hides how parameters are used"
 
 

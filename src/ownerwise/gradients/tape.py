@@ -26,6 +26,7 @@ from ownerwise.gradients.recomputation import (
     uncompiled,
     untraced,
 )
+from ownerwise.gradients.repetition import register_part
 from ownerwise.gradients.rules import (
     RULES,
     WITHOUT_DATA,
@@ -227,6 +228,7 @@ class _ForwardPass(Context):
         with stored(checkpointed):  # the graph of a derived tensor is used apart from the others
             output = func(*args, **kwargs)
             self.tracker.derive(func, args, kwargs, output)
+            register_part(self.tracker, func, args, kwargs, output, self.batch_hint)
         return output
 
     def _call_without_gradient(
@@ -281,4 +283,4 @@ class _Replay(_ForwardPass):
         build: Build,
     ) -> Tensor:
         """Return the output as part of the graph; see `Context.tap`."""
-        return self.anchored(output)
+        return self.anchored(output)[0]

@@ -46,7 +46,8 @@ class Tap:
         func: the torch function.
         used: the parameters that the call uses.
         dims: dimensions of the output that may index the records.
-        output: the tapped tensor.
+        shape: the shape of the output.
+        number: the place of the output's gradient among those that its graph node receives.
         build: turns the gradient into uses.
     """
 
@@ -56,15 +57,16 @@ class Tap:
         func: Function,
         used: Sequence[TrackedParameter],
         dims: tuple[int, ...],
-        output: Tensor,
+        shape: torch.Size,
+        number: int,
         build: Build,
     ) -> None:
         self.delivery = delivery
         self.func = func
         self.used = used
         self.dims = dims
-        self.shape = output.shape
-        self.number = output.output_nr
+        self.shape = shape
+        self.number = number
         self.build = build
         self.key = (func, *[tracked.key for tracked in used], len(self.shape))
         self.layout: Layout | None = None
@@ -79,7 +81,7 @@ class Tap:
         """Deliver the gradient of the tapped output, before the call's own backward pass."""
         gradient = gradients[self.number]
         if gradient is not None and self.delivery.arrive is not None:
-            self.delivery.arrive(self, gradient)
+            self.delivery.arrive(self, gradient.reshape(self.shape))
 
 
 Arrive = Callable[[Tap, Tensor], None]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ownerwise.gradients.calls import Function, name_of, tensors_in
+from ownerwise.gradients.calls import Function, name_of, tensors_in, writes_in_place
 from ownerwise.gradients.derivations import is_half, repeated_wide, runs_in_half
 from ownerwise.gradients.problems import Refused
 
@@ -60,9 +60,15 @@ def _walk(model: nn.Module) -> tuple[list[int], list[Any]]:
 
 
 class TrackedParameter:
-    """A parametric tensor and its roots, the parameters from which it is computed."""
+    """A parametric tensor and its roots, the parameters from which it is computed.
 
-    __slots__ = ("is_root", "isometric", "key", "name", "roots", "tensor", "wide")
+    Attributes:
+        part: the tensor of which this one is a repetition, if it is one (`repetition`).
+        rows: if the tensor consists of rows of a parameter: the parameter, the ids of the rows, and
+            the id whose row receives no gradient.
+    """
+
+    __slots__ = ("is_root", "isometric", "key", "name", "part", "roots", "rows", "tensor", "wide")
 
     def __init__(
         self,
@@ -80,6 +86,8 @@ class TrackedParameter:
         self.wide = (tensor, roots) if wide is None else wide
         self.is_root = len(roots) == 1 and roots[0] is tensor  # a parameter itself
         self.key = tuple([id(root) for root in roots])
+        self.part: TrackedParameter | None = None
+        self.rows: tuple[TrackedParameter, Tensor, int | None] | None = None
 
     @property
     def value(self) -> Tensor:
@@ -152,7 +160,10 @@ class ParameterTracker:
             replaced = {id(parent.tensor): self._widened(parent) for parent in parents}
             wide = repeated_wide(func, args, kwargs, output, replaced)
         wide_roots = tuple(self._wide_roots.get(key, root) for key, root in roots.items())
+        unchanged = set() if writes_in_place(func) else {id(parent.tensor) for parent in parents}
         for tensor, precise in zip(outputs, wide, strict=True):
+            if id(tensor) in unchanged:  # such as `to` without effect
+                continue
             if tensor.requires_grad:
                 name = f"{name_of(func)}({', '.join(p.name for p in parents)})"
                 same = isometric and tensor.numel() == parents[0].tensor.numel()

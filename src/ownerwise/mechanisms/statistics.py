@@ -27,6 +27,7 @@ _LONGEST = 1 + _COUNT_WEIGHT**2  # squared norm of what a record adds for one co
 _CLEAR = 4.0  # standard deviations of noise above which a count is believed
 _CAUTION = 2.0  # standard errors by which a variance is overstated
 _LEAST_VARIANCE = 1e-6
+_TOO_NOISY = 0.1  # noise on a mean, as a fraction of half the range
 _FARTHEST = 5.0  # standard deviations from the mean at which standardised values are clipped
 
 
@@ -124,6 +125,20 @@ class ColumnStatistics(Plug):
         owners = int((plan.records > 0).sum())
         bound._total = float(owners if plan.unit == "owner" else plan.total_records)
         return bound
+
+    def concerns(self, columns: int) -> list[str]:
+        """Return the reason why the release cannot be of use for so many columns, if there is one.
+
+        It follows from the plan, to which the statistics are bound, and so from public numbers.
+        """
+        noise = self._std * math.sqrt(_LONGEST * columns) / self._total
+        if noise <= _TOO_NOISY:
+            return []
+        return [
+            f"the noise on the mean of a column is {noise:.2g} times half its declared range "
+            f"(useful: at most {_TOO_NOISY:g}), so the statistics of {columns} columns tell little "
+            "and cost part of the budgets: leave out plan.statistics, or declare fewer columns"
+        ]
 
     @property
     def released(self) -> bool:

@@ -40,9 +40,13 @@ def hidden_problems(hidden: Any) -> list[str]:
     return [f"hidden={hidden!r}: expected whole numbers of at least 1, one for each hidden layer"]
 
 
-def linear_head(inputs: int, classes: int) -> nn.Sequential:
-    """Return a linear classifier on features (such as SimCLRv2's 4096 features)."""
-    return mlp(inputs, classes, hidden=())
+def linear_head(inputs: int, classes: int, bias: bool = True) -> nn.Sequential:
+    """Return a linear classifier on features (such as SimCLRv2's 4096 features).
+
+    For features with norm 1, half of a record's squared gradient norm belongs to the biases. If
+    classes are about equally frequent, `bias=False` permits a smaller clip norm and less noise.
+    """
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes, bias))
 
 
 def mlp_head(

@@ -173,6 +173,8 @@ class PlanRequest:
             "unit": tuple(UNITS),
             "sampling": tuple(UNITS),
         }
+        if self.sampling == self.unit:  # by default; one problem is enough
+            del names["sampling"]
         given = {name: getattr(self, name) for name in names}
         return [
             f"{name} is {value!r}; {known_names(value, names[name])}"

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ownerwise.audit import Audit, GroupAudit, load_audits
+from ownerwise.audit.results import interval
 from ownerwise.report import plots
 from ownerwise.report.blocks import Block, Bullets, Cell, Table, Text
 from ownerwise.report.comparison import Comparison
 from ownerwise.report.plots import Figure, Panel, View
 from ownerwise.runs import Run
+from ownerwise.wording import down, up
 
-INTRODUCTION = (
-    "Made-up records (canaries) trained through the same sampler, step and optimizer, under the "
-    "same plan. A coin decided which of them took part, and an attacker guessed the coins."
-)
+INTRODUCTION = {
+    "canaries": "Made-up records (canaries) trained through the same sampler, step and optimizer, "
+    "under the same plan. A coin decided which of them took part, and an attacker guessed the "
+    "coins.",
+    "records": "An attacker with models that were trained in the same way, under the same plan, "
+    "guessed which records took part in the training of other such models.",
+}
 AUDIT_LIMITS = (
     "An attack that fails proves nothing: a better one may succeed, up to the cap that follows "
-    "from the plan. The audit trained a model of its own, which was discarded; canaries are not "
-    "people, and their results say nothing about any person."
+    "from the plan. The audit trained models of its own, which were discarded, with the software "
+    "and the settings of the run; it did not examine the run's own model."
 )
 
 
@@ -38,7 +43,9 @@ def audit_section(comparison: Comparison) -> Sequence[Block] | None:
     ]
     if not found:
         return None
-    blocks: list[Block] = [Text(INTRODUCTION), _figure(found)]
+    kinds = {audit.of for _, audit in found}
+    blocks: list[Block] = [Text(text) for of, text in INTRODUCTION.items() if of in kinds]
+    blocks.append(_figure(found))
     for label, audit in found:
         blocks += [Text(f"{label}{audit.title}:"), Bullets(audit.findings()), _table(label, audit)]
     return [*blocks, Text(AUDIT_LIMITS, "note")]
@@ -84,29 +91,37 @@ def _view(attacks: list[tuple[str, GroupAudit]]) -> View:
 
 def _words(attacks: list[tuple[str, GroupAudit]]) -> str:
     return "; ".join(
-        f"{label}: AUC {group.auc.value:.3f}, cap {group.cap:.3f}" for label, group in attacks
+        f"{label}: AUC {group.auc.value:.3f}, cap {up(group.cap, 3)}" for label, group in attacks
     )
 
 
 def _table(label: str, audit: Audit) -> Table:
-    methods = list(audit.groups[0].bounds)
+    methods, rates = list(audit.groups[0].bounds), list(audit.groups[0].rates)
+    estimated = any(group.estimate is not None for group in audit.groups)
     rows: list[list[str | Cell]] = [
         [
             group.name,
-            f"{group.promised:.4g}",
-            *(f"{group.bounds[method]:.3g}" for method in methods),
-            "–" if group.estimate is None else f"{group.estimate.value:.3g}",
-            f"{group.auc.value:.3f} ({group.auc.low:.3f} to {group.auc.high:.3f})",
-            f"{group.cap:.3f}",
+            up(group.promised),
+            *(down(group.bounds[method], 3) for method in methods),
+            *(["–" if group.estimate is None else interval(group.estimate)] if estimated else []),
+            interval(group.auc),
+            up(group.cap, 3),
+            *(
+                f"{interval(group.rates[rate])}; at most {up(group.rate_caps[rate], 3)}"
+                if rate in group.rates
+                else "–"
+                for rate in rates
+            ),
         ]
         for group in audit.groups
     ]
     headings = [
         "Group", "ε promised", *(f"ε at least, {method}" for method in methods),
-        "ε estimated (not a bound)", "AUC", "Cap",
+        *(["ε estimated (not a bound)"] if estimated else []), "AUC", "Cap",
+        *(rate[0].upper() + rate[1:] for rate in rates),
     ]  # fmt: skip
     caption = (
-        f"{label}{audit.title}: all lower bounds and intervals hold together with probability "
-        f"{1 - audit.failure:g}"
+        f"{label}{audit.title}: the bounds of a column, and the intervals of a column, hold "
+        f"together with probability {1 - audit.failure:g}"
     )
     return Table(caption, headings, rows)

@@ -51,6 +51,11 @@ class MethodRuns:
         """Settings for the importance weights; None if the method does not use any."""
         return self.runs[0].config.get("weights")
 
+    @property
+    def extras(self) -> frozenset[str]:
+        """The names of what the method adds to plain training."""
+        return extras_of(self.runs[0])
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -196,14 +201,14 @@ def _strict_recall(run: Run, evaluation: dict[str, Any], share: float) -> float 
 def _baseline(by_label: dict[str, list[Run]]) -> str:
     """Return the label of the baseline: the plain method that the others build on.
 
-    The choice depends on the settings, not on the labels. A plain run has no weights, constraints
-    or calibration. If other runs have any of these, the baseline is the plain run with the same
+    The choice depends on the settings, not on the labels. A plain run has no extras
+    (see `extras_of`). If other runs have any of these, the baseline is the plain run with the same
     kind of plan, or else any plain run with individual budgets. If all runs are plain, it is the
     one with uniform budgets.
     """
     first = {label: runs[0] for label, runs in by_label.items()}
-    plain = [label for label, run in first.items() if not _extended(run)]
-    kinds = {run.plan.method for run in first.values() if _extended(run)}
+    plain = [label for label, run in first.items() if not extras_of(run)]
+    kinds = {run.plan.method for run in first.values() if extras_of(run)}
     if not kinds:
         plain = [label for label in plain if first[label].plan.method == "uniform"]
     if not plain:
@@ -217,10 +222,17 @@ def _baseline(by_label: dict[str, list[Run]]) -> str:
     return min(plain, key=rank)
 
 
-def _extended(run: Run) -> bool:
-    """Return whether a run uses weights within batches, constraints or a calibration."""
-    extras = run.config.get("weights"), run.config.get("constraints"), run.plan.closing_std
-    return any(extras)
+def extras_of(run: Run) -> frozenset[str]:
+    """Return the names of what a run adds to plain training."""
+    given = {
+        "weights": run.config.get("weights"),
+        "constraints": run.config.get("constraints"),
+        "an adaptive clip norm": run.plan.adaptive_clip_norm,
+        "paid statistics": run.plan.opening_std,
+        "a calibration": run.plan.closing_std,
+        "a shift from counts": run.config.get("repair"),
+    }
+    return frozenset(name for name, value in given.items() if value)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ownerwise.evaluation import budget_ranges
+from ownerwise.evaluation import budget_ranges, is_pooled
 from ownerwise.runs import Run
 from ownerwise.wording import span
 
@@ -38,7 +38,7 @@ class ValidationGroup:
     @property
     def pooled(self) -> bool:
         """Whether this is a class of budgets, or of several small groups."""
-        return len(self.members) > 1 or self.name.endswith(" pooled)")
+        return len(self.members) > 1 or is_pooled(self.name)
 
     def of(self, evaluation: dict[str, Any], key: str) -> float:
         """Return the mean of "recall" or "loss" over the members in one evaluation."""

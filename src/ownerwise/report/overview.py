@@ -24,7 +24,7 @@ from ownerwise.report.facts import (
     data_words,
 )
 from ownerwise.report.groups import nouns_of
-from ownerwise.report.predictions import auc_tile, majority_note, no_better
+from ownerwise.report.predictions import auc_tile, majority_note, no_better, unrecognised
 from ownerwise.report.regression import regression_results
 from ownerwise.report.verdicts import (
     WITHIN_CHANCE,
@@ -163,10 +163,7 @@ def _lead(comparison: Comparison) -> MethodRuns:
 
 
 def _methods_table(comparison: Comparison) -> Table:
-    metrics = [
-        m for m in METRICS if any(comparison.amounts(method, m) for method in comparison.methods)
-    ]
-    rows = []
+    metrics, rows = _shown(comparison), []
     for method in comparison.methods:
         cells = [Cell(method.label), Cell(str(len(method.runs)))]
         for metric in metrics:
@@ -182,6 +179,13 @@ def _methods_table(comparison: Comparison) -> Table:
         f"{m.title} ({'%' if m.higher_is_better else 'points, lower is better'})" for m in metrics
     ]
     return Table(caption, ["Method", "Runs", *titles], rows)
+
+
+def _shown(comparison: Comparison) -> list[Metric]:
+    """Return the metrics that at least one method has."""
+    return [
+        m for m in METRICS if any(comparison.amounts(method, m) for method in comparison.methods)
+    ]
 
 
 def _is_best(comparison: Comparison, method: MethodRuns, metric: Metric) -> bool:
@@ -200,8 +204,12 @@ def _is_best(comparison: Comparison, method: MethodRuns, metric: Metric) -> bool
 
 
 def _findings(comparison: Comparison) -> list[Block]:
-    found = [("Caution", words) for method in comparison.methods
-             if (words := no_better(comparison, method))]  # fmt: skip
+    found = [
+        ("Caution", words)
+        for method in comparison.methods
+        for words in (no_better(comparison, method), unrecognised(comparison, method))
+        if words
+    ]
     if not comparison.others:
         return [Findings(found)] if found else []
     found = [*findings(comparison).items(), *found]
@@ -259,13 +267,21 @@ def _group_words(comparison: Comparison, method: MethodRuns, other: MethodRuns) 
     return f"{words}. Each single difference may be due to chance."
 
 
+_MEANINGS = {
+    "owner_accuracy": "Accuracy per owner is the mean over owners of each one's accuracy, so every "
+    "owner counts equally.",
+    "balanced_accuracy": "Balanced accuracy is the mean recall over classes.",
+    "strict_half": "The stricter half is the mean recall of the half of the groups with the "
+    "smallest budgets.",
+    "spread": "Spread is the standard deviation of recall over groups.",
+}
+
+
 def _measured_on(comparison: Comparison) -> Text:
+    shown = [m.key for m in _shown(comparison) if m.key in _MEANINGS]
     words = (
         f"Not private: these results were measured on {comparison.data_split} records, which are "
-        "not covered by any guarantee. Accuracy per owner is the mean over owners of each one's "
-        "accuracy, so every owner counts equally. Balanced accuracy is the mean recall over "
-        "classes; the stricter half is the mean recall of the half of the groups with the "
-        "smallest budgets; spread is the standard deviation of recall over groups."
+        f"not covered by any guarantee. {' '.join(_MEANINGS[key] for key in shown)}"
     )
     ends = {run.steps_spent for run in comparison.runs}
     if len(ends) > 1:

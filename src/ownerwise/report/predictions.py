@@ -26,6 +26,7 @@ _TITLES = {
     "calibration_error": "Calibration error",
 }
 _UNKNOWN = "–"
+_FEW_CLASSES = 6
 _INTERVALS = (
     "In parentheses: 95% intervals for chance in the evaluated records, not in training (Wilson; "
     "for the AUC with the variance of DeLong or of Hanley and McNeil, whichever is larger; for the "
@@ -79,6 +80,23 @@ def no_better(comparison: Comparison, method: MethodRuns) -> str:
     )
 
 
+def unrecognised(comparison: Comparison, method: MethodRuns) -> str:
+    """Return a sentence on the classes of which a method recognises no record, or ""."""
+    finals = _finals(comparison, method)
+    recalls: list[tuple[int, tuple[str, ...]]] = [(0, ("specificity",)), (1, ("sensitivity",))]
+    for each in finals[:1]:
+        known = (each.get("classification") or {}).get("recalls", {})
+        recalls += [(int(number), ("recalls", number)) for number in known]
+    names = [
+        f"“{_class_name(comparison, number)}”"
+        for number, path in recalls
+        if (recall := estimate(finals, *path)) is not None and recall.value == 0
+    ]
+    if not names:
+        return ""
+    return f"{method.label} recognises no record of {' and of '.join(names)}."
+
+
 def _better(comparison: Comparison, methods: Sequence[MethodRuns]) -> str:
     """Return what always answering one class would achieve, and which methods are better."""
     sentences, better = [], []
@@ -105,7 +123,10 @@ def quality(comparison: Comparison) -> tuple[dict[str, str], list[str]] | None:
         return None
     cells = _cells(_finals(comparison, method)).items()
     known = {_title(comparison, key): cell for key, cell in cells if cell != _UNKNOWN}
-    return known, [_better(comparison, [method]), f"{_INTERVALS} {_dependence(comparison)}"]
+    recalls = _recalls(comparison, [method])
+    known |= dict(recalls) if len(recalls) <= _FEW_CLASSES else {}
+    found = f"{_better(comparison, [method])} {unrecognised(comparison, method)}".strip()
+    return known, [found, f"{_INTERVALS} {_dependence(comparison)}"]
 
 
 def _build(comparison: Comparison) -> Sequence[Block] | None:
@@ -115,6 +136,8 @@ def _build(comparison: Comparison) -> Sequence[Block] | None:
     titles = {key: _title(comparison, key) for key in _TITLES}
     columns = [_cells(_finals(comparison, method)) for method in methods]
     rows = [[titles[key], *(cells[key] for cells in columns)] for key in titles]
+    recalls = _recalls(comparison, methods)
+    rows += recalls if len(recalls) <= _FEW_CLASSES else []
     caption = f"Measured on {comparison.data_split} records (not private; no guarantee covers them)"
     if any(len(method.runs) > 1 for method in methods):
         caption += ", mean over runs. The interval is that of a single run, also a mean over runs"
@@ -125,9 +148,28 @@ def _build(comparison: Comparison) -> Sequence[Block] | None:
     ]
     if (figure := reliability(comparison)) is not None:
         content.append(figure)
+    if len(recalls) > _FEW_CLASSES:
+        names = ["", *(method.label for method in methods)]
+        content.append(Details("The recall of each class", Table(caption, names, recalls)))
     if (groups := _group_table(comparison, methods, titles)) is not None:
         content.append(groups)
     return content
+
+
+def _recalls(comparison: Comparison, methods: Sequence[MethodRuns]) -> list[list[str]]:
+    """Return a row with the recall of each class, if there are more than two.
+
+    There are none if the groups are classes, which have recalls of their own.
+    """
+    if comparison.group_noun == "Class":
+        return []
+    evaluations = [_finals(comparison, method) for method in methods]
+    first = (evaluations[0][0].get("classification") or {}).get("recalls", {})
+    return [
+        [f"Recall of “{_class_name(comparison, int(number))}”"]
+        + [_cell("recalls", estimate(each, "recalls", number)) for each in evaluations]
+        for number in first
+    ]
 
 
 def _known(row: Sequence[str]) -> bool:
@@ -185,7 +227,8 @@ def reliability(comparison: Comparison) -> Figure | None:
     caption = (
         f"Reliability: {what} against the share of {comparison.data_split} records for which it "
         "came true (not private), in bins of equally many records. On the dotted line, "
-        "probabilities can be taken at face value; above it, they are too low. Bars are 95% "
+        "probabilities can be taken at face value; above it, they are too low, and below it too "
+        "high. Bars are 95% "
         f"intervals. {'. '.join(words)}."
     )
     panel = Panel("", f"Reliability. {'; '.join(words)}", {"": View(traces, layout)})

@@ -260,7 +260,7 @@ SECTIONS = (
     ),
     Section("budgets", "Budgets", "Privacy budgets and spending", _budgets),
     Section("meaning", "What ε means", "What ε means for a person", _meaning),
-    Section("audit", "Audit", "Attacks on canaries", audit_section),
+    Section("audit", "Audit", "Attacks on training", audit_section),
     Section("plan", "Plan", "The plan", plan_section),
     Section("limits", "Limits", "Assumptions and limits", _limits),
     Section("provenance", "How made", "How this was made", provenance),

@@ -24,14 +24,14 @@ UNTESTED = "one run each, so possibly chance"
 def plainer(comparison: Comparison, method: MethodRuns) -> list[MethodRuns]:
     """Return the methods that this one builds on, those with the most in common first.
 
-    A plainer method has the same kind of plan and only some of the extras (weights, constraints,
-    a calibration, a shift from counts), or it is plain training at the strictest budget.
+    A plainer method has the same kind of plan and only some of the extras, or it is plain training
+    at the strictest budget.
     """
-    own = _extras(method)
+    own = method.extras
     kind = method.runs[0].plan.method
     found = []
     for other in comparison.methods:
-        fewer, same = _extras(other), other.runs[0].plan.method == kind
+        fewer, same = other.extras, other.runs[0].plan.method == kind
         strictest = other.runs[0].plan.method == "uniform" and not same and not fewer
         if (same and fewer < own) or strictest:
             found.append((not same, -len(fewer), other.number, other))
@@ -75,9 +75,9 @@ def together(comparison: Comparison, method: MethodRuns, other: MethodRuns) -> s
     strictest budget: individual budgets alone may be the cause.
     """
     kinds = {m.runs[0].plan.method for m in (method, other)}
-    if len(kinds) == 1 or "uniform" not in kinds or not _extras(method) - _extras(other):
+    if len(kinds) == 1 or "uniform" not in kinds or not method.extras - other.extras:
         return ""
-    extras = " and ".join(sorted(_extras(method) - _extras(other)))
+    extras = " and ".join(sorted(method.extras - other.extras))
     return f"the effect of individual budgets and {extras} together"
 
 
@@ -131,15 +131,3 @@ def chance(comparison: Comparison) -> str:
             "that this range excludes 0, which is a rule of thumb, not a test."
         )
     return "A single run of a method cannot show how much of a difference is due to chance."
-
-
-def _extras(method: MethodRuns) -> frozenset[str]:
-    """Return the names of what a method adds to plain training."""
-    run = method.runs[0]
-    given = {
-        "weights": run.config.get("weights"),
-        "constraints": run.config.get("constraints"),
-        "calibration": run.plan.closing_std,
-        "a shift from counts": run.config.get("repair"),
-    }
-    return frozenset(name for name, value in given.items() if value)

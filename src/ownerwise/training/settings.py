@@ -85,6 +85,8 @@ class TrainerSettings:
             raise OwnerwiseError(NO_CONSTRAINTS.format(self.constraints))
         label = default_label(self.plan, describe_plug(self.weights))
         label += "" if self.constraints is None else " constrained"
+        label += "" if self.plan.adaptive_clip_norm is None else " adaptive clip norm"
+        label += "" if self.plan.opening_std is None else " paid statistics"
         label += "" if self.plan.closing_std is None else " calibrated"
         label += "" if self.repair is None else " adjusted"
         every = self.evaluate_every

@@ -98,8 +98,57 @@ def test_embedding_of_long_sequences():
     assert_matches_loop(model, torch.randint(0, 50, (3, 100)))
 
 
-def test_embedding_bag_by_fallback():
-    assert_matches_loop(nn.EmbeddingBag(9, 4, mode="sum"), torch.randint(0, 9, (4, 3)))
+MODES = ["sum", "mean", "max"]
+
+
+@pytest.mark.parametrize("padding", [None, 2])
+@pytest.mark.parametrize("mode", MODES)
+def test_embedding_bag(mode, padding):
+    bag = nn.EmbeddingBag(9, 4, mode=mode, padding_idx=padding)
+    ids = torch.randint(0, 9, (4, 3))
+    ids[0] = 2
+    assert_matches_loop(bag, ids)
+    with Tape(bag):
+        ours = bag(ids)
+    torch.testing.assert_close(ours, bag(ids))
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_embedding_bag_with_offsets(mode, last):
+    """Bags of different lengths: each row lists how many of its ids count; one is empty."""
+
+    class Bags(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag = nn.EmbeddingBag(9, 4, mode=mode, include_last_offset=last)
+
+        def forward(self, x):
+            rows = [row[1 : 1 + row[0]] for row in x]
+            ends = torch.tensor([0, *[len(row) for row in rows]]).cumsum(0)
+            flat = torch.cat(rows)
+            return self.bag(flat, ends if last else ends[:-1])
+
+    x = torch.randint(0, 9, (5, 7))
+    x[:, 0] = torch.tensor([3, 6, 0, 1, 5])
+    model = Bags()
+    assert_matches_loop(model, x)
+    assert_matches_loop(model, x[2:3])
+    with Tape(model):
+        ours = model(x)
+    torch.testing.assert_close(ours, model(x))
+
+
+def test_embedding_bag_with_weights():
+    bag = Model(
+        lambda m, x: m.bag(
+            (x.flatten() > 0).long() + 2,
+            torch.arange(0, x.numel(), 3),
+            per_sample_weights=x.flatten(),
+        ),
+        bag=nn.EmbeddingBag(9, 4, mode="sum"),
+    )
+    assert_matches_loop(bag, torch.randn(4, 3))
 
 
 @FEW

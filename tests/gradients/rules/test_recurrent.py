@@ -5,6 +5,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ownerwise.gradients import Tape
 from tools.record_loop import COUNT, FEW, assert_matches_loop
@@ -67,6 +68,88 @@ OPTIONS = st.fixed_dictionaries(
 @example(1, 2, {**BOTH_WAYS, "start": "learned"})
 def test_recurrent(kind, count, length, options):
     assert_matches_loop(Recurrent(kind, **options), torch.randn(count, length, 3))
+
+
+@FEW
+@given(COUNT, st.integers(1, 5), OPTIONS)
+@example(4, 4, BOTH_WAYS)
+def test_projected_lstm(count, length, options):
+    options = {**options, "start": "zeros", "hidden_size": options.get("hidden_size", 3) + 1}
+    assert_matches_loop(Projected(**options), torch.randn(count, length, 3))
+
+
+class Projected(nn.Module):
+    def __init__(self, start="zeros", **options):
+        super().__init__()
+        self.layer = nn.LSTM(3, proj_size=options["hidden_size"] - 1 or 1, **options)
+
+    def forward(self, x):
+        outputs, last = self.layer(x if self.layer.batch_first else x.transpose(0, 1))
+        outputs = outputs if self.layer.batch_first else outputs.transpose(0, 1)
+        ends = [state.transpose(0, 1).flatten(1) for state in last]
+        return torch.cat([outputs.flatten(1), *ends], dim=1)
+
+
+class Packed(nn.Module):
+    """The first column of the input is each record's length."""
+
+    def __init__(self, kind, is_sorted=False, given=False, **options):
+        super().__init__()
+        self.layer = kind(3, 4, **options)
+        self.is_sorted = is_sorted
+        self.given = given
+
+    def forward(self, x):
+        lengths, x = x[:, 0, 0].long().clamp_min(1), x[..., 1:]
+        inputs = x if self.layer.batch_first else x.transpose(0, 1)
+        options = {"batch_first": self.layer.batch_first}
+        packed = pack_padded_sequence(inputs, lengths, enforce_sorted=self.is_sorted, **options)
+        outputs, last = self.layer(packed, self.first(x))
+        outputs, _ = pad_packed_sequence(outputs, total_length=x.shape[1], **options)
+        outputs = outputs if self.layer.batch_first else outputs.transpose(0, 1)
+        ends = last if isinstance(last, tuple) else (last,)
+        ends = [state.transpose(0, 1).flatten(1) for state in ends]
+        return torch.cat([outputs.flatten(1), *ends], dim=1)
+
+    def first(self, x):
+        if not self.given:
+            return None
+        layers = self.layer.num_layers * (2 if self.layer.bidirectional else 1)
+        states = [
+            value.expand(layers, len(x), 4) for value in (x.sum(dim=(1, 2))[:, None], x[:, 0, :1])
+        ]
+        return tuple(states) if isinstance(self.layer, nn.LSTM) else states[0]
+
+
+PACKED = [
+    {},
+    {"given": True},
+    {"num_layers": 2, "bidirectional": True, "batch_first": True},
+    {"num_layers": 2, "bidirectional": True, "batch_first": True, "given": True, "bias": False},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", PACKED, ids=range(len(PACKED)))
+@pytest.mark.parametrize("lengths", [[2, 5, 1, 3], [5, 4, 2, 1], [3, 3, 3, 3], [4]])
+def test_packed_sequences(kind, options, lengths):
+    x = torch.randn(len(lengths), max(lengths), 4)
+    x[:, 0, 0] = torch.tensor(lengths)
+    models = [Packed(kind, **options)]
+    if lengths == sorted(lengths, reverse=True):
+        models.append(Packed(kind, is_sorted=True, **options))
+    for model in models:
+        assert_matches_loop(model, x)
+        with Tape(model):
+            ours = model(x)
+        torch.testing.assert_close(ours, model(x), rtol=1e-12, atol=1e-12)
+
+
+def test_packed_projected_lstm():
+    model = Packed(nn.LSTM, proj_size=2, num_layers=2, batch_first=True)
+    x = torch.randn(3, 4, 4)
+    x[:, 0, 0] = torch.tensor([2, 4, 1])
+    assert_matches_loop(model, x)
 
 
 @FEW

@@ -8,7 +8,8 @@ vector-Jacobian product with the record's output gradient is the record's parame
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,7 +49,19 @@ class Call:
 
 
 class Repeated(Contribution):
-    """A call's use of argument number `place`; the `fixed` arguments are not sliced."""
+    """A call's use of argument number `place`; the `fixed` arguments are not sliced.
+
+    Args:
+        call: the call.
+        place: the place of the parameter among the arguments.
+        fixed: the places of arguments that are not sliced.
+        gradient, layout: the gradient of the output, and where it has the records.
+        count: the number of records.
+        budget: how much memory may be used.
+        parts: for arguments that repeat a part for each record, the part that takes their place in
+            a call on a single record. The contribution is then that of the part.
+        dims: for each argument, the dimension along which it may have the records.
+    """
 
     def __init__(
         self,
@@ -59,20 +72,25 @@ class Repeated(Contribution):
         layout: Layout,
         count: int,
         budget: MemoryBudget,
+        parts: Mapping[int, Tensor] | None = None,
+        dims: Mapping[int, int] | None = None,
     ) -> None:
         self.call, self.place, self.gradient, self.layout = call, place, gradient, layout
+        self.parts = parts or {}
         self.count, self.budget = count, budget
         self.dtype = accumulation_dtype(gradient.dtype)
         self.bad: Tensor | None = None
         values = call.values(self.dtype)
-        self.shape = tuple(values[place].shape)
-        dim = layout.dim
+        self.shape = tuple(self._part(place, values).shape)
+        size = gradient.shape[layout.dim]
+        dims = dims or {}
+        self.layouts = {i: replace(layout, dim=dims.get(i, layout.dim)) for i in range(len(values))}
         self.sliced = [
             i
             for i, v in enumerate(values)
             if isinstance(v, Tensor)
             and i not in fixed
-            and (layout.fold == "whole" or (v.dim() > dim and v.shape[dim] == gradient.shape[dim]))
+            and (layout.fold == "whole" or v.shape[self.layouts[i].dim :][:1] == (size,))
         ]
 
     def per_record(self, start: int, stop: int) -> Tensor:
@@ -88,7 +106,7 @@ class Repeated(Contribution):
             def run(parameter: Tensor) -> Tensor:
                 return self._run_alone(self._with_parameter(values, parameter), parts)
 
-            back = torch.func.vjp(run, values[self.place])[1]
+            back = torch.func.vjp(run, self._part(self.place, values))[1]
             return back(self._put_back(gradient))[0]
 
         try:
@@ -102,7 +120,12 @@ class Repeated(Contribution):
         return self.layout.records(tensor, self.count)
 
     def _slices(self, values: list[Any]) -> list[Tensor]:
-        return [self._records(values[i]) for i in self.sliced]
+        return [self.layouts[i].records(values[i], self.count) for i in self.sliced]
+
+    def _part(self, place: int, values: list[Any]) -> Tensor:
+        """Return the argument at a place, as it is used for a single record."""
+        part = self.parts.get(place)
+        return values[place] if part is None else part.to(self.dtype)
 
     def _with_parameter(self, values: list[Any], parameter: Tensor) -> list[Any]:
         return [*values[: self.place], parameter, *values[self.place + 1 :]]
@@ -110,13 +133,17 @@ class Repeated(Contribution):
     def _run_alone(self, values: list[Any], parts: Iterable[Tensor]) -> Tensor:
         """Run the call on one record's slices of its arguments."""
         arguments = list(values)
+        for i in self.parts:
+            if i != self.place:
+                arguments[i] = self._part(i, values)
         for i, part in zip(self.sliced, parts, strict=True):
-            arguments[i] = self._put_back(part)
+            arguments[i] = self._put_back(part, self.layouts[i])
         return self.call(arguments)
 
-    def _put_back(self, part: Tensor) -> Tensor:
+    def _put_back(self, part: Tensor, layout: Layout | None = None) -> Tensor:
         """Return one record's slice as a batch of one."""
-        return part.unsqueeze(self.layout.dim) if self.layout.fold == "none" else part
+        layout = layout or self.layout
+        return part.unsqueeze(layout.dim) if layout.fold == "none" else part
 
     def compare(self) -> tuple[bool, bool]:
         """Compare calls on single records with the call on the batch.
@@ -129,7 +156,8 @@ class Repeated(Contribution):
         try:
             slices = self._slices(values)
             for index in {0, self.count // 2, self.count - 1}:
-                alone = self._run_alone(values, [part[index] for part in slices])
+                given = self._with_parameter(values, self._part(self.place, values))
+                alone = self._run_alone(given, [part[index] for part in slices])
                 if not _close(alone, self._put_back(whole[index]), 1e-4, 1e-5):
                     return False, True
             # unit gradients with different weights: their sum is correct only if each of them is
@@ -151,8 +179,11 @@ class Repeated(Contribution):
         scaled = torch.empty_like(self.gradient, dtype=self.dtype)
         self._records(scaled).copy_(torch.where(weights != 0, rows * weights, 0.0))
         with torch.enable_grad():
-            parameter = values[self.place].detach().requires_grad_()
-            output = self.call(self._with_parameter(values, parameter))
+            parameter = self._part(self.place, values).detach().requires_grad_()
+            whole = values[self.place].shape  # repeat the part, if it is one
+            copies = [full // size for size, full in zip(parameter.shape, whole, strict=True)]
+            repeated = parameter.repeat(copies) if max(copies, default=1) > 1 else parameter
+            output = self.call(self._with_parameter(values, repeated))
             return torch.autograd.grad(output, parameter, scaled)[0]
 
     def _chunks(self, first: int, last: int) -> Iterator[tuple[slice, Tensor]]:

@@ -44,6 +44,7 @@ def multi_head_attention(context: Context, func: Function, *args: Any, **kwargs:
             "pass [records, time, features] (batch_first) or [time, records, features]",
         )
     if context.tracked(query) is None and _is_plain(given):
+        context.reformatted = True
         return _self_attention(context, given), None
     if query.shape[1] == 1:
         inputs = ("query", "key", "value")

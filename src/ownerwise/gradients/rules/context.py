@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -35,6 +36,9 @@ class Context(TorchFunctionMode):
         problems: in a trial run, the problems found so far; otherwise None.
         taps: the uses of parameters, in the order of the calls.
         batch_hint: the length of the first data tensor, as a guess at the number of records.
+        reformatted: whether a rule may have changed the memory format of a tensor.
+        selected: tensors made by `index_select`, with the index, keyed by id.
+        packings: the batch sizes of packed sequences, with the order of the records, keyed by id.
     """
 
     def __init__(
@@ -53,6 +57,9 @@ class Context(TorchFunctionMode):
         self.problems = problems
         self.taps: list[Tap] = []
         self.batch_hint: int | None = None
+        self.reformatted = False
+        self.selected: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self.packings: dict[int, tuple[Tensor, Tensor]] = {}
 
     def tracked(self, tensor: Any) -> TrackedParameter | None:
         """Return the `TrackedParameter` of a tensor, or None if the tensor is not parametric."""
@@ -84,18 +91,33 @@ class Context(TorchFunctionMode):
             dims: dimensions of `output` along which records may lie.
             build: turns the gradient into contributions.
         """
-        output = self.anchored(output)
-        tap = Tap(self.delivery, func, used, tuple(dims), output, build)
-        assert output.grad_fn is not None
-        output.grad_fn.register_prehook(tap)
+        output, node = self.anchored(output)
+        tap = Tap(self.delivery, func, used, tuple(dims), output.shape, node.output_nr, build)
+        assert node.grad_fn is not None
+        node.grad_fn.register_prehook(tap)
         self.taps.append(tap)
         return output
 
-    def anchored(self, output: Tensor) -> Tensor:
-        """Return a tensor that has a graph node, and thus receives a gradient."""
-        if output.grad_fn is None:
-            output = Anchor.apply(output, self.delivery.anchor)  # type: ignore[assignment]
-        return output
+    def anchored(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the output, and the tensor with the same numbers that receives its gradient.
+
+        Some calls return a view of a tensor that nothing else refers to (`linear` with three
+        dimensions, `embedding`). An in-place change of the view replaces the view's graph node, but
+        not that of the underlying tensor, which therefore receives the gradient.
+        """
+        node = output
+        if output._is_view():
+            base = output._base
+            assert base is not None
+            if base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous():
+                node = base
+            else:
+                node = output = output.clone()
+        if node.grad_fn is None:
+            anchored: Any = Anchor.apply(node, self.delivery.anchor)
+            output, node = (anchored if output is node else output), anchored
+        assert output.grad_fn is not None  # torch gives a view its new node when asked for it
+        return output, node
 
     @contextmanager
     def watch(self, batch_hint: int) -> Iterator[None]:

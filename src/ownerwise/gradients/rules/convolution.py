@@ -36,6 +36,7 @@ def convolution(
         return NotImplemented
     value = context.value(weight)
     if input.dim() == 4:
+        context.reformatted = True
         input = input.contiguous(memory_format=torch.channels_last)
         if input.is_contiguous():  # one channel or pixel: only the kernel can convey the format
             value = value.clone(memory_format=torch.channels_last)

@@ -20,6 +20,7 @@ from ownerwise.gradients.calls import Function, name_of, writes_in_place
 from ownerwise.gradients.contributions import Call, Repeated
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.problems import Refused
+from ownerwise.gradients.repetition import part_for
 from ownerwise.gradients.rules.context import Context
 from ownerwise.gradients.taps import Use
 from ownerwise.torch_internals import pytree
@@ -73,12 +74,15 @@ def fallback(context: Context, func: Function, args: tuple[Any, ...], kwargs: An
     budget, checked = context.budget, context.checked
 
     def build(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
-        for place, tracked in used:
+        given = {place: part_for(tracked, layout, tracked.tensor.dim()) for place, tracked in used}
+        parts = {p: given[p].value for p, tracked in used if given[p] is not tracked}
+        dims = _dims_in_einsum(leaves, layout) if func is torch.einsum else None
+        for place, tracked in given.items():
             if not values[place].is_floating_point():
                 continue
             for fixed in (parametric | constant, parametric):
-                use = Repeated(call, place, fixed, gradient, layout, count, budget)
-                key = (func, plain, place, tracked.key, layout, tuple(use.sliced))
+                use = Repeated(call, place, fixed, gradient, layout, count, budget, parts, dims)
+                key = (func, plain, place, tracked.key, layout, tuple(use.sliced), tuple(parts))
                 if _is_separate(use, key, checked):
                     break
             else:
@@ -90,6 +94,20 @@ def fallback(context: Context, func: Function, args: tuple[Any, ...], kwargs: An
             yield tracked, use
 
     return context.tap(func, output, [tracked for _, tracked in used], range(output.dim()), build)
+
+
+def _dims_in_einsum(leaves: list[Any], layout: Layout) -> dict[int, int] | None:
+    """Return the dimension of each operand that has the letter of the records in the output."""
+    if not leaves or not isinstance(leaves[0], str) or "->" not in leaves[0]:
+        return None
+    inputs, output = leaves[0].replace(" ", "").split("->")
+    if "." in inputs or layout.dim >= len(output):
+        return None
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    letter = output[layout.dim]
+    return {
+        i: o.find(letter) for i, o in zip(places, inputs.split(","), strict=True) if letter in o
+    }
 
 
 def _is_separate(use: Repeated, key: object, checked: dict[object, bool]) -> bool:

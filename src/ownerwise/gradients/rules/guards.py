@@ -1,6 +1,7 @@
 """Guards for data-only calls that depend on the memory format of their input.
 
-The convolution rule makes its inputs, and thus its outputs, channels-last.
+The convolution rule makes its inputs, and thus its outputs, channels-last. The rules for attention
+and recurrent layers may return other formats than torch, too.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def view(context: Context, func: Function, tensor: Tensor, *args: Any, **kwargs:
 
 
 def as_strided(context: Context, func: Function, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Reject `as_strided` where the convolution rule may have changed the memory format."""
-    if tensor.is_contiguous():
+    """Reject `as_strided` where a rule may have changed the memory format."""
+    if tensor.is_contiguous() or not context.reformatted:
         return NotImplemented
     raise Refused(
         "as_strided",

@@ -19,6 +19,7 @@ from ownerwise.gradients.contributions import Call, Dense
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.precision import accumulation_dtype
 from ownerwise.gradients.problems import Refused
+from ownerwise.gradients.repetition import part_for, use_of
 from ownerwise.gradients.rules.context import Context
 from ownerwise.gradients.taps import Use
 from ownerwise.gradients.tracked_parameters import TrackedParameter
@@ -66,7 +67,8 @@ def pointwise(context: Context, func: Function, *args: Any, **kwargs: Any) -> An
                 sign = -1 if "sub" in name_of(func) else 1
                 factor = sign * kwargs.get("alpha", 1) if place == 1 else 1
                 broadcast = gradient if factor == 1 else gradient * factor
-            yield tracked, reduced(broadcast, layout, count, tuple(tracked.tensor.shape), where)
+            part = part_for(tracked, layout, gradient.dim())
+            yield use_of(part, reduced(broadcast, layout, count, tuple(part.tensor.shape), where))
 
     used = [tracked for _, tracked in uses]
     return context.tap(func, output, used, range(output.dim()), build)
@@ -87,7 +89,8 @@ def reduced(
 ) -> Dense:
     """Sum a broadcast gradient down to `[count, *shape]`."""
     aligned = (1,) * (broadcast.dim() - len(shape)) + shape
-    if layout.fold != "whole" and aligned[layout.dim] != 1:
+    inside = layout.fold == "major" and aligned[layout.dim] * count == broadcast.shape[layout.dim]
+    if layout.fold != "whole" and aligned[layout.dim] != 1 and not inside:
         raise Refused(
             where,
             f"the parameter of shape {list(shape)} has an entry for each of the {count} records",

@@ -4,7 +4,8 @@ Each direction of a layer consists of a projection of the whole input (an ordina
 `linear`) followed by a time loop. The recurrent weights are used at every time step, so their
 gradient is a sum of outer products over time, `sum_t gates_gradient[t] (x) state[t - 1]`. To
 obtain the gradient of the gates, zeros `[T, B, gates]` are added to the recurrent part of the
-gates and tapped. An LSTM has its own loop (`lstm`), which is faster.
+gates and tapped. A plain LSTM has its own loop (`lstm`), which is faster. Packed sequences are
+unpacked; records that have ended keep their states.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from ownerwise.gradients.calls import Function, name_of
 from ownerwise.gradients.contributions import Dense, Outer, SharedLeft
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.precision import accumulation_dtype
-from ownerwise.gradients.problems import PROJECTED_LSTM, Refused
+from ownerwise.gradients.problems import Refused
 from ownerwise.gradients.rules.context import Context
 from ownerwise.gradients.rules.linear import project
 from ownerwise.gradients.rules.lstm import LSTM
+from ownerwise.gradients.rules.packed import Packing
 from ownerwise.gradients.rules.pointwise import as_single_record
 from ownerwise.gradients.saved import Saved
 from ownerwise.gradients.taps import Use
@@ -32,29 +34,25 @@ from ownerwise.gradients.workspace import Loan
 __all__ = ["cell", "recurrent"]
 
 
-def recurrent(
-    context: Context,
-    func: Function,
-    input: Tensor,
-    hx: Any,
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, ...]:
-    """Handle `lstm`, `gru`, `rnn_tanh` and `rnn_relu`, which have the same signature."""
+def recurrent(context: Context, func: Function, *args: Any) -> tuple[Tensor, ...]:
+    """Handle `lstm`, `gru`, `rnn_tanh` and `rnn_relu`, which have the same signature.
+
+    The arguments are the input, the initial states, the weights, whether there are biases, the
+    number of layers, the dropout probability, whether the layer is in training mode, whether it is
+    bidirectional, and whether records come first. For a packed sequence, its batch sizes follow the
+    input, and the last argument is missing.
+    """
+    input, *rest = args
+    packing = None
+    if not isinstance(rest[2], bool):
+        sizes, *rest = rest
+        known = context.packings.get(id(sizes))
+        packing = Packing(sizes, None if known is None else known[1])
+    hx, params, has_biases, num_layers, dropout, train, bidirectional, *first = rest
+    batch_first = bool(first and first[0])
     name = name_of(func)
-    if not isinstance(has_biases, bool):  # batch sizes precede the other arguments
-        raise Refused(
-            name,
-            "the entries of a packed sequence are ordered by time, not by record",
-            "pad the sequences, pass them unpacked, and mask the outputs beyond each length",
-        )
     firsts = list(hx) if func is torch.lstm else [hx]  # hidden states and, for an LSTM, cell states
-    if input.dim() == 3 and input.shape[0 if batch_first else 1] == 1:
+    if packing is None and input.dim() == 3 and input.shape[0 if batch_first else 1] == 1:
         firsts = [as_single_record(context, func, first) for first in firsts]
     if any(context.tracked(t) is not None for t in (input, *firsts)):
         raise Refused(
@@ -62,13 +60,18 @@ def recurrent(
             "its input or initial state is a parameter",
             "expand the initial state to the batch size: state.expand(-1, len(x), -1)",
         )
-    if input.dim() != 3:
+    if packing is None and input.dim() != 3:
         raise Refused(name, "its input lacks a batch dimension", "pass [records, time, features]")
-    directions, per_layer = 2 if bidirectional else 1, 4 if has_biases else 2
-    if len(params) != num_layers * directions * per_layer:
-        raise Refused(name, *PROJECTED_LSTM)
-    run = _lstm_direction if func is torch.lstm else _direction
-    hidden = input.transpose(0, 1) if batch_first else input
+    context.reformatted = True
+    if packing is not None:
+        hidden = packing.unpacked(input)
+        firsts = [packing.in_order(first) for first in firsts]
+    else:
+        hidden = input.transpose(0, 1) if batch_first else input
+    directions = 2 if bidirectional else 1
+    per_layer = len(params) // (num_layers * directions)
+    projected = per_layer > (4 if has_biases else 2)
+    plain_lstm = func is torch.lstm and not projected and packing is None
     steps = range(len(hidden))
     lasts = []
     for layer in range(num_layers):
@@ -76,14 +79,23 @@ def recurrent(
         for order in (steps, steps[::-1])[:directions]:
             at = len(lasts)
             weights = params[at * per_layer : (at + 1) * per_layer]
-            output, *last = run(context, func, hidden, [f[at] for f in firsts], weights, order)
+            states = [first[at] for first in firsts]
+            if plain_lstm:
+                output, *last = _lstm_direction(context, func, hidden, states, weights, order)
+            else:
+                real = None if packing is None else packing.real
+                output, *last = _direction(
+                    context, func, hidden, states, weights, order, real, projected
+                )
             outputs.append(output)
             lasts.append(last)
         hidden = outputs[0] if directions == 1 else torch.cat(outputs, dim=2)
         if dropout and train and layer < num_layers - 1:
             hidden = functional.dropout(hidden, dropout)
-    output = hidden.transpose(0, 1) if batch_first else hidden
-    return output, *map(torch.stack, zip(*lasts, strict=True))
+    ends = map(torch.stack, zip(*lasts, strict=True))
+    if packing is not None:
+        return packing.packed(hidden), *map(packing.sorted, ends)
+    return hidden.transpose(0, 1) if batch_first else hidden, *ends
 
 
 def cell(
@@ -129,31 +141,55 @@ def _direction(
     context: Context,
     func: Function,
     input: Tensor,
-    firsts: Sequence[Tensor],
+    states: Sequence[Tensor],
     weights: Sequence[Tensor],
     order: range,
+    real: Sequence[Tensor] | None = None,
+    projected: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Run an RNN or GRU: return the outputs `[T, B, H]` and the last state."""
-    w_ih, w_hh, *biases = weights
-    b_ih, b_hh = biases or (None, None)
-    kind, before = name_of(func), []
+    """Run a layer in one direction: return the outputs `[T, B, H]` and the last states.
 
-    def states_before() -> Tensor:
-        return torch.stack([state.get() for state in before[:: order.step]])
+    Args:
+        states: the initial hidden state and, for an LSTM, cell state.
+        weights: the two matrices, their biases if any, and the matrix of the projection if any.
+        order: the time steps in the order of the loop.
+        real: for each time step, which records have an entry; the others keep their states.
+        projected: whether the hidden state of an LSTM is projected.
+    """
+    w_ih, w_hh, *biases = weights
+    w_hr = biases.pop() if projected else None
+    b_ih, b_hh = biases or (None, None)
+    kind, before, inner = name_of(func), [], []
+
+    def by_time(saved: list[Saved]) -> Tensor:
+        return torch.stack([state.get() for state in saved[:: order.step]])
 
     gates = project(context, functional.linear, input, w_ih, b_ih)
-    zeros = _tapped_zeros(context, func, input, gates.shape, [(w_hh, b_hh, states_before)])
+    products = [(w_hh, b_hh, lambda: by_time(before))]
+    zeros = _tapped_zeros(context, func, input, gates.shape, products)
     w_hh, b_hh = context.value(w_hh), context.value(b_hh)
     gate, zero = gates.unbind(0), zeros.unbind(0)
-    (state,), outputs = firsts, [input] * len(input)
+    shift = ()
+    if w_hr is not None:
+        shape = (*gates.shape[:2], len(w_hr))
+        shift = _tapped_zeros(context, func, input, shape, [(w_hr, None, lambda: by_time(inner))])
+        shift, w_hr = shift.unbind(0), context.value(w_hr)
+    outputs = [input] * len(input)
     for t in order:
-        before.append(Saved(state, kind))
-        from_state = torch.addmm(zero[t], state, w_hh.t())
+        before.append(Saved(states[0], kind))
+        from_state = torch.addmm(zero[t], states[0], w_hh.t())
         if b_hh is not None:
             from_state = from_state + b_hh
-        (state,) = _advance(kind, gate[t], from_state, [state])
-        outputs[t] = state
-    return torch.stack(outputs), state
+        after = _advance(kind, gate[t], from_state, states)
+        if w_hr is not None:
+            inner.append(Saved(after[0], kind))
+            after = torch.addmm(shift[t], after[0], w_hr.t()), *after[1:]
+        if real is not None:
+            there = real[t].to(input.device)
+            after = [torch.where(there, *pair) for pair in zip(after, states, strict=True)]
+        states = after
+        outputs[t] = states[0]
+    return torch.stack(outputs), *states
 
 
 def _lstm_direction(

@@ -10,12 +10,14 @@ from ownerwise.gradients.calls import Function
 from ownerwise.gradients.rules.attention import multi_head_attention
 from ownerwise.gradients.rules.context import Rule
 from ownerwise.gradients.rules.convolution import convolution
-from ownerwise.gradients.rules.embedding import embedding
+from ownerwise.gradients.rules.embedding import embedding, embedding_bag
 from ownerwise.gradients.rules.guards import as_strided, view
 from ownerwise.gradients.rules.linear import linear, matmul
 from ownerwise.gradients.rules.normalisation import batch_norm, normalisation
+from ownerwise.gradients.rules.packed import index_select, pack
 from ownerwise.gradients.rules.pointwise import POINTWISE, pointwise, repeating
 from ownerwise.gradients.rules.recurrent import cell, recurrent
+from ownerwise.torch_internals import pack_padded_sequence
 
 __all__ = ["RULES", "WITHOUT_DATA", "WITHOUT_PARAMETERS"]
 
@@ -30,6 +32,7 @@ RULES: dict[Function, Rule] = {
     functional.conv2d: convolution,
     functional.conv3d: convolution,
     functional.embedding: embedding,
+    functional.embedding_bag: embedding_bag,
     functional.layer_norm: normalisation,
     functional.rms_norm: normalisation,
     functional.group_norm: normalisation,
@@ -49,6 +52,8 @@ RULES: dict[Function, Rule] = {
     Tensor.repeat: repeating,
     Tensor.broadcast_to: repeating,
     torch.broadcast_to: repeating,
+    Tensor.index_select: index_select,
+    pack_padded_sequence: pack,
     Tensor.view: view,
     Tensor.as_strided: as_strided,
     torch.as_strided: as_strided,
@@ -59,5 +64,5 @@ RULES: dict[Function, Rule] = {
 WITHOUT_DATA = frozenset({repeating})
 """Rules that also handle calls with parameters but without data."""
 
-WITHOUT_PARAMETERS = frozenset({batch_norm, view, as_strided})
+WITHOUT_PARAMETERS = frozenset({batch_norm, view, as_strided, index_select, pack})
 """Rules that also handle calls with data through which no parameter gradient flows."""
