@@ -34,6 +34,7 @@ RELEASE_SLACK = 1e-3
 # without them. The largest change found was 1.2 in blocks of `BLOCK`, and 3.9 without.
 _SUM_ROUNDOFFS, _PLAIN_ROUNDOFFS = 2.0, 8.0
 _NEGLIGIBLE = 1e-3  # records are summed without blocks, which is faster, up to this slack
+_MOST_OF_EXCHANGE = 5e-3  # processes send float32 sums, which are half as large, up to this slack
 # The same bound if every rounding within the blocks may change: for each of the two sums,
 # one roundoff per record of a block, and one each for the factor, the weight and their products.
 _BLOCK_ROUNDOFFS = 2.0 * (BLOCK + 4)
@@ -175,7 +176,7 @@ def _of_exchange(plan: Plan, model: nn.Module, processes: int) -> tuple[float, t
     slack = 2.0 * processes * roundoff * total
     if roundoff < _roundoff(torch.float32):
         return slack, torch.float64
-    if slack <= _NEGLIGIBLE:
+    if slack <= _MOST_OF_EXCHANGE:
         return slack, torch.float32
     return 2.0 * processes * _roundoff(torch.float64) * total, torch.float64
 
