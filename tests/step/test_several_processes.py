@@ -16,6 +16,7 @@ PLANS = {
     "owners": {"unit": "owner", "sampling": "owner", "batch_size": 2, "records_per_owner": 8},
     "hardened": {"hardened": True},
     "adaptive": {"method": "sample", "clip_norm": ow.AdaptiveClipNorm(0.5)},
+    "calibrated": {"calibration": ow.Calibration()},
 }
 STEPS = {
     "plain": ("plain", "mlp", {}),
@@ -29,6 +30,7 @@ STEPS = {
     "owners": ("owners", "text", {"weights": ow.INO()}),
     "hardened": ("hardened", "mlp", {"weights": ow.INO()}),
     "adaptive": ("adaptive", "mlp", {}),
+    "calibrated": ("calibrated", "mlp", {"performance": ow.Performance(8)}),
 }  # fmt: skip
 
 
@@ -53,12 +55,48 @@ def trained(name, plan, steps, shares=None):
         seen.append((step.peek.losses, step.peek.norms, step.peek.factors, step.peek.owner_index))
         if shares is not None:
             shares.append((batch.records, batch.indices))
+    if step.calibration is not None:
+        step.calibrate(tuple(data))
     torch.set_default_dtype(torch.float32)
     return step_tools.weights_of(model), seen
 
 
 def train_all(given, steps):
     return {name: trained(name, given[STEPS[name][0]], steps) for name in STEPS}
+
+
+def standardised(plan):
+    """The column statistics that are released before the first step."""
+    generator = torch.Generator().manual_seed(2)
+    inputs = torch.rand(step_tools.RECORDS, 4, generator=generator)
+    inputs[:, 2:] = 0.0  # no value is missing
+    model = torch.nn.Sequential(ow.Standardise(2), torch.nn.Linear(4, 3))
+    step = step_tools.make_step(model, functional.cross_entropy, plan=plan)
+    step.standardise((inputs, torch.zeros(step_tools.RECORDS, dtype=torch.int64)))
+    return step.statistics.state()
+
+
+def outputs_of_equal_records(plan):
+    """What a random layer makes of each process's first record, in a batch of equal records."""
+    seen = []
+
+    def loss(outputs, targets):
+        seen.append(outputs.detach()[0])
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 40), torch.nn.Dropout(0.5))
+    step = step_tools.make_step(model, loss, plan=plan)
+    data = torch.ones(step_tools.RECORDS, 4), torch.zeros(step_tools.RECORDS, dtype=torch.int64)
+    step(next(iter(ow.PoissonBatches(data, plan, stream=step_tools.seeded()))))
+    return seen[-1]
+
+
+def all_of_two(given, statistics, steps):
+    return (
+        train_all(given, steps),
+        standardised(statistics),
+        outputs_of_equal_records(given["plain"]),
+    )
 
 
 def compare(found, expected):
@@ -77,8 +115,11 @@ def compare(found, expected):
 
 
 def test_two_processes_take_the_steps_of_one():
-    given = plans()
-    compare(groups.in_group(train_all, 2, given, 3), train_all(given, 3))
+    given, statistics = plans(), step_tools.make_plan(statistics=ow.ColumnStatistics())
+    found = groups.in_group(all_of_two, 2, given, statistics, 3)
+    compare([one[0] for one in found], train_all(given, 3))
+    assert found[0][1] == found[1][1] == standardised(statistics)
+    assert not torch.equal(found[0][2] == 0, found[1][2] == 0)  # each has masks of its own
 
 
 @pytest.mark.long
