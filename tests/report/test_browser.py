@@ -236,6 +236,7 @@ UNPROTECTED = (
     "in the plan, and no epsilon holds for them."
 )
 OUTSIDE = {"unprotected": 61, "in_plan": 0}
+NOBODY = {"held_out_owners": {"unprotected": 0, "in_plan": 0}}
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,15 @@ OUTSIDE = {"unprotected": 61, "in_plan": 0}
         (1, {}, {}, "good", "Private", "Each training record is protected"),
         (4, {}, {}, "caution", PER_RECORD.format(4), "all records of one owner together, ε is up"),
         (168, {}, {}, "caution", PER_RECORD.format(168), "one owner together, ε reaches more than"),
-        (4, {"unit": "owner"}, {}, "good", "Private", "Each owner in the plan is protected"),
+        (4, {"unit": "owner"}, NOBODY, "good", "Private", "Each owner in the plan is protected"),
+        (
+            4,
+            {"unit": "owner"},
+            {},
+            "caution",
+            "Private, if no held-out owner is in the plan",
+            "UNCHECKED: the owners of the validation and test records were not given",
+        ),
         (4, {}, {"seed": 0}, "bad", "NOT PRIVATE", "from a fixed seed (0)"),
         (4, {"unit": "owner"}, {"seed": 0}, "bad", "NOT PRIVATE", "from a fixed seed (0)"),
         (
@@ -271,6 +280,7 @@ OUTSIDE = {"unprotected": 61, "in_plan": 0}
         "records",
         "many-records",
         "owners",
+        "owners-unchecked",
         "seed",
         "owners-seed",
         "people-held-out",

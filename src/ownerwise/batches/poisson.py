@@ -248,7 +248,7 @@ class PoissonBatches:
         owner_index = self._sampler.record_owner_index[indices].astype(np.int64)
         owners, sizes = _elements(owner_index, self._by_owner)
         rows, most = None, self._hardened_rows
-        if places is not None and most is not None and len(indices) <= most:
+        if places is not None and most is not None and not self._by_owner and len(indices) <= most:
             rows = random_order(places, most)[: len(indices)]
         return Share.divided(self._processes, indices, owners, sizes.numpy(), rows)
 

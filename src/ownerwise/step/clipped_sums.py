@@ -31,10 +31,12 @@ from ownerwise.gradients import (
 from ownerwise.mechanisms import (
     ClippingRule,
     Contributions,
+    IndividualFilter,
     Loss,
     Peek,
     Randomness,
     Release,
+    Sensitivity,
     Steering,
     Weights,
     never_mixes,
@@ -52,7 +54,7 @@ from ownerwise.step.micro_batches import MicroBatch, Split
 from ownerwise.step.model_separation import check_model, check_part, is_due
 from ownerwise.step.performance import Performance
 from ownerwise.step.plug_separation import checked_contributions, checked_factors
-from ownerwise.step.rounding import Rounding, loss_roundoff, refuse_imprecise
+from ownerwise.step.rounding import NORM_ERROR, Rounding, loss_roundoff, refuse_imprecise
 from ownerwise.step.secret_rows import Rows, place
 
 _FLOAT32_FLOOR = 1e-8  # user-defined rules see smaller float32 norms as this value
@@ -122,6 +124,9 @@ class ClippedSums:
         self._proven = proven(clipping)
         self._smallest_clip = float(plan.clip_norms.min())
         self._of = plan.holders
+        self.filter: IndividualFilter | None = None
+        if plan.filter is not None:
+            self.filter = IndividualFilter(plan, Sensitivity(NORM_ERROR, self.rounding.slack))
         self._reduced_clip_norms = self._of.clip_norms / (1 + self.rounding.slack)
         self._tape = Tape(model, lean=performance.lean)
         self._buffers: list[tuple[str, Tensor, int]] = []  # as of the last forward pass
@@ -135,6 +140,8 @@ class ClippedSums:
             )
         self._keep_peek([], None)
         self._buffers = []
+        if self.filter is not None:
+            self.filter.begin()
         empty = batch.records == 0
         rows_available = self.plan.hardened_rows
         overflows = rows_available is not None and batch.records > rows_available
@@ -195,7 +202,8 @@ class ClippedSums:
         data, part = moved(batch.data, self._device), moved(batch.part, self._device)
         if data is not batch.data or part is not batch.part:
             batch = dataclasses.replace(batch, data=data, part=part)
-        rows = place(batch, self.plan.hardened_rows, randomness.rows)
+        declared = None if self.filter is None else self.plan.records
+        rows = place(batch, self.plan.hardened_rows, randomness.rows, declared)
         self._check_model(batch, rows, randomness)
         work = _Work(batch, rows, self._split(rows))
         if work.single or self.weights is not None or self.release is not None:
@@ -252,11 +260,12 @@ class ClippedSums:
             own = weights if share is None else weights[share.own]
             weights = rows.spread(own, empty=0.0)
         draws = None if share is None else _draws_of(share, rows, randomness)
+        members = self._members(work.batch, rows)
         totals: dict[nn.Parameter, Tensor] = {}
         for micro in work.micro_batches:
             rule: Any = randomness.rule if draws is None else draws.of(micro.elements)
             sums = self._sum_of_micro_batch(
-                micro, rows, limits, weights, released, randomness, rule
+                micro, rows, limits, weights, released, randomness, rule, members
             )
             totals = sums if work.single else _added(totals, sums)
         self._refuse_written_buffers()
@@ -272,6 +281,7 @@ class ClippedSums:
         released: tuple[Tensor, ...],
         randomness: Randomness,
         rule: StepStream | None,
+        members: np.ndarray | None,
     ) -> dict[nn.Parameter, Tensor]:
         """Return the weighted sum of clipped gradients of one micro-batch."""
         with self._products():
@@ -294,8 +304,10 @@ class ClippedSums:
             micro.check.compare(losses, lengths, smallest, rows.total)
         there = None
         if rows.occupied is not None:
-            there = torch.as_tensor(rows.occupied[micro.rows]).to(factors)
+            there = torch.as_tensor(rows.occupied[micro.elements]).to(factors)
             factors = factors * there
+        if members is not None:
+            factors = self._admitted(members[micro.elements], records.norms, factors)
         if self.steering is not None:
             self._observe(micro, records.norms, clips, factors, there)
         if weights is not None:
@@ -303,7 +315,25 @@ class ClippedSums:
         if self.not_private:
             micro.seen = losses.detach(), records.norms, factors
         micro.outputs = micro.losses = micro.chain = micro.check = None  # frees memory
-        return self._sum(records, factors, rows, micro.rows)
+        return self._sum(records, factors, rows, micro.elements)
+
+    def _members(self, batch: Batch, rows: Rows) -> np.ndarray | None:
+        """Return the filter's number for each element, or -1 for an empty one."""
+        if self.filter is None:
+            return None
+        if batch.by_owner:
+            assert rows.occupied is not None
+            return np.where(rows.occupied > 0, rows.owner_index, -1)
+        return rows.spread(batch.indices.astype(np.int64), empty=-1)
+
+    def _admitted(self, members: np.ndarray, norms: Tensor, factors: Tensor) -> Tensor:
+        """Return the factors, with 0 for records whose budgets do not pay for the step."""
+        assert self.filter is not None
+        there = members >= 0
+        lengths = (norms.double() * factors.double()).nan_to_num(nan=0.0).cpu().numpy()
+        admitted = np.zeros(len(members))
+        admitted[there] = self.filter.admit(members[there], lengths[there])
+        return factors * torch.from_numpy(admitted).to(factors)
 
     def _observe(
         self,
@@ -317,7 +347,9 @@ class ClippedSums:
         assert self.steering is not None
         assert micro.losses is not None
         if self.plan.adaptive_clip_norm is not None and self.plan.hardened_rows is None:
-            refuse_imprecise([*micro.output_tensors(), micro.losses], self._loss_roundoff)
+            refuse_imprecise(
+                self.plan, [*micro.output_tensors(), micro.losses], self._loss_roundoff
+            )
         limits = torch.as_tensor(clips, dtype=norms.dtype, device=norms.device)
         if there is not None:
             norms, limits, factors = (each[there > 0] for each in (norms, limits, factors))
@@ -468,7 +500,7 @@ class ClippedSums:
         found = [micro.losses for micro in micro_batches if micro.losses is not None]
         if self.plan.hardened_rows is None:
             outputs = [tensor for micro in micro_batches for tensor in micro.output_tensors()]
-            refuse_imprecise([*outputs, *found], self._loss_roundoff)
+            refuse_imprecise(self.plan, [*outputs, *found], self._loss_roundoff)
         values = [losses.detach().to("cpu", torch.float64).numpy() for losses in found]
         losses = rows.of_records(values[0] if len(values) == 1 else np.concatenate(values))
         if rows.segments is not None:
@@ -534,7 +566,8 @@ class ClippedSums:
                 )
                 losses = losses if rows.segments is None else rows.segments.means(losses)
             owner_index = np.zeros(0, dtype=np.int64) if rows is None else rows.owner_index
-            self.peek = Peek(losses, norms, factors, owner_index)
+            active = None if self.filter is None else self.filter.active
+            self.peek = Peek(losses, norms, factors, owner_index, active)
 
     def _gather_peek(self, batch: Batch) -> None:
         """Let every process keep the details of the whole batch, if `not_private` is set."""
@@ -544,7 +577,7 @@ class ClippedSums:
                 self._processes.gathered(functools.partial(np.asarray, column), share.of)
                 for column in (peek.losses, peek.norms, peek.factors)
             )
-            self.peek = Peek(losses, norms, factors, share.owner_index)
+            self.peek = Peek(losses, norms, factors, share.owner_index, peek.active)
 
 
 @dataclass

@@ -30,6 +30,7 @@ from ownerwise.mechanisms import (
     ClippingRule,
     Closing,
     ColumnStatistics,
+    IndividualFilter,
     Loss,
     Peek,
     Plug,
@@ -67,6 +68,7 @@ from ownerwise.step.plug_states import load_states, settings_of, states_of
 from ownerwise.step.run_randomness import RunRandomness
 from ownerwise.step.setup import NO_CLOSING, checked_setup, checksum, start_alike, take_state
 from ownerwise.step.shared_account import SharedAccount
+from ownerwise.step.spends_file import load_spends, save_spends
 from ownerwise.step.wrappers import unwrapped
 
 NOT_STANDARDISED = (
@@ -201,6 +203,11 @@ class PrivateStep:
         return self._sums.rounding.slack
 
     @property
+    def filter(self) -> IndividualFilter | None:
+        """NOT private: what each record has spent, if the plan has individual accounting."""
+        return self._sums.filter
+
+    @property
     def peek(self) -> Peek | None:
         """NOT private: details of the last batch, or None without `not_private=True`."""
         return self._sums.peek
@@ -301,6 +308,10 @@ class PrivateStep:
             account.settle(self._counted)
             account.close()
         closing = self.calibration
+        spends = None
+        if self.filter is not None:
+            identity = checkpoints.spends_identity(account.balance, self.plan)
+            spends = save_spends(account.folder, self._updates, identity, self.filter.spent)
         return checkpoints.save(
             folder,
             account.balance,
@@ -313,6 +324,7 @@ class PrivateStep:
             plugs=states_of(self._plugs()),
             plug_settings=settings_of(self._plugs()),
             subtracted=closing.shift if closing is not None and closing.outside else None,
+            spends=spends,
         )
 
     def settle(self, steps: int) -> None:
@@ -349,6 +361,8 @@ class PrivateStep:
         processes.together(
             lambda: load_states(self._plugs(), stored.plugs, stored.plug_settings, stored.file)
         )
+        if self.filter is not None:  # in one process
+            self._restore_spends(self.filter, loaded[0])
         self._private_so_far &= stored.private
         self._account = self._accounted(
             lambda: Account.resume(folder, self.plan, loaded[0].balance, private=self.private)
@@ -361,6 +375,20 @@ class PrivateStep:
             assert closing.shift is not None
             subtract_in_hook(self.model, closing.shift, again=True)
         self._watch = ParameterWatch(self.model)
+
+    def _restore_spends(self, individual: IndividualFilter, stored: checkpoints.Checkpoint) -> None:
+        """Continue from the stored spends, and charge the steps since then as if all were clipped.
+
+        What those steps released is unknown, and so are the gradients that they used.
+        """
+        identity = checkpoints.spends_identity(stored.balance, self.plan)
+        if stored.spends is None:
+            raise OwnerwiseError(f"{stored.path.name} does not say what each record has spent")
+        try:
+            individual.load(load_spends(stored.path, stored.spends, identity))
+        except ValueError as error:
+            raise OwnerwiseError(f"the spends of {stored.path.name} do not fit: {error}") from None
+        individual.charge_lost(stored.progress.steps_spent - stored.steps_charged)
 
     @contextmanager
     def data_free_changes(self) -> Iterator[None]:
@@ -433,6 +461,8 @@ class PrivateStep:
             batch = steering.select(batch, randomness.rule)
             scale, clip_scale = scale / steering.keep_probability, steering.clip_scale
         sums = self.clipped_sum(batch, randomness)
+        if self.filter is not None:
+            self.filter.commit()  # before the noise, so that every release is charged
         self._update(self._randomness.noised(step, sums, clip_scale, scale), self._watch)
         if steering is not None:
             shrink = 1 + self._sums.rounding.release_slack

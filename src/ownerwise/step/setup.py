@@ -33,6 +33,7 @@ from ownerwise.planning import Plan
 from ownerwise.processes import Processes
 from ownerwise.repair import PullAdjustment
 from ownerwise.step.checks import (
+    individual_problems,
     optimizer_problems,
     plug_problems,
     regression_problems,
@@ -97,6 +98,7 @@ def checked_setup(
     steering = steering_for(plan, rule)
     problems += adaptive_problems(plan.adaptive_clip_norm, rule)
     problems += release_problems(rule, steering, release, plan)
+    problems += individual_problems(rule, weights, repair, plan, processes)
     problems += repair_problems(repair, weights, release, plan)
     problems += regression_problems(loss, repair, plan)
     bound = None if weights is None else weights.bind(plan)
