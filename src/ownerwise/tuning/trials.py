@@ -27,6 +27,7 @@ from ownerwise.batches import Collate, PoissonBatches
 from ownerwise.errors import OwnerwiseError, Problems
 from ownerwise.files import write_json
 from ownerwise.planning import Plan
+from ownerwise.processes import Processes
 from ownerwise.randomness import SecretStream
 from ownerwise.runs import Run
 from ownerwise.runs import folders as run_folders
@@ -194,6 +195,12 @@ def check(given: Search) -> None:
     This is the check that every training begins with; nothing is trained.
     """
     problems = Problems()
+    if Processes.here().several:
+        problems.add(
+            "a search in several processes: expected one process, because the runs of a search are "
+            "made one after the other in memory; start it without torchrun"
+        )
+        problems.raise_()
     for candidate, plan in zip(given.candidates, given.plans, strict=True):
         with problems.guard(), torch.random.fork_rng(devices=[]):
             trial_trainer(candidate, plan, 0, given.described).set_up(given.data, given.fit_options)
