@@ -145,6 +145,34 @@ def test_removing_a_record_changes_no_bit_of_the_others():
             assert int((~same).sum()) <= 1
 
 
+def test_every_sum_places_records_in_other_secret_rows():
+    """Records in their own order, or before the empty rows, would move if one were removed. By
+    chance, two orders of 60 records agree in 10 places with probability below 1e-6."""
+    plan, x, y, model = setting(records=60, declared=40)
+    marked = torch.cat([x[:, :4], torch.arange(1.0, 61.0)[:, None]], dim=1)
+    seen = []
+
+    class Marked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x):
+            if len(x) == 80:
+                seen.append(x[:, 4].clone())
+            return self.inner(x)
+
+    orders = []
+    for seed in (3, 4):
+        seen.clear()
+        sum_of(plan, Marked(), marked, y, ow.Calibration().bind(plan), at_once=80, seed=seed)
+        orders.append(seen[-1])  # after those of the check
+    own = torch.cat([torch.arange(1.0, 61.0), torch.zeros(20)])
+    for one, other in ((orders[0], orders[1]), (orders[0], own), (orders[1], own)):
+        assert int(((one == other) & (one > 0)).sum()) < 10
+        assert int((one[60:] > 0).sum()) > 0  # empty rows are anywhere
+
+
 def test_fewer_rows_than_declared_are_fine_and_more_are_refused():
     plan, x, y, model = setting(records=30, declared=25, epsilon=(2.0, 2.0))
     total = sum_of(plan, model, x, y, ow.Calibration().bind(plan))
