@@ -317,7 +317,8 @@ def trained(**options):
 
 SETTINGS = {
     "unknown method": of_plan(
-        "method is 'smaple'; did you mean 'sample'? Known names: uniform, sample, scale, both",
+        "method is 'smaple'; did you mean 'sample'? Known names: uniform, sample, scale, both, "
+        "individual",
         method="smaple",
     ),
     "unknown accountant": of_plan(
@@ -336,7 +337,9 @@ SETTINGS = {
         clip_norm=0.0,
     ),
     "mixture of one method": of_plan(
-        "mixture 0.5: only method='both' uses a mixture", estimator=False, mixture=0.5
+        "mixture 0.5: only method='both' and method='individual' use a mixture",
+        estimator=False,
+        mixture=0.5,
     ),
     "three sizes": of_plan(
         "3 of steps, batch_size and noise_multiplier were given; expected two (the third follows "

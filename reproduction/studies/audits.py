@@ -268,7 +268,10 @@ def index() -> str:
 
 
 def _of_bugs() -> list[str]:
-    """Return the section about planted bugs."""
+    """Return the section about planted bugs; nothing if they were not audited."""
+    bugs = stored("bugs")
+    if not bugs:
+        return []
     lines = [
         "",
         "## Planted bugs",
@@ -280,7 +283,7 @@ def _of_bugs() -> list[str]:
         "| bug | audits | alarms | seconds | comparisons that fail most often |",
         "|---|---|---|---|---|",
     ]
-    for name, found in stored("bugs").items():
+    for name, found in bugs.items():
         finders = ", ".join(f"{check} ({count})" for check, count in found["found by"].items())
         lines.append(
             f"| {name} | {found['audits']} | {found['caught']} | {found['seconds']:.1f} "

@@ -41,8 +41,10 @@ def writing(path: str | PathLike) -> Iterator[None]:
         ) from error
 
 
-def write_whole(path: str | PathLike, write: Callable[[str], Any]) -> None:
+def write_whole(path: str | PathLike, write: Callable[[str], Any], mode: int = 0o644) -> None:
     """Write a temporary file with `write`, then rename it, so `path` is never partially written.
+
+    Until then, only its owner may read it; from then on, its permissions are `mode`.
 
     Temporary files left behind by killed writers of the same file are removed.
     """
@@ -54,7 +56,7 @@ def write_whole(path: str | PathLike, write: Callable[[str], Any]) -> None:
         os.close(handle)
         try:
             write(temporary)
-            os.chmod(temporary, 0o644)
+            os.chmod(temporary, mode)
             _to_disk(temporary)
             os.replace(temporary, path)
             _to_disk(path.parent)

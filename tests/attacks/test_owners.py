@@ -50,7 +50,8 @@ def random_batch(random: np.random.Generator):
     return owner, torch.tensor(inputs, dtype=torch.float32), torch.tensor(targets)
 
 
-def largest_movement(seed: int) -> float:
+def largest_movement(seed: int, removals: int = OWNERS) -> float:
+    """Remove some owners from a batch, each by itself; return the worst movement over C_o."""
     random = np.random.default_rng(seed)
     torch.manual_seed(seed)
     plan = plan_of(METHODS[seed % 4])
@@ -78,7 +79,7 @@ def largest_movement(seed: int) -> float:
     whole = total(present)
     return max(
         float((whole - total(present[present != removed])).norm()) / float(plan.clip_norms[removed])
-        for removed in present
+        for removed in random.permutation(present)[:removals]
     )
 
 
@@ -90,7 +91,7 @@ def test_removing_an_owner_from_random_batches():
 
 @pytest.mark.long
 def test_removing_an_owner_from_ten_thousand_batches():
-    assert max(largest_movement(seed) for seed in range(48, 10_048)) <= 1
+    assert max(largest_movement(seed, 2) for seed in range(48, 10_048)) <= 1
 
 
 @pytest.mark.parametrize("weights", [None, ow.INO(tail=0.5)], ids=["plain", "ino"])

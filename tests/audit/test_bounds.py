@@ -92,6 +92,14 @@ def test_a_guess_for_every_canary_and_ties():
     assert guess(np.zeros(4), included, share=1.0).right in range(5)
 
 
+@pytest.mark.parametrize("count", range(2, 12))
+def test_no_canary_is_guessed_twice(count):
+    included = np.arange(count) % 2 == 0
+    made = guess(np.arange(count), included, share=1.0)
+    assert made.made == count // 2 * 2
+    assert guess(np.where(included, 1.0, 0.0), included, share=1.0).right == made.made
+
+
 def test_the_estimate_is_near_the_truth_and_never_negative():
     draws = np.random.default_rng(1)
     included = draws.integers(0, 2, 20_000).astype(bool)

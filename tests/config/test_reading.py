@@ -85,7 +85,7 @@ def test_all_problems_at_once():
         "plan.steps 0: expected a whole number from 1 to",
         "plan.release_std 0: expected a positive finite number",
         "plan: 1 of steps, batch_size and noise_multiplier were given; expected two",
-        "plan.mixture 0.5: only method='both' uses a mixture",
+        "plan.mixture 0.5: only method='both' and method='individual' use a mixture",
         "mlp has no option model.hiden; did you mean 'hidden'?",
         "training.lr is 'much'; expected a positive, finite number",
         "training.momentum applies only to sgd and rmsprop, not to adam",

@@ -35,6 +35,16 @@ def test_the_longest_contribution_is_1():
     np.testing.assert_allclose(rows.norm(dim=1), 1)
 
 
+def test_values_that_are_not_finite_count_as_missing_and_others_are_clipped():
+    values = torch.tensor([[np.nan], [np.inf], [-np.inf], [3e38], [-7.0], [0.5]])
+    rows = ow.Standardise(1).contributions(torch.cat([values, torch.zeros(6, 1)], dim=1))
+    assert not rows[:3].any()
+    beyond = ow.Standardise(1).contributions(torch.tensor([[1.0, 0], [-1, 0]]))
+    assert torch.equal(rows[3:5], beyond)
+    weighted = torch.tensor([np.sqrt(0.5), 0.5, 0.75]) / np.sqrt(1.5)
+    np.testing.assert_allclose(rows[5], weighted, rtol=1e-7)
+
+
 def test_a_record_does_not_depend_on_its_neighbours():
     """To the last bit, whatever the number of rows and the place among them."""
     inputs = torch.rand(301, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1

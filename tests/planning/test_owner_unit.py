@@ -158,7 +158,10 @@ def test_an_owner_without_records_is_the_neighbouring_data_set():
         ({"unit": "owner", "records_per_owner": 0}, "a whole number of at least 1, or None"),
         ({"unit": "owner", "batch_size": 5}, "at most the 4 owners"),
         ({"unit": "owner", "hardened": True}, "a public number of rows"),
-        ({"unit": "owner", "sampling": "record", "hardened": True}, "records of an owner together"),
+        (
+            {"unit": "owner", "sampling": "record", "hardened": True},
+            "records of an owner together; leave it out$",
+        ),
         (
             {"unit": "owner", "sampling": "record", "calibration": ow.Calibration()},
             "use sampling='owner'",

@@ -10,7 +10,7 @@ import ownerwise as ow
 from ownerwise.cli.main import main
 from ownerwise.report import write_report
 from ownerwise.wording import up
-from tools.report_tools import made_run
+from tools.report_tools import made_run, small_plan
 
 webdriver = pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
@@ -236,6 +236,7 @@ UNPROTECTED = (
     "in the plan, and no epsilon holds for them."
 )
 OUTSIDE = {"unprotected": 61, "in_plan": 0}
+NOBODY = {"held_out_owners": {"unprotected": 0, "in_plan": 0}}
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,15 @@ OUTSIDE = {"unprotected": 61, "in_plan": 0}
         (1, {}, {}, "good", "Private", "Each training record is protected"),
         (4, {}, {}, "caution", PER_RECORD.format(4), "all records of one owner together, ε is up"),
         (168, {}, {}, "caution", PER_RECORD.format(168), "one owner together, ε reaches more than"),
-        (4, {"unit": "owner"}, {}, "good", "Private", "Each owner in the plan is protected"),
+        (4, {"unit": "owner"}, NOBODY, "good", "Private", "Each owner in the plan is protected"),
+        (
+            4,
+            {"unit": "owner"},
+            {},
+            "caution",
+            "Private, if no held-out owner is in the plan",
+            "UNCHECKED: the owners of the validation and test records were not given",
+        ),
         (4, {}, {"seed": 0}, "bad", "NOT PRIVATE", "from a fixed seed (0)"),
         (4, {"unit": "owner"}, {"seed": 0}, "bad", "NOT PRIVATE", "from a fixed seed (0)"),
         (
@@ -271,6 +280,7 @@ OUTSIDE = {"unprotected": 61, "in_plan": 0}
         "records",
         "many-records",
         "owners",
+        "owners-unchecked",
         "seed",
         "owners-seed",
         "people-held-out",
@@ -364,6 +374,21 @@ def test_charts_follow_the_width_of_the_window_and_of_paper(page):
     page.execute_script("dispatchEvent(new Event('afterprint'))")
     assert ask(page, "document.documentElement.dataset.theme") == "dark"
     assert ask(page, fits)
+
+
+def test_no_column_of_a_table_is_cut_off_on_paper(browser, tmp_path):
+    """Paper cannot be scrolled: a table with the spending under eight plans is made smaller."""
+    plans = [small_plan(steps=3 + number) for number in range(8)]
+    runs = [made_run(f"a method with plan {at}", plan=plan) for at, plan in enumerate(plans)]
+    write_report(runs, tmp_path / "plans.html")
+    opened(browser, (tmp_path / "plans.html").as_uri())
+    cut = "[...document.querySelectorAll('.scroll')].filter(s => s.scrollWidth > s.clientWidth)"
+    ended = "[...document.querySelectorAll('.scroll > *')].every(t => t.style.zoom === '')"
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert ask(browser, f"{cut}.length") == 0
+    assert not ask(browser, ended)
+    browser.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert ask(browser, ended)
 
 
 def test_the_policy_stops_every_connection_and_foreign_script(page):

@@ -96,6 +96,26 @@ def test_recalls_of_very_many_classes_are_shown_on_request_and_not_twice():
     assert len([block for block in built([by_class]) if isinstance(block, Details)]) == 1
 
 
+@pytest.mark.parametrize(("classes", "name"), [(2, "admitted"), (3, "ill")])
+def test_a_class_that_is_never_recognised_is_named_at_the_top(classes, name):
+    """However high the accuracy and the AUC are. Not if one of two runs recognises it."""
+    names = ["home", "admitted", "ill"][:classes]
+    rng = np.random.default_rng(0)
+    actual = rng.choice(classes, 300, p=[0.8, 0.2] if classes == 2 else [0.6, 0.2, 0.2])
+    runs = [measured(classes=classes, seed=s, prediction={**CLASSES, "classes": names})
+            for s in (0, 1)]  # fmt: skip
+    blind = np.where(actual == classes - 1, 0, actual)
+    for run, predicted in zip(runs, (blind, actual), strict=True):
+        scores = np.eye(classes)[actual] + 0.1
+        run.history[-1]["validation"]["classification"] = classification(predicted, actual, scores)
+    words = f"IDP-SGD recognises no record of “{name}”."
+    for shown, said in (([runs[0]], True), ([runs[1]], False), (runs, False)):
+        blocks = overview(Comparison.of(shown))
+        cautions = [text for b in blocks if isinstance(b, Findings) for _, text in b.items]
+        assert (words in cautions) == said
+    assert words in card_text(runs[0])
+
+
 def test_runs_of_a_method_are_averaged_with_their_intervals():
     runs = [measured(seed=seed) for seed in range(3)] + [measured("INO-SGD", seed=5)]
     found = [run.history[-1]["validation"]["classification"]["auc"] for run in runs[:3]]

@@ -123,6 +123,31 @@ def test_an_owner_moves_all_sums_together_by_at_most_what_is_paid(sampling):
     assert (squared.max() >= 0.3 * paid[owner]).any()
 
 
+class Long(ow.Calibration):
+    """Contributions of any length, and some that are not numbers."""
+
+    def contributions(self, outputs, targets):
+        rows = 1e3 * super().contributions(outputs, targets)
+        rows[targets == 1] = torch.nan
+        rows[targets == 2] = torch.inf
+        return rows
+
+
+def test_contributions_are_clipped_whatever_a_release_returns():
+    """Those that are not finite add nothing; a model's outputs can overflow for one record, too."""
+    plan, x, y, model = setting(records=40, epsilon=(4.0, 4.0))
+    total = sum_of(plan, model, x, y, Long().bind(plan))
+    expected = np.bincount(y, minlength=CLASSES) * [1, 0, 0, 1]
+    np.testing.assert_allclose(total.numpy(), expected, rtol=1e-3)
+    closing = ow.Calibration().bind(plan)
+    closing.observe(total)  # the next sum is one of predictions
+    rest = sum_of(plan, model, x, y, closing)
+    x[3] = torch.inf
+    found = sum_of(plan, model, x, y, closing)
+    assert found.isfinite().all()
+    assert torch.linalg.vector_norm(found - rest) <= 1
+
+
 def test_removing_a_record_changes_no_bit_of_the_others():
     """The data set without record 0, whose row stays empty, computed in the same rows."""
     plan, x, y, model = setting(records=30)

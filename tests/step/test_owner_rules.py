@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import ownerwise as ow
 from ownerwise.batches import Batch
@@ -52,6 +53,12 @@ def _patches(m, x):
     return windows.view(len(x), 4, 12) @ m.weight
 
 
+def _packed(m, x):
+    lengths = 1 + (100 * x[:, 0, 0]).abs().long() % x.shape[1]
+    packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    return m.head(m.layer(packed)[1][-1])
+
+
 FLAT, SEQUENCE, IMAGE, TOKENS = (4,), (6, 4), (4, 6, 6), None
 
 # Model, and the shape of a record's input (None for token numbers).
@@ -92,6 +99,13 @@ MODELS = {
         ),
         TOKENS,
     ),
+    "bags": (
+        lambda: Model(
+            lambda m, x: m.head(m.table(x).tanh()),
+            table=nn.EmbeddingBag(11, 4), head=nn.Linear(4, 3),
+        ),
+        TOKENS,
+    ),
     "tied weights": (
         lambda: Model(_tied, table=nn.Embedding(11, 4), out=torch.randn(11, 3)), TOKENS
     ),
@@ -119,6 +133,10 @@ MODELS = {
     "lstm": (_sequence(nn.LSTM, num_layers=2, bidirectional=True), SEQUENCE),
     "gru": (_sequence(nn.GRU), SEQUENCE),
     "rnn": (_sequence(nn.RNN), SEQUENCE),
+    "packed sequences": (
+        lambda: Model(_packed, layer=nn.GRU(4, 5, batch_first=True), head=nn.Linear(5, 3)),
+        SEQUENCE,
+    ),
     "lstm cell": (_cell(nn.LSTMCell), SEQUENCE),
     "gru cell": (_cell(nn.GRUCell), SEQUENCE),
     "pointwise and repeated": (

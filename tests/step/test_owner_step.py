@@ -158,3 +158,45 @@ def test_a_batch_of_records_is_refused_under_an_owner_plan():
     )  # fmt: skip
     with pytest.raises(OwnerwiseError, match="next to each other"):
         step.clipped_sum(mixed)
+
+
+def record_plan(unit: str, sampling: str, **options) -> ow.Plan:
+    settings = {"unit": unit, "sampling": sampling, "steps": 5, "batch_size": 4}
+    return ow.plan(owners_of(), "scale", **{**settings, **options})
+
+
+@pytest.mark.parametrize(
+    ("unit", "sampling"), [("record", "record"), ("owner", "owner"), ("owner", "record")]
+)
+def test_only_plans_that_may_be_hardened_are_told_to(unit, sampling):
+    """With unit "owner", `hardened=True` is refused, so advising it leads nowhere."""
+    part = ow.Partition({"sex": ("F", "M")}, classes=3)
+    gap = ow.constraints.demographic_parity(part, "sex", max_gap=0.1)
+    model, inputs, targets = example("mlp", int(SIZES.sum()))
+    loss = functional.cross_entropy
+    plan, messages = record_plan(unit, sampling), []
+
+    def refused(model, plan, **plugs):
+        with pytest.raises(OwnerwiseError) as error:
+            make_step(model, loss, plan=plan, **plugs)
+        messages.append(str(error.value))
+
+    refused(model, plan, weights=ow.INO(tail=0.5, width=0))  # a hard ranking
+    refused(model.half(), plan, weights=ow.INO(tail=0.5))  # a slack above 20%
+    for options in ({"hard": True}, {"temperature": 1e6}):
+        constraints = ow.RateConstraints(gap, **options)
+        refused(model.float(), record_plan(unit, sampling, constraints=constraints),
+                release=constraints)  # fmt: skip
+    trainer = ow.Trainer(
+        model, plan, lr=0.1, loss=loss, weights=ow.INO(tail=0.5), progress=False, seed=0
+    )
+    data = 1e3 * inputs.float(), targets
+    with (
+        pytest.warns(ow.PrivacyWarning, match="crafted records") as warned,
+        pytest.raises(OwnerwiseError, match="half precision") as error,
+        torch.autocast("cpu", dtype=torch.bfloat16),
+    ):
+        trainer.fit(data)
+    messages += [str(error.value), *(str(w.message) for w in warned if "crafted" in str(w.message))]
+    assert len(messages) == 6
+    assert [("hardened" in text) for text in messages] == [unit == "record"] * 6

@@ -18,6 +18,7 @@ from ownerwise.accounting.curves import (
     rough_sampling_rate_curve,
     sampling_rate_curve,
 )
+from ownerwise.accounting.filters import FILTERS, filter_limits, gaussian_delta
 from ownerwise.accounting.gaussian import gaussian_mu
 from ownerwise.accounting.owner_epsilon import owner_epsilon
 from ownerwise.accounting.per_owner import epsilon
@@ -40,6 +41,7 @@ from ownerwise.accounting.schedule import Schedule
 
 __all__ = [
     "ACCOUNTANTS",
+    "FILTERS",
     "LARGEST_OWNER_EPSILON",
     "MULTIPLIER",
     "MULTIPLIER_RANGE",
@@ -54,7 +56,9 @@ __all__ = [
     "RunCost",
     "Schedule",
     "epsilon",
+    "filter_limits",
     "find_root",
+    "gaussian_delta",
     "gaussian_mu",
     "joint_length",
     "joint_multiplier",

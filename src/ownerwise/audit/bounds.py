@@ -50,7 +50,7 @@ class Guesses(NamedTuple):
 
 def guess(scores: np.ndarray, included: np.ndarray, share: float = GUESSES) -> Guesses:
     """Return how the attacker does who ranks canaries by their scores."""
-    each = max(1, round(share * len(scores) / 2))
+    each = max(1, min(round(share * len(scores) / 2), len(scores) // 2))
     order = np.argsort(scores, kind="stable")
     right = int(included[order[-each:]].sum() + (~included[order[:each]]).sum())
     return Guesses(len(scores), 2 * each, right)

@@ -77,6 +77,12 @@ class Canaries:
             ordered: whether the step weights records by their losses. Then each group is split in
                 two: canaries with the largest losses, which keep weight 1, and the others.
         """
+        if plan.filter is not None:
+            raise OwnerwiseError(
+                "the plan has individual accounting, under which canaries would retire after a few "
+                "steps: audit a plan with another method, or attack trained models "
+                "(audit.membership)"
+            )
         classes = class_members(plan.targets, plan.deltas)
         if len(classes) > MOST_BUDGETS:
             chosen = np.linspace(0, len(classes) - 1, MOST_BUDGETS).round().astype(int)

@@ -28,12 +28,12 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from ownerwise.config.starting import starting_config
-    from ownerwise.files import write_text
-
     output = options.output or options.data.with_suffix(".toml")
     if output.exists():
         raise OwnerwiseError(f"{output} already exists; choose another file with --output")
+    from ownerwise.config.starting import starting_config
+    from ownerwise.files import write_text
+
     write_text(output, starting_config(options.data, output, options.target, options.owner))
     print(f"Written to {output}. Only the names of the columns were read. Replace every TODO, then")
     print(f"run `ownerwise train {output}`, which lists what is still missing.")

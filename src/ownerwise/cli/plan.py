@@ -27,12 +27,13 @@ def add(commands: Any) -> None:
         help="turn a table of budgets into sampling rates, clip norms and noise",
         description="Turn a table of budgets (CSV or Parquet with the columns owner, epsilon and, "
         "optionally, delta and records) into a verified plan. Specify two of --steps, --batch-size "
-        "and --noise-multiplier; the third follows from the budgets.",
+        "and --noise-multiplier; the third follows from the budgets. With --method individual, "
+        "specify --steps, and --clipped-steps or --noise-multiplier.",
     )
     command.set_defaults(command=_run)
     command.add_argument("budgets", type=Path, help="CSV or Parquet file, one row per owner")
     command.add_argument(
-        "--method", default="sample", help="uniform, sample, scale or both [sample]"
+        "--method", default="sample", help="uniform, sample, scale, both or individual [sample]"
     )
     command.add_argument("--steps", type=int, help="number of steps")
     command.add_argument(
@@ -59,7 +60,25 @@ def add(commands: Any) -> None:
         "--clip-norm",
     )
     command.add_argument(
-        "--mixture", type=float, help="for --method both: from 0 (sample) to 1 (scale) [0.5]"
+        "--mixture",
+        type=float,
+        help="for --method both: from 0 (sample) to 1 (scale) [0.5]; for --method individual: from "
+        "0 (one clip norm) to 1 (clip norms by budget) [1]",
+    )
+    command.add_argument(
+        "--clipped-steps",
+        type=float,
+        help="for --method individual: number of steps that a budget pays for if every gradient is "
+        "clipped [the same as --steps]",
+    )
+    command.add_argument(
+        "--filter", help="for --method individual: gdp, rdp or zcdp, how costs add up [gdp]"
+    )
+    command.add_argument(
+        "--clip-to-remaining",
+        action="store_true",
+        help="for --method individual: let a record take part once more, clipped to what remains "
+        "of its budget",
     )
     command.add_argument("--accountant", default="pld", help="pld or rdp [pld]")
     command.add_argument(
@@ -191,6 +210,11 @@ def _advice_problems(request: PlanRequest, out: Path | None) -> list[str]:
     """Return the problems with the settings that `--advise` uses, and with those it replaces."""
     names = ("steps", "epochs", "batch_size", "noise_multiplier")
     given = [name for name in names if getattr(request, name) is not None]
+    if request.method == "individual":
+        return [
+            "--method individual with --advise: expected another method, because the number of "
+            "steps that records take depends on their gradients"
+        ]
     problems = [
         f"--{name.replace('_', '-')} with --advise: expected neither steps, batch size nor noise, "
         "because it shows several of them; leave it out"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ownerwise.accounting import ACCOUNTANTS, NOISES
+from ownerwise.accounting import ACCOUNTANTS, FILTERS, NOISES
 from ownerwise.data.splits import SPLITS
 from ownerwise.data.targets import range_problems
 from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, WEIGHTS
@@ -186,7 +186,20 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
             "`pld` (tight) by default"
         ),
         "mixture": elsewhere("a number from 0 to 1").means(
-            "for `both`: from 0 (sample) to 1 (scale); 0.5 by default"
+            "for `both`: from 0 (sample) to 1 (scale); 0.5 by default. For `individual`: from 0 "
+            "(one clip norm) to 1 (clip norms by budget); 1 by default"
+        ),
+        "clipped_steps": elsewhere(POSITIVE.expected).means(
+            "for `individual`: the number of steps that a budget pays for if every gradient is "
+            "clipped; the noise follows from it; the same as `steps` by default "
+            "([how-to](how-to/individual-accounting.md))"
+        ),
+        "filter": elsewhere(f"one of {', '.join(FILTERS)}").means(
+            "for `individual`: how the costs of a record add up; `gdp` (tight) by default"
+        ),
+        "clip_to_remaining": flag().means(
+            "for `individual`: whether a record takes part once more, clipped to what remains of "
+            "its budget, before it retires"
         ),
         "noise_schedule": elsewhere(
             "a name, a table with name and options, or a list of [steps, factor] pairs"

@@ -71,7 +71,7 @@ classes = ["{todo}"]\t# {words[classes]}
 
 [owners]
 budgets = "{todo}"\t# {words[budgets]}
-delta = 1e-5\t# well below 1 / number of owners
+delta = 1e-5\t# well below 1 / number of people
 
 [plan]
 unit = "{todo}"\t# {words[unit]}

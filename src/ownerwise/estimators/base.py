@@ -56,6 +56,7 @@ class PrivateEstimator(BaseEstimator):
     unit: str
     sampling: str | None
     records_per_owner: int | None
+    clipped_steps: float | None
     max_records: int | None
     validation_fraction: float | None
     split_by: str | None
@@ -116,7 +117,7 @@ class PrivateEstimator(BaseEstimator):
         batch_size = self.batch_size
         by_owner = (self.sampling or self.unit) == "owner" and budgets is not None
         elements = len(budgets) if by_owner else len(used)
-        if batch_size is None:
+        if batch_size is None and self.method != "individual":
             batch_size = max(1.0, min(elements / 4, _LARGEST_DEFAULT_BATCH))
         calibration = repair = None
         with problems.guard():
@@ -135,6 +136,7 @@ class PrivateEstimator(BaseEstimator):
             unit=self.unit,
             sampling=self.sampling,
             records_per_owner=self.records_per_owner,
+            clipped_steps=self.clipped_steps,
         )
         problems.add(*request.problems(elements), *self._parameter_problems())
         problems.raise_()

@@ -30,9 +30,12 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
         epsilon: one number for all owners; a mapping {owner: epsilon}, which may list more owners
             than a fit involves; or one number per record.
         delta: one number for all owners, or a mapping {owner: delta}.
-        method: how to plan the budgets: "uniform", "sample", "scale" or "both" (see `plan`).
+        method: how to plan the budgets: "uniform", "sample", "scale", "both" or "individual" (see
+            `plan`). "individual" needs `weights=None` and uses all records in every step.
         weights: a name, such as "ino", an object, such as `INO(tail=0.2)`, or None.
         steps: number of steps; 200 if neither this nor `epochs` is given.
+        clipped_steps: for "individual": the number of steps that a budget pays for if every
+            gradient is clipped; None for all steps.
         epochs: expected number of times that a record is drawn, instead of `steps`.
         batch_size: expected number of records per step; None uses a quarter of the records, but
             at most 512.
@@ -97,6 +100,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
         method: str = "sample",
         weights: str | Weights | None = None,
         steps: int | None = None,
+        clipped_steps: float | None = None,
         epochs: float | None = None,
         batch_size: float | None = None,
         clip_norm: float | str | AdaptiveClipNorm = 1.0,

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from ownerwise.gradients.backward import send_back
 from ownerwise.gradients.contributions import sum_of_outer_products, sums_in_float64
 from ownerwise.gradients.contributions.blocks import weighted_sum_of_rows
-from ownerwise.gradients.contributions.grams import gram, squares_from_grams
+from ownerwise.gradients.contributions.grams import HIDDEN_ROUNDINGS, gram, squares_from_grams
+from ownerwise.gradients.contributions.outer import GRAM
 from ownerwise.gradients.precision import autocasts, full_precision, masked, row_norms, without_huge
 from ownerwise.gradients.segments import Bucket, Segments
 from ownerwise.torch_internals import aten, has_any_global_hook
@@ -181,29 +182,23 @@ class ChainGradients:
         return without_huge(squares.mul_(sizes).sum(dim=0).sqrt_(), lengths)
 
     def _norms_of(self, segments: Segments) -> Tensor:
-        """Return the norms of segments.
-
-        Their gradients are formed if they are small. Otherwise a squared norm is the sum over
-        layers and pairs of rows s, t of <d_s, d_t> (<a_s, a_t> + 1).
-        """
+        """Return the norms of segments, whose gradients are kept if they are small enough."""
         numbers = sum(parameter.numel() for parameter in self._parameters)
+        widths = sum(gradient.shape[1] + inputs.shape[1] for _, _, gradient, inputs in self._uses)
         buckets = segments.buckets
-        if len(buckets) == 1 and numbers * len(segments) <= _MOST_HELD:
+        if len(buckets) == 1 and numbers * len(segments) <= max(_MOST_HELD, widths * segments.rows):
             return self._form(buckets[0])
         squares = self._uses[0][2].new_zeros(len(segments), dtype=torch.float64)  # as the sums
         ones = squares.new_ones(segments.rows, 1)
         for weight, bias, gradient, inputs in self._uses:
-            columns = [inputs.double()] * weight.requires_grad + [ones] * _trains(bias)
+            columns = [inputs] * weight.requires_grad + [ones.to(inputs)] * _trains(bias)
             if not columns:
                 continue
+            columns = torch.cat(columns, dim=1)
             for bucket in buckets:
-                left = bucket.padded(gradient.double())
-                right = bucket.repeated(torch.cat(columns, dim=1))
-
-                def form(number: int, left: Tensor = left, right: Tensor = right) -> Tensor:
-                    return left[number].mT @ right[number]
-
-                squares[bucket.members] += squares_from_grams(gram(left), gram(right), form)
+                for part in bucket.parts(_at_once(bucket.shape[1], gradient, columns)):
+                    left, right = part.padded(gradient).double(), part.repeated(columns).double()
+                    squares[part.members] += _squares_of(left, right)
         return squares.sqrt_().to(self._uses[0][2].dtype)
 
     def row_lengths(self) -> Tensor:
@@ -308,6 +303,31 @@ def _unroll(model: nn.Module, layers: list[nn.Module]) -> bool:
     if kind is not nn.Sequential:
         return False
     return all(_unroll(module, layers) for module in state["_modules"].values())
+
+
+def _gram_is_cheaper(terms: int, rows: int, columns: int) -> bool:
+    """Return whether Gram matrices of this many terms cost less than forming their product."""
+    return GRAM * terms * (rows + columns) <= rows * columns
+
+
+def _at_once(terms: int, left: Tensor, right: Tensor) -> int:
+    """Return of how many segments the norms are computed at once, so that memory suffices."""
+    rows, columns = left.shape[1], right.shape[1]
+    each = terms * terms if _gram_is_cheaper(terms, rows, columns) else rows * columns
+    return max(1, _MOST_HELD // max(each, terms * (rows + columns)))
+
+
+def _squares_of(left: Tensor, right: Tensor) -> Tensor:
+    """Return squared norms of sums of outer products, `[segments]`, from their float64 factors.
+
+    They are sums over pairs of terms s, t of <left_s, left_t> <right_s, right_t>, or over the
+    entries of the sums. Rounding errors are added to the norms, so that no norm is too small.
+    """
+    if _gram_is_cheaper(left.shape[1], left.shape[2], right.shape[2]):
+        return squares_from_grams(gram(left), gram(right), lambda i: left[i].mT @ right[i])
+    most = (left.norm(dim=2) * right.norm(dim=2)).sum(dim=1)
+    roundings = max(HIDDEN_ROUNDINGS, left.shape[1]) * torch.finfo(left.dtype).eps
+    return (torch.bmm(left.mT, right).flatten(1).norm(dim=1) + roundings * most).square()
 
 
 def _trains(parameter: nn.Parameter | None) -> bool:

@@ -53,6 +53,22 @@ class Bucket(NamedTuple):
             return found
         return found.mul_(self.there.view(*self.shape, *[1] * (values.dim() - 1)))
 
+    def parts(self, at_once: int) -> Iterator[Bucket]:
+        """Yield buckets of at most `at_once` of these segments."""
+        count, largest = self.shape
+        if count <= at_once:
+            yield self
+            return
+        rows = torch.arange(count * largest) if self.rows is None else self.rows
+        for start in range(0, count, at_once):
+            stop = min(start + at_once, count)
+            yield Bucket(
+                self.members[start:stop],
+                (stop - start, largest),
+                rows[start * largest : stop * largest],
+                None if self.there is None else self.there[start:stop],
+            )
+
 
 @dataclass(frozen=True, eq=False)
 class Segments:

@@ -19,6 +19,7 @@ from ownerwise.mechanisms.clipping import (
 )
 from ownerwise.mechanisms.closing import Closing
 from ownerwise.mechanisms.importance import ImportanceSampling
+from ownerwise.mechanisms.individual_filter import WHOLE, IndividualFilter, Sensitivity
 from ownerwise.mechanisms.ino import INO
 from ownerwise.mechanisms.ino_sum import InoSum, ino_sum
 from ownerwise.mechanisms.losses import (
@@ -68,6 +69,7 @@ __all__ = [
     "RELEASES",
     "SMALLEST_NORM",
     "WEIGHTS",
+    "WHOLE",
     "AcceptanceSteering",
     "AutoS",
     "Beta",
@@ -80,6 +82,7 @@ __all__ = [
     "ColumnStatistics",
     "Contributions",
     "ImportanceSampling",
+    "IndividualFilter",
     "InoSum",
     "Loss",
     "Peek",
@@ -89,6 +92,7 @@ __all__ = [
     "RegressionLoss",
     "Release",
     "Score",
+    "Sensitivity",
     "Standard",
     "Standardise",
     "Steering",

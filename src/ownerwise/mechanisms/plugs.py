@@ -218,12 +218,17 @@ class Steering(Plug, ABC):
 
 @dataclass(frozen=True)
 class Peek:
-    """NOT PRIVATE: per-record details of a step, available only with `not_private=True`."""
+    """NOT PRIVATE: per-record details of a step, available only with `not_private=True`.
+
+    With individual accounting, `active` says which of all records (or owners) still take part after
+    the step, in the order of the data.
+    """
 
     losses: np.ndarray = field(repr=False)
     norms: np.ndarray = field(repr=False)
     factors: np.ndarray = field(repr=False)
     owner_index: np.ndarray = field(repr=False)
+    active: np.ndarray | None = field(default=None, repr=False)
 
 
 def _fixed_parts() -> StepStream:

@@ -13,6 +13,7 @@ from ownerwise.planning.plans import Plan
 from ownerwise.planning.request import NO_CONSTRAINTS, RECORDS_PER_OWNER, PlanRequest
 from ownerwise.planning.solver import METHODS
 from ownerwise.planning.table import epsilon_words, owner_statement
+from ownerwise.planning.units import hardened_or
 from ownerwise.planning.verification import Verification
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Verification",
     "advise",
     "epsilon_words",
+    "hardened_or",
     "largest_total",
     "make_plan",
     "owner_statement",

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ownerwise.accounting import MULTIPLIER_RANGE, PaidRelease, Schedule
+from ownerwise.accounting import FILTERS, MULTIPLIER_RANGE, PaidRelease, Schedule
 from ownerwise.errors import PlanError, name_some
-from ownerwise.owners import Owners
-from ownerwise.planning import units
+from ownerwise.owners import Owners, records_of_holders
+from ownerwise.planning import individual, units
 from ownerwise.planning.adaptive_clip_norm import AdaptiveClipNorm
-from ownerwise.planning.batch_bounds import overflow_probability, rows_needed
+from ownerwise.planning.batch_bounds import delta_reserve, overflow_probability, rows_needed
 from ownerwise.planning.noise_schedules import NoiseSchedule
 from ownerwise.planning.plans import Plan
 from ownerwise.planning.request import (
@@ -47,11 +47,15 @@ def plan(
     unit: str = "record",
     sampling: str | None = None,
     records_per_owner: int | None = RECORDS_PER_OWNER,
+    clipped_steps: float | None = None,
+    filter: str | None = None,
+    clip_to_remaining: bool = False,
 ) -> Plan:
     """Return a verified Plan in which every owner spends their own budget.
 
     Specify two of `steps`, `batch_size` (expected number of records per step) and
-    `noise_multiplier` (noise std divided by `clip_norm`); the third follows from the budgets.
+    `noise_multiplier` (noise std divided by `clip_norm`); the third follows from the budgets. With
+    method `individual`, specify `steps`, and `clipped_steps` or `noise_multiplier`.
 
     Args:
         owners: the owners, with their budgets and numbers of records.
@@ -59,7 +63,9 @@ def plan(
             owner (DP-SGD). `sample`: individual sampling rates, one clip norm. `scale`: one
             sampling rate, individual clip norms whose average over records is `clip_norm`. `both`:
             the clip norms of `scale` raised to the power `mixture`, and individual sampling rates
-            that use up the rest of each budget.
+            that use up the rest of each budget. `individual`: every step uses all records, and
+            each record is charged for its own gradient and takes part until its budget is used up
+            (docs/how-to/individual-accounting.md).
         steps: number of steps.
         epochs: expected number of times that a record is drawn on average, instead of `steps`;
             needs `batch_size`. The number of steps is `epochs` times the declared number of records
@@ -69,7 +75,9 @@ def plan(
         clip_norm: bound on a record's gradient norm (the average over records if bounds differ),
             or `AdaptiveClipNorm(...)` (or "adaptive"), which follows a quantile of the norms at a
             small cost.
-        mixture: for `both`, from 0 (sample) to 1 (scale); by default 0.5.
+        mixture: for `both`, from 0 (sample) to 1 (scale); by default 0.5. For `individual`, from 0
+            (one clip norm) to 1 (clip norms in proportion to the noise that each budget allows, so
+            that clipped records of all owners can take the same number of steps); by default 1.
         noise_schedule: how the noise changes over the steps: a name ("constant", "exponential",
             "time", "step" or "polynomial"), a name with options ({"name": "exponential", "rate":
             0.02, "every": 117}), or segments (number of steps, noise factor) that add up to
@@ -103,6 +111,13 @@ def plan(
             `batch_size` counts owners.
         records_per_owner: with owner sampling, the largest number of an owner's records in a step,
             chosen at random; None for all.
+        clipped_steps: for `individual`: the number of steps that the budget of a record pays for if
+            its gradient is clipped in every one (for the strictest owner, if they differ); the
+            noise follows from it. By default, it equals `steps`; individual accounting helps only
+            with fewer. Pass either this or `noise_multiplier`.
+        filter: for `individual`: "gdp" (default, tight), "rdp" or "zcdp".
+        clip_to_remaining: for `individual`: whether a record whose budget does not pay for a whole
+            step takes part once more, clipped to what remains. By default, it retires at once.
     """
     request = PlanRequest(
         method=method,
@@ -125,6 +140,9 @@ def plan(
         unit=unit,
         sampling=sampling,
         records_per_owner=records_per_owner,
+        clipped_steps=clipped_steps,
+        filter=filter,
+        clip_to_remaining=clip_to_remaining,
     )
     return make_plan(owners, request)
 
@@ -143,6 +161,8 @@ def make_plan(owners: Owners, request: PlanRequest) -> Plan:
         )
     if problems:
         raise PlanError(problems)
+    if request.method == individual.METHOD:
+        return _individual_plan(owners, request)
     release = _release(owners, request)
     reweighted = request.constraints is not None and request.method in ("sample", "both")
     planner = planner_for(owners, request, release, reweighted)
@@ -186,6 +206,48 @@ def make_plan(owners: Owners, request: PlanRequest) -> Plan:
     result.verify()
     if request.strict and result.unspent.any():
         raise PlanError(_unspent_problem(owners, result))
+    return result
+
+
+def _individual_plan(owners: Owners, request: PlanRequest) -> Plan:
+    """Return the verified plan of a request with individual accounting."""
+    elements = request.elements_of_holders(owners)
+    deltas = owners.delta * (1 - delta_reserve(hardened=True))
+    shared = owners.shared if request.sampling == "record" else None
+    limits, clip_norms, noise_std = individual.solve(
+        request, owners.epsilon, deltas, elements, shared
+    )
+    schedule = request.schedule
+    assert schedule is not None
+    result = Plan(
+        method=request.method,
+        accountant=request.accountant,
+        clip_norm=request.initial_clip_norm,
+        noise_std=noise_std,
+        schedule=schedule,
+        expected_batch_size=float(elements.sum()),
+        sampling_rates=np.ones(len(owners)),
+        clip_norms=clip_norms,
+        targets=owners.epsilon,
+        deltas=owners.delta,
+        records=owners.records,
+        owners_fingerprint=owners.fingerprint,
+        mixture=request.mixture,
+        hardened_rows=int(records_of_holders(owners.records, shared).sum()),
+        unit=request.unit,
+        sampling=str(request.sampling),
+        filter=request.filter or FILTERS[0],
+        filter_limits=limits,
+        clip_to_remaining=bool(request.clip_to_remaining),
+        shared=owners.shared,
+        owners=owners,
+    )
+    result.verify()
+    if request.strict and result.unspent.any():
+        raise PlanError(
+            f"{int(result.unspent.sum())} of {len(owners)} budgets cannot be used up, even if "
+            "every gradient is clipped; use more steps, fewer clipped_steps, or strict=False"
+        )
     return result
 
 

@@ -54,6 +54,10 @@ class Plan:
     step's sum and by 1 in each released sum. The run is then (targets[o], deltas[o])-differentially
     private for owner o with all of their records.
 
+    If `filter` is set, every record (or owner) is charged for its own contribution, and takes part
+    in a step only if the sum of the squares of what it changes in each step, over the variance of
+    the noise, stays within `filter_limits[o]` (docs/proofs/individual.md).
+
     Everything in the plan is public; the records, the noise and the random choice of records are
     private. The guarantee rests on the sampled Gaussian mechanism composed by PLD or RDP accounting
     (Mironov, Talwar, Zhang 2019; Koskela, Jalko, Honkela 2020), and for individual budgets on
@@ -90,6 +94,9 @@ class Plan:
     sampling: str = "record"
     records_per_owner: int | None = None
     adaptive_clip_norm: AdaptiveClipNorm | None = field(default=None, repr=False)
+    filter: str | None = None
+    filter_limits: np.ndarray | None = field(default=None, repr=False)
+    clip_to_remaining: bool = False
     shared: Shared | None = field(default=None, repr=False)
     owners: Owners | None = field(default=None, repr=False)
 
@@ -121,12 +128,13 @@ class Plan:
 
         `owners.record_owner_index` and a batch's `owner_index` are positions in these arrays.
         """
-        shares = self.release_shares
+        shares, limits = self.release_shares, self.filter_limits
         return units.Holders(
             units.elements_of_holders(self.sampling, self.records, self.shared),
             of_holders(self.sampling_rates, self.shared),
             of_holders(self.clip_norms, self.shared),
             None if shares is None else of_holders(shares, self.shared),
+            None if limits is None else of_holders(limits, self.shared),
         )
 
     @property
@@ -174,15 +182,37 @@ class Plan:
 
     @property
     def run_cost(self) -> RunCost:
-        """The cost of the whole run, as a function of an owner's exposure."""
+        """The cost of the whole run, as a function of an owner's exposure.
+
+        With a filter, the whole run costs at most as much as one Gaussian mechanism.
+        """
         schedule, accountant = self.schedule, self.accountant
+        if self.filter is not None:
+            schedule = Schedule.constant(1)
         return RunCost(schedule, accountant, self.release, self.closing, self.opening)
 
     @property
     def exposures(self) -> tuple[np.ndarray, ...]:
         """The parts of every owner's `Exposure`, as one array per part."""
+        return self.exposures_after(self.steps)
+
+    def exposures_after(self, steps: int) -> tuple[np.ndarray, ...]:
+        """Return the exposures that determine what `steps` steps cost at most (see `run_cost`)."""
+        multipliers = self.noise_multipliers
+        if self.filter_limits is not None and steps:
+            multipliers = np.minimum(steps / multipliers**2, self.filter_limits) ** -0.5
         release, closing = self.release_sensitivities, self.closing_sensitivities
-        return self.sampling_rates, self.noise_multipliers, release, closing
+        return self.sampling_rates, multipliers, release, closing
+
+    @property
+    def clipped_steps(self) -> np.ndarray | None:
+        """How many steps each owner's records can take if every gradient is clipped.
+
+        None without a filter: then every record takes part in all steps for which it is drawn.
+        """
+        if self.filter is None or self.filter_limits is None:
+            return None
+        return np.floor(self.filter_limits * self.noise_multipliers**2)
 
     @property
     def closing_sensitivities(self) -> np.ndarray:
@@ -292,13 +322,14 @@ class Plan:
             return self.epsilon(steps, closed=closed)
         run = self._run_after(steps, closed)
         overflow = None
-        if self.hardened_rows is not None:
+        if self.hardened_rows is not None and self.filter is None:  # else they cannot run out
             holders = self.holders
             fewer = overflow_with(holders.sampling_rates, holders.elements, self.hardened_rows)
             overflow = lambda k: run.schedule.steps * fewer(k)  # noqa: E731
         per_record = self.epsilon(steps, closed=closed)
+        exposures = self.exposures_after(self.steps if steps is None else steps)
         return accounting.owner_epsilon(
-            run, self.exposures, self.records, self.accounted_deltas, per_record, overflow
+            run, exposures, self.records, self.accounted_deltas, per_record, overflow
         )
 
     def record_epsilon(self, steps: int | None = None, *, closed: bool | None = None) -> np.ndarray:
@@ -324,9 +355,12 @@ class Plan:
     def _run_after(self, steps: int | None, closed: bool | None) -> RunCost:
         steps = self.steps if steps is None else steps
         closed = steps == self.steps if closed is None else closed
+        schedule = self.schedule.first(steps)
+        if self.filter is not None:
+            schedule = Schedule.constant(min(steps, 1))
         return replace(
             self.run_cost,
-            schedule=self.schedule.first(steps),
+            schedule=schedule,
             closing=self.closing if closed else None,
         )
 
@@ -337,7 +371,8 @@ class Plan:
         self, steps: int | None, closed: bool | None, together: np.ndarray | None, at: Any = ...
     ) -> np.ndarray:
         run = self._run_after(steps, closed)
-        rates, multipliers, release, closing = (part[at] for part in self.exposures)
+        exposures = self.exposures_after(self.steps if steps is None else steps)
+        rates, multipliers, release, closing = (part[at] for part in exposures)
         deltas, records = self.accounted_deltas[at], None if together is None else together[at]
         return accounting.epsilon(rates, multipliers, run, deltas, release, closing, records)
 
@@ -472,6 +507,13 @@ class Plan:
                 f" (and {self.opening_std:.6g} on column statistics of all records before "
                 "training, of sensitivity 1)"
             )
+        if (clipped := self.clipped_steps) is not None:
+            low, high = int(clipped.min()), int(clipped.max())
+            noise += (
+                f" (individual accounting by a {self.filter.upper()} filter: {low:,}"  # type: ignore
+                + (f" to {high:,}" if high > low else "")
+                + " steps if every gradient is clipped, more if not)"
+            )
         return [
             f"Plan {self.hash[:12]}: method {self.method}{mixture}, accountant {self.accountant}",
             f"{self.steps} steps, expected batch {self.expected_batch_size:g} of "
@@ -549,6 +591,8 @@ class Plan:
             header["records_per_owner"] = self.records_per_owner
         if self.adaptive_clip_norm is not None:
             header["adaptive_clip_norm"] = self.adaptive_clip_norm.as_dict()
+        if self.filter is not None:
+            header |= {"filter": self.filter, "clip_to_remaining": self.clip_to_remaining}
         return header
 
     @cached_property
@@ -599,6 +643,8 @@ class Plan:
             sampling=header.get("sampling", "record"),
             records_per_owner=header.get("records_per_owner"),
             adaptive_clip_norm=storage.adaptive_clip_norm_of(header),
+            filter=header.get("filter"),
+            clip_to_remaining=header.get("clip_to_remaining", False),
             owners_fingerprint=header["owners_fingerprint"],
             shared=storage.shared_of(arrays),
             owners=owners,

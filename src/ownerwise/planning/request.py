@@ -12,7 +12,7 @@ import numpy as np
 from ownerwise.accounting import ACCOUNTANTS, NOISES, ClosingRelease, OpeningRelease, Schedule
 from ownerwise.errors import known_names
 from ownerwise.owners import UNITS, Owners
-from ownerwise.planning import units
+from ownerwise.planning import individual, units
 from ownerwise.planning.adaptive_clip_norm import (
     CLIP_NORM_RANGE,
     MIN_CLIP_NORM,
@@ -89,6 +89,9 @@ class PlanRequest:
     unit: str = "record"
     sampling: str | None = None
     records_per_owner: int | str | None = RECORDS_PER_OWNER
+    clipped_steps: float | None = None
+    filter: str | None = None
+    clip_to_remaining: bool = False
 
     def __post_init__(self):
         object.__setattr__(self, "clip_norm", as_clip_norm(self.clip_norm))
@@ -163,6 +166,7 @@ class PlanRequest:
             *self._size_problems(total),
             *self._noise_problems(),
             *self._release_problems(),
+            *individual.request_problems(self),
         ]
 
     def _name_problems(self) -> list[str]:
@@ -201,7 +205,12 @@ class PlanRequest:
                 f"records_per_owner {most!r} with sampling 'record': expected unit='owner' with "
                 "sampling='owner', the only one that limits an owner's records in a step"
             )
-        if self.hardened and self.sampling == "owner":
+        if self.method == individual.METHOD and most not in (None, RECORDS_PER_OWNER):
+            problems.append(
+                f"records_per_owner {most!r} with method 'individual': expected None, because "
+                "every step uses all declared records of every owner"
+            )
+        if self.hardened and self.sampling == "owner" and self.method != individual.METHOD:
             problems.append(
                 "hardened with sampling 'owner': expected one of them, because owners have "
                 "different numbers of records, and hardened plans need a public number of rows"
@@ -217,8 +226,8 @@ class PlanRequest:
         }
         return [
             f"{name} with unit 'owner' and sampling 'record': expected neither, because the plan "
-            "cannot account for it for all records of an owner together; leave it out, or use "
-            "sampling='owner'"
+            "cannot account for it for all records of an owner together; leave it out"
+            + ("" if name == "hardened" else ", or use sampling='owner'")
             for name, is_given in given.items()
             if is_given
         ]
@@ -227,7 +236,7 @@ class PlanRequest:
         problems = self._epoch_problems()
         length = self.steps if self.epochs is None else self.epochs
         given = sum(x is not None for x in (length, self.batch_size, self.noise_multiplier))
-        if given != 2:
+        if given != 2 and self.method != individual.METHOD:
             problems.append(
                 f"{given} of steps, batch_size and noise_multiplier were given; expected two (the "
                 "third follows from the budgets)"
@@ -254,8 +263,10 @@ class PlanRequest:
                 f"clip_norm {self.clip_norm!r}: expected {CLIP_NORM_RANGE}, so that its square "
                 "fits in float32, or 'adaptive'"
             )
-        if self.mixture is not None and self.method != "both":
-            problems.append(f"mixture {self.mixture}: only method='both' uses a mixture")
+        if self.mixture is not None and self.method not in ("both", individual.METHOD):
+            problems.append(
+                f"mixture {self.mixture}: only method='both' and method='individual' use a mixture"
+            )
         elif self.mixture is not None and not _in(self.mixture, 0, 1):
             problems.append(f"mixture {self.mixture}: expected 0 (sample) to 1 (scale)")
         return problems

@@ -38,7 +38,7 @@ from ownerwise.errors import PlanError
 from ownerwise.owners import Owners, of_holders
 from ownerwise.planning.batch_bounds import delta_reserve
 
-METHODS = ("uniform", "sample", "scale", "both")
+METHODS = ("uniform", "sample", "scale", "both", "individual")
 SAFETY = 8e-4
 """Relative margin by which plans stay below each epsilon. It covers the errors due to interpolation
 (4e-4) and to the grid of the reference accountant that checks plans (2e-4)."""

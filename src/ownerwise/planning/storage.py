@@ -13,11 +13,12 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from ownerwise.accounting import ACCOUNTANTS, NOISES
+from ownerwise.accounting import ACCOUNTANTS, FILTERS, NOISES
 from ownerwise.errors import OwnerwiseError, PlanError
 from ownerwise.files import (
     ANYTHING,
     DIGEST,
+    FLAG,
     NUMBER,
     POSITIVE,
     TEXT,
@@ -42,9 +43,9 @@ FORMAT = 1
 ARRAYS = ("sampling_rates", "clip_norms", "targets", "deltas", "records")
 """Per-owner arrays of a plan, in the order in which they are hashed."""
 
-SHARES = ("release_shares", "closing_shares", "closing_pulls")
-"""Additional arrays in plans that account for a release, at every step or after training, whose
-sensitivity differs between owners."""
+SHARES = ("release_shares", "closing_shares", "closing_pulls", "filter_limits")
+"""Additional arrays, in plans that account for a release, at every step or after training, whose
+sensitivity differs between owners, and in plans with individual accounting."""
 
 SHARED = ("shared_members", "shared_sizes", "shared_records")
 """Arrays in plans for records with several owners; see `owners.Shared`."""
@@ -82,6 +83,8 @@ _HEADER = fields(
         "unit": one_of(*UNITS),
         "sampling": one_of(*UNITS),
         "records_per_owner": or_null(WHOLE),
+        "filter": one_of(*FILTERS),
+        "clip_to_remaining": FLAG,
         "adaptive_clip_norm": fields(dict.fromkeys(AdaptiveClipNorm().as_dict(), POSITIVE)),
     },
 )

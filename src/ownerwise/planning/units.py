@@ -21,12 +21,14 @@ class Holders:
         sampling_rates, clip_norms: one value per holder.
         release_shares: the most that a record contributes to a release; None if every record may
             contribute in full.
+        filter_limits: the limit of individual accounting on a record; None without it.
     """
 
     elements: np.ndarray
     sampling_rates: np.ndarray
     clip_norms: np.ndarray
     release_shares: np.ndarray | None
+    filter_limits: np.ndarray | None = None
 
 
 def elements(sampling: str, records: np.ndarray) -> np.ndarray:
@@ -55,6 +57,11 @@ def counted_together(unit: str, sampling: str, records: np.ndarray) -> np.ndarra
     If there are many distinct numbers, they are rounded up to a few.
     """
     return record_levels(records) if (unit, sampling) == ("owner", "record") else None
+
+
+def hardened_or(unit: str, instead: str) -> str:
+    """Return advice against rounding: a hardened plan, if this unit may have one, or `instead`."""
+    return instead if unit == "owner" else f"plan with hardened=True, or {instead}"
 
 
 def shared_problems(owners: Owners) -> list[str]:

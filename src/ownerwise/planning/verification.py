@@ -10,7 +10,7 @@ import numpy as np
 
 from ownerwise.accounting import Exposure, reference
 from ownerwise.errors import AccountingError, PlanError
-from ownerwise.planning import storage
+from ownerwise.planning import individual, storage
 from ownerwise.planning.adaptive_clip_norm import AdaptiveClipNorm
 from ownerwise.planning.batch_bounds import rows_needed
 from ownerwise.planning.budget_classes import distinct_budgets
@@ -47,6 +47,7 @@ def verify(plan: Any, points: int) -> Verification:
     """Recompute epsilon and raise PlanError if it exceeds a target; see `Plan.verify`."""
     problems = _value_problems(plan) + _unit_problems(plan) + _adaptive_problems(plan)
     problems = problems or _shared_problems(plan) or owner_problems(plan)
+    problems = problems or individual.plan_problems(plan)
     if problems:  # no accountant can handle such values
         raise PlanError(problems)
     problems = _row_problems(plan)
@@ -119,6 +120,7 @@ def _value_problems(plan: Any) -> list[str]:
         "release_shares": share,
         "closing_shares": ("numbers from 0 to 1", lambda x: (x >= 0) & (x <= 1)),
         "closing_pulls": share,
+        "filter_limits": above_0,
     }
     problems = []
     shape = plan.targets.shape
@@ -195,7 +197,7 @@ def _unit_problems(plan: Any) -> list[str]:
         ]
     if most is not None and (plan.sampling != "owner" or type(most) is not int or most < 1):
         return [f"records_per_owner: {most!r}; expected at least 1, with owner sampling"]
-    if plan.sampling == "owner" and plan.hardened_rows is not None:
+    if plan.sampling == "owner" and plan.hardened_rows is not None and plan.filter is None:
         return ["hardened_rows with owner sampling: expected None"]
     return []
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from ownerwise.accounting import gaussian_mu
+from ownerwise.accounting import Schedule, gaussian_mu
 from ownerwise.files import write_text
 from ownerwise.report.audit_section import AUDIT_LIMITS, audits_of
 from ownerwise.report.comparison import METRICS, Comparison
@@ -181,6 +181,9 @@ def _check(run: Run, owner: int) -> dict[str, Any] | None:
     epsilon = float(plan.epsilon_of([owner], run.steps_spent)[0])
     multiplier, delta = float(plan.accounted_multipliers[owner]), float(plan.deltas[owner])
     schedule = plan.schedule.first(run.steps_spent)
+    if plan.filter is not None:  # all steps cost at most as much as this one
+        schedule = Schedule.constant(1)
+        multiplier = float(plan.exposures_after(run.steps_spent)[1][owner])
     closing = None
     if plan.closing is not None and run.steps_spent == plan.steps:
         closing = plan.closing.multiplier(float(plan.closing_sensitivities[owner]))
@@ -191,6 +194,7 @@ def _check(run: Run, owner: int) -> dict[str, Any] | None:
         "options": _options_of(accountant, epsilon, delta, run.steps_spent),
         "segments": [(count, float(multiplier * factor)) for count, factor in schedule.segments],
         "rate": float(plan.sampling_rates[owner]),
+        "filter": plan.filter,
         "records": records,
         "delta": delta,
         "epsilon": up(epsilon),

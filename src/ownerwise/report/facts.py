@@ -14,7 +14,7 @@ from ownerwise.errors import name_some
 from ownerwise.owners import UNITS
 from ownerwise.planning import BudgetClass, Plan, epsilon_words, owner_statement
 from ownerwise.report.guarantees import Spent, attacker_bound, classes_of, spent
-from ownerwise.report.held_out import unprotected_owners
+from ownerwise.report.held_out import UNCHECKED, unprotected_owners
 from ownerwise.runs import Run
 from ownerwise.wording import delta, delta_span, span, span_up, whole
 
@@ -146,7 +146,10 @@ class PlanFacts:
             )
         return {
             "Plan": f"{plan.method}{mixture}",
-            "Sampling": f"Poisson: {_drawn(plan)} ({rates})",
+            "Sampling": _drawn(plan)
+            if plan.filter is not None
+            else f"Poisson: {_drawn(plan)} ({rates})",
+            **_individual(plan),
             "Clip norm": clip_norm,
             "Noise": noise,
             "Divisor": f"{plan.expected_batch_size:.6g}, the expected batch size, fixed in advance",
@@ -222,8 +225,11 @@ class Facts:
     def headline(self) -> str:
         """What private runs protect: everyone, or only single records."""
         if self.by_owner or self.most_records <= 1:
-            unprotected = any(text.startswith("UNPROTECTED") for text in self.held_out)
-            return "Private, except for held-out owners" if unprotected else "Private"
+            if any(text.startswith("UNPROTECTED") for text in self.held_out):
+                return "Private, except for held-out owners"
+            if UNCHECKED in self.held_out:
+                return "Private, if no held-out owner is in the plan"
+            return "Private"
         return f"Private per RECORD, not per person: up to {whole(self.most_records)} records each"
 
     @cached_property
@@ -290,11 +296,31 @@ def _names_owners(run: Run) -> bool:
 
 def _drawn(plan: Plan) -> str:
     """Return what is drawn at each step, in words."""
+    if plan.filter is not None:
+        who = "records" if plan.sampling == "record" else "owners, with all of their records,"
+        return f"none: all {who} that have budget left take part in every step"
     if plan.sampling != "owner":
         return "each record is drawn independently at its owner's rate"
     most = plan.records_per_owner
     part = "all of their records" if most is None else f"at most {whole(most)} of their records"
     return f"each owner is drawn independently, with {part}, at their own rate"
+
+
+def _individual(plan: Plan) -> dict[str, str]:
+    """Return what individual accounting does, if the plan has it."""
+    if plan.filter is None or plan.clipped_steps is None:
+        return {}
+    steps = span(float(plan.clipped_steps.min()), float(plan.clipped_steps.max()), 4)
+    last = ", after a last one clipped to what remains" if plan.clip_to_remaining else ""
+    return {
+        "Individual accounting": (
+            f"a {plan.filter.upper()} filter charges each {plan.sampling} for its own clipped "
+            f"gradient. Its budget pays for {steps} steps if every gradient is clipped, and for "
+            f"more if not; then it retires{last}. What each {plan.sampling} has spent, and which "
+            "ones still take part, is private and not shown: every figure here assumes that "
+            "gradients are clipped"
+        )
+    }
 
 
 def _arithmetic(plan: Plan) -> str:
@@ -305,9 +331,10 @@ def _arithmetic(plan: Plan) -> str:
             f"{whole(plan.hardened_rows)}, so no record changes the rounding of another record's "
             "gradient"
         )
+    covered = "" if plan.unit == "owner" else " (a hardened plan covers them)"
     return (
         "noise on a public grid; not hardened, so the guarantee does not cover records crafted to "
-        "change the rounding of other records (a hardened plan covers them)"
+        f"change the rounding of other records{covered}"
     )
 
 

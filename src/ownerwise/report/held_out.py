@@ -5,10 +5,23 @@ from __future__ import annotations
 from ownerwise.runs import Run
 from ownerwise.wording import whole
 
+UNCHECKED = (
+    "UNCHECKED: the owners of the validation and test records were not given (validation_owners), "
+    "so they may be in the plan too. An owner who is on both sides is not protected with all of "
+    "their records."
+)
+
 
 def unprotected_owners(run: Run) -> list[str]:
-    """Return sentences about the owners of validation and test records; none if unknown."""
+    """Return sentences about the owners of validation and test records.
+
+    If they are unknown, this matters only for a plan that protects owners with all of their
+    records.
+    """
     counts = run.config.get("held_out_owners", {})
+    if not counts and run.plan.unit == "owner":
+        measured = any(line.get(part) for line in run.history for part in ("validation", "test"))
+        return [UNCHECKED] if measured else []
     sentences = []
     if outside := counts.get("unprotected", 0):
         sentences.append(

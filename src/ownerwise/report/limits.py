@@ -99,24 +99,11 @@ def _assumed_public(run: Run) -> list[str]:
     ]
 
 
-def _unknown_owners(run: Run) -> str:
-    """Return a caution if the plan protects whole owners, and the held-out owners are unknown."""
-    measured = any(line.get(part) for line in run.history for part in ("validation", "test"))
-    if run.plan.unit != "owner" or not measured or "held_out_owners" in run.config:
-        return ""
-    return (
-        "The owners of the validation and test records were not given (validation_owners), so it "
-        "was not checked whether they are in the plan too. An owner who is on both sides is not "
-        "protected with all of their records."
-    )
-
-
 def _not_covered(runs: Sequence[Run]) -> list[str]:
     items = [
         "Validation and test metrics are computed without noise. The records they were measured "
         "on are NOT covered by any guarantee: the metrics are not private.",
         *dict.fromkeys(text for run in runs for text in unprotected_owners(run)),
-        *dict.fromkeys(filter(None, map(_unknown_owners, runs))),
         "Decisions based on these metrics (settings, method, when to stop) are not accounted for; "
         "neither is a hyper-parameter search on the private records.",
     ]
@@ -137,6 +124,12 @@ def _not_covered(runs: Sequence[Run]) -> list[str]:
         "anything an attacker already knows.",
         "The training time and any other side channel.",
     ]
+    if any(run.plan.filter is not None for run in runs):
+        items.append(
+            "What single records have spent under individual accounting, and which of them still "
+            "take part: it follows from their gradients and is kept in a file of its own, which is "
+            "not private."
+        )
     if any(run.plan.hardened_rows is None for run in runs):
         items.append(
             "Records crafted to change how others are rounded, because the plan is not hardened."

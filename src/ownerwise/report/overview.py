@@ -24,7 +24,7 @@ from ownerwise.report.facts import (
     data_words,
 )
 from ownerwise.report.groups import nouns_of
-from ownerwise.report.predictions import auc_tile, majority_note, no_better
+from ownerwise.report.predictions import auc_tile, majority_note, no_better, unrecognised
 from ownerwise.report.regression import regression_results
 from ownerwise.report.verdicts import (
     WITHIN_CHANCE,
@@ -204,8 +204,12 @@ def _is_best(comparison: Comparison, method: MethodRuns, metric: Metric) -> bool
 
 
 def _findings(comparison: Comparison) -> list[Block]:
-    found = [("Caution", words) for method in comparison.methods
-             if (words := no_better(comparison, method))]  # fmt: skip
+    found = [
+        ("Caution", words)
+        for method in comparison.methods
+        for words in (no_better(comparison, method), unrecognised(comparison, method))
+        if words
+    ]
     if not comparison.others:
         return [Findings(found)] if found else []
     found = [*findings(comparison).items(), *found]

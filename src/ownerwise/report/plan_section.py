@@ -39,6 +39,8 @@ def _plan(use: PlanFacts) -> list[Block]:
     unspent = int(plan.unspent.sum())
     if unspent:
         reason = "sampling rates cannot exceed 1, and the noise cannot fall below a minimum."
+        if plan.filter is not None:
+            reason = "its steps are too few, or its filter is not the tight one."
         if plan.method == "uniform":
             reason = "the strictest budget applies to everyone."
         owners = "1 owner" if unspent == 1 else f"{whole(unspent)} owners"

@@ -80,6 +80,23 @@ def no_better(comparison: Comparison, method: MethodRuns) -> str:
     )
 
 
+def unrecognised(comparison: Comparison, method: MethodRuns) -> str:
+    """Return a sentence on the classes of which a method recognises no record, or ""."""
+    finals = _finals(comparison, method)
+    recalls: list[tuple[int, tuple[str, ...]]] = [(0, ("specificity",)), (1, ("sensitivity",))]
+    for each in finals[:1]:
+        known = (each.get("classification") or {}).get("recalls", {})
+        recalls += [(int(number), ("recalls", number)) for number in known]
+    names = [
+        f"“{_class_name(comparison, number)}”"
+        for number, path in recalls
+        if (recall := estimate(finals, *path)) is not None and recall.value == 0
+    ]
+    if not names:
+        return ""
+    return f"{method.label} recognises no record of {' and of '.join(names)}."
+
+
 def _better(comparison: Comparison, methods: Sequence[MethodRuns]) -> str:
     """Return what always answering one class would achieve, and which methods are better."""
     sentences, better = [], []
@@ -108,7 +125,8 @@ def quality(comparison: Comparison) -> tuple[dict[str, str], list[str]] | None:
     known = {_title(comparison, key): cell for key, cell in cells if cell != _UNKNOWN}
     recalls = _recalls(comparison, [method])
     known |= dict(recalls) if len(recalls) <= _FEW_CLASSES else {}
-    return known, [_better(comparison, [method]), f"{_INTERVALS} {_dependence(comparison)}"]
+    found = f"{_better(comparison, [method])} {unrecognised(comparison, method)}".strip()
+    return known, [found, f"{_INTERVALS} {_dependence(comparison)}"]
 
 
 def _build(comparison: Comparison) -> Sequence[Block] | None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ownerwise.errors import OwnerwiseError, Problems
 from ownerwise.evaluation import Predict, predicted_classes
-from ownerwise.mechanisms import REGRESSION_LOSSES, RegressionLoss
+from ownerwise.mechanisms import REGRESSION_LOSSES, WHOLE, RegressionLoss
 from ownerwise.planning import Plan
 from ownerwise.repair import PullAdjustment, class_logits
 from ownerwise.runs import export
@@ -235,6 +235,22 @@ class Run:
         written = export.export_model(model, rows, shift, Path(folder), formats, described)
         self.card(Path(folder) / CARD)
         return [*written, Path(folder) / CARD]
+
+    def individual_spends(self, *, not_private: bool = False) -> np.ndarray:
+        """NOT PRIVATE: return the share of its budget that each record has spent, float64.
+
+        Only for runs with individual accounting, and only with `not_private=True`: the shares
+        follow from the records' own gradients. They are read from the newest checkpoint, in the
+        order of the data (of `plan.owners.ids` if owners are the unit).
+        """
+        if not_private is not True:
+            raise OwnerwiseError(
+                "what each record has spent follows from its own gradients, without noise: pass "
+                "not_private=True to see it, and do not publish it"
+            )
+        if self.folder is None:
+            raise OwnerwiseError("a run without a folder does not store what records have spent")
+        return checkpoints.individual_spends(self.folder) / WHOLE
 
     def report(self, path: str | PathLike, *others: Run) -> None:
         """Write an HTML report on this run, compared with any other runs that are passed."""

@@ -74,7 +74,11 @@ _FORMATS = {
             "account": list_of(ANYTHING, 2),
             "tensors": DIGEST,
         },
-        {"plug_settings": mapping_of(mapping_of(ANYTHING)), "subtracted": list_of(NUMBER)},
+        {
+            "plug_settings": mapping_of(mapping_of(ANYTHING)),
+            "subtracted": list_of(NUMBER),
+            "spends": DIGEST,
+        },
     ),
 }
 

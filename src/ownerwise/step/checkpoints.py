@@ -13,12 +13,14 @@ bit instead. Each folder contains only one run.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -37,17 +39,20 @@ from ownerwise.step.checkpoint_file import (
     stored,
     write,
 )
+from ownerwise.step.spends_file import drop_older, load_spends
 
 __all__ = [
     "FORMAT",
     "Checkpoint",
     "account_problems",
     "check_format",
+    "individual_spends",
     "latest",
     "load",
     "load_model",
     "newest_header",
     "save",
+    "spends_identity",
     "state_dict",
     "stored",
 ]
@@ -65,6 +70,8 @@ class Checkpoint:
         plug_settings: {name: settings} for the same plug-ins; empty in older files.
         path: the file.
         balance: state of the account.
+        steps_charged: the steps that the stored spends include.
+        spends: the hash that names the file of spends; None without individual accounting.
         write: writes the stored tensors to the model and the optimizer.
     """
 
@@ -75,6 +82,8 @@ class Checkpoint:
     plug_settings: dict[str, Any]
     path: Path
     balance: Balance
+    steps_charged: int
+    spends: str | None
     write: Callable[[], None]
 
 
@@ -91,6 +100,7 @@ def save(
     plugs: Mapping[str, Any] | None = None,
     plug_settings: Mapping[str, Any] | None = None,
     subtracted: Tensor | None = None,
+    spends: str | None = None,
 ) -> Path:
     """Write a checkpoint into `folder`, delete all but the two newest, and return its path.
 
@@ -105,6 +115,7 @@ def save(
         plugs: {name: state} for the stateful plug-ins, as JSON types.
         plug_settings: {name: settings} for the same plug-ins.
         subtracted: what a forward hook subtracts from the model's outputs, [classes].
+        spends: the hash that names the file of spends, with individual accounting.
     """
     tensors, state = _flatten_optimizer(optimizer)
     for name, tensor in model.state_dict().items():
@@ -124,7 +135,27 @@ def save(
     }
     if subtracted is not None:
         header["subtracted"] = subtracted.tolist()
-    return write(folder, updates, header, tensors)
+    if spends is None:
+        return write(folder, updates, header, tensors)
+    path = write(folder, updates, {**header, "spends": spends}, tensors)
+    drop_older(path, spends)
+    return path
+
+
+def individual_spends(folder: str | os.PathLike) -> np.ndarray:
+    """NOT PRIVATE: return the spends that belong to the newest checkpoint, int64."""
+    path, header, _ = newest(folder)
+    if "spends" not in header:
+        raise OwnerwiseError(f"{path.name} has no spends: the plan has no individual accounting")
+    return load_spends(path, header["spends"])
+
+
+def spends_identity(balance: Balance, plan: Plan) -> str:
+    """Return what a file of spends belongs to: the run, the plan and the order of the records."""
+    assert plan.owners is not None
+    assert plan.owners.record_owner_index is not None
+    order = np.ascontiguousarray(plan.owners.record_owner_index, dtype="<i8").tobytes()
+    return f"{balance.run} {plan.hash} {hashlib.sha256(order).hexdigest()}"
 
 
 def state_dict(folder: str | os.PathLike) -> dict[str, Tensor]:
@@ -198,6 +229,8 @@ def load(
         header.get("plug_settings", {}),
         path,
         balance,
+        header["steps_spent"],
+        header.get("spends"),
         write_to_model,
     )
 

@@ -123,6 +123,31 @@ def repair_problems(
         yield from repair.problems(plan, *names)
 
 
+def individual_problems(
+    rule: ClippingRule, weights: Weights | None, repair: PullAdjustment | None, plan: Plan
+) -> Iterator[str]:
+    """Yield the reasons why the plugs cannot be combined with individual accounting."""
+    if plan.filter is None:
+        return
+    if weights is not None:
+        yield (
+            f"{type(weights).__name__} with individual accounting: expected no weights, because a "
+            "record with a gradient of 0, which is charged next to nothing, still changes the "
+            "weights of the others by up to a whole clip norm"
+        )
+    if rule.randomised or rule.steering(plan) is not None:
+        yield (
+            f"{type(rule).__name__} with individual accounting: expected a clipping rule without "
+            "random choices, because an accepted record counts with its whole clip norm, whatever "
+            "its own norm is"
+        )
+    if repair is not None:
+        yield (
+            "repair with individual accounting: expected none, because the pull of an owner "
+            "depends on when their records retire, which is private"
+        )
+
+
 def regression_problems(loss: Loss, repair: PullAdjustment | None, plan: Plan) -> Iterator[str]:
     """Yield what only a classifier can use, if the loss is that of a regression."""
     plain = plain_loss(loss)

@@ -29,10 +29,12 @@ from ownerwise.gradients import (
 from ownerwise.mechanisms import (
     ClippingRule,
     Contributions,
+    IndividualFilter,
     Loss,
     Peek,
     Randomness,
     Release,
+    Sensitivity,
     Steering,
     Weights,
     never_mixes,
@@ -49,7 +51,7 @@ from ownerwise.step.micro_batches import MicroBatch, Split
 from ownerwise.step.model_separation import check_model, check_part, is_due
 from ownerwise.step.performance import Performance
 from ownerwise.step.plug_separation import checked_contributions, checked_factors
-from ownerwise.step.rounding import Rounding, loss_roundoff, refuse_imprecise
+from ownerwise.step.rounding import NORM_ERROR, Rounding, loss_roundoff, refuse_imprecise
 from ownerwise.step.secret_rows import Rows, place
 
 _FLOAT32_FLOOR = 1e-8  # user-defined rules see smaller float32 norms as this value
@@ -111,6 +113,9 @@ class ClippedSums:
         self._proven = proven(clipping)
         self._smallest_clip = float(plan.clip_norms.min())
         self._of = plan.holders
+        self.filter: IndividualFilter | None = None
+        if plan.filter is not None:
+            self.filter = IndividualFilter(plan, Sensitivity(NORM_ERROR, self.rounding.slack))
         self._reduced_clip_norms = self._of.clip_norms / (1 + self.rounding.slack)
         self._tape = Tape(model, lean=performance.lean)
         self._buffers: list[tuple[str, Tensor, int]] = []  # as of the last forward pass
@@ -124,6 +129,8 @@ class ClippedSums:
             )
         self._keep_peek([], None)
         self._buffers = []
+        if self.filter is not None:
+            self.filter.begin()
         empty = len(batch) == 0
         rows_available = self.plan.hardened_rows
         overflows = rows_available is not None and len(batch) > rows_available
@@ -136,7 +143,9 @@ class ClippedSums:
         data, part = moved(batch.data, self._device), moved(batch.part, self._device)
         if data is not batch.data or part is not batch.part:
             batch = dataclasses.replace(batch, data=data, part=part)
-        rows = place(batch, self.plan.hardened_rows, randomness.rows)
+        declared = None if self.filter is None else self.plan.records
+        rows = place(batch, self.plan.hardened_rows, randomness.rows, declared)
+        members = self._members(batch, rows)
         with kept_generators(), torch.enable_grad(), uncompiled():
             self._check_model(batch, rows.inputs, randomness)
             micro_batches = self._split(rows)
@@ -144,7 +153,9 @@ class ClippedSums:
             limits = self._limits(rows)
             totals: dict[nn.Parameter, Tensor] = {}
             for micro in micro_batches:
-                sums = self._sum_of_micro_batch(micro, rows, limits, weights, released, randomness)
+                sums = self._sum_of_micro_batch(
+                    micro, rows, limits, weights, released, randomness, members
+                )
                 totals = sums if len(micro_batches) == 1 else _added(totals, sums)
             self._refuse_written_buffers()
         self._keep_peek(micro_batches, rows)
@@ -186,6 +197,7 @@ class ClippedSums:
         weights: np.ndarray | None,
         released: tuple[Tensor, ...],
         randomness: Randomness,
+        members: np.ndarray | None,
     ) -> dict[nn.Parameter, Tensor]:
         """Return the weighted sum of clipped gradients of one micro-batch."""
         with self._products():
@@ -207,8 +219,10 @@ class ClippedSums:
             micro.check.compare(losses, lengths, self._smallest_clip * self._clip_scale, len(rows))
         there = None
         if rows.occupied is not None:
-            there = torch.as_tensor(rows.occupied[micro.rows]).to(factors)
+            there = torch.as_tensor(rows.occupied[micro.elements]).to(factors)
             factors = factors * there
+        if members is not None:
+            factors = self._admitted(members[micro.elements], records.norms, factors)
         if self.steering is not None:
             self._observe(micro, records.norms, clips, factors, there)
         if weights is not None:
@@ -216,7 +230,25 @@ class ClippedSums:
         if self.not_private:
             micro.seen = losses.detach(), records.norms, factors
         micro.outputs = micro.losses = micro.chain = micro.check = None  # frees memory
-        return self._sum(records, factors, rows, micro.rows)
+        return self._sum(records, factors, rows, micro.elements)
+
+    def _members(self, batch: Batch, rows: Rows) -> np.ndarray | None:
+        """Return the filter's number for each element, or -1 for an empty one."""
+        if self.filter is None:
+            return None
+        if batch.by_owner:
+            assert rows.occupied is not None
+            return np.where(rows.occupied > 0, rows.owner_index, -1)
+        return rows.spread(batch.indices.astype(np.int64), empty=-1)
+
+    def _admitted(self, members: np.ndarray, norms: Tensor, factors: Tensor) -> Tensor:
+        """Return the factors, with 0 for records whose budgets do not pay for the step."""
+        assert self.filter is not None
+        there = members >= 0
+        lengths = (norms.double() * factors.double()).nan_to_num(nan=0.0).cpu().numpy()
+        admitted = np.zeros(len(members))
+        admitted[there] = self.filter.admit(members[there], lengths[there])
+        return factors * torch.from_numpy(admitted).to(factors)
 
     def _observe(
         self,
@@ -230,7 +262,9 @@ class ClippedSums:
         assert self.steering is not None
         assert micro.losses is not None
         if self.plan.adaptive_clip_norm is not None and self.plan.hardened_rows is None:
-            refuse_imprecise([*micro.output_tensors(), micro.losses], self._loss_roundoff)
+            refuse_imprecise(
+                self.plan, [*micro.output_tensors(), micro.losses], self._loss_roundoff
+            )
         limits = torch.as_tensor(clips, dtype=norms.dtype, device=norms.device)
         if there is not None:
             norms, limits, factors = (each[there > 0] for each in (norms, limits, factors))
@@ -376,7 +410,7 @@ class ClippedSums:
         found = [micro.losses for micro in micro_batches if micro.losses is not None]
         if self.plan.hardened_rows is None:
             outputs = [tensor for micro in micro_batches for tensor in micro.output_tensors()]
-            refuse_imprecise([*outputs, *found], self._loss_roundoff)
+            refuse_imprecise(self.plan, [*outputs, *found], self._loss_roundoff)
         values = [losses.detach().to("cpu", torch.float64).numpy() for losses in found]
         losses = rows.of_records(values[0] if len(values) == 1 else np.concatenate(values))
         if rows.segments is not None:
@@ -428,7 +462,8 @@ class ClippedSums:
                 )
                 losses = losses if rows.segments is None else rows.segments.means(losses)
             owner_index = np.zeros(0, dtype=np.int64) if rows is None else rows.owner_index
-            self.peek = Peek(losses, norms, factors, owner_index)
+            active = None if self.filter is None else self.filter.active
+            self.peek = Peek(losses, norms, factors, owner_index, active)
 
 
 def _lengths(

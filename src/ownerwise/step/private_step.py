@@ -31,6 +31,7 @@ from ownerwise.mechanisms import (
     ClippingRule,
     Closing,
     ColumnStatistics,
+    IndividualFilter,
     Loss,
     Peek,
     Plug,
@@ -56,6 +57,7 @@ from ownerwise.step.account import Account
 from ownerwise.step.account_file import OWN_FOLDER_ADVICE, read_account
 from ownerwise.step.checks import (
     NO_BATCH,
+    individual_problems,
     optimizer_problems,
     plug_problems,
     refuse_unloaded,
@@ -73,6 +75,7 @@ from ownerwise.step.performance import Performance
 from ownerwise.step.plug_states import load_states, settings_of, states_of
 from ownerwise.step.rounding import rounding_problems
 from ownerwise.step.run_randomness import RunRandomness
+from ownerwise.step.spends_file import load_spends, save_spends
 
 NO_CLOSING = (
     "the plan does not account for a release after training: make the plan with "
@@ -161,6 +164,7 @@ class PrivateStep:
         steering = steering_for(plan, rule)
         problems += adaptive_problems(plan.adaptive_clip_norm, rule)
         problems += release_problems(rule, steering, release, plan)
+        problems += individual_problems(rule, weights, repair, plan)
         problems += repair_problems(repair, weights, release, plan)
         problems += regression_problems(loss, repair, plan)
         bound = None if weights is None else weights.bind(plan)
@@ -221,6 +225,11 @@ class PrivateStep:
     def slack(self) -> float:
         """Fraction that rounding may add to a contribution; clip norms are divided by 1 + slack."""
         return self._sums.rounding.slack
+
+    @property
+    def filter(self) -> IndividualFilter | None:
+        """NOT private: what each record has spent, if the plan has individual accounting."""
+        return self._sums.filter
 
     @property
     def peek(self) -> Peek | None:
@@ -303,6 +312,11 @@ class PrivateStep:
                 account.settle(self._counted)
                 account.close()
             closing = self.calibration
+            spends = None
+            if self.filter is not None:
+                identity = checkpoints.spends_identity(account.balance, self.plan)
+                spent = self.filter.spent
+                spends = save_spends(account.folder, self._updates, identity, spent)
             return checkpoints.save(
                 folder,
                 account.balance,
@@ -315,6 +329,7 @@ class PrivateStep:
                 plugs=states_of(self._plugs()),
                 plug_settings=settings_of(self._plugs()),
                 subtracted=closing.shift if closing is not None and closing.outside else None,
+                spends=spends,
             )
 
     def settle(self, steps: int) -> None:
@@ -343,6 +358,8 @@ class PrivateStep:
         seed = self._randomness.seed
         stored = checkpoints.load(folder, self.plan, self.model, self.optimizer, seed)
         load_states(self._plugs(), stored.plugs, stored.plug_settings, stored.path.name)
+        if self.filter is not None:
+            self._restore_spends(self.filter, stored)
         self._private_so_far &= stored.private
         self._account = Account.resume(folder, self.plan, stored.balance, private=self.private)
         self._updates, self._spent = stored.updates, stored.steps_spent
@@ -351,6 +368,20 @@ class PrivateStep:
             assert closing.shift is not None
             subtract_in_hook(self.model, closing.shift, again=True)
         self._watch = ParameterWatch(self.model)
+
+    def _restore_spends(self, individual: IndividualFilter, stored: checkpoints.Checkpoint) -> None:
+        """Continue from the stored spends, and charge the steps since then as if all were clipped.
+
+        What those steps released is unknown, and so are the gradients that they used.
+        """
+        identity = checkpoints.spends_identity(stored.balance, self.plan)
+        if stored.spends is None:
+            raise OwnerwiseError(f"{stored.path.name} does not say what each record has spent")
+        try:
+            individual.load(load_spends(stored.path, stored.spends, identity))
+        except ValueError as error:
+            raise OwnerwiseError(f"the spends of {stored.path.name} do not fit: {error}") from None
+        individual.charge_lost(stored.steps_spent - stored.steps_charged)
 
     @contextmanager
     def data_free_changes(self) -> Iterator[None]:
@@ -433,6 +464,8 @@ class PrivateStep:
             batch = steering.select(batch, randomness.rule)
             scale, clip_scale = scale / steering.keep_probability, steering.clip_scale
         sums = self.clipped_sum(batch, randomness)
+        if self.filter is not None:
+            self.filter.commit()  # before the noise, so that every release is charged
         self._update(self._randomness.noised(step, sums, clip_scale, scale), self._watch)
         if steering is not None:
             shrink = 1 + self._sums.rounding.release_slack

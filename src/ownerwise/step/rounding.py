@@ -21,7 +21,7 @@ from ownerwise.batches import surplus_problems
 from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import BLOCK, autocasts
 from ownerwise.mechanisms import SMALLEST_NORM, Release, Steering, Weights
-from ownerwise.planning import Plan, largest_total
+from ownerwise.planning import Plan, hardened_or, largest_total
 
 GRID_TOLERANCE = 1e-4
 """The part of the slack that covers rounding to the noise grid."""
@@ -121,15 +121,15 @@ def rounding_problems(
     problems = surplus_problems(plan)
     if rounding.release_slack == math.inf:
         problems.append(
-            "constraints with hard=True count predicted classes, which rounding can change: plan "
-            "with hardened=True, or remove hard=True"
+            "constraints with hard=True count predicted classes, which rounding can change: "
+            + hardened_or(plan.unit, "remove hard=True")
         )
     elif isinstance(release, Steering):  # the slack only adds to the noise of the number
         pass
     elif rounding.release_slack > LARGEST_SLACK:
         problems.append(
-            f"rounding could add {rounding.release_slack:.0%} to a record's contribution to "
-            "the histogram: plan with hardened=True, or use a lower temperature or smaller batches"
+            f"rounding could add {rounding.release_slack:.0%} to a record's contribution to the "
+            "histogram: " + hardened_or(plan.unit, "use a lower temperature or smaller batches")
         )
     if plan.clip_norms.min() < SMALLEST_NORM:
         problems.append(
@@ -144,15 +144,15 @@ def rounding_problems(
     if weights is not None and ordinary and weights.score_slack(1.0) == float("inf"):
         return [
             *problems,
-            "rounding can swap records in a hard ranking: pass INO a width above 0, or plan with "
-            "hardened=True",
+            "rounding can swap records in a hard ranking: "
+            + hardened_or(plan.unit, "pass INO a width above 0"),
         ]
     return [
         *problems,
         f"rounding could add {slack:.0%} to the contribution of a record with the smallest "
-        "clip norm, because batches are large or clip norms differ widely. Plan with "
-        "hardened=True, with a smaller batch, or with method='sample'; or train a float64 model "
-        "(model.double())",
+        "clip norm, because batches are large or clip norms differ widely: "
+        + hardened_or(plan.unit, "plan with a smaller batch or with method='sample', or train a ")
+        + "float64 model (model.double())",
     ]
 
 
@@ -163,7 +163,7 @@ def unit_roundoff(model: nn.Module) -> float:
     return max(torch.finfo(dtype).eps for dtype in sums) / 2
 
 
-def refuse_imprecise(outputs: Iterable[Tensor], roundoff: float) -> None:
+def refuse_imprecise(plan: Plan, outputs: Iterable[Tensor], roundoff: float) -> None:
     """Reject outputs that are less precise than `roundoff`.
 
     The slack for ordering records assumes the roundoff that the parameters had when the step was
@@ -179,7 +179,7 @@ def refuse_imprecise(outputs: Iterable[Tensor], roundoff: float) -> None:
         raise OwnerwiseError(
             "the model computes in half precision (autocast, or a cast in its forward pass), but "
             "the allowance for ordering records by their losses assumes the precision of the "
-            "parameters: plan with hardened=True, or compute the losses at full precision"
+            "parameters: " + hardened_or(plan.unit, "compute the losses at full precision")
         )
 
 

@@ -33,7 +33,8 @@ class Rows:
         owner_index: holder (`plan.holders`) of each element: each record, or each drawn owner.
         segments: the rows of each element; None if every record is an element.
         where: row of each record; None if record k is in row k and no row is empty.
-        occupied: 1.0 for rows with a record, 0.0 for empty ones; None if `where` is None.
+        occupied: 1.0 for rows with a record, 0.0 for empty ones; None if no row is empty. With
+            `segments`, one value per element.
     """
 
     inputs: Any
@@ -61,7 +62,12 @@ class Rows:
         return values if self.where is None else values[self.where]
 
 
-def place(batch: Batch, rows: int | None, stream: StepStream | None) -> Rows:
+def place(
+    batch: Batch,
+    rows: int | None,
+    stream: StepStream | None,
+    declared: np.ndarray | None = None,
+) -> Rows:
     """Assign each record in the batch to its own row, out of `rows` rows in total.
 
     Args:
@@ -69,8 +75,13 @@ def place(batch: Batch, rows: int | None, stream: StepStream | None) -> Rows:
         rows: public number of rows; None for exactly one row per record, in order.
         stream: secret random numbers used to choose the rows. If None, record k is placed in row k,
             which is NOT private and is meant for research.
+        declared: declared number of records of each owner, if every step uses all owners. Each of
+            them then has this number of rows, which the owner's own records fill; an owner without
+            records leaves them empty. So the rows of the others do not depend on an owner.
     """
     inputs, targets = inputs_and_targets(batch)
+    if batch.by_owner and declared is not None and rows is not None:
+        return _owner_rows(batch, inputs, targets, declared)
     if batch.by_owner:
         owners, sizes = batch.elements()
         return Rows(inputs, targets, owners, Segments(sizes))
@@ -88,3 +99,35 @@ def place(batch: Batch, rows: int | None, stream: StepStream | None) -> Rows:
     occupied[where] = 1.0
     inputs, targets = map_tensors(placed, (inputs, targets))
     return Rows(inputs, targets, batch.owner_index, None, where, occupied)
+
+
+def _owner_rows(batch: Batch, inputs: Any, targets: Any, declared: np.ndarray) -> Rows:
+    """Place the records of each owner in rows of their own, whose number is public.
+
+    An owner with fewer records than declared repeats them; records beyond the declared number are
+    left out. Both depend on the owner's own records only.
+    """
+    present, sizes = batch.elements()
+    owners = np.flatnonzero(declared)
+    counts = np.zeros(len(declared), dtype=np.int64)
+    counts[present] = sizes.numpy()
+    first = np.zeros(len(declared), dtype=np.int64)
+    first[present] = np.cumsum(sizes.numpy()) - sizes.numpy()
+    lengths = declared[owners]
+    owner = np.repeat(owners, lengths)
+    number = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    there = counts[owner] > 0
+    source = np.where(there, first[owner] + number % np.maximum(counts[owner], 1), 0)
+    index, empty = torch.from_numpy(source), torch.from_numpy(~there)
+
+    def placed(records: Tensor) -> Tensor:
+        rows = records.index_select(0, index.to(records.device))
+        return (
+            rows
+            if there.all()
+            else rows.index_fill_(0, empty.nonzero().flatten().to(records.device), 0)
+        )
+
+    inputs, targets = map_tensors(placed, (inputs, targets))
+    segments = Segments(torch.from_numpy(lengths))
+    return Rows(inputs, targets, owners, segments, None, (counts[owners] > 0).astype(np.float64))

@@ -26,7 +26,7 @@ from ownerwise.evaluation import Evaluation, trial_problems
 from ownerwise.gradients import check
 from ownerwise.marks import mark, marks_of
 from ownerwise.mechanisms import loss_problems, plain_loss
-from ownerwise.planning import Plan
+from ownerwise.planning import Plan, hardened_or
 from ownerwise.randomness import SecretStream
 from ownerwise.repair import shifted
 from ownerwise.runs import HISTORY, describe_function, folder_problems
@@ -211,8 +211,8 @@ def _warn_of_large_inputs(data: Any, plan: Plan) -> None:
         warnings.warn(
             f"some inputs are larger than {LARGEST_INPUT:g} in absolute value (this message is "
             "itself not private: no guarantee covers it). With such inputs, crafted records can "
-            "change the rounding of other records. Scale the inputs by public constants, or plan "
-            "with hardened=True",
+            "change the rounding of other records: "
+            + hardened_or(plan.unit, "scale the inputs by public constants"),
             PrivacyWarning,
             stacklevel=4,
         )

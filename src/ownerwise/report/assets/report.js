@@ -123,11 +123,16 @@
     closed = [...document.querySelectorAll("details:not(.chooser):not([open])")];
     closed.forEach((details) => (details.open = true));
     root.classList.add("printing");
+    for (const frame of document.querySelectorAll(".scroll")) {
+      const share = frame.clientWidth / frame.scrollWidth; // paper does not scroll
+      if (share < 1) frame.firstElementChild.style.zoom = 0.99 * share;
+    }
     show("light");
   });
   addEventListener("afterprint", () => {
     closed.forEach((details) => (details.open = false));
     root.classList.remove("printing");
+    document.querySelectorAll(".scroll > *").forEach((table) => (table.style.zoom = ""));
     show(theme());
   });
 
