@@ -2,7 +2,9 @@
 
 A group of a handful of records says nothing: one of three records misclassified is no "recall of
 67%". A group that is a single person says too much. Both are pooled by budget before anything is
-evaluated, so neither their names nor their results reach the history, the progress bar or a report.
+evaluated, so neither their names nor their own results reach the history, the progress bar or a
+report. One exception: budgets are public, so the result of a class with a single owner, such as
+"ε 2 per owner (1 owner)", is that owner's result on validation records, which no guarantee covers.
 """
 
 from __future__ import annotations

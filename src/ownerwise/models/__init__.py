@@ -10,12 +10,14 @@ from ownerwise.models import features
 from ownerwise.models.activations import TemperedSigmoid
 from ownerwise.models.convolutional import mnist_cnn
 from ownerwise.models.dense import hidden_problems, linear_head, mlp, mlp_head, scattering_head
+from ownerwise.models.minilm_classifier import MiniLMClassifier
 from ownerwise.models.registry import BUILDERS, build
 from ownerwise.models.residual import ResNet18
 from ownerwise.models.text import TextLSTM
 
 __all__ = [
     "BUILDERS",
+    "MiniLMClassifier",
     "ResNet18",
     "TemperedSigmoid",
     "TextLSTM",

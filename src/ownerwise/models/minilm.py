@@ -128,6 +128,10 @@ class MiniLM(nn.Module):
     @torch.no_grad()
     def forward(self, ids: Tensor) -> Tensor:
         """Return the features, float [batch, 384]."""
+        return self.compute(ids)
+
+    def compute(self, ids: Tensor) -> Tensor:
+        """Return the features as part of the graph, so that the network can be trained."""
         self._check_shape(ids)
         real = ids != self.words.ids[PADDING]
         states = self.network(ids, real)
