@@ -23,6 +23,11 @@ from ownerwise.planning.solver import SAFETY
 METHOD = "individual"
 """The planning method."""
 
+NO_ADVICE = (
+    "method 'individual' with advice: expected another method, because the number of steps that "
+    "records take depends on their gradients"
+)
+
 _MARGIN = 1e-9  # by which the noise exceeds what the clipped steps need, for rounding
 
 REASONS = {
