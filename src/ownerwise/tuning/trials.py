@@ -239,7 +239,8 @@ def _released(given: Search, best: _Trial, earlier: int) -> Run:
     step: PrivateStep = vars(trainer)["step"]
     step.open_account(given.folder, private=run.private)
     step.save(given.folder)
-    run_folders.begin(run, step.run_id)
+    run.identity = step.run_id
+    run_folders.begin(run)
     logger = JsonLines(given.folder / HISTORY)
     logger.start(run)
     for line in run.history:
