@@ -21,6 +21,7 @@ ROOMS = (
     "owners",
     "accounting",
     "planning",
+    "processes",
     "randomness",
     "batches",
     "gradients",
