@@ -1,6 +1,6 @@
 """Compare the time and memory of private steps (ours and others') with those of a plain step.
 
-    python benchmarks/step.py                        # all six models, all contenders
+    python benchmarks/step.py                        # all models, all contenders
     python benchmarks/step.py --quick --models mlp,mnist --json out.json
     python benchmarks/step.py --cpu --contenders "ours,owners of 8,owners of 1 to 8"
 
@@ -36,10 +36,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 import ownerwise as ow
 from models import CASES, build
+from models import loss as loss_of
 
 CLIP, NOISE, RATE, THREADS = 1.0, 1.0, 0.01, 2
 TURN = 0.1
@@ -54,14 +54,18 @@ def plain(name: str, channels_last: bool = False) -> Step:
             raise NotImplementedError("no images")
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x = x.contiguous(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    optimizer = torch.optim.SGD(trained(model), lr=RATE)
 
     def step() -> None:
         optimizer.zero_grad()
-        functional.cross_entropy(model(x), y).backward()
+        loss_of(model(x), y).backward()
         optimizer.step()
 
     return step
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def make_plan(batch: int) -> ow.Plan:
@@ -73,8 +77,8 @@ def ours(name: str, **options: Any) -> Step:
     """Return this library's private step, with secret noise and per-owner clip norms."""
     model, x, y = build(name)
     plan = make_plan(len(x))
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    step = ow.PrivateStep(model, plan, optimizer, functional.cross_entropy, **options)
+    optimizer = torch.optim.SGD(trained(model), lr=RATE)
+    step = ow.PrivateStep(model, plan, optimizer, loss_of, **options)
     indices = np.arange(len(x))
     owner_index = np.zeros(len(x), dtype=np.int64)
     return lambda: step(ow.Batch(step.steps_spent, indices, owner_index, (x, y)))
@@ -91,8 +95,8 @@ def owners(name: str, *sizes: int) -> Step:
         of_rows, "uniform", unit="owner", steps=100_000, batch_size=count, clip_norm=CLIP,
         records_per_owner=None,
     )  # fmt: skip
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    step = ow.PrivateStep(model, plan, optimizer, functional.cross_entropy)
+    optimizer = torch.optim.SGD(trained(model), lr=RATE)
+    step = ow.PrivateStep(model, plan, optimizer, loss_of)
     rows = np.arange(len(x)), owner_index
     return lambda: step(ow.Batch(step.steps_spent, *rows, (x, y), by_owner=True))
 
@@ -103,7 +107,7 @@ def opacus(name: str, mode: str) -> Step:
 
     model, x, y = build(name)
     model = ModuleValidator.fix(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    optimizer = torch.optim.SGD(trained(model), lr=RATE)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=len(x))
     criterion = nn.CrossEntropyLoss()
     made = PrivacyEngine().make_private(
@@ -131,21 +135,23 @@ def opacus(name: str, mode: str) -> Step:
 
 def vmap(name: str) -> Step:
     model, x, y = build(name)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    optimizer = torch.optim.SGD(trained(model), lr=RATE)
 
     def loss(parameters: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
         output = torch.func.functional_call(model, parameters, (record[None],))
-        return functional.cross_entropy(output, target[None])
+        return loss_of(output, target[None])
 
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
 
     def step() -> None:
-        parameters = {k: v.detach() for k, v in model.named_parameters()}
+        parameters = {k: v.detach() for k, v in model.named_parameters() if v.requires_grad}
         gradients = each(parameters, x, y)
         squares = [g.flatten(1).square().sum(dim=1) for g in gradients.values()]
         norms = torch.stack(squares).sum(dim=0).sqrt_()
         factors = (CLIP / norms).clamp_(max=1).div_(len(y))
         for key, parameter in model.named_parameters():
+            if key not in gradients:
+                continue
             total = torch.tensordot(factors, gradients[key], dims=1)
             parameter.grad = total + torch.randn_like(total) * (NOISE * CLIP / len(y))
         optimizer.step()
