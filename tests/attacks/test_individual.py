@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import ownerwise as ow
+from ownerwise.audit.trade_off import TradeOff
 from ownerwise.mechanisms import IndividualFilter
 from tools.step_tools import one_thread, seeded
 
@@ -97,3 +98,10 @@ def test_audits_that_assume_canaries_stay_active_are_refused():
         ow.audit.conformance(make_plan(), canaries=20)
     with pytest.raises(ow.OwnerwiseError, match="retire"):
         ow.audit.one_run(None, make_plan(), canaries=20)
+
+
+def test_an_attack_is_capped_by_the_budget():
+    plan = make_plan()
+    for owner in (0, 1):
+        cap = TradeOff.of(plan, owner)
+        assert 0.99 * plan.targets[owner] <= cap.epsilon(1e-5) <= plan.targets[owner] * 1.001

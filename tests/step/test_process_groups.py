@@ -85,7 +85,7 @@ class Rows(torch.utils.data.Dataset):
         return self.data[0][number], self.data[1][number]
 
 
-def faults(plan):
+def faults(plan, folder):
     """Errors in process 1 alone: what each process says, and how many steps were spent."""
     second = dist.get_rank() == 1
     found = {}
@@ -116,6 +116,15 @@ def faults(plan):
     used = ow.SecretStream()
     used.child("elsewhere")
     found["used"] = said(lambda: make(plan, stream=used)), 0
+    step, _, _ = make(plan)
+    step, batches, _ = make(plan)
+    step.open_account(folder)
+    if not second:
+        (folder / "account.db").unlink()
+    batch = next(iter(batches))
+    before = step_tools.weights_of(step.model)
+    found["account"] = said(lambda: step(batch)), step.steps_spent
+    assert torch.equal(step_tools.weights_of(step.model), before)
     step, _, _ = make(plan)
     inputs = data[0][:4], data[1][:4]
     found["by hand"] = said(lambda: step(step_tools.batch_of(*inputs))), step.steps_spent
@@ -148,15 +157,15 @@ def noise(plan):
     return torch.cat(found)
 
 
-def everything(plan, few):
-    return wrapped(plan), faults(plan), shares(plan, few), noise(plan)
+def everything(plan, few, folder):
+    return wrapped(plan), faults(plan, folder), shares(plan, few), noise(plan)
 
 
 @pytest.fixture(scope="module")
-def found():
+def found(tmp_path_factory):
     plan = step_tools.make_plan()
     few = step_tools.make_plan(batch_size=1, steps=12)
-    return groups.in_group(everything, 2, plan, few)
+    return groups.in_group(everything, 2, plan, few, tmp_path_factory.mktemp("run"))
 
 
 def test_a_wrapper_stays_idle_and_what_reduces_otherwise_is_refused(found):
@@ -176,8 +185,9 @@ def test_an_error_in_one_process_stops_all_with_the_same_message(found):
     (_, first, *_), (_, second, *_) = found
     assert second["loss"] == ("no loss here", 1)
     assert first["loss"] == ("process 1 stopped with a RuntimeError, which it describes itself", 1)
-    for name in ("loading", "another step", "parameters", "seeds", "used", "by hand"):
+    for name in ("loading", "another step", "parameters", "seeds", "used", "by hand", "account"):
         assert first[name] == second[name], name
+    assert "account.db" in first["account"][0]
     assert "could not be loaded (OSError)" in first["loading"][0]
     assert first["loading"][1] == 1
     assert "the batch is for step 1, but the next step is 0" in first["another step"][0]
@@ -185,7 +195,7 @@ def test_an_error_in_one_process_stops_all_with_the_same_message(found):
     assert "different seeds" in first["seeds"][0]
     assert "used before the processes agreed" in first["used"][0]
     assert "do not make batches by hand" in first["by hand"][0]
-    for name in ("another step", "parameters", "by hand"):
+    for name in ("another step", "parameters", "by hand", "account"):
         assert first[name][1] == 0
 
 

@@ -18,6 +18,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional
@@ -51,7 +52,7 @@ def trained(plan):
     torch.set_default_dtype(torch.float64)
     model, *data = step_tools.example("cnn", step_tools.RECORDS)
     sharded, computing = copy.deepcopy(model), copy.deepcopy(model)
-    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     fully_shard(sharded, mesh=mesh)
     shards = list(sharded.parameters())
     optimizer = torch.optim.Adam(shards, lr=0.1)

@@ -33,6 +33,12 @@ def fitted(folder, plan, model_seed=0, **options):
     return tools.weights_of(trainer.model), run.history, run.identity
 
 
+class Failing(tools.NoLogger):
+    def log(self, line):
+        if line["step"] == 4:
+            raise ZeroDivisionError
+
+
 def fit_and_resume(folder, plan):
     """Every process has another model at first; the runs are seeded, private, and refused."""
     rank = torch.distributed.get_rank()
@@ -44,7 +50,10 @@ def fit_and_resume(folder, plan):
         with pytest.raises(ow.OwnerwiseError) as error:
             tools.make_trainer(model=model, plan=plan, **options).fit(tools.data())
         messages.append(str(error.value))
-    return {**found, "messages": messages}
+    trainer = tools.make_trainer(model=make_model(0), plan=plan, loggers=[Failing()])
+    with pytest.raises((ZeroDivisionError, ow.OwnerwiseError)) as error:
+        trainer.fit((tools.data()[0].double(), tools.data()[1]))
+    return {**found, "messages": messages, "failed": type(error.value).__name__}
 
 
 def test_two_processes_make_one_run(tmp_path):
@@ -64,6 +73,7 @@ def test_two_processes_make_one_run(tmp_path):
         assert one["messages"] == found[0]["messages"]
         assert "differ in the optimizer" in one["messages"][0]
         assert "lr is -1" in one["messages"][1]
+    assert [one["failed"] for one in found] == ["ZeroDivisionError", "OwnerwiseError"]
     for name in ("seeded", "private"):
         run = Run.load(tmp_path / name)
         assert read_account(tmp_path / name).spent == run.steps_spent == plan.steps
@@ -71,3 +81,5 @@ def test_two_processes_make_one_run(tmp_path):
         assert run.config["processes"] == 2
         assert {"report.html", "CARD.md"} < {path.name for path in (tmp_path / name).iterdir()}
     assert Run.load(tmp_path / "private").private
+    resumed, _, _ = fitted(tmp_path / "seeded", plan, model_seed=3)  # by one process
+    assert tools.same(resumed, found[0]["seeded"][0])

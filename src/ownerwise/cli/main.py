@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ownerwise import __version__
-from ownerwise.cli import audit, demo, export, init, plan, predict, report, train
+from ownerwise.cli import audit, demo, export, init, plan, predict, report, train, tune
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, printable, require
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
 _SHELLS = ("bash", "zsh", "tcsh")
-_COMMANDS = (demo, init, plan, train, predict, report, audit, export)
+_COMMANDS = (demo, init, plan, train, tune, predict, report, audit, export)
 _INSTALLED_COMMANDS = "ownerwise.commands"
 """Entry points in this group add commands: each names a module that defines `add(commands)`."""
 

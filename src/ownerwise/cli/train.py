@@ -66,6 +66,11 @@ def _run(options: argparse.Namespace) -> None:
     if options.device is not None:
         changes.append(f"training.device={json.dumps(options.device)}")
     config = read_config(options.config, changes)
+    if config["tuning"]:
+        raise OwnerwiseError(
+            "the configuration has a section [tuning]: run `ownerwise tune`, or remove the section "
+            "to train with the settings of the other sections"
+        )
     with joined(config["training"].get("device")) as processes:
         _train(config, options, processes)
 

@@ -54,7 +54,7 @@ from ownerwise.step.micro_batches import MicroBatch, Split
 from ownerwise.step.model_separation import check_model, check_part, is_due
 from ownerwise.step.performance import Performance
 from ownerwise.step.plug_separation import checked_contributions, checked_factors
-from ownerwise.step.rounding import NORM_ERROR, Rounding, loss_roundoff, refuse_imprecise
+from ownerwise.step.rounding import CHARGED_NORM_ERROR, Rounding, loss_roundoff, refuse_imprecise
 from ownerwise.step.secret_rows import Rows, place
 
 _FLOAT32_FLOOR = 1e-8  # user-defined rules see smaller float32 norms as this value
@@ -126,7 +126,9 @@ class ClippedSums:
         self._of = plan.holders
         self.filter: IndividualFilter | None = None
         if plan.filter is not None:
-            self.filter = IndividualFilter(plan, Sensitivity(NORM_ERROR, self.rounding.slack))
+            self.filter = IndividualFilter(
+                plan, Sensitivity(CHARGED_NORM_ERROR, self.rounding.slack)
+            )
         self._reduced_clip_norms = self._of.clip_norms / (1 + self.rounding.slack)
         self._tape = Tape(model, lean=performance.lean)
         self._buffers: list[tuple[str, Tensor, int]] = []  # as of the last forward pass

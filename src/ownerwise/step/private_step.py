@@ -95,8 +95,8 @@ class PrivateStep:
     the plan accounts for. Steering (by a plan with an adaptive clip norm, or by a clipping rule)
     scales clip norms and noise together and lowers sampling rates, based only on past outputs, so
     it never increases the privacy cost. The plan, the architecture
-    and the optimizer's settings are public. The micro-batch size and the device
-    affect only speed, the last bits of sums, and dropout masks.
+    and the optimizer's settings are public. The micro-batch size, the device and
+    the number of processes affect only speed, the last bits of sums, and dropout masks.
 
     Args:
         model: an ordinary module; it is not wrapped. A pre-flight check lists all problems.
@@ -340,9 +340,9 @@ class PrivateStep:
         """Resume from the newest checkpoint in `folder`, counting every spent step.
 
         Call this before the first step, then iterate over `PoissonBatches(..., start=steps_spent)`.
-        With a fixed seed, the run is repeated bit for bit as long as the micro-batch size stays the
-        same: set `micro_batch_size` if a batch exceeds the memory target. Afterwards, no other
-        process or PrivateStep can take steps in this run.
+        With a fixed seed, the run is repeated bit for bit as long as the micro-batch size and the
+        number of processes stay the same: set `micro_batch_size` if a batch exceeds the memory
+        target. Afterwards, no other process or PrivateStep can take steps in this run.
         """
         with self._lock:
             self._restore(Path(folder))
@@ -477,7 +477,7 @@ class PrivateStep:
         Returns:
             The numbers that must be the same in all processes: the step, and checksums of the
             whole batch and of the parameters; and whether the records could not be loaded, and
-            whether the batch is not private.
+            whether the run is not private in this process.
         """
         if self.to_standardise:
             raise OwnerwiseError(NOT_STANDARDISED)
@@ -498,7 +498,8 @@ class PrivateStep:
         if batch.share is not None:
             smallest = min(self.model.parameters(), key=Tensor.numel)
             same = [batch.step, batch.share.checksum, checksum([smallest])]
-        return same, [int(unloaded), int(not batch.private)]
+        private = self._private_so_far and batch.private
+        return same, [int(unloaded), int(not private)]
 
     def _update(self, gradients: dict[nn.Parameter, Tensor], watch: ParameterWatch) -> None:
         """Let the optimizer update the model, and check that nothing else has changed it."""

@@ -129,7 +129,8 @@ class Trainer(TrainerSettings):
             num_workers, collate: as for `PoissonBatches`.
             resume: resume the run in `folder`, or start one if there is none. The settings and the
                 plan must be the same. With a fixed seed, the result is bit-for-bit identical to an
-                uninterrupted run, unless the data itself is random (augmentation).
+                uninterrupted run, unless the data itself is random (augmentation) or the number of
+                processes changes.
 
         Raises:
             OwnerwiseError: if there are any problems; it is raised before training and lists them
