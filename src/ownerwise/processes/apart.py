@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from ownerwise.errors import OwnerwiseError
+from ownerwise.torch_internals import DispatchMode
 
 
-class Apart(TorchDispatchMode):
+class Apart(DispatchMode):
     """A context in which torch.distributed exchanges nothing; it slows every operation down.
 
     An exchange in a model, a loss or a rule would add what other processes computed to a record's
