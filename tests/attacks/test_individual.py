@@ -1,9 +1,11 @@
 """Attacks on individual accounting: what is shown about records, and what others can change."""
 
 import json
+import os
 import re
 import threading
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import ownerwise as ow
 from ownerwise.mechanisms import ClippingRule, IndividualFilter, Sensitivity
 from ownerwise.mechanisms.individual_filter import WHOLE
+from ownerwise.step.spends_file import save_spends
 from tools.step_tools import flat, one_thread, seeded
 from tools.step_tools import make_step as step_of
 
@@ -205,3 +208,30 @@ def test_a_look_at_the_sum_during_a_step_does_not_undo_its_charges():
     step(batch)
     looks[0].join()
     assert not step.filter.active.any()
+
+
+def test_only_the_user_can_read_spends_while_they_are_written(tmp_path, monkeypatch):
+    modes = []
+    written = Path.write_bytes
+
+    def watched(path, content):
+        written(path, content)
+        modes.extend(each.stat().st_mode & 0o777 for each in tmp_path.iterdir())
+
+    monkeypatch.setattr(Path, "write_bytes", watched)
+    before = os.umask(0)
+    try:
+        save_spends(tmp_path, 3, "a run", np.arange(5))
+    finally:
+        os.umask(before)
+    (path,) = tmp_path.iterdir()
+    assert [*modes, path.stat().st_mode & 0o777] == [0o600, 0o600]
+
+
+def test_spends_that_a_killed_process_left_half_written_are_deleted(tmp_path):
+    step = make_step(nn.Linear(4, 2), make_plan())
+    step.save(tmp_path)
+    left = tmp_path / ".spends-00000001-0123456789abcdef.safetensors.abcd_123"
+    left.write_bytes(b"spends")
+    step.save(tmp_path)
+    assert not left.exists()
