@@ -1,6 +1,6 @@
 """Compare the time and memory of private steps (ours and others') with those of a plain step.
 
-    python benchmarks/step.py                        # all six models, all contenders
+    python benchmarks/step.py                        # all models, all contenders
     python benchmarks/step.py --quick --models mlp,mnist --json out.json
     python benchmarks/step.py --cpu --contenders "ours,owners of 8,owners of 1 to 8"
 
@@ -14,7 +14,7 @@ also clip to norm 1 and add Gaussian noise. On a busy machine, measure the CPU t
 Contenders: plain, plain-cl (channels-last), ours, lean (ours with less memory), owners (ours with
 whole owners as the unit, at the same number of records), the Opacus modes hooks, ew, functorch and
 ghost, and vmap (torch.func per-record gradients). Where a mode does not support a model, its cell
-says "-".
+says "-". With `--peers`, jax_privacy is timed as well (`benchmarks/peers.py`).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 import ownerwise as ow
 from models import CASES, build
+from models import loss as loss_of
 
 CLIP, NOISE, RATE, THREADS = 1.0, 1.0, 0.01, 2
 TURN = 0.1
@@ -54,14 +54,18 @@ def plain(name: str, channels_last: bool = False) -> Step:
             raise NotImplementedError("no images")
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x = x.contiguous(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    optimizer = torch.optim.SGD(trained(model), lr=RATE)
 
     def step() -> None:
         optimizer.zero_grad()
-        functional.cross_entropy(model(x), y).backward()
+        loss_of(model(x), y).backward()
         optimizer.step()
 
     return step
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def make_plan(batch: int) -> ow.Plan:
@@ -73,8 +77,8 @@ def ours(name: str, **options: Any) -> Step:
     """Return this library's private step, with secret noise and per-owner clip norms."""
     model, x, y = build(name)
     plan = make_plan(len(x))
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    step = ow.PrivateStep(model, plan, optimizer, functional.cross_entropy, **options)
+    optimizer = torch.optim.SGD(trained(model), lr=RATE)
+    step = ow.PrivateStep(model, plan, optimizer, loss_of, **options)
     indices = np.arange(len(x))
     owner_index = np.zeros(len(x), dtype=np.int64)
     return lambda: step(ow.Batch(step.steps_spent, indices, owner_index, (x, y)))
@@ -91,8 +95,8 @@ def owners(name: str, *sizes: int) -> Step:
         of_rows, "uniform", unit="owner", steps=100_000, batch_size=count, clip_norm=CLIP,
         records_per_owner=None,
     )  # fmt: skip
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    step = ow.PrivateStep(model, plan, optimizer, functional.cross_entropy)
+    optimizer = torch.optim.SGD(trained(model), lr=RATE)
+    step = ow.PrivateStep(model, plan, optimizer, loss_of)
     rows = np.arange(len(x)), owner_index
     return lambda: step(ow.Batch(step.steps_spent, *rows, (x, y), by_owner=True))
 
@@ -103,7 +107,7 @@ def opacus(name: str, mode: str) -> Step:
 
     model, x, y = build(name)
     model = ModuleValidator.fix(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    optimizer = torch.optim.SGD(trained(model), lr=RATE)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=len(x))
     criterion = nn.CrossEntropyLoss()
     made = PrivacyEngine().make_private(
@@ -131,21 +135,23 @@ def opacus(name: str, mode: str) -> Step:
 
 def vmap(name: str) -> Step:
     model, x, y = build(name)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    optimizer = torch.optim.SGD(trained(model), lr=RATE)
 
     def loss(parameters: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
         output = torch.func.functional_call(model, parameters, (record[None],))
-        return functional.cross_entropy(output, target[None])
+        return loss_of(output, target[None])
 
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
 
     def step() -> None:
-        parameters = {k: v.detach() for k, v in model.named_parameters()}
+        parameters = {k: v.detach() for k, v in model.named_parameters() if v.requires_grad}
         gradients = each(parameters, x, y)
         squares = [g.flatten(1).square().sum(dim=1) for g in gradients.values()]
         norms = torch.stack(squares).sum(dim=0).sqrt_()
         factors = (CLIP / norms).clamp_(max=1).div_(len(y))
         for key, parameter in model.named_parameters():
+            if key not in gradients:
+                continue
             total = torch.tensordot(factors, gradients[key], dims=1)
             parameter.grad = total + torch.randn_like(total) * (NOISE * CLIP / len(y))
         optimizer.step()
@@ -260,6 +266,20 @@ def measure(
     return result
 
 
+def peers(python: str | None, name: str) -> str:
+    """Return the figures of libraries that need an environment of their own, or why not."""
+    if python is None:
+        return f"{name}: no peers; benchmarks/peers.py says how to install jax_privacy"
+    command = [python, str(Path(__file__).with_name("peers.py")), name]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode:
+        return f"{name}: no peers; {answer.stderr.strip().splitlines()[-1]}"
+    found = json.loads(answer.stdout.splitlines()[-1])
+    private = {k: v for k, v in found.items() if not k.startswith("plain")}
+    best = min(private, key=lambda k: private[k])
+    return f"{name}: plain JAX {found['plain JAX']:.2f} ms, {best} {private[best]:.2f} ms"
+
+
 def table(results: dict[str, dict[str, Any]]) -> str:
     contenders = list(dict.fromkeys(c for result in results.values() for c in result))
     lines = ["| model | plain ms, MB | " + " | ".join(contenders[1:]) + " |"]
@@ -283,6 +303,7 @@ def main() -> int:
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="comma-separated")
     parser.add_argument("--quick", action="store_true", help="a few seconds per model")
     parser.add_argument("--cpu", action="store_true", help="CPU time of one thread")
+    parser.add_argument("--peers", metavar="PYTHON", help="of an environment with jax_privacy")
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -299,6 +320,7 @@ def main() -> int:
     for name in names:
         results[name] = measure(name, contenders, seconds, rounds, clock)
         print(table({name: results[name]}).splitlines()[2], flush=True)
+        print(peers(arguments.peers, name), flush=True)
     print(table(results))
     if arguments.json:
         facts = {"torch": torch.__version__, "threads": threads, "results": results}

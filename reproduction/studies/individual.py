@@ -1,6 +1,7 @@
 """Individual accounting against full-batch DP-SGD: the rows of IDP-SGD's Table 3 on MNIST.
 
     python reproduction/studies/individual.py run --seeds 0 20
+    python reproduction/studies/individual.py cnn
     python reproduction/studies/individual.py table
 
 All 60,000 training images, one owner each, take part in every step. A linear head of 10 classes is
@@ -8,21 +9,25 @@ trained on fixed features: scattering coefficients averaged over 3x3 places, nor
 image in 27 groups, multiplied by a public random matrix (200 numbers) and scaled to length 1. SGD
 with momentum 0.9, learning rate 20, clip norm 1, delta 1e-5. All rows of a setting have the noise
 with which a clipped record can take 40 steps. DP-SGD and assignment stop there; with individual
-accounting, 60 steps follow each other, and records retire when their own gradients have used up
-their budgets. The settings were chosen on another seed (100), which is not accounted for.
+accounting, the same run goes on to 60 steps, and records retire when their own gradients have used
+up their budgets. The settings were chosen on another seed (100), which is not accounted for.
 
-Settings: `0.3` (everyone has epsilon 0.3), `0.30/0.31` (half of the records each, as in the paper)
-and `0.2/0.4`. Rows: `dp-sgd` (everyone gets the smallest budget), `assignment` (clip norms in
-proportion to what budgets allow, without individual accounting), `accounting` (everyone gets the
-smallest budget) and `accounting and assignment`. Runs of the same seed share initial weights and
-noise. Runs have fixed seeds and are NOT PRIVATE; so are the curves of active records. Results are
-in reproduction/results/individual.
+Settings: `0.3` (everyone has epsilon 0.3), `0.30/0.31` (the first and the second half of the
+records, as in the paper) and `0.2/0.4`. Rows: `dp-sgd` (everyone gets the smallest budget),
+`assignment` (clip norms in proportion to what budgets allow, without individual accounting),
+`accounting` (everyone gets the smallest budget) and `accounting and assignment`. Runs of the same
+seed share initial weights and noise.
+
+`cnn` trains the small CNN of the papers on 20,000 images for 100 steps. Runs have fixed seeds and
+are NOT PRIVATE; so are the curves of active records. Results are in
+reproduction/results/individual.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +46,22 @@ RESULTS = Path(__file__).parents[1] / "results/individual"
 CLIPPED_STEPS, STEPS = 40, 60
 RATE, MOMENTUM, CLIP_NORM = 20.0, 0.9, 1.0
 FEATURES, DELTA = 200, 1e-5
+CNN_RECORDS, CNN_STEPS, CNN_CLIPPED, CNN_RATE = 20_000, 100, 60, 1.0
 
-ROWS: dict[str, tuple[tuple[float, float], int]] = {
-    "0.3: dp-sgd": ((0.3, 0.3), CLIPPED_STEPS),
-    "0.3: accounting": ((0.3, 0.3), STEPS),
-    "0.30/0.31: accounting and assignment": ((0.3, 0.31), STEPS),
-    "0.2/0.4: dp-sgd": ((0.2, 0.2), CLIPPED_STEPS),
-    "0.2/0.4: accounting": ((0.2, 0.2), STEPS),
-    "0.2/0.4: assignment": ((0.2, 0.4), CLIPPED_STEPS),
-    "0.2/0.4: accounting and assignment": ((0.2, 0.4), STEPS),
-}
-"""The budgets of the two halves of the records, and the number of steps."""
+RUNS: dict[str, tuple[tuple[float, float], str, str]] = {
+    "0.3": ((0.3, 0.3), "0.3: dp-sgd", "0.3: accounting"),
+    "0.30/0.31": (
+        (0.3, 0.31), "0.30/0.31: assignment", "0.30/0.31: accounting and assignment",
+    ),
+    "0.2": ((0.2, 0.2), "0.2/0.4: dp-sgd", "0.2/0.4: accounting"),
+    "0.2/0.4": ((0.2, 0.4), "0.2/0.4: assignment", "0.2/0.4: accounting and assignment"),
+}  # fmt: skip
+"""For every run, the budgets of the two halves of the records, and the rows that it gives: after
+the steps that clipped records can take, and at the end."""
+
+ROWS = [row for _, *rows in RUNS.values() for row in rows]
+
+LAST = [rows[-1] for _, *rows in RUNS.values()]
 
 PAIRS = (
     ("0.3: accounting", "0.3: dp-sgd"),
@@ -102,22 +112,25 @@ def load(cache: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return (features(train[0]), train[1]), (features(test[0]), test[1])
 
 
-def plan_of(row: str, records: int) -> ow.Plan:
-    """Return the plan of a row."""
-    budgets, steps = ROWS[row]
-    epsilon = np.array(budgets)[np.arange(records) % 2]
+def plan_of(budgets: tuple[float, float], records: int) -> ow.Plan:
+    """Return the plan of a run."""
+    epsilon = np.repeat(budgets, [half := records // 2, records - half])
     owners = ow.Owners(np.arange(records), epsilon, DELTA)
     return ow.plan(
         owners,
         method="individual",
-        steps=steps,
+        steps=STEPS,
         clipped_steps=CLIPPED_STEPS,
         clip_norm=CLIP_NORM,
     )
 
 
-def trained(plan: ow.Plan, seed: int, train: Any, test: Any) -> dict[str, Any]:
-    """Return the test accuracy of a run, and how many records were active after every step."""
+def trained(plan: ow.Plan, seed: int, train: Any, test: Any) -> list[dict[str, Any]]:
+    """Return the test accuracy and the active records after each step, for both rows of a run.
+
+    No record can retire before `CLIPPED_STEPS`, so up to there the run is one without individual
+    accounting.
+    """
     model = nn.Linear(FEATURES, 10)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
@@ -126,33 +139,81 @@ def trained(plan: ow.Plan, seed: int, train: Any, test: Any) -> dict[str, Any]:
     step = ow.PrivateStep(
         model, plan, optimizer, functional.cross_entropy, stream=stream, not_private=True
     )
-    active = []
+    active: list[list[float]] = []
+    found = []
     for batch in ow.PoissonBatches(train, plan, stream=stream):
         step(batch)
         peek = step.peek
         assert peek is not None
         assert peek.active is not None
-        active.append([float(peek.active[half::2].mean()) for half in (0, 1)])
-    with torch.no_grad():
-        correct = model(test[0]).argmax(1) == test[1]
-    return {"accuracy": float(correct.double().mean()), "active": active}
+        active.append([float(half.mean()) for half in np.array_split(peek.active, 2)])
+        if len(active) in (CLIPPED_STEPS, STEPS):
+            with torch.no_grad():
+                correct = model(test[0]).argmax(1) == test[1]
+            found.append({"accuracy": float(correct.double().mean()), "active": list(active)})
+    return found
 
 
-def run(seeds: range, rows: list[str], cache: Path) -> None:
-    """Run the rows with these seeds, and store each result; results that exist are kept."""
+def run(seeds: range, names: list[str], cache: Path) -> None:
+    """Take the runs with these seeds, and store each result; results that exist are kept."""
     train, test = load(cache)
-    plans = {row: plan_of(row, len(train[0])) for row in rows}
-    path = RESULTS / f"runs-{seeds.start:02d}.json"
+    path = RESULTS / f"runs-{seeds.start:02d}-{names[0].replace('/', '-')}.json"
     found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
     done = merged()
     for seed in seeds:
-        for row, plan in plans.items():
-            if str(seed) in done.get(row, {}):
+        for name in names:
+            budgets, *rows = RUNS[name]
+            if str(seed) in done.get(rows[-1], {}):
                 continue
-            result = trained(plan, seed, train, test)
-            found.setdefault(row, {})[str(seed)] = result
-            print(f"{row}: seed {seed}: {result['accuracy']:.4f}", flush=True)
+            results = trained(plan_of(budgets, len(train[0])), seed, train, test)
+            for row, result in zip(rows, results, strict=True):
+                found.setdefault(row, {})[str(seed)] = result
+                print(f"{row}: seed {seed}: {result['accuracy']:.4f}", flush=True)
             write_json(path, found, indent=None)
+
+
+def cnn(seed: int) -> None:
+    """Train the small CNN of the papers on 20,000 images with epsilon 0.3, and store its curve.
+
+    Up to step `CNN_CLIPPED`, this is full-batch DP-SGD.
+    """
+    data = load_mnist()
+    assert data.test is not None
+    (images, labels), (held, truth) = (part.tensors() for part in (data.train, data.test))
+    images, labels = images[:CNN_RECORDS].reshape(-1, 1, 28, 28), labels[:CNN_RECORDS]
+    owners = ow.Owners(np.arange(CNN_RECORDS), np.full(CNN_RECORDS, 0.3), DELTA)
+    plan = ow.plan(
+        owners, method="individual", steps=CNN_STEPS, clipped_steps=CNN_CLIPPED, clip_norm=1.0
+    )
+    torch.manual_seed(seed)
+    model = ow.models.mnist_cnn()
+    optimizer = torch.optim.SGD(model.parameters(), lr=CNN_RATE, momentum=MOMENTUM)
+    stream = ow.SecretStream.from_seed(seed)
+    step = ow.PrivateStep(
+        model, plan, optimizer, functional.cross_entropy, stream=stream, not_private=True
+    )
+    found: list[dict[str, float]] = []
+    began = time.process_time()
+    for batch in ow.PoissonBatches((images, labels), plan, stream=stream):
+        step(batch)
+        if step.updates % 10:
+            continue
+        seconds = (time.process_time() - began) / step.updates
+        peek = step.peek
+        assert peek is not None
+        assert peek.active is not None
+        with torch.no_grad():
+            correct = model(held.reshape(-1, 1, 28, 28)).argmax(1) == truth
+        found.append(
+            {
+                "step": step.updates,
+                "accuracy": float(correct.double().mean()),
+                "active": float(peek.active.mean()),
+                "cpu_seconds_per_step": round(seconds, 2),
+            }
+        )
+        print(found[-1], flush=True)
+        write_json(RESULTS / "cnn.json", {"seed": seed, "curve": found})
 
 
 def merged() -> dict[str, dict[str, Any]]:
@@ -206,13 +267,13 @@ def table(found: dict[str, dict[str, Any]]) -> str:
         "",
         "Active records (NOT PRIVATE) after each step, first half / second half, mean over seeds:",
         "",
-        "| step | " + " | ".join(row for row in found if ROWS[row][1] == STEPS) + " |",
-        "|---:|" + "---:|" * sum(ROWS[row][1] == STEPS for row in found),
+        "| step | " + " | ".join(row for row in found if row in LAST) + " |",
+        "|---:|" + "---:|" * sum(row in LAST for row in found),
     ]
     for step in range(4, STEPS, 5):
         cells = []
         for row, results in found.items():
-            if ROWS[row][1] == STEPS:
+            if row in LAST:
                 mean = np.mean([result["active"][step] for result in results.values()], axis=0)
                 cells.append(f"{100 * mean[0]:.1f}% / {100 * mean[1]:.1f}%")
         lines.append(f"| {step + 1} | " + " | ".join(cells) + " |")
@@ -222,16 +283,19 @@ def table(found: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     """Run the study, or write its table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("command", choices=("run", "table"))
+    parser.add_argument("command", choices=("run", "cnn", "table"))
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 20), metavar=("FIRST", "END"))
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument(
         "--cache", type=Path, default=Path.home() / ".cache/ownerwise/individual-features.pt"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.command == "run":
-        run(range(*options.seeds), options.rows, options.cache)
+        run(range(*options.seeds), options.runs, options.cache)
+        return
+    if options.command == "cnn":
+        cnn(options.seeds[0])
         return
     found = merged()
     for path in RESULTS.glob("runs*.json"):

@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ownerwise import audit, data, models
+    from ownerwise import audit, data, models, pate
     from ownerwise.accounting import Schedule
     from ownerwise.batches import Batch, PoissonBatches
     from ownerwise.errors import (
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ownerwise.runs import Run
     from ownerwise.step import Performance, PrivateStep
     from ownerwise.training import Trainer
+    from ownerwise.tuning import PaidScore, PublicScore, tune
 
 __version__ = "0.1.0"
 
@@ -57,6 +58,7 @@ __all__ = [
     "ImportanceSampling",
     "Owners",
     "OwnerwiseError",
+    "PaidScore",
     "Partition",
     "Performance",
     "Plan",
@@ -67,6 +69,7 @@ __all__ = [
     "PrivateRegressor",
     "PrivateStep",
     "Psac",
+    "PublicScore",
     "PullAdjustment",
     "RateConstraints",
     "RegressionLoss",
@@ -83,8 +86,10 @@ __all__ = [
     "data",
     "ino_sum",
     "models",
+    "pate",
     "plan",
     "rate",
+    "tune",
 ]
 
 _NAMES_BY_ROOM = {
@@ -105,9 +110,10 @@ _NAMES_BY_ROOM = {
     "runs": "Run",
     "step": "Performance PrivateStep",
     "training": "Trainer",
+    "tuning": "PaidScore PublicScore tune",
 }
 _ROOM_OF = {name: room for room, names in _NAMES_BY_ROOM.items() for name in names.split()}
-_PUBLIC_ROOMS = ("audit", "data", "models")
+_PUBLIC_ROOMS = ("audit", "data", "models", "pate")
 
 
 def __getattr__(name: str) -> Any:

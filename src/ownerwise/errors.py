@@ -26,7 +26,13 @@ def printable(text: object) -> str:
 
 
 class OwnerwiseError(ValueError):
-    """One or more problems with the input; `problems` lists all of them."""
+    """One or more problems with the input; `problems` lists all of them.
+
+    Attributes:
+        everywhere: whether all processes of a group raise this error.
+    """
+
+    everywhere = False
 
     def __init__(self, problems: str | Sequence[str]):
         self.problems = list(map(printable, [problems] if isinstance(problems, str) else problems))

@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import ownerwise as ow
+from ownerwise.audit.trade_off import TradeOff
 from ownerwise.mechanisms import ClippingRule, IndividualFilter, Sensitivity
 from ownerwise.mechanisms.individual_filter import WHOLE
 from ownerwise.step.spends_file import save_spends
@@ -109,6 +110,13 @@ def test_audits_that_assume_canaries_stay_active_are_refused():
         ow.audit.conformance(make_plan(), canaries=20)
     with pytest.raises(ow.OwnerwiseError, match="retire"):
         ow.audit.one_run(None, make_plan(), canaries=20)
+
+
+def test_an_attack_is_capped_by_the_budget():
+    plan = make_plan()
+    for owner in (0, 1):
+        cap = TradeOff.of(plan, owner)
+        assert 0.99 * plan.targets[owner] <= cap.epsilon(1e-5) <= plan.targets[owner] * 1.001
 
 
 def test_an_owner_with_more_records_than_declared_does_not_decide_about_the_step():

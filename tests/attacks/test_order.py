@@ -72,6 +72,16 @@ def test_equal_losses_that_rounding_moves_stay_within_the_slack(count):
     assert np.abs(hard.weights(moved, clips) - hard.weights(np.ones(count), clips)) @ clips > 50
 
 
+def test_the_slack_covers_the_mean_of_an_owners_losses():
+    """One large loss among many tiny ones, each off by 8 roundoffs of max(1, loss)."""
+    roundoff, width = 2.0**-24, 0.5
+    losses = np.array([20.0] + [0.0] * 199)  # their mean is the smallest that is not clamped
+    off = losses + 8 * roundoff * np.maximum(1.0, losses)
+    moved = np.log(off.mean()) - np.log(losses.mean())
+    assert moved > 8 * roundoff / 0.1
+    assert 2 * moved / width <= INO(tail_length=1.0, width=width).score_slack(roundoff)
+
+
 def test_a_narrow_order_tends_to_the_hard_one():
     rng = np.random.default_rng(0)
     losses, clips = rng.uniform(0.1, 5, 50), rng.uniform(0.5, 2, 50)

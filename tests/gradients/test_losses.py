@@ -140,5 +140,5 @@ def test_a_mean_over_the_tokens_of_the_batch_is_refused():
         plan = ow.plan(owners, "uniform", steps=3, batch_size=50)
         step = ow.PrivateStep(model, plan, torch.optim.SGD(model.parameters(), lr=0.1), loss)
         batch = next(iter(ow.PoissonBatches((ids, targets), plan)))
-        with pytest.raises(ow.OwnerwiseError, match="other records|mixes records"):
+        with pytest.raises(ow.OwnerwiseError, match=r"other records|mixes records"):
             step(batch)

@@ -131,7 +131,7 @@ def divisor_from_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 def rows_of_an_owner_clipped_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def place(batch, rows, stream):
         inputs, targets = batch.data
-        return Rows(inputs, targets, batch.owner_index)
+        return Rows(inputs, targets, batch.owner_index, total=len(batch))
 
     monkeypatch.setattr(clipped_sums, "place", place)
 

@@ -37,6 +37,7 @@ from ownerwise.accounting.run_cost import (
     Exposure,
     RunCost,
 )
+from ownerwise.accounting.run_laws import SHAPES, RunLaw, law_problems, score_segment
 from ownerwise.accounting.schedule import Schedule
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "MULTIPLIER",
     "MULTIPLIER_RANGE",
     "NOISES",
+    "SHAPES",
     "BudgetCurve",
     "Budgets",
     "ClosingRelease",
@@ -54,6 +56,7 @@ __all__ = [
     "OpeningRelease",
     "PaidRelease",
     "RunCost",
+    "RunLaw",
     "Schedule",
     "epsilon",
     "filter_limits",
@@ -62,9 +65,11 @@ __all__ = [
     "gaussian_mu",
     "joint_length",
     "joint_multiplier",
+    "law_problems",
     "multiplier_curve",
     "owner_epsilon",
     "record_levels",
     "rough_sampling_rate_curve",
     "sampling_rate_curve",
+    "score_segment",
 ]

@@ -64,6 +64,25 @@ def epsilon(
     follows the last step. With `records` above 1, epsilon holds for that many records of one owner,
     added or removed together.
     """
+    parts = segments_of(sampling_rate, multiplier, schedule, closing=closing, records=records)
+    if not parts:
+        return 0.0
+    excess = order_grid(highest_order(parts))
+    best = int(np.argmin(_bounds(parts, delta, excess)))
+    around = excess[max(best - 1, 0)], excess[min(best + 1, len(excess) - 1)]
+    fine = np.geomspace(*around, _FINE)
+    return max(float(np.min(_bounds(parts, delta, fine))), 0.0)
+
+
+def segments_of(
+    sampling_rate: float,
+    multiplier: float,
+    schedule: Schedule,
+    *,
+    closing: float = math.inf,
+    records: int = 1,
+) -> list[Segment]:
+    """Return the parts of a run that cost anything; the arguments are those of `epsilon`."""
     pair: GaussianPair | OwnerPair = GaussianPair(multiplier)
     if records > 1 and sampling_rate == 1.0:
         pair = GaussianPair(multiplier / records)
@@ -74,17 +93,24 @@ def epsilon(
         parts = []
     if closing < math.inf:
         parts.append(Segment(1, 1.0, GaussianPair(closing)))
-    if not parts:
-        return 0.0
-    excess = order_grid(min(part.pair.highest_order(part.sampling_rate) for part in parts))
-    best = int(np.argmin(_bounds(parts, delta, excess)))
-    around = excess[max(best - 1, 0)], excess[min(best + 1, len(excess) - 1)]
-    fine = np.geomspace(*around, _FINE)
-    return max(float(np.min(_bounds(parts, delta, fine))), 0.0)
+    return parts
+
+
+def highest_order(parts: Sequence[Segment]) -> float:
+    """Return the largest order worth evaluating for all parts."""
+    return min(part.pair.highest_order(part.sampling_rate) for part in parts)
 
 
 def _bounds(parts: Sequence[Segment], delta: float, excess: np.ndarray) -> np.ndarray:
     """Return the epsilon that each order 1 + excess guarantees."""
+    return convert(log_moment_sums(parts, excess), excess, delta)
+
+
+def log_moment_sums(parts: Sequence[Segment], excess: np.ndarray) -> np.ndarray:
+    """Return order - 1 times the Renyi divergence of all parts, at each order 1 + excess.
+
+    It is the larger of both directions: a record (or all records of an owner) added, or removed.
+    """
     total = np.zeros_like(excess)
     for count, rate, pair in parts:
         total += count * pair.log_moments(rate, 1.0 + excess)
@@ -101,4 +127,4 @@ def _bounds(parts: Sequence[Segment], delta: float, excess: np.ndarray) -> np.nd
             "infinite or negative; expected finite, non-negative numbers. Use a larger noise "
             "multiplier"
         )
-    return convert(total, excess, delta)
+    return total

@@ -7,6 +7,7 @@ privacy loss distributions. Plans made with RDP stay below their targets by a wi
 
 from __future__ import annotations
 
+import logging
 from importlib.metadata import version
 from typing import Any
 
@@ -16,6 +17,7 @@ from scipy.stats import binom
 
 from ownerwise.accounting.gaussian import gaussian_mu
 from ownerwise.accounting.run_cost import Exposure, RunCost
+from ownerwise.accounting.run_laws import RunLaw
 from ownerwise.errors import AccountingError
 
 OVERSTATEMENT = 2e-4
@@ -28,6 +30,11 @@ OWNER_OVERSTATEMENT = 1e-3
 _WIDEST = 5e-3
 _WIDEST_OF_OWNERS = 5e-2
 _SMOOTH_STEPS = 20  # the loss over fewer steps is less smooth; they get the grid of so many
+
+_ORDERS = [1 + 1.04**power for power in range(-30, 62)] + [
+    round(12 * 1.04**power) for power in range(115)
+]
+"""Orders for private tuning; above the first part, whole numbers are quicker."""
 
 _LEFT_OUT = 1e-5  # fraction of delta for numbers of drawn records that are left out
 
@@ -132,6 +139,51 @@ def distribution(
     for part in others:
         composed = composed.compose(part)
     return composed, steps * lost
+
+
+def search_name() -> str:
+    """Return the name and version of the reference for private tuning."""
+    return f"dp-accounting {version('dp-accounting')} RDP (RepeatAndSelect)"
+
+
+def search_epsilon(
+    law: RunLaw, run: RunCost, exposure: Exposure, delta: float, score_std: float | None
+) -> float:
+    """Return epsilon of the best of a random number of runs, according to dp-accounting.
+
+    Args:
+        law: the law of the number of runs.
+        run, exposure: a run, and a record in it.
+        delta: the delta.
+        score_std: std of the noise on the score, of sensitivity 1; None if the score is public.
+    """
+    from dp_accounting import dp_event
+    from dp_accounting.rdp import RdpAccountant
+
+    rate, multiplier = exposure.sampling_rate, exposure.multiplier
+    if run.release is not None:
+        multiplier = (multiplier**-2.0 + (exposure.release / run.release.std) ** 2) ** -0.5
+    parts: list[Any] = [
+        dp_event.SelfComposedDpEvent(
+            dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier * factor)),
+            count,
+        )
+        for count, factor in run.schedule.segments
+        if rate > 0 and count
+    ]
+    others = [run.without_sampling(exposure.closing), np.inf if score_std is None else score_std]
+    parts += [dp_event.GaussianDpEvent(std) for std in others if std < np.inf]
+    if not parts:
+        return 0.0
+    search = dp_event.RepeatAndSelectDpEvent(dp_event.ComposedDpEvent(parts), law.mean, law.shape)
+    accountant = RdpAccountant(_ORDERS)
+    absl = logging.getLogger("absl")
+    level = absl.level
+    try:  # it excludes orders at which its series does not converge, and logs each
+        absl.setLevel(logging.ERROR)
+        return float(accountant.compose(search).get_epsilon(delta))
+    finally:
+        absl.setLevel(level)
 
 
 def _drawn(

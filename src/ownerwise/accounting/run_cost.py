@@ -17,6 +17,7 @@ from ownerwise.accounting.release import (
     joint_multiplier,
 )
 from ownerwise.accounting.schedule import Schedule
+from ownerwise.errors import AccountingError
 
 ACCOUNTANTS: dict[str, Callable[..., float]] = {"pld": pld.epsilon, "rdp": rdp.epsilon}
 
@@ -104,6 +105,18 @@ class RunCost:
             multiplier = float(joint_multiplier(multiplier, release.std / in_release))
         accountant = ACCOUNTANTS[self.accountant]
         return accountant(rate, multiplier, self.schedule, delta, closing=closing, records=records)
+
+    def segments(self, exposure: Exposure, records: int = 1) -> list[rdp.Segment]:
+        """Return the parts of the run for Renyi accounting; see `epsilon` for the arguments."""
+        rate, multiplier, in_release, in_closing = exposure
+        closing = self.without_sampling(in_closing, records)
+        if self.release is not None and self.release.noise == "laplace":
+            raise AccountingError(
+                "a release with Laplace noise has no Renyi accounting here; expected Gaussian noise"
+            )
+        if self.release is not None:
+            multiplier = float(joint_multiplier(multiplier, self.release.std / in_release))
+        return rdp.segments_of(rate, multiplier, self.schedule, closing=closing, records=records)
 
 
 def group_epsilon(epsilon_at: Callable[[float], float], delta: float, records: int) -> float:

@@ -6,13 +6,16 @@ part with at most `plan.records_per_owner` randomly chosen records. The draws co
 stream, because privacy amplification by sampling requires the batches to be secret. Batches are
 never redrawn, capped, dropped or padded; an empty batch still counts as a step. The sampling rates
 and the number of steps are public; the records in a batch and their number are private.
+
+Several processes (torch.distributed) draw the same batches from the same key, and each fetches only
+the records of its own share (`processes.Share`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -32,14 +35,18 @@ from ownerwise.batches.rows import (
     surplus_problems,
 )
 from ownerwise.batches.sampler import OwnerSampler, PoissonSampler
+from ownerwise.batches.trees import take
 from ownerwise.errors import OwnerwiseError
 from ownerwise.marks import marks_of
 from ownerwise.owners import frozen
 from ownerwise.planning import Plan
-from ownerwise.randomness import SecretStream
+from ownerwise.processes import Processes, Share
+from ownerwise.randomness import SecretStream, StepStream, random_order
 
-Fetched = tuple[int, np.ndarray, Any, Part | None]
-"""The step, the record numbers, the rows, and the records that were also collated separately."""
+Drawn = tuple[int, np.ndarray, Share | None]
+"""The step, this process's record numbers, and its share if there are several processes."""
+Fetched = tuple[Drawn, Any, Part | None]
+"""What was drawn, the rows, and the records that were also collated separately."""
 
 _RECORDS_PER_PART = 64  # one in this many records of a batch is also collated separately
 
@@ -69,6 +76,8 @@ class Batch:
         part: some of the batch's records, collated separately; None if separate collation does
             not change their rows. If there is a part, the step checks that no record depends on
             the others.
+        share: which part of a whole batch this is, if several processes train together; None for
+            a whole batch. All other attributes describe this process's records only.
     """
 
     step: int
@@ -78,29 +87,47 @@ class Batch:
     plan_hash: str | None = field(default=None, repr=False)
     part: Part | None = field(default=None, repr=False)
     by_owner: bool = field(default=False, repr=False, kw_only=True)
+    share: Share | None = field(default=None, repr=False, kw_only=True)
     private: bool = field(default=False, init=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return the state for copies and pickles, which are not private."""
         positional = [part.name for part in fields(self) if part.init and not part.kw_only]
-        make = partial(type(self), by_owner=self.by_owner)
+        make = partial(type(self), by_owner=self.by_owner, share=self.share)
         return make, tuple(getattr(self, name) for name in positional)
 
     def __len__(self) -> int:
         return len(self.indices)
 
+    @property
+    def records(self) -> int:
+        """Number of records in the whole batch, of all processes."""
+        return len(self) if self.share is None else self.share.records
+
     def elements(self) -> tuple[np.ndarray, Tensor]:
         """Return the owner of each element (record, or drawn owner), and its number of rows."""
-        if not self.by_owner:
-            return self.owner_index, torch.ones(len(self), dtype=torch.int64)
-        index = torch.tensor(self.owner_index)  # a copy: the array is frozen
-        owners, sizes = torch.unique_consecutive(index, return_counts=True)
-        if len(set(owners.tolist())) < len(owners):
-            raise OwnerwiseError(
-                "the rows of an owner are not next to each other in the batch, so they would count "
-                "as several owners: iterate over PoissonBatches(data, plan)"
-            )
-        return owners.numpy(), sizes
+        return _elements(self.owner_index, self.by_owner)
+
+    def count_elements(self) -> int:
+        """Return the number of elements in the whole batch, of all processes."""
+        return len(self.elements()[0]) if self.share is None else len(self.share)
+
+    def kept(self, which: np.ndarray) -> Batch:
+        """Return the batch without some elements.
+
+        Args:
+            which: whether each element of the whole batch is kept.
+        """
+        share = self.share
+        own = which if share is None else which[share.own]
+        kept = np.flatnonzero(np.repeat(own, self.elements()[1].numpy()))
+        return replace(
+            self,
+            indices=self.indices[kept],
+            owner_index=self.owner_index[kept],
+            data=take(self.data, kept.tolist()),
+            share=None if share is None else share.kept(which),
+        )
 
 
 class PoissonBatches:
@@ -163,7 +190,11 @@ class PoissonBatches:
             if self._by_owner
             else PoissonSampler(rates, owner_index)
         )
-        self._stream = (SecretStream() if stream is None else stream).child("sampling")
+        self._processes = Processes.here()
+        stream = SecretStream() if stream is None else stream
+        stream.share(self._processes)
+        self._stream = stream.child("sampling")
+        self._hardened_rows = plan.hardened_rows
         self._steps = range(start, start + steps)
         self._plan_hash = plan.hash
         self._num_workers = num_workers
@@ -187,19 +218,42 @@ class PoissonBatches:
 
     def _loaded(self, stream: SecretStream) -> Iterator[Fetched]:
         """Draw the batches of a pass, and load their records."""
-        drawn = ((step, self._sampler.draw(stream.at_step(step))) for step in self._steps)
+        drawn = self._drawn(stream)
         rows = self._rows
         if isinstance(rows, ArrayRows):
-            return ((step, indices, rows[indices], None) for step, indices in drawn)
+            return ((of, rows[of[1]], None) for of in drawn)
         parts = stream.child("parts") if rows.foreign else None
         if self._num_workers:
-            return self._fetched_by_workers(drawn, parts, stream.child("worker seeds"))
-        return (
-            (step, indices, *rows[indices, _positions(step, len(indices), parts)])
-            for step, indices in drawn
-        )
+            rank = self._processes.rank
+            seeds = stream.child(f"worker seeds {rank}" if rank else "worker seeds")
+            return self._fetched_by_workers(drawn, parts, seeds)
+        return ((of, *rows[of[1], _positions(of[0], len(of[1]), parts)]) for of in drawn)
 
-    def _batch(self, step: int, indices: np.ndarray, data: Any, part: Part | None) -> Batch:
+    def _drawn(self, stream: SecretStream) -> Iterator[Drawn]:
+        """Draw the record numbers of a pass, and find those of this process."""
+        places = None if self._hardened_rows is None else stream.child("places")
+        for step in self._steps:
+            indices = self._sampler.draw(stream.at_step(step))
+            if not self._processes.several:
+                yield step, indices, None
+                continue
+            share = self._share(indices, None if places is None else places.at_step(step))
+            yield step, indices[share.own_records], share
+
+    def _share(self, indices: np.ndarray, places: StepStream | None) -> Share:
+        """Return this process's share of a batch.
+
+        In a hardened plan, each record gets a secret row here, which decides its process.
+        """
+        owner_index = self._sampler.record_owner_index[indices].astype(np.int64)
+        owners, sizes = _elements(owner_index, self._by_owner)
+        rows, most = None, self._hardened_rows
+        if places is not None and most is not None and not self._by_owner and len(indices) <= most:
+            rows = random_order(places, most)[: len(indices)]
+        return Share.divided(self._processes, indices, owners, sizes.numpy(), rows)
+
+    def _batch(self, drawn: Drawn, data: Any, part: Part | None) -> Batch:
+        step, indices, share = drawn
         owner_index = self._sampler.record_owner_index[indices].astype(np.int64)
         batch = Batch(
             step,
@@ -209,22 +263,23 @@ class PoissonBatches:
             self._plan_hash,
             part,
             by_owner=self._by_owner,
+            share=share,
         )
         object.__setattr__(batch, "private", self.private and not self._marked)
         return batch
 
     def _fetched_by_workers(
         self,
-        drawn: Iterator[tuple[int, np.ndarray]],
+        drawn: Iterator[Drawn],
         parts: SecretStream | None,
         seeds: SecretStream,
     ) -> Iterator[Fetched]:
-        pending: deque[tuple[int, np.ndarray]] = deque()
+        pending: deque[Drawn] = deque()
 
         def requests() -> Iterator[tuple[np.ndarray, np.ndarray]]:  # runs here, ahead of time
-            for step, indices in drawn:
-                pending.append((step, indices))
-                yield indices, _positions(step, len(indices), parts)
+            for of in drawn:
+                pending.append(of)
+                yield of[1], _positions(of[0], len(of[1]), parts)
 
         seed = int(seeds.at_step(self._steps.start).integers(2**63, 1)[0])
         loader = DataLoader(
@@ -236,10 +291,24 @@ class PoissonBatches:
             generator=torch.Generator().manual_seed(seed),  # the global one must not advance
         )
         for data, part in loader:
-            yield *pending.popleft(), data, part
+            yield pending.popleft(), data, part
 
     def __repr__(self) -> str:
         return f"PoissonBatches({self._steps}, {self._stream!r})"
+
+
+def _elements(owner_index: np.ndarray, by_owner: bool) -> tuple[np.ndarray, Tensor]:
+    """Return the owner of each element (record, or drawn owner), and its number of rows."""
+    if not by_owner:
+        return owner_index, torch.ones(len(owner_index), dtype=torch.int64)
+    index = torch.tensor(owner_index)  # a copy: the array may be frozen
+    owners, sizes = torch.unique_consecutive(index, return_counts=True)
+    if len(set(owners.tolist())) < len(owners):
+        raise OwnerwiseError(
+            "the rows of an owner are not next to each other in the batch, so they would count "
+            "as several owners: iterate over PoissonBatches(data, plan)"
+        )
+    return owners.numpy(), sizes
 
 
 def _positions(step: int, records: int, stream: SecretStream | None) -> np.ndarray:

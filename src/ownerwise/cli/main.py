@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ownerwise import __version__
-from ownerwise.cli import audit, demo, export, init, plan, predict, report, train
+from ownerwise.cli import audit, demo, export, init, plan, predict, report, train, tune
 from ownerwise.errors import OwnerwiseError, PrivacyWarning, printable, require
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
 _SHELLS = ("bash", "zsh", "tcsh")
-_COMMANDS = (demo, init, plan, train, predict, report, audit, export)
+_COMMANDS = (demo, init, plan, train, tune, predict, report, audit, export)
 _INSTALLED_COMMANDS = "ownerwise.commands"
 """Entry points in this group add commands: each names a module that defines `add(commands)`."""
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:  # the reader, such as `head`, has stopped
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except OwnerwiseError as error:
-            return _complain(error.problems)
+            return _complain([] if error.everywhere and not _speaks() else error.problems)
         except OSError as error:
             return _complain([str(error)])
         except KeyboardInterrupt as error:
@@ -125,7 +125,18 @@ def _summary(point: EntryPoint) -> str:
     return (summary or "").replace("%", "%%")
 
 
+def _speaks() -> bool:
+    """Return whether this process prints, if torchrun has started several."""
+    if "RANK" not in os.environ:
+        return True
+    from ownerwise.processes import speaks
+
+    return speaks()
+
+
 def _complain(problems: Sequence[str]) -> int:
+    if not problems:
+        return EXIT_BAD_INPUT
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     print(f"ownerwise: {count}", file=sys.stderr)
     for number, problem in enumerate(problems, 1):
@@ -134,4 +145,5 @@ def _complain(problems: Sequence[str]) -> int:
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    print(f"ownerwise: warning: {printable(message)}", file=sys.stderr)
+    if _speaks():
+        print(f"ownerwise: warning: {printable(message)}", file=sys.stderr)

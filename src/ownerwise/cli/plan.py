@@ -211,10 +211,9 @@ def _advice_problems(request: PlanRequest, out: Path | None) -> list[str]:
     names = ("steps", "epochs", "batch_size", "noise_multiplier")
     given = [name for name in names if getattr(request, name) is not None]
     if request.method == "individual":
-        return [
-            "--method individual with --advise: expected another method, because the number of "
-            "steps that records take depends on their gradients"
-        ]
+        from ownerwise.planning.individual import NO_ADVICE
+
+        return [NO_ADVICE]
     problems = [
         f"--{name.replace('_', '-')} with --advise: expected neither steps, batch size nor noise, "
         "because it shows several of them; leave it out"

@@ -16,6 +16,8 @@ from ownerwise.errors import OwnerwiseError, printable
 if TYPE_CHECKING:
     import numpy as np
 
+    from ownerwise.config.reading import Config
+    from ownerwise.processes import Processes
     from ownerwise.runs import Run
 
 
@@ -54,8 +56,8 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from ownerwise.config import prepare_run, read_config
-    from ownerwise.runs import holds_a_run
+    from ownerwise.config import read_config
+    from ownerwise.processes import joined
 
     beside = str(options.config.resolve().parent)
     if beside not in sys.path:
@@ -64,15 +66,31 @@ def _run(options: argparse.Namespace) -> None:
     if options.device is not None:
         changes.append(f"training.device={json.dumps(options.device)}")
     config = read_config(options.config, changes)
-    silent = options.quiet or options.json
-    prepared = prepare_run(
-        config,
-        folder=options.folder,
-        data_dir=options.data_dir,
-        resume=options.resume,
-        progress=False if silent else None,
+    if config["tuning"]:
+        raise OwnerwiseError(
+            "the configuration has a section [tuning]: run `ownerwise tune`, or remove the section "
+            "to train with the settings of the other sections"
+        )
+    with joined(config["training"].get("device")) as processes:
+        _train(config, options, processes)
+
+
+def _train(config: Config, options: argparse.Namespace, processes: Processes) -> None:
+    """Train; the first of the processes that torchrun has started prints and writes for all."""
+    from ownerwise.config import prepare_run
+    from ownerwise.runs import holds_a_run
+
+    silent = options.quiet or options.json or not processes.first
+    prepared = processes.together(
+        lambda: prepare_run(
+            config,
+            folder=options.folder,
+            data_dir=options.data_dir,
+            resume=options.resume,
+            progress=False if silent else None,
+        )
     )
-    if options.resume and not holds_a_run(prepared.folder):
+    if options.resume and processes.first and not holds_a_run(prepared.folder):
         print(f"ownerwise: no run in {prepared.folder}: starting a new one", file=sys.stderr)
     if silent:
         warn_of_useless(prepared.plan)
@@ -82,6 +100,8 @@ def _run(options: argparse.Namespace) -> None:
     for concern in prepared.statistics_concerns:
         print(f"ownerwise: warning: statistics of no use: {concern}", file=sys.stderr)
     run = prepared.fit(resume=options.resume)
+    if not processes.first:
+        return
     written = write_pages(run)
     if options.json:
         print(json.dumps(figures(run), indent=2))

@@ -44,7 +44,7 @@ from ownerwise.runs.reading import read_config as read_stored
 from ownerwise.step import Performance
 from ownerwise.training import Trainer
 
-_HINTS = Hints(
+HINTS = Hints(
     record_owner="the data",
     levels="set owners.levels = { high = 0.5, ... }",
     records="set owners.budgets to a file with a records column",
@@ -82,7 +82,7 @@ class PreparedRun:
     @property
     def training_data(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The training records as (X, y)."""
-        return _pair(self.data.train, self.trainer.loss)
+        return pair_of(self.data.train, self.trainer.loss)
 
     @property
     def statistics_concerns(self) -> list[str]:
@@ -96,8 +96,8 @@ class PreparedRun:
         options: dict[str, Any] = {}
         for name, records in (("validation", self.validation), ("test", self.test)):
             if records is not None:
-                options[name] = _pair(records, self.trainer.loss)
-                if self.owner_column is not None and _has_column(records, self.owner_column):
+                options[name] = pair_of(records, self.trainer.loss)
+                if self.owner_column is not None and has_column(records, self.owner_column):
                     owners = records.columns[self.owner_column]
                     if self.separator is not None:
                         owners = split_ids(owners, self.separator)
@@ -126,41 +126,22 @@ def prepare_run(
     """
     run = config["run"]
     name = run.get("name", config.name)
-    place = Path(folder or run.get("folder") or Path("runs") / name)
+    place = run_folder(config, folder)
     if not resume and holds_a_run(place):  # before any work
         raise OwnerwiseError(ALREADY_A_RUN.format(place))
-    column, by = owner_column(config), split_by(config)
+    column = owner_column(config)
     named = _owners_are_named(config, place if resume else None)
-    whole = load_data(config, data_dir)
-    ids = (
-        owners_of(whole.train, column, whole.name) if column is not None and by == "owner" else None
-    )
-    parts = split_records(whole, config["data"], by, ids)
-    data, validation, test = with_features(*parts, config["data"])
+    data, validation, test = read_records(config, data_dir)
     problems = Problems()
     model = assignment = run_plan = None
     with problems.guard():
         model = make_model(config, data)
     options = training_options(config)
     with problems.guard():
-        assignment, owners = make_owners(config, data, [validation, test])
-        if "max_records" in config["owners"]:
-            owners, kept = owners.bound(config["owners"]["max_records"])
-            data = replace(data, train=data.train.take(kept))
-        if "assignment" not in config["owners"]:
-            _warn_of_other_counts(owners)
+        assignment, owners, data = bounded_owners(config, data, validation, test)
         run_plan = stored_plan(place, owners) if resume else None
         if run_plan is None:
-            wanted = dict(config["plan"])
-            calibration = as_calibration(wanted.pop("calibration", None))
-            statistics = as_statistics(wanted.pop("statistics", None))
-            run_plan = plan(
-                owners,
-                **wanted,
-                constraints=options["constraints"],
-                calibration=calibration,
-                statistics=statistics,
-            )
+            run_plan = plan(owners, **plan_arguments(config, options["constraints"]))
         given = config["training"].get("repair")
         options["repair"] = as_repair(given, run_plan, data.classes, config.base)
     problems.raise_()
@@ -169,7 +150,7 @@ def prepare_run(
     assert run_plan is not None
     separator = config["owners"].get("separator")
     # otherwise, nothing is evaluated per owner, and their ids would stay in the run's settings
-    pooled = separator is None and any(_has_column(part, column) for part in (validation, test))
+    pooled = separator is None and any(has_column(part, column) for part in (validation, test))
     trainer = Trainer(
         model,
         run_plan,
@@ -179,9 +160,51 @@ def prepare_run(
         name=name,
         group_budgets=assignment.group_budgets if named or pooled else None,
         progress=progress,
-        notes=_notes(config, data, assignment, named),
+        notes=run_notes(config, data, assignment, named),
     )
     return PreparedRun(trainer, data, assignment, validation, test, column, separator, named)
+
+
+def run_folder(config: Config, folder: str | PathLike | None) -> Path:
+    """Return the run folder: `folder`, else the one in the configuration, else runs/NAME."""
+    name = config["run"].get("name", config.name)
+    return Path(folder or config["run"].get("folder") or Path("runs") / name)
+
+
+def read_records(
+    config: Config, data_dir: str | PathLike | None
+) -> tuple[DataSet, Records | None, Records | None]:
+    """Return the training data, the validation records and the test records."""
+    column, by = owner_column(config), split_by(config)
+    whole = load_data(config, data_dir)
+    ids = (
+        owners_of(whole.train, column, whole.name) if column is not None and by == "owner" else None
+    )
+    return with_features(*split_records(whole, config["data"], by, ids), config["data"])
+
+
+def bounded_owners(
+    config: Config, data: DataSet, validation: Records | None, test: Records | None
+) -> tuple[Assignment, Owners, DataSet]:
+    """Return the assignment, the owners, and the data without records beyond `max_records`."""
+    assignment, owners = make_owners(config, data, [validation, test])
+    if "max_records" in config["owners"]:
+        owners, kept = owners.bound(config["owners"]["max_records"])
+        data = replace(data, train=data.train.take(kept))
+    if "assignment" not in config["owners"]:
+        _warn_of_other_counts(owners)
+    return assignment, owners, data
+
+
+def plan_arguments(config: Config, constraints: Any) -> dict[str, Any]:
+    """Return the arguments of `ownerwise.plan` that a configuration gives."""
+    wanted = dict(config["plan"])
+    return {
+        **wanted,
+        "constraints": constraints,
+        "calibration": as_calibration(wanted.pop("calibration", None)),
+        "statistics": as_statistics(wanted.pop("statistics", None)),
+    }
 
 
 def load_data(config: Config, data_dir: str | PathLike | None) -> DataSet:
@@ -212,12 +235,12 @@ def make_owners(
     delta = settings.get("delta")
     if "assignment" in settings:
         assignment = ASSIGNMENTS.make(settings["assignment"], data)
-        owners = Owners(assignment.record_owner, assignment.epsilon, delta, hints=_HINTS)
+        owners = Owners(assignment.record_owner, assignment.epsilon, delta, hints=HINTS)
         return assignment, owners
     column = owner_column(config)
     assert column is not None
     ids = owners_of(data.train, column, data.name)
-    held = [records.columns[column] for records in held_out if _has_column(records, column)]
+    held = [records.columns[column] for records in held_out if has_column(records, column)]
     evaluated = held
     if "separator" in settings:
         ids = split_ids(ids, settings["separator"])
@@ -234,7 +257,7 @@ def make_owners(
         levels=settings.get("levels"),
         held_out=np.concatenate(held) if held else None,
         split_by=_held_out_by(config),
-        hints=_HINTS,
+        hints=HINTS,
     )
     budgets = dict(zip(owners.ids.tolist(), owners.epsilon.tolist(), strict=True))
     budgets |= owners.left_out
@@ -271,7 +294,8 @@ def _held_out_by(config: Config) -> str:
     return "owner" if split_by(config) == "owner" and by_id else "record"
 
 
-def _has_column(records: Records | None, column: str | None) -> TypeGuard[Records]:
+def has_column(records: Records | None, column: str | None) -> TypeGuard[Records]:
+    """Return whether there are records with this column."""
     return records is not None and column in records.columns
 
 
@@ -392,7 +416,7 @@ def _single_logit(loss: Loss) -> bool:
     )
 
 
-def _pair(records: Records, loss: Loss) -> tuple[torch.Tensor, torch.Tensor]:
+def pair_of(records: Records, loss: Loss) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (X, y); for models with a single logit, the targets have the shape of the logits."""
     inputs, targets = records.tensors()
     single = _single_logit(loss) and not isinstance(loss, RegressionLoss)
@@ -405,7 +429,7 @@ def _scale(config: Config) -> dict[str, str]:
     return {"scale": scale} if scale == "released" else {}
 
 
-def _notes(config: Config, data: DataSet, assignment: Assignment, named: bool) -> dict[str, Any]:
+def run_notes(config: Config, data: DataSet, assignment: Assignment, named: bool) -> dict[str, Any]:
     """Return the notes to store in the run's config in addition to the Trainer's settings."""
     notes: dict[str, Any] = {
         "data": f"{data.name}, {assignment.description}",

@@ -114,6 +114,7 @@ def make_config(
         _model_problems,
         _training_problems,
         _weight_problems,
+        _tuning_problems,
     ):
         problems += check(sections)
     if problems:
@@ -397,3 +398,46 @@ def _repair_problems(given: Any) -> Iterator[str]:
 def _weight_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     if sections["weights"]:
         yield from _named_problems(WEIGHTS, sections["weights"], "weights", "kind")
+
+
+TUNED = ("plan", "model", "training", "weights")
+"""Sections whose keys may differ between the candidates of a search."""
+
+
+def _tuning_problems(sections: Mapping[str, Any]) -> Iterator[str]:
+    content = sections["tuning"]
+    if not content:
+        return
+    if ("space" in content) == ("candidates" in content):
+        yield "tuning needs either a space (values to combine) or a list of candidates"
+    given = [content.get("space"), *_tables(content.get("candidates"))]
+    keys = {key: None for one in given if isinstance(one, Mapping) for key in flat_keys(one)}
+    for key in keys:
+        section, _, rest = key.partition(".")
+        if section not in TUNED or not rest:
+            yield (
+                f"tuning has {key!r}; expected keys such as training.lr, from the sections "
+                f"{', '.join(TUNED)}"
+            )
+    if content.get("score", "paid") == "public":
+        for key in ("score_std", "score_share"):
+            if key in content:
+                yield f"tuning.{key} with score = 'public': expected neither, as it costs nothing"
+    if "separator" in sections["owners"]:
+        yield "tuning with owners.separator: expected records with one owner each"
+
+
+def _tables(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list) else []
+
+
+def flat_keys(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return nested tables as one, with keys such as training.lr; TOML nests dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name = f"{before}{key}"
+        if isinstance(value, Mapping) and "." not in name and key in SECTIONS:
+            found |= flat_keys(value, f"{name}.")
+        else:
+            found[name] = value
+    return found

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ownerwise.accounting import ACCOUNTANTS, FILTERS, NOISES
+from ownerwise.accounting import ACCOUNTANTS, FILTERS, NOISES, SHAPES
 from ownerwise.data.splits import SPLITS
 from ownerwise.data.targets import range_problems
 from ownerwise.mechanisms import CLIPPING_RULES, LOSSES, WEIGHTS
@@ -316,6 +316,32 @@ SECTIONS: Mapping[str, Mapping[str, ValueRule]] = {
         ),
         "shape": elsewhere('"beta", "steps", or a list of decreasing values from 0 to 1').means(
             "shape of the tail function; `beta` by default"
+        ),
+    },
+    "tuning": {
+        "space": table("a table {section.key = [values]}").means(
+            "values to combine, such as `{ training.lr = [0.1, 0.5], plan.clip_norm = [0.5, 1.0] "
+            "}`, from the sections `plan`, `model`, `training` and `weights` "
+            "([how-to](how-to/private-tuning.md))"
+        ),
+        "candidates": list_of("a list of tables", lambda one: isinstance(one, Mapping)).means(
+            "the candidates themselves, instead of `space`, such as `[{ training.lr = 0.1 }, ...]`"
+        ),
+        "law": choice(SHAPES).means(
+            "law of the secret number of runs: `logarithmic`, `geometric` (default) or `poisson`"
+        ),
+        "runs": POSITIVE.means("expected number of runs; 10 by default"),
+        "always_run": flag().means(
+            "always make so many runs that time tells nothing about their number"
+        ),
+        "score": choice(("paid", "public")).means(
+            "`paid` (default): a noised count of correct predictions on the validation records, "
+            "which every owner pays for; `public`: the validation records are public"
+        ),
+        "score_std": POSITIVE.means("noise standard deviation of a paid score"),
+        "score_share": between(0, 1).means(
+            "sets the noise of a paid score: the strictest budget could pay for 1 / `score_share` "
+            "such scores; 0.02 by default"
         ),
     },
 }

@@ -194,14 +194,15 @@ class INO(Weights):
     def score_slack(self, roundoff: float) -> float:
         """Return how much rounding may change the sum, per unit of the batch's total clip norm.
 
-        If every loss changes by up to 8 * roundoff (absolute for losses below 1, relative for
-        larger ones), no score changes by more than 8 * roundoff / floor.
+        If every loss l changes by up to 8 * roundoff * max(1, l), an owner's mean loss m changes by
+        up to 8 * roundoff * (1 + m), so no score changes by more than 8 * roundoff *
+        (1 + 1 / floor).
         """
         if self.tail_length == 0:
             return 0.0
         if self.width == 0:
             return float("inf")
-        return 2.0 * _LOSS_ROUNDOFFS * roundoff / LOSS_FLOOR / self.width
+        return 2.0 * _LOSS_ROUNDOFFS * roundoff * (1 + 1 / LOSS_FLOOR) / self.width
 
     def weights(
         self, losses: np.ndarray, clip_norms: np.ndarray, owner_index: np.ndarray | None = None

@@ -13,13 +13,11 @@ raises the privacy cost of a step above the planned cost.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from ownerwise.batches import Batch, take
+from ownerwise.batches import Batch
 from ownerwise.errors import OwnerwiseError
 from ownerwise.mechanisms.plugs import Steering
 from ownerwise.randomness import StepStream
@@ -80,15 +78,7 @@ class AcceptanceSteering(Steering):
         if self.keep_probability == 1.0:
             return batch
         assert stream is not None  # the rule is randomised
-        sizes = batch.elements()[1].numpy()
-        kept = stream.uniforms(len(sizes)) < self.keep_probability
-        kept = np.flatnonzero(np.repeat(kept, sizes))
-        return replace(
-            batch,
-            indices=batch.indices[kept],
-            owner_index=batch.owner_index[kept],
-            data=take(batch.data, kept.tolist()),
-        )
+        return batch.kept(stream.uniforms(batch.count_elements()) < self.keep_probability)
 
     def observe(self, norms: Tensor, clip_norms: Tensor, factors: Tensor) -> None:
         """Count the accepted records, which are those with a nonzero factor."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ownerwise.accounting import Schedule
 from ownerwise.errors import PlanError
 from ownerwise.owners import Owners
+from ownerwise.planning import individual
 from ownerwise.planning.making import planner_for
 from ownerwise.planning.request import PlanRequest
 from ownerwise.planning.solver import Planner
@@ -67,6 +68,8 @@ def advise(owners: Owners, request: PlanRequest) -> Advice:
         owners: the owners, with their budgets and records, which are public.
         request: the other settings of the plan; its steps, batch size and noise are not used.
     """
+    if request.method == individual.METHOD:
+        raise PlanError(individual.NO_ADVICE)
     total = int(request.elements_of_holders(owners).sum())
     request = replace(request, steps=None, epochs=None, batch_size=None, noise_multiplier=None)
     cells = tuple(

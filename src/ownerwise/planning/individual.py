@@ -23,6 +23,11 @@ from ownerwise.planning.solver import SAFETY
 METHOD = "individual"
 """The planning method."""
 
+NO_ADVICE = (
+    "method 'individual' with advice: expected another method, because the number of steps that "
+    "records take depends on their gradients"
+)
+
 _MARGIN = 1e-9  # by which the noise exceeds what the clipped steps need, for rounding
 
 REASONS = {
@@ -59,6 +64,8 @@ def request_problems(request: Any) -> list[str]:
         )
     if request.filter is not None and request.filter not in FILTERS:
         problems.append(f"filter {request.filter!r}: expected one of {', '.join(FILTERS)}")
+    if type(request.clip_to_remaining) is not bool:
+        problems.append(f"clip_to_remaining {request.clip_to_remaining!r}: expected True or False")
     if request.accountant != "pld":
         problems.append(
             f"accountant {request.accountant!r} with method 'individual': expected 'pld'; for a "

@@ -149,6 +149,17 @@ def plan(
 
 def make_plan(owners: Owners, request: PlanRequest) -> Plan:
     """Return the verified Plan that a request describes, or raise a PlanError."""
+    result = solved_plan(owners, request)
+    if request.method == individual.METHOD:  # verified already
+        return result
+    result.verify()
+    if request.strict and result.unspent.any():
+        raise PlanError(_unspent_problem(owners, result))
+    return result
+
+
+def solved_plan(owners: Owners, request: PlanRequest) -> Plan:
+    """Return the Plan that a request describes, which is not verified yet."""
     total = int(request.elements_of_holders(owners).sum())
     request = request.resolved(total)
     problems = request.problems(total)
@@ -200,13 +211,15 @@ def make_plan(owners: Owners, request: PlanRequest) -> Plan:
     )
     if request.hardened:
         probability = overflow_probability(result.deltas, result.steps, hardened=True)
-        holders = result.holders
-        rows = rows_needed(holders.sampling_rates, holders.elements, probability)
-        result = replace(result, hardened_rows=rows)
-    result.verify()
-    if request.strict and result.unspent.any():
-        raise PlanError(_unspent_problem(owners, result))
+        result = with_rows(result, probability)
     return result
+
+
+def with_rows(plan: Plan, probability: float) -> Plan:
+    """Return a hardened plan with the rows that a batch exceeds with at most this probability."""
+    holders = plan.holders
+    rows = rows_needed(holders.sampling_rates, holders.elements, probability)
+    return replace(plan, hardened_rows=rows)
 
 
 def _individual_plan(owners: Owners, request: PlanRequest) -> Plan:
@@ -238,7 +251,7 @@ def _individual_plan(owners: Owners, request: PlanRequest) -> Plan:
         sampling=str(request.sampling),
         filter=request.filter or FILTERS[0],
         filter_limits=limits,
-        clip_to_remaining=bool(request.clip_to_remaining),
+        clip_to_remaining=request.clip_to_remaining,
         shared=owners.shared,
         owners=owners,
     )

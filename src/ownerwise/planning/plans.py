@@ -20,8 +20,11 @@ from ownerwise.planning.adaptive_clip_norm import AdaptiveClipNorm
 from ownerwise.planning.batch_bounds import delta_reserve, overflow_probability, overflow_with
 from ownerwise.planning.budget_classes import BudgetClass, class_members
 from ownerwise.planning.table import format_rows, owner_statement
+from ownerwise.planning.tuning import Rival, Tuning
 from ownerwise.planning.usefulness import concerns_about
 from ownerwise.planning.verification import Verification
+
+_MOST_SEARCHES = 200  # of which the cost for all records of an owner is computed
 
 _NUMBERS = (
     "clip_norm", "noise_std", "expected_batch_size", "mixture", "release_std",
@@ -53,6 +56,10 @@ class Plan:
     `sampling_rates[o]`, and all records of the owner together are bounded by `clip_norms[o]` in a
     step's sum and by 1 in each released sum. The run is then (targets[o], deltas[o])-differentially
     private for owner o with all of their records.
+
+    If `tuning` is set, such runs may be made as often as its law says, each with any of its rivals'
+    plans, and the best of them released. All epsilons are then those of the whole search, however
+    many runs were made and whatever steps they took (see `planning.tuning.Tuning`).
 
     If `filter` is set, every record (or owner) is charged for its own contribution, and takes part
     in a step only if the sum of the squares of what it changes in each step, over the variance of
@@ -98,6 +105,7 @@ class Plan:
     filter_limits: np.ndarray | None = field(default=None, repr=False)
     clip_to_remaining: bool = False
     shared: Shared | None = field(default=None, repr=False)
+    tuning: Tuning | None = field(default=None, repr=False)
     owners: Owners | None = field(default=None, repr=False)
 
     def __post_init__(self):
@@ -215,6 +223,11 @@ class Plan:
         return np.floor(self.filter_limits * self.noise_multipliers**2)
 
     @property
+    def rival(self) -> Rival:
+        """What one run of this plan costs each owner, for the cost of a search."""
+        return Rival(self.run_cost, self.exposures)
+
+    @property
     def closing_sensitivities(self) -> np.ndarray:
         """The length of a record's vectors in the closing sums that determines their cost."""
         if self.closing_pulls is None:
@@ -261,7 +274,12 @@ class Plan:
     @property
     def overflow_probability(self) -> float:
         """Largest permitted probability, per step and bound, that a batch exceeds the bound."""
-        return overflow_probability(self.deltas, self.steps, self.hardened_rows is not None)
+        one = overflow_probability(self.deltas, self.steps, self.hardened_rows is not None)
+        if self.tuning is None:
+            return one
+        # K runs may overflow, with neighbouring data as well as with these
+        largest = float(np.exp(np.minimum(self.targets.max(), 50.0)))
+        return one / (self.tuning.law.mean * (1.0 + largest))
 
     def noise_std_at(self, step: int) -> float:
         """Return the std of the noise added to the sum at step `step` (counted from 0)."""
@@ -320,6 +338,8 @@ class Plan:
     def _owner_epsilon_after(self, steps: int | None, closed: bool | None) -> np.ndarray:
         if self.unit == "owner":
             return self.epsilon(steps, closed=closed)
+        if self.tuning is not None:
+            return self._owner_epsilon_of_search()
         run = self._run_after(steps, closed)
         overflow = None
         if self.hardened_rows is not None and self.filter is None:  # else they cannot run out
@@ -370,11 +390,25 @@ class Plan:
     def _epsilon_after(
         self, steps: int | None, closed: bool | None, together: np.ndarray | None, at: Any = ...
     ) -> np.ndarray:
+        if self.tuning is not None:
+            return self._epsilon_of_search(together)[at]
         run = self._run_after(steps, closed)
         exposures = self.exposures_after(self.steps if steps is None else steps)
         rates, multipliers, release, closing = (part[at] for part in exposures)
         deltas, records = self.accounted_deltas[at], None if together is None else together[at]
         return accounting.epsilon(rates, multipliers, run, deltas, release, closing, records)
+
+    def _epsilon_of_search(self, together: np.ndarray | None) -> np.ndarray:
+        assert self.tuning is not None
+        by_owner = self.unit == "owner"
+        return self.tuning.epsilon(self.accounted_deltas, together, by_owner=by_owner)
+
+    def _owner_epsilon_of_search(self) -> np.ndarray:
+        levels = accounting.record_levels(self.records)
+        if len(np.unique(np.stack([self.targets, self.deltas, levels]), axis=1).T) > _MOST_SEARCHES:
+            levels = np.full(len(levels), levels.max())
+        found = np.maximum(self._epsilon_of_search(levels), self.epsilon())
+        return np.where(found > accounting.LARGEST_OWNER_EPSILON, np.inf, found)
 
     @cached_property
     def _epsilon_at_end(self) -> np.ndarray:
@@ -412,6 +446,8 @@ class Plan:
             values["schedule"] = Schedule(self.schedule.segments)
             if self.shared is not None:
                 values["shared"] = Shared(**self.shared.arrays())
+            if self.tuning is not None:
+                values["tuning"] = Tuning.of(Tuning.header(self.tuning), Tuning.arrays(self.tuning))
             if self.adaptive_clip_norm is not None:
                 values["adaptive_clip_norm"] = AdaptiveClipNorm(
                     **AdaptiveClipNorm.as_dict(self.adaptive_clip_norm)
@@ -555,6 +591,11 @@ class Plan:
                 f"{_owners(unspent)} cannot use up the whole budget (sampling rates are at most 1, "
                 "and there is a minimum amount of noise); strict=True refuses such plans."
             )
+        if self.tuning is not None:
+            notes.append(
+                f"Every epsilon is that of a whole search: {self.tuning.words()}. It is spent as "
+                "soon as the search begins."
+            )
         return [*notes, *(f"OF NO USE: {concern}." for concern in self.concerns)]
 
     @cached_property
@@ -591,6 +632,8 @@ class Plan:
             header["records_per_owner"] = self.records_per_owner
         if self.adaptive_clip_norm is not None:
             header["adaptive_clip_norm"] = self.adaptive_clip_norm.as_dict()
+        if self.tuning is not None:
+            header["tuning"] = self.tuning.header()
         if self.filter is not None:
             header |= {"filter": self.filter, "clip_to_remaining": self.clip_to_remaining}
         return header
@@ -599,7 +642,8 @@ class Plan:
     def hash(self) -> str:
         """Hash of everything that the plan specifies."""
         arrays = {name: getattr(self, name) for name in storage.columns(self)}
-        return storage.content_hash(self.header(), arrays | storage.shared_arrays(self.shared))
+        arrays |= storage.other_arrays(self)
+        return storage.content_hash(self.header(), arrays)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self.hash == other.hash
@@ -647,8 +691,9 @@ class Plan:
             clip_to_remaining=header.get("clip_to_remaining", False),
             owners_fingerprint=header["owners_fingerprint"],
             shared=storage.shared_of(arrays),
+            tuning=storage.tuning_of(header, arrays),
             owners=owners,
-            **{name: values for name, values in arrays.items() if name not in storage.SHARED},
+            **{name: arrays[name] for name in (*storage.ARRAYS, *storage.SHARES) if name in arrays},
         )
         if owners is not None and not (
             np.array_equal(owners.epsilon, plan.targets)

@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from ownerwise.accounting import ACCOUNTANTS, FILTERS, NOISES
+from ownerwise.accounting import ACCOUNTANTS, FILTERS, NOISES, SHAPES
 from ownerwise.errors import OwnerwiseError, PlanError
 from ownerwise.files import (
     ANYTHING,
@@ -36,6 +36,7 @@ from ownerwise.files import (
 )
 from ownerwise.owners import UNITS, Shared
 from ownerwise.planning.adaptive_clip_norm import AdaptiveClipNorm
+from ownerwise.planning.tuning import Tuning, rival_names
 
 FORMAT = 1
 """Version of the plan file format. Increase it if the stored or hashed values change."""
@@ -58,6 +59,20 @@ _SEGMENT: Kind = of_kind(
         and not list(list_of(POSITIVE)(value, ""))
         and isinstance(value[0], int)
     ),
+)
+_RIVAL = fields(
+    {"schedule": list_of(_SEGMENT), "accountant": one_of(*ACCOUNTANTS)},
+    {
+        "release_std": POSITIVE,
+        "closing_std": POSITIVE,
+        "closing_count": WHOLE,
+        "opening_std": POSITIVE,
+        "opening_together": FLAG,
+    },
+)
+_TUNING = fields(
+    {"law": one_of(*SHAPES), "runs": POSITIVE, "rivals": list_of(_RIVAL)},
+    {"most": WHOLE, "score_std": POSITIVE, "score_records": WHOLE},
 )
 _HEADER = fields(
     {
@@ -83,6 +98,7 @@ _HEADER = fields(
         "unit": one_of(*UNITS),
         "sampling": one_of(*UNITS),
         "records_per_owner": or_null(WHOLE),
+        "tuning": _TUNING,
         "filter": one_of(*FILTERS),
         "clip_to_remaining": FLAG,
         "adaptive_clip_norm": fields(dict.fromkeys(AdaptiveClipNorm().as_dict(), POSITIVE)),
@@ -105,6 +121,18 @@ def shared_of(arrays: Mapping[str, np.ndarray]) -> Shared | None:
     return Shared(*(arrays[name] for name in SHARED)) if SHARED[0] in arrays else None
 
 
+def other_arrays(plan: Any) -> dict[str, np.ndarray]:
+    """Return the arrays of a plan that are not `columns`, as stored."""
+    tuned = {} if plan.tuning is None else plan.tuning.arrays()
+    return shared_arrays(plan.shared) | tuned
+
+
+def tuning_of(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Tuning | None:
+    """Return the search that a stored plan accounts for, or None."""
+    stored = header.get("tuning")
+    return None if stored is None else Tuning.of(stored, arrays)
+
+
 def adaptive_clip_norm_of(header: Mapping[str, Any]) -> AdaptiveClipNorm | None:
     """Return how the clip norm of a stored plan adapts, or None if it is fixed."""
     stored = header.get("adaptive_clip_norm")
@@ -119,7 +147,7 @@ def arrays_path(path: str | os.PathLike) -> Path:
 def save(header: dict[str, Any], source: Any, path: str | os.PathLike, content_hash: str) -> None:
     """Write both files atomically: first the arrays, then the JSON file that names them."""
     arrays = {name: getattr(source, name) for name in columns(source)}
-    arrays |= shared_arrays(source.shared)
+    arrays |= other_arrays(source)
     arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
     write_whole(arrays_path(path), lambda file: save_file(arrays, file))
     write_json(path, {**header, "arrays": arrays_path(path).name, "hash": content_hash})
@@ -128,7 +156,8 @@ def save(header: dict[str, Any], source: Any, path: str | os.PathLike, content_h
 def content_hash(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
     """Return the hash of everything that a plan specifies."""
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
-    for name in (*ARRAYS, *SHARES, *SHARED):
+    known = (*ARRAYS, *SHARES, *SHARED)
+    for name in (*known, *sorted(set(arrays) - set(known))):
         if name in arrays:
             digest.update(name.encode())
             digest.update(np.asarray(arrays[name]).astype("<f8").tobytes())
@@ -156,13 +185,14 @@ def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]
             f"{FORMAT}: {'upgrade ownerwise' if newer else 'make the plan again'}"
         )
     stored_hash, _ = stored.pop("hash"), stored.pop("arrays")
-    arrays = _read_arrays(path, stored["owners"])
+    rivals = len(stored.get("tuning", {}).get("rivals", ()))
+    arrays = _read_arrays(path, stored["owners"], rivals)
     if content_hash(stored, arrays) != stored_hash:
         raise PlanError(f"{path} was changed after it was saved: its content hash differs")
     return stored, arrays
 
 
-def _read_arrays(path: str | os.PathLike, owners: int) -> dict[str, np.ndarray]:
+def _read_arrays(path: str | os.PathLike, owners: int, rivals: int) -> dict[str, np.ndarray]:
     place = arrays_path(path)
     try:
         arrays = load_file(place)
@@ -172,7 +202,8 @@ def _read_arrays(path: str | os.PathLike, owners: int) -> dict[str, np.ndarray]:
             f"same folder as {Path(path).name}"
         ) from None
     present = set(arrays) & set(SHARED)
-    complete = set(arrays) - set(SHARES) - present == set(ARRAYS) and len(present) in (0, 3)
+    expected = {*ARRAYS, *rival_names(rivals)}
+    complete = set(arrays) - set(SHARES) - present == expected and len(present) in (0, 3)
     per_owner = [values for name, values in arrays.items() if name not in SHARED]
     shapes = {values.shape for values in per_owner}
     if not complete or shapes != {(owners,)} or any(arrays[name].ndim != 1 for name in present):

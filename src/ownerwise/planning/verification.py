@@ -14,6 +14,7 @@ from ownerwise.planning import individual, storage
 from ownerwise.planning.adaptive_clip_norm import AdaptiveClipNorm
 from ownerwise.planning.batch_bounds import rows_needed
 from ownerwise.planning.budget_classes import distinct_budgets
+from ownerwise.planning.tuning import Tuning
 
 POINTS = 8
 """Number of budgets that dp-accounting checks by default."""
@@ -46,6 +47,7 @@ def is_verified(plan: Any) -> bool:
 def verify(plan: Any, points: int) -> Verification:
     """Recompute epsilon and raise PlanError if it exceeds a target; see `Plan.verify`."""
     problems = _value_problems(plan) + _unit_problems(plan) + _adaptive_problems(plan)
+    problems = problems or _tuning_problems(plan)
     problems = problems or _shared_problems(plan) or owner_problems(plan)
     problems = problems or individual.plan_problems(plan)
     if problems:  # no accountant can handle such values
@@ -76,18 +78,58 @@ def verify(plan: Any, points: int) -> Verification:
         exposure = Exposure(*(float(part[owner]) for part in plan.exposures))
         delta = float(plan.accounted_deltas[owner])
         count = 1 if plan.counted_together is None else int(max(plan.records[owner], 1))
-        by_reference = reference.epsilon(plan.run_cost, exposure, delta, target, count)
+        if plan.tuning is None:
+            by_reference = reference.epsilon(plan.run_cost, exposure, delta, target, count)
+        else:
+            by_reference = _search_by_reference(plan, owner, count, float(spent[owner]))
         ratios[at] = by_reference / target
         if not by_reference <= target:
             problems.append(
                 f"an owner with epsilon {target:g}, delta {plan.deltas[owner]:g} would spend "
-                f"{by_reference:.6g} according to {reference.name()}"
+                f"{by_reference:.6g} according to "
+                f"{reference.name() if plan.tuning is None else reference.search_name()}"
             )
     if problems:
         raise PlanError(problems)
     if points >= POINTS:
         _verified.add(plan.hash)
-    return Verification(reference.name(), len(chosen), float(ratios.min()), float(ratios.max()))
+    name = reference.name() if plan.tuning is None else reference.search_name()
+    return Verification(name, len(chosen), float(ratios.min()), float(ratios.max()))
+
+
+def _search_by_reference(plan: Any, owner: int, records: int, own: float) -> float:
+    """Return the largest epsilon that dp-accounting states for a search with any one candidate.
+
+    It has no event for several records of an owner drawn at random; the plan's own figure then
+    stands.
+    """
+    tuning = plan.tuning
+    delta = float(tuning.deltas(plan.accounted_deltas[owner]))
+    if records > 1:
+        return own
+    return max(
+        reference.search_epsilon(
+            tuning.law,
+            rival.run,
+            Exposure(*(float(part[owner]) for part in rival.exposures)),
+            delta,
+            tuning.score_std,
+        )
+        for rival in tuning.rivals
+    )
+
+
+def _tuning_problems(plan: Any) -> list[str]:
+    """Return a problem for each value that does not fit the search that a plan accounts for."""
+    tuning = plan.tuning
+    if tuning is None:
+        return []
+    if type(tuning) is not Tuning:
+        return [f"tuning is a {type(tuning).__name__}; expected a Tuning"]
+    problems = tuning.problems(plan.targets, plan.deltas)
+    if not problems and not any(map(plan.rival.same_as, tuning.rivals)):
+        problems.append("tuning: the plan's own cost is not among those of the candidates")
+    return problems
 
 
 def owner_problems(plan: Any) -> list[str]:

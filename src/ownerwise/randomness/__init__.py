@@ -1,6 +1,7 @@
 """Randomness: the secret stream, the noise drawn from it, and a model's random layers.
 
-Every random number in a private run comes from this package. It imports no other subpackage.
+Every random number in a private run comes from this package. It imports only
+processes.
 """
 
 from ownerwise.randomness.layers import LayerRandomness, kept_generators

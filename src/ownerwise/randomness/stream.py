@@ -1,7 +1,8 @@
 """The secret stream: all random numbers in a run, derived from one secret key.
 
-Guarantee. The key never leaves the process. The numbers are an AES-256-CTR key stream under this
-key, which comes from the operating system, so nobody without the key can distinguish them from
+Guarantee. The key never leaves the process, unless several processes train together: the first one
+then sends it to the others, and nothing writes it. The numbers are an AES-256-CTR key stream under
+this key, which comes from the operating system, so nobody without the key can distinguish them from
 uniform bits (PRF bound: the distinguishing advantage for a run of 2^32 blocks is below 2^-64). They
 do not depend on the global seeds of Python, numpy or torch, on DataLoader workers, or on draws for
 other purposes.
@@ -17,7 +18,8 @@ No (key, counter) pair is used twice:
 - a stream opens each step at most once, in ascending order, even if several threads share it;
 - a private stream hands out each child at most once, and cannot be pickled or copied;
 - a forked process gets an ERROR, not a new key: a new key would silently give different batches to
-  the ranks of a run.
+  the processes of a run. These draw the same numbers on purpose, once `share` was called, and use
+  them for a single step that they take together.
 A stream with a fixed seed is reproducible, and therefore not private.
 
 References: NIST SP 800-38A (CTR mode), RFC 5869 (HKDF); Garfinkel & Leclerc, "Randomness Concerns
@@ -33,9 +35,13 @@ import threading
 from typing import NoReturn, Self
 
 import numpy as np
+import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+
+from ownerwise.errors import OwnerwiseError
+from ownerwise.processes import Processes
 
 _STEPS = 2**64
 _WORDS_PER_STEP = 2**65  # 2^64 AES blocks of two 64-bit words
@@ -82,6 +88,7 @@ class SecretStream:
         self._process = os.getpid()
         self._children: set[str] = set()
         self._next_step = 0
+        self._shared = False
         self._lock = threading.Lock()  # makes each check and update atomic
 
     @property
@@ -110,6 +117,34 @@ class SecretStream:
             self._children.add(purpose)
         secret = _derive(self._secret, b"child:" + purpose.encode())
         return self._make(secret, self._seed, f"{self._path}/{purpose}")
+
+    def share(self, processes: Processes) -> None:
+        """Let all processes of a group draw the same numbers: they take the key of the first one.
+
+        All processes must call this, before the stream is used. The key is sent in memory, through
+        the group; a stream with a fixed seed needs no key, but the seeds must be the same.
+        """
+        if not processes.several:
+            return
+        self.check_process()
+        used = self.private and not self._shared and bool(self._children or self._next_step)
+        found = processes.all_of((self._seed, self._path, self._shared, used))
+        if len({state[:3] for state in found}) > 1:
+            raise OwnerwiseError(
+                "the processes have streams with different seeds or histories: create the stream "
+                "in the same way in all of them"
+            )
+        if any(state[3] for state in found):
+            raise OwnerwiseError(
+                "the stream was used before the processes agreed on its key: initialise the "
+                "process group first, and create a new SecretStream()"
+            )
+        if self.private and not self._shared:
+            key = torch.frombuffer(bytearray(self._secret), dtype=torch.uint8)
+            processes.from_first([key])
+            self._secret = key.numpy().tobytes()
+            self._draw_key = _derive(self._secret, b"draw")
+        self._shared = True
 
     def check_process(self) -> None:
         """Raise an error in a forked process, which must not use this stream or its numbers."""

@@ -6,6 +6,14 @@ This subpackage may import any subpackage up to training, but never config or cl
 from ownerwise.report.card import card_text, write_card
 from ownerwise.report.held_out import unprotected_owners
 from ownerwise.report.page import plotly_script
+from ownerwise.report.tuning_line import tuning_line
 from ownerwise.report.writing import write_report
 
-__all__ = ["card_text", "plotly_script", "unprotected_owners", "write_card", "write_report"]
+__all__ = [
+    "card_text",
+    "plotly_script",
+    "tuning_line",
+    "unprotected_owners",
+    "write_card",
+    "write_report",
+]

@@ -34,6 +34,7 @@ from ownerwise.report.mechanism_sections import notes_of
 from ownerwise.report.predictions import quality
 from ownerwise.report.regression import ERRORS, final_errors
 from ownerwise.report.rendering import render_markdown
+from ownerwise.report.tuning_line import tuning_line
 from ownerwise.runs import Run
 from ownerwise.wording import delta_span, span, span_up, up, whole
 
@@ -73,6 +74,7 @@ def card_text(run: Run) -> str:
         mechanism=_mechanism(run, facts),
         limits=limits,
         accounting=_accounting(run, facts, limits),
+        tuning=tuning_line(run),
         check=_check(run, int(facts.plans[0].budgets[0].budget.members[0])),
         audits=audits_of(run),
         AUDIT_LIMITS=AUDIT_LIMITS,
@@ -178,6 +180,8 @@ def _check(run: Run, owner: int) -> dict[str, Any] | None:
     accountant = plan.accountant if records == 1 else "pld"
     if plan.release_noise == "laplace" or not run.steps_spent:
         return None
+    if plan.tuning is not None:
+        return _check_of_search(run, owner)
     epsilon = float(plan.epsilon_of([owner], run.steps_spent)[0])
     multiplier, delta = float(plan.accounted_multipliers[owner]), float(plan.deltas[owner])
     schedule = plan.schedule.first(run.steps_spent)
@@ -198,6 +202,33 @@ def _check(run: Run, owner: int) -> dict[str, Any] | None:
         "records": records,
         "delta": delta,
         "epsilon": up(epsilon),
+    }
+
+
+def _check_of_search(run: Run, owner: int) -> dict[str, Any] | None:
+    """Return the numbers for a search, with the chosen candidate alone; None for several records.
+
+    With other candidates, the search may cost more than that, never less.
+    """
+    plan = run.plan
+    tuning = plan.tuning
+    assert tuning is not None
+    if plan.counted_together is not None and plan.records[owner] > 1:
+        return None
+    multiplier = float(plan.accounted_multipliers[owner])
+    others = [plan.run_cost.without_sampling(float(plan.closing_sensitivities[owner]))]
+    others += [] if tuning.score_std is None else [tuning.score_std]
+    return {
+        "accountant": "search",
+        "segments": [(n, float(multiplier * factor)) for n, factor in plan.schedule.segments],
+        "others": [std for std in others if std < np.inf],
+        "rate": float(plan.sampling_rates[owner]),
+        "records": 1,
+        "mean": tuning.law.mean,
+        "shape": Markup('float("inf")') if tuning.law.name == "poisson" else tuning.law.shape,
+        "delta": float(tuning.deltas(plan.accounted_deltas[owner])),
+        "several": len(tuning.rivals) > 1,
+        "epsilon": up(float(plan.epsilon_of([owner], plan.steps)[0])),
     }
 
 

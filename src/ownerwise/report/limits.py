@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ownerwise.report.facts import NOT_PRIVATE
 from ownerwise.report.held_out import unprotected_owners
 from ownerwise.report.mechanism_sections import notes_of
+from ownerwise.report.tuning_line import TIME_OF_SEARCH, decisions
 from ownerwise.runs import Run
 from ownerwise.wording import whole
 
@@ -53,6 +54,11 @@ def _released(run: Run) -> list[str]:
         f"the model after {whole(run.updates)} updates, and every earlier version of it (the "
         "accounting covers all of them)"
     ]
+    if run.plan.tuning is not None:
+        items.append(
+            "which of the candidates was the best of the search (accounted for); nothing else "
+            "about the other runs of the search"
+        )
     if run.plan.release_std is not None:
         what = " and ".join(note.released for note in notes_of(run) if note.released) or "one sum"
         if run.plan.adaptive_clip_norm is not None:
@@ -95,6 +101,15 @@ def _assumed_public(run: Run) -> list[str]:
             if pretraining
             else []
         ),
+        *(
+            []
+            if run.plan.tuning is None
+            else [
+                "the candidates of the search, fixed in advance, and the law and the mean of the "
+                "number of its runs; if the candidates were chosen by looking at the records, the "
+                "accounting does not cover that"
+            ]
+        ),
         *(item for note in notes_of(run) for item in note.assumed_public),
     ]
 
@@ -104,8 +119,7 @@ def _not_covered(runs: Sequence[Run]) -> list[str]:
         "Validation and test metrics are computed without noise. The records they were measured "
         "on are NOT covered by any guarantee: the metrics are not private.",
         *dict.fromkeys(text for run in runs for text in unprotected_owners(run)),
-        "Decisions based on these metrics (settings, method, when to stop) are not accounted for; "
-        "neither is a hyper-parameter search on the private records.",
+        *dict.fromkeys(map(decisions, runs)),
     ]
     if len(runs) > 1:
         items.append(
@@ -124,6 +138,8 @@ def _not_covered(runs: Sequence[Run]) -> list[str]:
         "anything an attacker already knows.",
         "The training time and any other side channel.",
     ]
+    if any(run.plan.tuning is not None and run.plan.tuning.most is None for run in runs):
+        items.append(TIME_OF_SEARCH)
     if any(run.plan.filter is not None for run in runs):
         items.append(
             "What single records have spent under individual accounting, and which of them still "

@@ -17,8 +17,14 @@ def plan_section(comparison: Comparison) -> list[Block]:
         f"samples each {comparison.facts.unit_noun} at {_whose(comparison)} rate, clips its "
         "gradient to the clip norm and adds noise to the sum."
     )
-    content: list[Block] = [Text(introduction)]
     plans = comparison.facts.plans
+    if all(use.plan.filter is not None for use in plans):
+        introduction = (
+            "Everything in a plan is fixed before training and assumed to be public. Each private "
+            f"step uses each {comparison.facts.unit_noun} that has budget left, clips its gradient "
+            "to the clip norm and adds noise to the sum."
+        )
+    content: list[Block] = [Text(introduction)]
     for use in plans:
         if len(plans) > 1:
             content.append(Heading(f"Plan of {use.labels}"))

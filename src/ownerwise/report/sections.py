@@ -30,6 +30,7 @@ from ownerwise.report.plots import Figure
 from ownerwise.report.predictions import SECTION as PREDICTIONS
 from ownerwise.report.provenance import provenance
 from ownerwise.report.spending import spending
+from ownerwise.report.tuning_line import tuning_lines
 from ownerwise.wording import amount, delta_span, epsilon, percent_up, span_up, whole
 
 _WEAK_PROMISE = 95.0
@@ -107,6 +108,10 @@ def _budgets(comparison: Comparison) -> list[Block]:
         "Each owner set their own ε. The plan spends each ε step by step, and training stops "
         "before any step that would exceed it."
     )
+    if any(use.plan.tuning is not None for use in plans):
+        introduction += (
+            " A search for the best settings is spent in one lump, as soon as it begins."
+        )
     tables = [_budget_table(uses, titled=len(plans) > 1) for uses in together.values()]
     return [Text(introduction), spending(comparison), *tables]
 
@@ -193,6 +198,7 @@ def _limits(comparison: Comparison) -> list[Block]:
                 {"Released": limits.released, "Source of randomness": limits.randomness},
             ]
         ),
+        Text(". ".join(tuning_lines(comparison.runs)) + "."),
         Heading("Not covered, not private"),
         Bullets(limits.not_covered),
     ]

@@ -33,7 +33,7 @@ _HOLDER = ".holder"  # names the lock's holder: some systems cannot read a locke
 
 MAY_CHANGE = frozenset(
     {"name", "label", "micro_batch_size", "lean", "num_workers", "checkpoint_every", "loggers"}
-    | {"device", "earlier_trainings"}
+    | {"device", "processes", "earlier_trainings"}
 )
 """Settings that a resumed run may change, because they affect names and speed, not results."""
 
@@ -129,16 +129,15 @@ def folder_problems(folder: Path, config: dict[str, Any], plan: Plan, resume: bo
     return list(problems)
 
 
-def begin(run: Run, identity: str) -> None:
+def begin(run: Run) -> None:
     """Write a run's plan, environment and settings into its folder.
 
     The settings come last: a folder without them is refused, so no run lacks the other files.
     """
     assert run.folder is not None
-    run.identity = identity
     run.plan.save(run.folder / reading.PLAN)
     write_json(run.folder / reading.ENVIRONMENT, run.environment)
-    names = {reading.FORMAT_KEY: checkpoints.FORMAT, reading.RUN_KEY: identity}
+    names = {reading.FORMAT_KEY: checkpoints.FORMAT, reading.RUN_KEY: run.identity}
     write_json(run.folder / reading.CONFIG, {**names, **run.config})
 
 

@@ -22,6 +22,7 @@ from ownerwise.errors import OwnerwiseError, Problems
 from ownerwise.evaluation import Predict, predicted_classes
 from ownerwise.mechanisms import REGRESSION_LOSSES, WHOLE, RegressionLoss
 from ownerwise.planning import Plan
+from ownerwise.processes import Processes
 from ownerwise.repair import PullAdjustment, class_logits
 from ownerwise.runs import export
 from ownerwise.runs.prediction import NO_MODEL, class_outputs, model_inputs, remaining_shift
@@ -253,16 +254,21 @@ class Run:
         return checkpoints.individual_spends(self.folder) / WHOLE
 
     def report(self, path: str | PathLike, *others: Run) -> None:
-        """Write an HTML report on this run, compared with any other runs that are passed."""
+        """Write an HTML report on this run, compared with any other runs that are passed.
+
+        If several processes train together, the first one writes it.
+        """
         from ownerwise.report import write_report
 
-        write_report([self, *others], path)
+        if Processes.here().first:
+            write_report([self, *others], path)
 
     def card(self, path: str | PathLike) -> None:
-        """Write this run's privacy card."""
+        """Write this run's privacy card; see `report`."""
         from ownerwise.report import write_card
 
-        write_card(self, path)
+        if Processes.here().first:
+            write_card(self, path)
 
     @classmethod
     def load(cls, folder: str | PathLike, model: nn.Module | None = None) -> Self:

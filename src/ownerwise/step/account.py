@@ -96,6 +96,11 @@ class Account:
         assert self._balance is not None
         return self._balance
 
+    @property
+    def run(self) -> str:
+        """Identity of the run."""
+        return self.balance.run
+
     def take(self, step: int, private: bool) -> None:
         """Count a step. When this returns, the step is recorded on disk and its noise may be drawn.
 

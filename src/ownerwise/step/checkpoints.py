@@ -44,6 +44,7 @@ from ownerwise.step.spends_file import drop_older, load_spends
 __all__ = [
     "FORMAT",
     "Checkpoint",
+    "Progress",
     "account_problems",
     "check_format",
     "individual_spends",
@@ -59,8 +60,8 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """The data a run needs to resume.
+class Progress:
+    """How far a run has come.
 
     Attributes:
         updates: number of updates applied to the stored model.
@@ -68,11 +69,7 @@ class Checkpoint:
         private: whether the guarantee has held so far.
         plugs: {name: state} for the stateful plug-ins.
         plug_settings: {name: settings} for the same plug-ins; empty in older files.
-        path: the file.
-        balance: state of the account.
-        steps_charged: the steps that the stored spends include.
-        spends: the hash that names the file of spends; None without individual accounting.
-        write: writes the stored tensors to the model and the optimizer.
+        file: name of the file.
     """
 
     updates: int
@@ -80,6 +77,23 @@ class Checkpoint:
     private: bool
     plugs: dict[str, Any]
     plug_settings: dict[str, Any]
+    file: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The data a run needs to resume.
+
+    Attributes:
+        progress: how far the run has come.
+        path: the file.
+        balance: state of the account.
+        steps_charged: the steps that the stored spends include.
+        spends: the hash that names the file of spends; None without individual accounting.
+        write: writes the stored tensors to the model and the optimizer.
+    """
+
+    progress: Progress
     path: Path
     balance: Balance
     steps_charged: int
@@ -221,17 +235,16 @@ def load(
 
     steps_spent = header["steps_spent"] if seed is not None else balance.spent
     private = header.get("private", seed is None) and balance.private is not False
-    return Checkpoint(
+    progress = Progress(
         header["updates"],
         steps_spent,
         private,
         header.get("plugs", {}),
         header.get("plug_settings", {}),
-        path,
-        balance,
-        header["steps_spent"],
-        header.get("spends"),
-        write_to_model,
+        path.name,
+    )
+    return Checkpoint(
+        progress, path, balance, header["steps_spent"], header.get("spends"), write_to_model
     )
 
 

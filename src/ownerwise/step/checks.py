@@ -24,6 +24,7 @@ from ownerwise.mechanisms import (
 )
 from ownerwise.mechanisms.target_checks import run_on_first, target_problems
 from ownerwise.planning import Plan
+from ownerwise.processes import Processes
 from ownerwise.repair import PullAdjustment
 
 NO_BATCH = (
@@ -124,11 +125,20 @@ def repair_problems(
 
 
 def individual_problems(
-    rule: ClippingRule, weights: Weights | None, repair: PullAdjustment | None, plan: Plan
+    rule: ClippingRule,
+    weights: Weights | None,
+    repair: PullAdjustment | None,
+    plan: Plan,
+    processes: Processes,
 ) -> Iterator[str]:
     """Yield the reasons why the plugs cannot be combined with individual accounting."""
     if plan.filter is None:
         return
+    if processes.several:
+        yield (
+            f"{processes.count} processes with individual accounting: expected one process, which "
+            "knows what each record has spent"
+        )
     if weights is not None:
         yield (
             f"{type(weights).__name__} with individual accounting: expected no weights, because a "
@@ -183,6 +193,17 @@ def refuse_unplanned(batch: Any, step: int, plan: Plan) -> None:
         raise PlanError(
             f"the batch was drawn with plan {batch.plan_hash[:12]}, but the step accounts for "
             f"plan {plan.hash[:12]}: pass the step's plan to PoissonBatches"
+        )
+
+
+def refuse_unshared(batch: Batch, processes: Processes) -> None:
+    """Raise an error unless a batch was divided among these processes, if there are several."""
+    divided = 1 if batch.share is None else batch.share.processes.count
+    if divided != processes.count:
+        raise OwnerwiseError(
+            f"the batch is for {divided} processes, but the step is taken by {processes.count}: "
+            "initialise the process group before PoissonBatches and the step are created, and do "
+            "not make batches by hand"
         )
 
 

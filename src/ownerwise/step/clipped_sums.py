@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import zlib
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -43,7 +45,8 @@ from ownerwise.mechanisms import (
     sum_of_unit_rows,
 )
 from ownerwise.planning import Plan
-from ownerwise.randomness import kept_generators
+from ownerwise.processes import DrawsOfShare, Processes, Share
+from ownerwise.randomness import StepStream, kept_generators
 from ownerwise.repair import shifted
 from ownerwise.step import separation
 from ownerwise.step.loss_separation import LossCheck
@@ -51,7 +54,7 @@ from ownerwise.step.micro_batches import MicroBatch, Split
 from ownerwise.step.model_separation import check_model, check_part, is_due
 from ownerwise.step.performance import Performance
 from ownerwise.step.plug_separation import checked_contributions, checked_factors
-from ownerwise.step.rounding import NORM_ERROR, Rounding, loss_roundoff, refuse_imprecise
+from ownerwise.step.rounding import CHARGED_NORM_ERROR, Rounding, loss_roundoff, refuse_imprecise
 from ownerwise.step.secret_rows import Rows, place
 
 _FLOAT32_FLOOR = 1e-8  # user-defined rules see smaller float32 norms as this value
@@ -67,6 +70,10 @@ class ClippedSums:
     other rows are empty. Removing a record then does not change a single bit of any other record's
     output, loss or norm.
 
+    If several processes share the batch (`processes.Share`), each computes its own elements. The
+    sum of a release, the losses for weights, and the weighted sums are exchanged, each once per
+    step; everything that follows from them is computed alike in all processes.
+
     Sensitivity: a record of owner o changes the sum by at most `plan.clip_norms[o]` times the
     steering's clip scale, regardless of the other records. The sum is NOT private until noise is
     added.
@@ -77,6 +84,7 @@ class ClippedSums:
         steering: the clipping rule's steering, if any.
         shift: what to add to the class outputs before the loss, [classes]; a public constant.
         not_private: whether to keep the losses, norms and factors of the last batch in `peek`.
+        processes: the processes that take the step together.
     """
 
     def __init__(
@@ -92,6 +100,7 @@ class ClippedSums:
         shift: Tensor | None = None,
         performance: Performance,
         not_private: bool,
+        processes: Processes,
     ):
         self.model = model
         self.plan = plan
@@ -105,17 +114,21 @@ class ClippedSums:
         self.not_private = not_private
         self.peek: Peek | None = None
         self._split = Split(model, performance)
-        self.rounding = Rounding.of(plan, model, weights, release or steering)
+        self.rounding = Rounding.of(plan, model, weights, release or steering, processes.count)
+        self._processes = processes
         self._loss_roundoff = loss_roundoff(model)
         self._device: torch.device | None = None  # of the model, as of the last batch
         self._batches = 0  # number of batches with at least two records
+        self._weighted = 0  # number of batches that were weighted
         self._due = False
         self._proven = proven(clipping)
         self._smallest_clip = float(plan.clip_norms.min())
         self._of = plan.holders
         self.filter: IndividualFilter | None = None
         if plan.filter is not None:
-            self.filter = IndividualFilter(plan, Sensitivity(NORM_ERROR, self.rounding.slack))
+            self.filter = IndividualFilter(
+                plan, Sensitivity(CHARGED_NORM_ERROR, self.rounding.slack)
+            )
         self._reduced_clip_norms = self._of.clip_norms / (1 + self.rounding.slack)
         self._tape = Tape(model, lean=performance.lean, even=self.filter is not None)
         self._buffers: list[tuple[str, Tensor, int]] = []  # as of the last forward pass
@@ -131,64 +144,136 @@ class ClippedSums:
         self._buffers = []
         if self.filter is not None:
             self.filter.begin()
-        empty = len(batch) == 0
+        empty = batch.records == 0
         rows_available = self.plan.hardened_rows
-        overflows = rows_available is not None and len(batch) > rows_available
+        overflows = rows_available is not None and batch.records > rows_available
         overflows &= not batch.by_owner  # each owner has rows of their own
         # An overflowing batch counts as empty, so the step adds only noise. Part of every delta is
         # reserved for the probability of an overflow (`planning.batch_bounds.delta_reserve`).
         if empty or overflows:
-            self._released([], np.zeros(0), randomness)
+            if self.release is not None:
+                self._noised(torch.zeros(self.release.shape, dtype=torch.float64), randomness)
             return _zeros(self.model)
         self._device = device_of(self.model)
+        with kept_generators(), torch.enable_grad(), uncompiled():
+            return self._of_batch(batch, randomness)
+
+    def _of_batch(self, batch: Batch, randomness: Randomness) -> dict[nn.Parameter, Tensor]:
+        """Return the sums for a batch that has records.
+
+        The functions that are passed to `processes` run before an exchange. The first of them also
+        begins the work.
+        """
+        begun: list[_Work] = []
+
+        def work() -> _Work:
+            if not begun:
+                begun.append(self._begin(batch, randomness))
+            return begun[0]
+
+        processes, release = self._processes, self.release
+        released: tuple[Tensor, ...] = ()
+        if release is not None:
+            like = [torch.empty(release.shape, dtype=torch.float64)]
+            (total,) = processes.summed(lambda: [self._total(work(), randomness)], like)
+            released = (self._noised(total, randomness),)
+        weights = None
+        if self.weights is not None:
+            of = np.zeros(0) if batch.share is None else batch.share.of
+            losses = processes.gathered(lambda: self._losses(work(), released, randomness), of)
+            weights = self._weights_of(batch, losses)
+        if not processes.several:
+            return self._sum_of_work(work(), weights, released, randomness)
+        like = _zeros(self.model)
+
+        def sums() -> list[Tensor]:
+            found = self._sum_of_work(work(), weights, released, randomness)
+            return [found[parameter] for parameter in like]
+
+        found = processes.summed(sums, list(like.values()), self.rounding.exchange)
+        self._gather_peek(batch)
+        return dict(zip(like, found, strict=True))
+
+    def _begin(self, batch: Batch, randomness: Randomness) -> _Work:
+        """Check the model, split this process's part of the batch, and run it if necessary.
+
+        The outputs of a single micro-batch are kept for its backward pass. Several micro-batches
+        run again one by one, so here they run without gradients, and only if needed.
+        """
+        if not len(batch):
+            return _Work(batch)
         data, part = moved(batch.data, self._device), moved(batch.part, self._device)
         if data is not batch.data or part is not batch.part:
             batch = dataclasses.replace(batch, data=data, part=part)
         declared = None if self.filter is None else self.plan.records
         rows = place(batch, self.plan.hardened_rows, randomness.rows, declared)
-        members = self._members(batch, rows)
-        with kept_generators(), torch.enable_grad(), uncompiled():
-            self._check_model(batch, rows.inputs, randomness)
-            micro_batches = self._split(rows)
-            released, weights = self._of_whole_batch(batch, rows, micro_batches, randomness)
-            limits = self._limits(rows)
-            totals: dict[nn.Parameter, Tensor] = {}
-            for micro in micro_batches:
-                sums = self._sum_of_micro_batch(
-                    micro, rows, limits, weights, released, randomness, members
-                )
-                totals = sums if len(micro_batches) == 1 else _added(totals, sums)
-            self._refuse_written_buffers()
-        self._keep_peek(micro_batches, rows)
-        return totals
-
-    def _of_whole_batch(
-        self, batch: Batch, rows: Rows, micro_batches: list[MicroBatch], randomness: Randomness
-    ) -> tuple[tuple[Tensor, ...], np.ndarray | None]:
-        """Return the results that depend on all records: the noised release and the weights.
-
-        The outputs and losses of a single micro-batch are kept for its backward pass. Several
-        micro-batches run again one by one, so here they run without gradients, and only if needed.
-        """
-        single = len(micro_batches) == 1
-        with torch.set_grad_enabled(single), self._products():
-            if single or self.weights is not None or self.release is not None:
-                for micro in micro_batches:
+        self._check_model(batch, rows, randomness)
+        work = _Work(batch, rows, self._split(rows))
+        if work.single or self.weights is not None or self.release is not None:
+            with torch.set_grad_enabled(work.single), self._products():
+                for micro in work.micro_batches:
                     self._forward(micro, randomness)
-            released = self._released(micro_batches, self._scales(rows), randomness)
-            check_part(
-                self.model, self.loss, batch, released,
-                fixed_shapes=self.plan.hardened_rows is not None,
-            )  # fmt: skip
-            weights = None
-            if self.weights is not None:
-                for micro in micro_batches:
-                    self._evaluate(micro, released, randomness)
-                weights = self._weights_of(micro_batches, rows)
-        if not single:
-            for micro in micro_batches:
+        return work
+
+    def _losses(
+        self, work: _Work, released: tuple[Tensor, ...], randomness: Randomness
+    ) -> np.ndarray:
+        """Return the losses of this process's elements, float64."""
+        with torch.set_grad_enabled(work.single), self._products():
+            self._check_part(work, released)
+            for micro in work.micro_batches:
+                self._evaluate(micro, released, randomness)
+        return self._losses_of_elements(work)
+
+    def _check_part(self, work: _Work, released: tuple[Tensor, ...]) -> None:
+        """Check once per step whether collating records together has changed them."""
+        if work.part_is_checked or work.rows is None:
+            return
+        work.part_is_checked = True
+        check_part(
+            self.model, self.loss, work.batch, released,
+            fixed_shapes=self.plan.hardened_rows is not None,
+        )  # fmt: skip
+
+    def _sum_of_work(
+        self,
+        work: _Work,
+        weights: np.ndarray | None,
+        released: tuple[Tensor, ...],
+        randomness: Randomness,
+    ) -> dict[nn.Parameter, Tensor]:
+        """Return the weighted sum of this process's part of the batch.
+
+        Args:
+            work: the work.
+            weights: the weights of all elements of the whole batch.
+            released: extra arguments for the loss.
+            randomness: the step's random numbers.
+        """
+        rows, share = work.rows, work.batch.share
+        if rows is None:
+            return _zeros(self.model)
+        with torch.set_grad_enabled(work.single), self._products():
+            self._check_part(work, released)
+        if not work.single:
+            for micro in work.micro_batches:
                 micro.outputs = micro.losses = None
-        return released, weights
+        limits = self._limits(rows)
+        if weights is not None:
+            own = weights if share is None else weights[share.own]
+            weights = rows.spread(own, empty=0.0)
+        draws = None if share is None else _draws_of(share, rows, randomness)
+        members = self._members(work.batch, rows)
+        totals: dict[nn.Parameter, Tensor] = {}
+        for micro in work.micro_batches:
+            rule: Any = randomness.rule if draws is None else draws.of(micro.elements)
+            sums = self._sum_of_micro_batch(
+                micro, rows, limits, weights, released, randomness, rule, members
+            )
+            totals = sums if work.single else _added(totals, sums)
+        self._refuse_written_buffers()
+        self._keep_peek(work.micro_batches, rows)
+        return totals
 
     def _sum_of_micro_batch(
         self,
@@ -198,6 +283,7 @@ class ClippedSums:
         weights: np.ndarray | None,
         released: tuple[Tensor, ...],
         randomness: Randomness,
+        rule: StepStream | None,
         members: np.ndarray | None,
     ) -> dict[nn.Parameter, Tensor]:
         """Return the weighted sum of clipped gradients of one micro-batch."""
@@ -214,10 +300,11 @@ class ClippedSums:
             also = None if micro.check is None else micro.check.joint(losses)
             records = micro.chain.backward(losses, segments, also=also)
         clips = limits[micro.elements]
-        factors = self._factors(records.norms, clips, randomness, len(rows))
+        factors = self._factors(records.norms, clips, rule, randomness.parts, rows.total)
         if micro.check is not None:
             lengths = functools.partial(_lengths, factors, records, segments)
-            micro.check.compare(losses, lengths, self._smallest_clip * self._clip_scale, len(rows))
+            smallest = self._smallest_clip * self._clip_scale
+            micro.check.compare(losses, lengths, smallest, rows.total)
         there = None
         if rows.occupied is not None:
             there = torch.as_tensor(rows.occupied[micro.elements]).to(factors)
@@ -323,7 +410,8 @@ class ClippedSums:
         if micro.chain is not None:
             outputs = micro.chain.forward(micro.inputs)
         else:
-            randomness.layers.enter(micro.number)
+            # processes must not share masks
+            randomness.layers.enter(micro.number * self._processes.count + self._processes.rank)
             attributes = Attributes(self.model)
             with self._tape:
                 outputs = call_model(self.model, micro.inputs)
@@ -346,17 +434,14 @@ class ClippedSums:
             if buffer._version != version or self.model.get_buffer(name) is not buffer:
                 raise changed_by_data(name, "the loss, the clipping rule or the release")
 
-    def _released(
-        self, micro_batches: list[MicroBatch], scales: np.ndarray | None, randomness: Randomness
-    ) -> tuple[Tensor, ...]:
-        """Return a tuple of extra arguments for the loss: the noised release, if there is one."""
-        release = self.release
-        if release is None:
-            return ()
+    def _total(self, work: _Work, randomness: Randomness) -> Tensor:
+        """Return what this process's records add to the release."""
+        release, rows = self.release, work.rows
+        assert release is not None
         absolute = self.plan.release_noise == "laplace"
         shares = self.plan.release_shares
         share = separation.ROOM * (1.0 if shares is None else float(shares.min()))
-        share /= max(1, sum(map(len, micro_batches)))
+        share /= 1 if rows is None else rows.total
 
         def contributions(micro: MicroBatch) -> Contributions:
             if proven(release):
@@ -366,12 +451,18 @@ class ClippedSums:
                 randomness.parts, absolute=absolute,
             )  # fmt: skip
 
+        with torch.no_grad(), self._products():
+            found = [contributions(micro) for micro in work.micro_batches]
+            places = [micro.rows for micro in work.micro_batches]
+            scales = None if rows is None else self._scales(rows)
+            return sum_of_unit_rows(found, places, release.shape, scales, absolute=absolute)
+
+    def _noised(self, total: Tensor, randomness: Randomness) -> Tensor:
+        """Make the release, and return what the loss receives of it."""
+        assert self.release is not None
         with torch.no_grad():
-            found = [contributions(micro) for micro in micro_batches]
-            places = [micro.rows for micro in micro_batches]
-            total = sum_of_unit_rows(found, places, release.shape, scales, absolute=absolute)
             noised = randomness.release(total / (1 + self.rounding.release_slack))
-            return (moved(release.process(noised), self._device),)
+            return moved(self.release.process(noised), self._device)
 
     def _scales(self, rows: Rows) -> np.ndarray | None:
         """Return the factor for each row's contribution to a release; None if all factors are 1."""
@@ -385,11 +476,11 @@ class ClippedSums:
             return rows.occupied
         return rows.spread(scales[rows.owner_index], empty=0.0)
 
-    def _check_model(self, batch: Batch, inputs: Any, randomness: Randomness) -> None:
+    def _check_model(self, batch: Batch, rows: Rows, randomness: Randomness) -> None:
         """Reject a model that mixes records, before this batch can change its state."""
         self._due = len(batch) > 1 and is_due(self._batches)
         self._batches += len(batch) > 1
-        if self._due and Chain.of(self.model, inputs) is None:  # chains never mix records
+        if self._due and Chain.of(self.model, rows.inputs) is None:  # chains never mix records
             check_model(self.model, batch, randomness.parts)
 
     def _loss_check(
@@ -405,9 +496,10 @@ class ClippedSums:
             released, randomness.parts, thorough=self._due, segments=micro.segments,
         )  # fmt: skip
 
-    def _weights_of(self, micro_batches: list[MicroBatch], rows: Rows) -> np.ndarray:
-        """Return one checked weight per element, computed from the losses of all elements."""
-        assert self.weights is not None
+    def _losses_of_elements(self, work: _Work) -> np.ndarray:
+        rows, micro_batches = work.rows, work.micro_batches
+        if rows is None:
+            return np.zeros(0)
         found = [micro.losses for micro in micro_batches if micro.losses is not None]
         if self.plan.hardened_rows is None:
             outputs = [tensor for micro in micro_batches for tensor in micro.output_tensors()]
@@ -417,18 +509,34 @@ class ClippedSums:
         if rows.segments is not None:
             # losses of opposite sign would cancel in the mean and magnify their rounding errors
             losses = rows.segments.means(np.maximum(losses, 0.0))
-        clip_norms = self._of.clip_norms[rows.owner_index]
-        weights = self.weights.weights(losses, clip_norms, rows.owner_index)
+        return losses
+
+    def _weights_of(self, batch: Batch, losses: np.ndarray) -> np.ndarray:
+        """Return one checked weight per element of the whole batch, from the losses of all."""
+        assert self.weights is not None
+        share = batch.share
+        owner_index = batch.elements()[0] if share is None else share.owner_index
+        clip_norms = self._of.clip_norms[owner_index]
+        weights = self.weights.weights(losses, clip_norms, owner_index)
         weights = np.asarray(weights, dtype=np.float64)
         if weights.shape != losses.shape or not 0 <= weights.min() <= weights.max() <= 1:
             raise OwnerwiseError(
                 f"{type(self.weights).__name__} returned weights of shape {weights.shape}, or "
                 f"weights outside [0, 1]; expected shape {losses.shape} and values in [0, 1]"
             )
-        return rows.spread(weights, empty=0.0)
+        self._weighted += 1
+        if self._processes.several and is_due(self._weighted - 1):
+            checksum = zlib.crc32(weights.tobytes())
+            self._processes.agreed(lambda: ((checksum,), ()), ("the weights of a batch",), 0)
+        return weights
 
     def _factors(
-        self, norms: Tensor, clip_norms: np.ndarray, randomness: Randomness, records: int
+        self,
+        norms: Tensor,
+        clip_norms: np.ndarray,
+        stream: StepStream | None,
+        parts: StepStream,
+        records: int,
     ) -> Tensor:
         """Return the clipping rule's factors, with 0 for records whose gradient is not finite."""
         clips = torch.as_tensor(clip_norms, dtype=norms.dtype, device=norms.device)
@@ -437,11 +545,9 @@ class ClippedSums:
             finite = torch.isfinite(norms)
             norms = torch.where(finite, norms, torch.ones_like(norms))
         if self._proven:
-            factors = self.clipping.factors(norms, clips, randomness.rule)
+            factors = self.clipping.factors(norms, clips, stream)
         else:
-            factors = checked_factors(
-                self.clipping, norms, clips, records, randomness.rule, randomness.parts
-            )
+            factors = checked_factors(self.clipping, norms, clips, records, stream, parts)
             if norms.dtype != torch.float64:  # squares underflow: a gradient may have norm 0
                 norms = norms.clamp(min=_FLOAT32_FLOOR)
             if not ((factors * norms).abs() <= clips * (1 + 1e-5)).all():
@@ -465,6 +571,49 @@ class ClippedSums:
             owner_index = np.zeros(0, dtype=np.int64) if rows is None else rows.owner_index
             active = None if self.filter is None else self.filter.active
             self.peek = Peek(losses, norms, factors, owner_index, active)
+
+    def _gather_peek(self, batch: Batch) -> None:
+        """Let every process keep the details of the whole batch, if `not_private` is set."""
+        if self.peek is not None and batch.share is not None:
+            peek, share = self.peek, batch.share
+            losses, norms, factors = (
+                self._processes.gathered(functools.partial(np.asarray, column), share.of)
+                for column in (peek.losses, peek.norms, peek.factors)
+            )
+            self.peek = Peek(losses, norms, factors, share.owner_index, peek.active)
+
+
+@dataclass
+class _Work:
+    """What a step has computed so far from this process's part of a batch.
+
+    Attributes:
+        batch: the part, on the model's device.
+        rows: its rows; None if it has no records.
+        micro_batches: the rows, in parts that fit in memory.
+        part_is_checked: whether the records that were collated separately have been compared.
+    """
+
+    batch: Batch
+    rows: Rows | None = None
+    micro_batches: list[MicroBatch] = field(default_factory=list)
+    part_is_checked: bool = False
+
+    @property
+    def single(self) -> bool:
+        """Whether there is a single micro-batch, so its outputs are kept."""
+        return len(self.micro_batches) == 1
+
+
+def _draws_of(share: Share, rows: Rows, randomness: Randomness) -> DrawsOfShare | None:
+    """Return the numbers that a randomised rule draws for the elements of a share."""
+    if randomness.rule is None:
+        return None
+    if rows.where is None:
+        return DrawsOfShare(randomness.rule, share.own, len(share))
+    processes = share.processes  # every row has numbers, even an empty one
+    own = np.arange(processes.rank, rows.total, processes.count)
+    return DrawsOfShare(randomness.rule, own, rows.total)
 
 
 def _lengths(

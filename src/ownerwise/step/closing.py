@@ -30,6 +30,7 @@ from ownerwise.gradients import (
 from ownerwise.mechanisms import Closing, unit_rows
 from ownerwise.owners import of_holders
 from ownerwise.planning import Plan
+from ownerwise.processes import ALONE, Processes
 from ownerwise.randomness import FINEST_GRID, StepStream, random_order
 from ownerwise.step import separation
 from ownerwise.step.model_separation import check_outputs
@@ -38,6 +39,10 @@ from ownerwise.step.rounding import GRID_ROOM, GRID_TOLERANCE, LARGEST_SLACK
 
 RECORDS_AT_ONCE = 512
 """Rows in one piece, unless a micro-batch size is given."""
+_NO_TABLE = (
+    "{} returned contributions that are not a tensor of shape [records, numbers], or whose width "
+    "varies; expected one row per record, always of the same width"
+)
 _MOST_NUMBERS = 2**16  # classes for which the grid is sure to be fine enough
 
 
@@ -89,8 +94,11 @@ def closing_sum(
     order: StepStream,
     parts: StepStream,
     at_once: int,
+    processes: Processes = ALONE,
 ) -> Tensor:
     """Return the sum of all records' contributions, float64 [numbers]; NOT private without noise.
+
+    Several processes each add some of the pieces, whose rows do not depend on how many there are.
 
     Adding or removing a record of owner o changes sum number n by at most
     `plan.closing_lengths(n)[o]`, including rounding, where n sums were released before.
@@ -104,7 +112,29 @@ def closing_sum(
         parts: secret random numbers used to check that contributions do not depend on other
             records.
         at_once: public number of rows in a piece.
+        processes: the processes that compute the sum together.
     """
+
+    def own() -> Tensor | None:
+        return _own_sum(model, plan, closing, rows, order, parts, at_once, processes)
+
+    found = [total for total in processes.all_of(processes.together(own)) if total is not None]
+    if len({total.shape for total in found}) != 1:
+        raise OwnerwiseError(_NO_TABLE.format(type(closing).__name__))
+    return torch.stack(found).sum(dim=0)
+
+
+def _own_sum(
+    model: nn.Module,
+    plan: Plan,
+    closing: Closing,
+    rows: ArrayRows | DatasetRows,
+    order: StepStream,
+    parts: StepStream,
+    at_once: int,
+    processes: Processes,
+) -> Tensor | None:
+    """Return the sum of the pieces that this process computes; None if there are none."""
     assert plan.owners is not None
     owner_index = plan.owners.record_owner_index
     assert owner_index is not None
@@ -123,7 +153,7 @@ def closing_sum(
     room = separation.ROOM * least_share(plan) / max(declared, 1)
     total: Tensor | None = None
     with evaluation_mode(model), _unchanged(model), uncompiled():
-        for start in range(0, declared, at_once):
+        for start in range(processes.rank * at_once, declared, processes.count * at_once):
             records = record_in[start : start + at_once]
             there = records >= 0
             inputs, targets = moved(_placed(rows, records, there, parts), device_of(model))
@@ -135,16 +165,11 @@ def closing_sum(
             )
             width = None if total is None else len(total)
             if not _is_table(found, len(records), width):
-                raise OwnerwiseError(
-                    f"{type(closing).__name__} returned contributions that are not a tensor of "
-                    "shape [records, numbers], or whose width varies; expected one row per "
-                    "record, always of the same width"
-                )
+                raise OwnerwiseError(_NO_TABLE.format(type(closing).__name__))
             scales = np.zeros(len(records))
             scales[there] = shares[owner_index[records[there]]] / (1 + slack)
             piece = unit_rows(found, torch.from_numpy(scales)).sum(dim=0).cpu()
             total = piece if total is None else total + piece
-    assert total is not None
     return total
 
 

@@ -18,6 +18,7 @@ from ownerwise.errors import OwnerwiseError
 from ownerwise.mechanisms import Standardise, standardising_layers
 from ownerwise.owners import of_holders
 from ownerwise.planning import Plan
+from ownerwise.processes import ALONE, Processes
 from ownerwise.randomness import grid_of
 
 _FINENESS = 2.0**-20
@@ -62,20 +63,27 @@ def opening_grid(plan: Plan, layer: Standardise) -> float:
     return grid_of(plan.opening_std, 3 * layer.numbers, _FINENESS)
 
 
-def opening_sum(plan: Plan, layer: Standardise, data: Any) -> Tensor:
+def opening_sum(plan: Plan, layer: Standardise, data: Any, processes: Processes = ALONE) -> Tensor:
     """Return the sum of all contributions, float64 [3 * numbers]; NOT private without noise.
+
+    Several processes each add some of the pieces.
 
     Adding or removing a record changes it by at most 1 in L2 norm. With unit "owner", this bound
     holds for all records of an owner together.
     """
-    inputs = _inputs(data, layer)
-    scales = torch.from_numpy(_scales(plan))
     units = 1 / opening_grid(plan, layer)
-    total = torch.zeros(3 * layer.numbers, dtype=torch.int64)
-    for start in range(0, len(inputs), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
-        rows = layer.contributions(inputs[part].cpu()) * (scales[part, None] * units)
-        total += rows.trunc().to(torch.int64).sum(dim=0)
+
+    def own() -> Tensor:
+        inputs = _inputs(data, layer)
+        scales = torch.from_numpy(_scales(plan))
+        total = torch.zeros(3 * layer.numbers, dtype=torch.int64)
+        for start in range(processes.rank * _AT_ONCE, len(inputs), processes.count * _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            rows = layer.contributions(inputs[part].cpu()) * (scales[part, None] * units)
+            total += rows.trunc().to(torch.int64).sum(dim=0)
+        return total
+
+    total = torch.stack(processes.all_of(processes.together(own))).sum(dim=0)
     return total.double() / units
 
 

@@ -25,7 +25,6 @@ from ownerwise.batches import (
     rows_of,
 )
 from ownerwise.errors import OwnerwiseError, PlanError
-from ownerwise.gradients import check
 from ownerwise.marks import marks_of
 from ownerwise.mechanisms import (
     ClippingRule,
@@ -39,12 +38,10 @@ from ownerwise.mechanisms import (
     Release,
     Standard,
     Weights,
-    adaptive_problems,
-    loss_problems,
     standardising_layers,
-    steering_for,
 )
 from ownerwise.planning import Plan
+from ownerwise.processes import Processes
 from ownerwise.randomness import SecretStream
 from ownerwise.repair import (
     PullAdjustment,
@@ -57,31 +54,22 @@ from ownerwise.step.account import Account
 from ownerwise.step.account_file import OWN_FOLDER_ADVICE, read_account
 from ownerwise.step.checks import (
     NO_BATCH,
-    individual_problems,
-    optimizer_problems,
-    plug_problems,
     refuse_unloaded,
     refuse_unplanned,
+    refuse_unshared,
     refuse_unusable,
-    regression_problems,
-    release_problems,
-    repair_problems,
 )
 from ownerwise.step.clipped_sums import ClippedSums
-from ownerwise.step.closing import RECORDS_AT_ONCE, closing_problems, closing_sum, empty_inputs
-from ownerwise.step.opening import opening_grid, opening_problems, opening_sum
+from ownerwise.step.closing import RECORDS_AT_ONCE, closing_sum, empty_inputs
+from ownerwise.step.opening import opening_grid, opening_sum
 from ownerwise.step.parameter_watch import ParameterWatch, learns, step_hooks
 from ownerwise.step.performance import Performance
 from ownerwise.step.plug_states import load_states, settings_of, states_of
-from ownerwise.step.rounding import rounding_problems
 from ownerwise.step.run_randomness import RunRandomness
+from ownerwise.step.setup import NO_CLOSING, checked_setup, checksum, start_alike, take_state
+from ownerwise.step.shared_account import SharedAccount
 from ownerwise.step.spends_file import load_spends, save_spends
-
-NO_CLOSING = (
-    "the plan does not account for a release after training: make the plan with "
-    "ow.plan(..., calibration=ow.Calibration())"
-)
-
+from ownerwise.step.wrappers import unwrapped
 
 NOT_STANDARDISED = (
     "the plan accounts for column statistics, which have not been released: call "
@@ -107,8 +95,8 @@ class PrivateStep:
     the plan accounts for. Steering (by a plan with an adaptive clip norm, or by a clipping rule)
     scales clip norms and noise together and lowers sampling rates, based only on past outputs, so
     it never increases the privacy cost. The plan, the architecture
-    and the optimizer's settings are public. The micro-batch size and the device
-    affect only speed, the last bits of sums, and dropout masks.
+    and the optimizer's settings are public. The micro-batch size, the device and
+    the number of processes affect only speed, the last bits of sums, and dropout masks.
 
     Args:
         model: an ordinary module; it is not wrapped. A pre-flight check lists all problems.
@@ -149,40 +137,24 @@ class PrivateStep:
         performance: Performance | None = None,
         not_private: bool = False,
     ):
-        problems = [str(problem) for problem in check(model)]
-        problems += optimizer_problems(model, optimizer)
-        problems += loss_problems(loss, model)
-        plugs = {"weights": weights, "clipping": clipping, "release": release}
-        unusable = list(plug_problems(**plugs, calibration=calibration, repair=repair))
-        if unusable:
-            raise OwnerwiseError([*problems, *unusable])
-        try:
-            plan = Plan.verified(plan)  # not a derived class's method
-        except PlanError as error:  # nothing else can be checked against such a plan
-            raise OwnerwiseError([*problems, *error.problems]) from None
+        self._processes = processes = Processes.here()
+        model = unwrapped(model)
         rule: ClippingRule = Standard() if clipping is None else clipping
-        steering = steering_for(plan, rule)
-        problems += adaptive_problems(plan.adaptive_clip_norm, rule)
-        problems += release_problems(rule, steering, release, plan)
-        problems += individual_problems(rule, weights, repair, plan)
-        problems += repair_problems(repair, weights, release, plan)
-        problems += regression_problems(loss, repair, plan)
-        bound = None if weights is None else weights.bind(plan)
-        problems += rounding_problems(plan, model, bound, release or steering)
-        if calibration is not None and plan.closing_std is None:
-            problems.append(NO_CLOSING)
-        problems += closing_problems(plan)
-        problems += opening_problems(plan, model)
         performance = Performance() if performance is None else performance
-        problems += performance.problems()
-        if problems:
-            raise OwnerwiseError(problems)
+        setup = processes.together(
+            lambda: checked_setup(
+                model, plan, optimizer, loss, rule,
+                weights=weights, release=release, calibration=calibration, repair=repair,
+                performance=performance, processes=processes,
+            )
+        )  # fmt: skip
+        plan = setup.plan
         self.model = model
         self.plan = plan
         self.optimizer = optimizer
-        self.weights = bound
+        self.weights = setup.weights
         self.clipping = rule
-        self.steering = steering
+        self.steering = setup.steering
         self.release = None if release is None else release.bind(plan)
         closing = closing_for(plan) if calibration is None else calibration
         self.calibration = None if closing is None else closing.bind(plan)
@@ -199,19 +171,23 @@ class PrivateStep:
             rule,
             weights=self.weights,
             release=self.release,
-            steering=steering,
+            steering=setup.steering,
             shift=None if repair is None else repair.shift(plan),
             performance=performance,
             not_private=not_private,
+            processes=processes,
         )
+        start_alike(processes, model, optimizer, plan, self._plugs(), not_private=not_private)
         root = SecretStream() if stream is None else stream
-        self._randomness = RunRandomness(plan, root, rule_draws=rule.randomised)
+        root.share(processes)
+        draws = rule.randomised
+        self._randomness = RunRandomness(plan, root, rule_draws=draws, rank=processes.rank)
         self._tried = False  # whether the model and the loss accept a batch
         self._spent = 0
         self._updates = 0
         self._opened = False  # whether the column statistics were drawn by this object
         self._private_so_far = not marks_of(model)
-        self._account: Account | None = None
+        self._account: Account | SharedAccount | None = None
         self._lock = threading.RLock()  # one thread at a time
         self._watch: ParameterWatch | None = None  # set in the first step
 
@@ -260,13 +236,15 @@ class PrivateStep:
     @property
     def run_id(self) -> str:
         """Identity of the run in its account; "" if it has no account yet."""
-        return "" if self._account is None else self._account.balance.run
+        return "" if self._account is None else self._account.run
 
     def epsilon(self) -> np.ndarray:
         """Return the epsilon spent so far for each owner's records."""
         return self.plan.epsilon(steps=self.steps_spent)
 
-    def open_account(self, folder: str | PathLike, *, private: bool = True) -> Account:
+    def open_account(
+        self, folder: str | PathLike, *, private: bool = True
+    ) -> Account | SharedAccount:
         """Open the account of this run in `folder`: from now on, steps are counted there.
 
         `save` does this if there is no account yet. Each later step is recorded on disk before its
@@ -277,15 +255,23 @@ class PrivateStep:
             private: False if the caller computed something from the data without noise.
         """
         folder = Path(folder)
-        balance = read_account(folder)
-        if checkpoints.latest(folder) is not None or (balance and balance.spent):
-            raise OwnerwiseError(
-                f"{folder} already contains a run: restore it with step.restore, or "
-                f"{OWN_FOLDER_ADVICE}"
-            )
         private = private and self.private
-        self._account = Account.open(folder, self.plan, private=private, spent=self._spent)
+
+        def opened() -> Account:
+            balance = read_account(folder)
+            if checkpoints.latest(folder) is not None or (balance and balance.spent):
+                raise OwnerwiseError(
+                    f"{folder} already contains a run: restore it with step.restore, or "
+                    f"{OWN_FOLDER_ADVICE}"
+                )
+            return Account.open(folder, self.plan, private=private, spent=self._spent)
+
+        self._account = self._accounted(opened)
         return self._account
+
+    def _accounted(self, opened: Callable[[], Account]) -> Account | SharedAccount:
+        """Return the account, which the first of several processes opens for all."""
+        return SharedAccount(self._processes, opened) if self._processes.several else opened()
 
     def save(self, folder: str | PathLike, *, stays_open: bool = False) -> Path:
         """Write a checkpoint with the model, optimizer, plan hash and step counts, without the key.
@@ -298,39 +284,48 @@ class PrivateStep:
                 callers such as the Trainer that call `settle` when they stop.
         """
         with self._lock:
-            self._refuse_undeclared_changes()
+            self._processes.agreed(self._to_save, ("the parameters of the model",), 0)
             account = self._account or self.open_account(folder)
-            if account.folder != Path(folder).resolve():
-                raise OwnerwiseError(
-                    f"this run belongs to {account.folder}, but {folder} was passed: the steps of "
-                    "a run are counted in a single folder. Copy the checkpoint if you need it "
-                    "elsewhere"
-                )
-            if self.to_standardise:
-                raise OwnerwiseError(NOT_STANDARDISED)
-            if not stays_open:
-                account.settle(self._counted)
-                account.close()
-            closing = self.calibration
-            spends = None
-            if self.filter is not None:
-                identity = checkpoints.spends_identity(account.balance, self.plan)
-                spent = self.filter.spent
-                spends = save_spends(account.folder, self._updates, identity, spent)
-            return checkpoints.save(
-                folder,
-                account.balance,
-                self.model,
-                self.optimizer,
-                updates=self._updates,
-                steps_spent=self._spent,
-                seed=self._randomness.seed,
-                private=self.private,
-                plugs=states_of(self._plugs()),
-                plug_settings=settings_of(self._plugs()),
-                subtracted=closing.shift if closing is not None and closing.outside else None,
-                spends=spends,
+            return self._processes.on_first(lambda: self._saved(account, Path(folder), stays_open))
+
+    def _to_save(self) -> tuple[list[int], tuple[()]]:
+        """Refuse a state that cannot be saved; return what the processes must agree on."""
+        self._refuse_undeclared_changes()
+        if self.to_standardise:
+            raise OwnerwiseError(NOT_STANDARDISED)
+        several = self._processes.several
+        return [checksum(list(self.model.parameters())) if several else 0], ()
+
+    def _saved(self, account: Account | SharedAccount, folder: Path, stays_open: bool) -> Path:
+        """Write a checkpoint."""
+        if account.folder != folder.resolve():
+            raise OwnerwiseError(
+                f"this run belongs to {account.folder}, but {folder} was passed: the steps of "
+                "a run are counted in a single folder. Copy the checkpoint if you need it "
+                "elsewhere"
             )
+        if not stays_open:
+            account.settle(self._counted)
+            account.close()
+        closing = self.calibration
+        spends = None
+        if self.filter is not None:
+            identity = checkpoints.spends_identity(account.balance, self.plan)
+            spends = save_spends(account.folder, self._updates, identity, self.filter.spent)
+        return checkpoints.save(
+            folder,
+            account.balance,
+            self.model,
+            self.optimizer,
+            updates=self._updates,
+            steps_spent=self._spent,
+            seed=self._randomness.seed,
+            private=self.private,
+            plugs=states_of(self._plugs()),
+            plug_settings=settings_of(self._plugs()),
+            subtracted=closing.shift if closing is not None and closing.outside else None,
+            spends=spends,
+        )
 
     def settle(self, steps: int) -> None:
         """Count the first `steps` steps in the account, and give back any reserved beyond them."""
@@ -345,9 +340,9 @@ class PrivateStep:
         """Resume from the newest checkpoint in `folder`, counting every spent step.
 
         Call this before the first step, then iterate over `PoissonBatches(..., start=steps_spent)`.
-        With a fixed seed, the run is repeated bit for bit as long as the micro-batch size stays the
-        same: set `micro_batch_size` if a batch exceeds the memory target. Afterwards, no other
-        process or PrivateStep can take steps in this run.
+        With a fixed seed, the run is repeated bit for bit as long as the micro-batch size and the
+        number of processes stay the same: set `micro_batch_size` if a batch exceeds the memory
+        target. Afterwards, no other process or PrivateStep can take steps in this run.
         """
         with self._lock:
             self._restore(Path(folder))
@@ -355,15 +350,27 @@ class PrivateStep:
     def _restore(self, folder: Path) -> None:
         if self._updates or self._spent or self._account is not None:
             raise OwnerwiseError("call restore on a new PrivateStep, before its first step")
-        seed = self._randomness.seed
-        stored = checkpoints.load(folder, self.plan, self.model, self.optimizer, seed)
-        load_states(self._plugs(), stored.plugs, stored.plug_settings, stored.path.name)
-        if self.filter is not None:
-            self._restore_spends(self.filter, stored)
+        processes, seed = self._processes, self._randomness.seed
+        loaded: list[checkpoints.Checkpoint] = []
+
+        def load() -> checkpoints.Progress:
+            loaded.append(checkpoints.load(folder, self.plan, self.model, self.optimizer, seed))
+            return loaded[0].progress
+
+        stored = processes.on_first(load)
+        processes.together(
+            lambda: load_states(self._plugs(), stored.plugs, stored.plug_settings, stored.file)
+        )
+        if self.filter is not None:  # in one process
+            self._restore_spends(self.filter, loaded[0])
         self._private_so_far &= stored.private
-        self._account = Account.resume(folder, self.plan, stored.balance, private=self.private)
+        self._account = self._accounted(
+            lambda: Account.resume(folder, self.plan, loaded[0].balance, private=self.private)
+        )
         self._updates, self._spent = stored.updates, stored.steps_spent
-        stored.write()  # last, so that a rejected run leaves the model unchanged
+        if loaded:
+            loaded[0].write()  # last, so that a rejected run leaves the model unchanged
+        take_state(processes, self.model, self.optimizer)
         if (closing := self.calibration) is not None and closing.outside:
             assert closing.shift is not None
             subtract_in_hook(self.model, closing.shift, again=True)
@@ -381,7 +388,7 @@ class PrivateStep:
             individual.load(load_spends(stored.path, stored.spends, identity))
         except ValueError as error:
             raise OwnerwiseError(f"the spends of {stored.path.name} do not fit: {error}") from None
-        individual.charge_lost(stored.steps_spent - stored.steps_charged)
+        individual.charge_lost(stored.progress.steps_spent - stored.steps_charged)
 
     @contextmanager
     def data_free_changes(self) -> Iterator[None]:
@@ -437,27 +444,17 @@ class PrivateStep:
             self._take(batch)
 
     def _take(self, batch: Batch) -> None:
-        step = self._spent
-        if self.to_standardise:
-            raise OwnerwiseError(NOT_STANDARDISED)
-        refuse_unplanned(batch, step, self.plan)
-        self._refuse_undeclared_changes()
-        if not self._tried and len(batch) and not isinstance(batch.data, Unloaded):
-            refuse_unusable(self.model, self._sums.plain_loss, batch)
-            self._tried = True
-        self._private_so_far &= batch.private
-        if self.private and step_hooks(self.optimizer):
-            raise OwnerwiseError(
-                "the optimizer has step hooks, and what they write to the model cannot be "
-                "distinguished from the private update: remove them, and do their work after "
-                "step(batch)"
-            )
+        step, processes = self._spent, self._processes
+        names = ("the step", "the batch", "the parameters of the model")
+        unloaded, marked = processes.agreed(lambda: self._admitted(batch), names, 2)
+        self._private_so_far &= not marked
         if self._watch is None:
             self._watch = ParameterWatch(self.model)
         if self._account is not None:
             self._account.take(step, self.private)  # on disk before any noise is drawn
         self._spent = step + 1  # a step that fails midway counts: its noise may have been drawn
-        refuse_unloaded(batch)
+        if unloaded:
+            processes.together(lambda: refuse_unloaded(batch))
         randomness, steering = self._randomness.of_step(step), self.steering
         scale, clip_scale = 1 / self.plan.expected_batch_size, 1.0
         if steering is not None:
@@ -470,8 +467,39 @@ class PrivateStep:
         if steering is not None:
             shrink = 1 + self._sums.rounding.release_slack
             total = torch.tensor([steering.total], dtype=torch.float64)
+            (total,) = processes.summed(lambda: [total], [total])
             steering.update(float(randomness.release(total / shrink)) * shrink)
         self._updates += 1
+
+    def _admitted(self, batch: Batch) -> tuple[list[int], list[int]]:
+        """Refuse a batch before anything is spent.
+
+        Returns:
+            The numbers that must be the same in all processes: the step, and checksums of the
+            whole batch and of the parameters; and whether the records could not be loaded, and
+            whether the run is not private in this process.
+        """
+        if self.to_standardise:
+            raise OwnerwiseError(NOT_STANDARDISED)
+        refuse_unplanned(batch, self._spent, self.plan)
+        refuse_unshared(batch, self._processes)
+        self._refuse_undeclared_changes()
+        unloaded = isinstance(batch.data, Unloaded)
+        if not self._tried and len(batch) and not unloaded:
+            refuse_unusable(self.model, self._sums.plain_loss, batch)
+            self._tried = True
+        if self.private and batch.private and step_hooks(self.optimizer):
+            raise OwnerwiseError(
+                "the optimizer has step hooks, and what they write to the model cannot be "
+                "distinguished from the private update: remove them, and do their work after "
+                "step(batch)"
+            )
+        same = [0, 0, 0]
+        if batch.share is not None:
+            smallest = min(self.model.parameters(), key=Tensor.numel)
+            same = [batch.step, batch.share.checksum, checksum([smallest])]
+        private = self._private_so_far and batch.private
+        return same, [int(unloaded), int(not private)]
 
     def _update(self, gradients: dict[nn.Parameter, Tensor], watch: ParameterWatch) -> None:
         """Let the optimizer update the model, and check that nothing else has changed it."""
@@ -533,7 +561,7 @@ class PrivateStep:
             raise OwnerwiseError(problems)
         self._private_so_far &= not marks_of(data)
         (layer,) = standardising_layers(self.model)
-        total = opening_sum(plan, layer, data)
+        total = opening_sum(plan, layer, data, self._processes)
         self._opened = True  # even if something fails from here on
         if self._account is not None:
             self._account.take(0, self.private)
@@ -598,7 +626,7 @@ class PrivateStep:
                 self._account.take(plan.steps + number, self.private)
             self._spent = plan.steps + number + 1
             streams = self._randomness.of_closing(number)
-            total = closing_sum(self.model, plan, closing, rows, *streams, at_once)
+            total = closing_sum(self.model, plan, closing, rows, *streams, at_once, self._processes)
             closing.observe(self._randomness.closing(number, total))
             if after_sum is not None and number + 1 < plan.closing_count:
                 after_sum()

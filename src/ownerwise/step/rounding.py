@@ -27,6 +27,9 @@ GRID_TOLERANCE = 1e-4
 """The part of the slack that covers rounding to the noise grid."""
 NORM_ERROR = 1e-5
 """Largest relative error of a computed gradient norm."""
+CHARGED_NORM_ERROR = 5e-4
+"""By how much a norm is rounded up before it is charged by individual accounting. Norms from Gram
+matrices may be too small by about 1e-4 (`gradients.contributions.grams`)."""
 _NORM_ROUNDOFFS = 100.0  # error of a norm in models of low precision, in their roundoffs
 RELEASE_SLACK = 1e-3
 """Allowance for rounding, both to the grid and in other rows, in a release with sensitivity 1."""
@@ -34,6 +37,7 @@ RELEASE_SLACK = 1e-3
 # without them. The largest change found was 1.2 in blocks of `BLOCK`, and 3.9 without.
 _SUM_ROUNDOFFS, _PLAIN_ROUNDOFFS = 2.0, 8.0
 _NEGLIGIBLE = 1e-3  # records are summed without blocks, which is faster, up to this slack
+_MOST_OF_EXCHANGE = 5e-3  # processes send float32 sums, which are half as large, up to this slack
 # The same bound if every rounding within the blocks may change: for each of the two sums,
 # one roundoff per record of a block, and one each for the factor, the weight and their products.
 _BLOCK_ROUNDOFFS = 2.0 * (BLOCK + 4)
@@ -55,12 +59,14 @@ class Rounding:
             Each class is summed separately, and the sums of the classes are added in float64.
         in_blocks: whether records are summed in blocks, whose sums are added in float64.
         release_slack: slack for a record's contribution to a release.
+        exchange: the dtype in which several processes send and add their sums.
     """
 
     slack: float
     classes: np.ndarray | None = None
     in_blocks: bool = False
     release_slack: float = RELEASE_SLACK
+    exchange: torch.dtype = torch.float64
 
     @classmethod
     def of(
@@ -69,9 +75,13 @@ class Rounding:
         model: nn.Module,
         weights: Weights | None,
         release: Release | Steering | None = None,
+        processes: int = 1,
     ) -> Rounding:
         """Return the summation method and the slacks for a step under this plan."""
         rounding = cls._of_gradients(plan, model, weights)
+        if processes > 1:
+            slack, exchange = _of_exchange(plan, model, processes)
+            rounding = replace(rounding, slack=rounding.slack + slack, exchange=exchange)
         if plan.hardened_rows is not None or release is None:
             return rounding
         if isinstance(release, Steering):
@@ -115,9 +125,10 @@ def rounding_problems(
     model: nn.Module,
     weights: Weights | None,
     release: Release | Steering | None = None,
+    processes: int = 1,
 ) -> list[str]:
     """Return all problems that rounding causes under this plan."""
-    rounding = Rounding.of(plan, model, weights, release)
+    rounding = Rounding.of(plan, model, weights, release, processes)
     problems = surplus_problems(plan)
     if rounding.release_slack == math.inf:
         problems.append(
@@ -154,6 +165,23 @@ def rounding_problems(
         + hardened_or(plan.unit, "plan with a smaller batch or with method='sample', or train a ")
         + "float64 model (model.double())",
     ]
+
+
+def _of_exchange(plan: Plan, model: nn.Module, processes: int) -> tuple[float, torch.dtype]:
+    """Return the slack and the dtype in which several processes add their sums.
+
+    Each process rounds its sum once, and adding `processes` sums in any order takes one rounding
+    less than there are of them. Every rounding is at most one roundoff of the total clip norm, in
+    either of the two sums. Double precision is sent only where single would cost too much.
+    """
+    total = _clip_totals(plan, np.zeros(len(plan.holders.clip_norms), dtype=np.int64))[0]
+    roundoff = unit_roundoff(model)
+    slack = 2.0 * processes * roundoff * total
+    if roundoff < _roundoff(torch.float32):
+        return slack, torch.float64
+    if slack <= _MOST_OF_EXCHANGE:
+        return slack, torch.float32
+    return 2.0 * processes * _roundoff(torch.float64) * total, torch.float64
 
 
 def unit_roundoff(model: nn.Module) -> float:

@@ -20,9 +20,10 @@ class RunRandomness:
         plan: the run's plan, which determines the noise.
         root: the run's secret stream.
         rule_draws: whether the clipping rule is randomised.
+        rank: number of this process. All processes draw the same numbers, except for the checks.
     """
 
-    def __init__(self, plan: Plan, root: SecretStream, *, rule_draws: bool):
+    def __init__(self, plan: Plan, root: SecretStream, *, rule_draws: bool, rank: int = 0):
         self.plan = plan
         self._smallest_clip_norm = float(plan.clip_norms.min())
         self.seed = root.seed
@@ -30,7 +31,8 @@ class RunRandomness:
         self._release_noise = Noise(root, purpose="release")
         self._rule = root.child("clipping rule") if rule_draws else None
         self._layers = root.child("layers")
-        self._parts = root.child("parts").at_step(0)  # for the checks, which do not affect a step
+        parts = root.child(f"parts {rank}" if rank else "parts")
+        self._parts = parts.at_step(0)  # for the checks, which do not affect a step
         self._rows = None if plan.hardened_rows is None else root.child("rows")
         self._closing_noise = Noise(root, purpose="closing")
         self._closing_rows = root.child("closing rows")

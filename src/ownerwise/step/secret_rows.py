@@ -10,7 +10,7 @@ contents of other rows, no other record's output, loss or norm changes by even o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class Rows:
         where: row of each record; None if record k is in row k and no row is empty.
         occupied: 1.0 for rows with a record, 0.0 for empty ones; None if no row is empty. With
             `segments`, one value per element.
+        total: number of rows of the whole batch, in all processes.
     """
 
     inputs: Any
@@ -43,6 +44,8 @@ class Rows:
     segments: Segments | None = None
     where: np.ndarray | None = None
     occupied: np.ndarray | None = None
+    _: KW_ONLY
+    total: int
 
     def __len__(self) -> int:
         if self.segments is not None:
@@ -70,6 +73,9 @@ def place(
 ) -> Rows:
     """Assign each record in the batch to its own row, out of `rows` rows in total.
 
+    If several processes share the batch, its secret rows were drawn with the batch, and row k of
+    all is row k // count of process k % count.
+
     Args:
         batch: the batch, with at most `rows` records.
         rows: public number of rows; None for exactly one row per record, in order.
@@ -84,11 +90,17 @@ def place(
         return _owner_rows(batch, inputs, targets, declared)
     if batch.by_owner:
         owners, sizes = batch.elements()
-        return Rows(inputs, targets, owners, Segments(sizes))
+        return Rows(inputs, targets, owners, Segments(sizes), total=batch.records)
     if rows is None:
-        return Rows(inputs, targets, batch.owner_index)
-    order = np.arange(rows) if stream is None else random_order(stream, rows)
-    where = order[: len(batch)]
+        return Rows(inputs, targets, batch.owner_index, total=batch.records)
+    total, share = rows, batch.share
+    if share is not None:
+        assert share.rows is not None
+        where = share.rows[share.own] // share.processes.count
+        rows = len(range(share.processes.rank, total, share.processes.count))
+    else:
+        order = np.arange(rows) if stream is None else random_order(stream, rows)
+        where = order[: len(batch)]
     index = torch.from_numpy(where)
 
     def placed(records: Tensor) -> Tensor:
@@ -98,7 +110,7 @@ def place(
     occupied = np.zeros(rows)
     occupied[where] = 1.0
     inputs, targets = map_tensors(placed, (inputs, targets))
-    return Rows(inputs, targets, batch.owner_index, None, where, occupied)
+    return Rows(inputs, targets, batch.owner_index, None, where, occupied, total=total)
 
 
 def _owner_rows(batch: Batch, inputs: Any, targets: Any, declared: np.ndarray) -> Rows:
@@ -130,4 +142,5 @@ def _owner_rows(batch: Batch, inputs: Any, targets: Any, declared: np.ndarray) -
 
     inputs, targets = map_tensors(placed, (inputs, targets))
     segments = Segments(torch.from_numpy(lengths))
-    return Rows(inputs, targets, owners, segments, None, (counts[owners] > 0).astype(np.float64))
+    occupied = (counts[owners] > 0).astype(np.float64)
+    return Rows(inputs, targets, owners, segments, None, occupied, total=segments.rows)

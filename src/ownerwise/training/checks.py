@@ -27,6 +27,7 @@ from ownerwise.gradients import check
 from ownerwise.marks import mark, marks_of
 from ownerwise.mechanisms import loss_problems, plain_loss
 from ownerwise.planning import Plan, hardened_or
+from ownerwise.processes import Processes
 from ownerwise.randomness import SecretStream
 from ownerwise.repair import shifted
 from ownerwise.runs import HISTORY, describe_function, folder_problems
@@ -53,7 +54,8 @@ def prepare(
 ) -> tuple[PrivateStep, SecretStream, list[Logger]]:
     """Return the step, stream and loggers for a run, or raise an error that lists all problems.
 
-    `evaluated` maps "validation" and "test" to what is evaluated, if anything.
+    `evaluated` maps "validation" and "test" to what is evaluated, if anything. The first of several
+    processes writes the folder and has all loggers.
     """
     problems = Problems()
     problems.add(*_run_problems(settings, resume), *settings.problems())
@@ -73,11 +75,12 @@ def prepare(
             if step is not None and not found:
                 found = evaluation.trial_problems(settings.model, settings.loss, name)
             problems.add(*found)
-    loggers = make_loggers(settings.loggers, problems)
-    if settings.path is not None:
+    processes = Processes.here()
+    loggers = make_loggers(settings.loggers if processes.first else (), problems)
+    if settings.path is not None and processes.first:
         loggers.insert(0, JsonLines(settings.path / HISTORY))
         problems.add(*folder_problems(settings.path, config, settings.plan, resume))
-    problems.raise_()
+    processes.together(problems.raise_)
     assert step is not None
     _warn_of_large_inputs(data, settings.plan)
     _warn_of_counted_labels(settings, data)

@@ -10,6 +10,7 @@ from typing import Any, Self
 from ownerwise.errors import printable
 from ownerwise.evaluation import Evaluation
 from ownerwise.mechanisms import Loss
+from ownerwise.processes import Processes
 from ownerwise.runs import STEP_NOT_PRIVATE, Run
 from ownerwise.step import PrivateStep
 from ownerwise.training.averaging import Averaging
@@ -19,6 +20,8 @@ from ownerwise.training.loggers import Logger
 
 class Recorder:
     """Writes the checkpoints and history lines due before the first step or after any step.
+
+    The first of several processes evaluates the model and writes for all.
 
     If both are due, the checkpoint is written first, so a crash in between cannot leave a line
     without its model. Every step was counted in the account before it was taken.
@@ -54,6 +57,7 @@ class Recorder:
         self._test = test
         self._loggers = loggers
         self._average = average
+        self._processes = Processes.here()
         self._averaged = step.updates
         self._before: dict[str, Any] | None = None  # metrics before calibration
         self._seconds = run.history[-1]["seconds"] if run.history else 0.0
@@ -93,10 +97,9 @@ class Recorder:
         written = self._due("evaluate_every") and not self._has_line() and not unfinished
         if written:
             with self._averaged_model():
-                line = self._line()
+                line = self._processes.on_first(self._line)
             run.history.append(line)
-            for logger in self._loggers:
-                logger.log(line)
+            self._processes.together(lambda: [logger.log(line) for logger in self._loggers])
         self._since = time.perf_counter()  # do not count evaluation as training time
         return written
 
@@ -136,7 +139,8 @@ class Recorder:
     def evaluate_before_calibration(self) -> None:
         """Evaluate the model on validation data, for comparison with the calibrated one."""
         if self._validation is not None:
-            self._before = self._validation(self._step.model, self._loss)
+            evaluation, model = self._validation, self._step.model
+            self._before = self._processes.on_first(lambda: evaluation(model, self._loss))
 
     def _is_last(self) -> bool:
         return self._step.steps_spent == self._run.plan.steps

@@ -23,6 +23,7 @@ from ownerwise.repair import PullAdjustment
 from ownerwise.runs import Run, default_label
 from ownerwise.runs.settings import describe_plug
 from ownerwise.step import Performance
+from ownerwise.step.wrappers import unwrapped
 from ownerwise.training.learning_rates import LearningRateSchedule, schedule_problems
 from ownerwise.training.loggers import Logger
 from ownerwise.training.values import POSITIVE, ValueRule, is_number, is_whole, whole
@@ -91,6 +92,7 @@ class TrainerSettings:
         every = self.evaluate_every
         every = max(1, self.plan.steps // _EVALUATIONS) if every is None else every
         vars(self).update(
+            model=unwrapped(self.model),
             folder=self.path,
             optimizer_options=dict(self.optimizer_options or {}),
             loss=self.loss if self.constraints is None else self.constraints.penalised(self.loss),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from ownerwise.mechanisms import (
     plain_loss,
 )
 from ownerwise.planning import Plan
+from ownerwise.processes import Processes
 from ownerwise.repair import PullAdjustment, closing_for
 from ownerwise.runs import Run, environment, settings
 from ownerwise.runs import folders as run_folders
@@ -127,7 +129,8 @@ class Trainer(TrainerSettings):
             num_workers, collate: as for `PoissonBatches`.
             resume: resume the run in `folder`, or start one if there is none. The settings and the
                 plan must be the same. With a fixed seed, the result is bit-for-bit identical to an
-                uninterrupted run, unless the data itself is random (augmentation).
+                uninterrupted run, unless the data itself is random (augmentation) or the number of
+                processes changes.
 
         Raises:
             OwnerwiseError: if there are any problems; it is raised before training and lists them
@@ -144,7 +147,7 @@ class Trainer(TrainerSettings):
         evaluated = {"validation": validating, "test": testing}
         step, stream, loggers = prepare(self, data, collate, evaluated, config, resume)
         factor = factors(self.schedule, step.plan.steps)
-        with nullcontext() if self.path is None else run_folders.FolderLock(self.path):
+        with self._locked_folder():
             run = self._open(config, step, resume)
             run.model, run.to_classes = self.model, self.predict
             self.runs.append(run)
@@ -169,6 +172,15 @@ class Trainer(TrainerSettings):
             )
             self._train(batches, step, recorder, data, collate)
         return run
+
+    @contextmanager
+    def _locked_folder(self) -> Iterator[None]:
+        """Lock the run folder, if there is one, for the first of the processes."""
+        with ExitStack() as stack:
+            if self.path is not None:
+                lock, processes = run_folders.FolderLock(self.path), Processes.here()
+                processes.together(lambda: stack.enter_context(lock) if processes.first else None)
+            yield
 
     def _train(
         self,
@@ -200,7 +212,8 @@ class Trainer(TrainerSettings):
                     if recorder.record():
                         bar.set_postfix_str(recorder.summary)
                     bar.update()
-                    if interruption.requested and step.steps_spent < step.plan.steps:
+                    requested = Processes.here().any(interruption.requested)
+                    if requested and step.steps_spent < step.plan.steps:
                         raise self._stopped(step, recorder)
                     spent = step.steps_spent + 1
                 if step.to_calibrate:
@@ -225,22 +238,34 @@ class Trainer(TrainerSettings):
         if self.path is None:
             self._note_training(config, step.plan)
             return Run(config, step.plan, environment=environment())
-        # check again, now that nobody else can write
-        problems = run_folders.folder_problems(self.path, config, step.plan, resume)
-        if problems:
-            raise OwnerwiseError(problems)
-        run_folders.drop_half_written(self.path)
-        run = Run(config, step.plan, environment=environment(), folder=self.path)
-        if run_folders.holds_a_run(self.path):
-            step.restore(self.path)
-            if earlier := read_config(self.path)[0].get("earlier_trainings"):
+        path, processes = self.path, Processes.here()
+
+        def check() -> bool:  # again, now that nobody else can write
+            problems = run_folders.folder_problems(path, config, step.plan, resume)
+            if problems:
+                raise OwnerwiseError(problems)
+            run_folders.drop_half_written(path)
+            return run_folders.holds_a_run(path)
+
+        run = Run(config, step.plan, environment=environment(), folder=path)
+        if processes.on_first(check):
+            step.restore(path)
+
+            def read() -> tuple[Any, list[dict[str, Any]], dict[str, Any]]:
+                return (
+                    read_config(path)[0].get("earlier_trainings"),
+                    run_folders.kept_history(path, step.run_id, step.updates),
+                    run_folders.with_earlier(path, run.environment),
+                )
+
+            earlier, run.history, run.environment = processes.on_first(read)
+            if earlier:
                 config["earlier_trainings"] = earlier
-            run.history = run_folders.kept_history(self.path, step.run_id, step.updates)
-            run.environment = run_folders.with_earlier(self.path, run.environment)
         else:
             self._note_training(config, step.plan)
-            step.open_account(self.path, private=run.private)
-        run_folders.begin(run, step.run_id)
+            step.open_account(path, private=run.private)
+        run.identity = step.run_id
+        processes.together(lambda: run_folders.begin(run) if processes.first else None)
         return run
 
     def _note_training(self, config: dict[str, Any], plan: Plan) -> None:
@@ -295,6 +320,8 @@ class Trainer(TrainerSettings):
             config["loss_options"] = loss.keywords
         if isinstance(loss, RegressionLoss):
             config["loss"], config["regression"] = str(loss), loss.settings()
+        if (processes := Processes.here()).several:
+            config["processes"] = processes.count
         if self.averaging is not None:
             config["averaging"] = self.averaging
         if self.constraints is not None:
@@ -358,10 +385,11 @@ class Trainer(TrainerSettings):
         )
 
     def _bar(self, step: PrivateStep) -> tqdm:
+        disabled = None if self.progress is None else not self.progress
         return tqdm(
             total=step.plan.steps,
             initial=step.steps_spent,
             desc=printable(self.label if self.seed is None else f"{self.label}, NOT PRIVATE"),
             unit="step",
-            disable=None if self.progress is None else not self.progress,
+            disable=disabled if Processes.here().first else True,
         )

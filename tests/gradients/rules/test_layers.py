@@ -185,3 +185,28 @@ def test_transformer_layers(training):
             return self.decoder(x.transpose(0, 1), memory).transpose(0, 1)
 
     assert_matches_loop(Both().train(training), torch.randn(4, 4, 8))
+
+
+@pytest.mark.parametrize("trained", ["weight", "bias", "both", "neither"])
+@pytest.mark.parametrize("length", [1, 3])
+def test_addmm(trained, length):
+    """The layers of GPT-2: rows of all records together, with either part frozen."""
+    model = Model(
+        lambda m, x: m.last(torch.addmm(m.b, x.reshape(-1, 4), m.w).view(*x.shape[:2], 5)).sum(1),
+        w=torch.randn(4, 5),
+        b=torch.randn(5),
+        last=nn.Linear(5, 2),
+    )
+    model.w.requires_grad_(trained in ("weight", "both"))
+    model.b.requires_grad_(trained in ("bias", "both"))
+    assert_matches_loop(model, torch.randn(3, length, 4))
+    assert_matches_loop(model, torch.randn(1, length, 4))
+
+
+def test_addmm_with_other_arguments():
+    model = Model(
+        lambda m, x: torch.addmm(x, x, m.w) + torch.addmm(m.b, x, m.w, beta=0.5, alpha=2),
+        w=torch.randn(4, 4),
+        b=torch.randn(4),
+    )
+    assert_matches_loop(model, torch.randn(3, 4))

@@ -1,4 +1,4 @@
-"""The rules for matrix products with a parameter: `linear` at any rank and `x @ weight`."""
+"""The rules for products with a parametric matrix: `linear`, `x @ weight` and `addmm`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ownerwise.gradients.rules.context import Context
 from ownerwise.gradients.saved import Saved
 from ownerwise.gradients.taps import Use
 
-__all__ = ["linear", "matmul", "project"]
+__all__ = ["addmm", "linear", "matmul", "project"]
 
 
 def linear(
@@ -66,3 +66,28 @@ def matmul(context: Context, func: Function, input: Tensor, other: Tensor) -> An
         yield matrix, Outer(left, right, budget)
 
     return context.tap(func, output, [matrix], range(output.dim() - 1), build)
+
+
+def addmm(
+    context: Context, func: Function, input: Tensor, mat1: Tensor, mat2: Tensor, **options: Any
+) -> Any:
+    """Handle `bias + x @ weight`, the layers of GPT-2, with a bias for each column."""
+    matrix, offset = context.tracked(mat2), context.tracked(input)
+    vector = input.dim() == 1 and len(input) == mat2.shape[1]
+    if options or not vector or context.tracked(mat1) is not None:
+        return NotImplemented
+    if offset is None and not context.is_constant(input):
+        return NotImplemented
+    output = func(context.value(input), mat1, context.value(mat2))
+    used = [tracked for tracked in (matrix, offset) if tracked is not None]
+    saved = Saved(mat1, f"addmm({used[0].name})") if matrix is not None else None
+    budget = context.budget
+
+    def build(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
+        right = layout.terms(gradient, count)
+        if matrix is not None and saved is not None:
+            yield matrix, Outer(layout.terms(saved.get(), count), right, budget)
+        if offset is not None:
+            yield offset, Dense(right.sum(1, dtype=accumulation_dtype(right.dtype)))
+
+    return context.tap(func, output, used, (0,), build)

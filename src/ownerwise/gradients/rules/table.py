@@ -12,7 +12,7 @@ from ownerwise.gradients.rules.context import Rule
 from ownerwise.gradients.rules.convolution import convolution
 from ownerwise.gradients.rules.embedding import embedding, embedding_bag
 from ownerwise.gradients.rules.guards import as_strided, view
-from ownerwise.gradients.rules.linear import linear, matmul
+from ownerwise.gradients.rules.linear import addmm, linear, matmul
 from ownerwise.gradients.rules.normalisation import batch_norm, normalisation
 from ownerwise.gradients.rules.packed import index_select, pack
 from ownerwise.gradients.rules.pointwise import POINTWISE, pointwise, repeating
@@ -28,6 +28,8 @@ RULES: dict[Function, Rule] = {
     Tensor.__matmul__: matmul,
     torch.mm: matmul,
     Tensor.mm: matmul,
+    torch.addmm: addmm,
+    Tensor.addmm: addmm,
     functional.conv1d: convolution,
     functional.conv2d: convolution,
     functional.conv3d: convolution,

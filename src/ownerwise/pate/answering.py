@@ -1,0 +1,66 @@
+"""Noised answers: GNMax and Confident-GNMax over weighted votes, as the plan says."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ownerwise.errors import OwnerwiseError
+from ownerwise.pate.plans import PatePlan
+from ownerwise.randomness import Noise, SecretStream
+
+NO_ANSWER = -1
+
+
+def weighted_counts(plan: PatePlan, votes: np.ndarray, classes: int) -> np.ndarray:
+    """Return the weighted count of votes for each class, float64 [questions, classes]; NOT private.
+
+    Weights are multiples of the plan's grid, so the sums are exact.
+
+    Args:
+        plan: the plan.
+        votes: the class each teacher votes for, [teachers, questions].
+        classes: number of classes.
+    """
+    counts = np.zeros((votes.shape[1], classes))
+    weights = plan.teacher_weights
+    if len(votes) != len(weights):
+        raise OwnerwiseError(f"{len(votes)} teachers voted; the plan has {len(weights)}")
+    for vote, weight in zip(votes, weights, strict=True):
+        counts[np.arange(votes.shape[1]), vote] += weight
+    return counts
+
+
+def answer(plan: PatePlan, counts: np.ndarray, stream: SecretStream | None = None) -> np.ndarray:
+    """Return the released label of each question, int64; -1 if it is not answered.
+
+    Guarantee: see `PatePlan`. Questions are taken in order until the plan's caps are reached. Votes
+    and noise are multiples of one public grid and are added exactly (docs/proofs/arithmetic.md).
+
+    Args:
+        plan: the plan; it is verified first.
+        counts: weighted counts of votes, [questions, classes]; see `weighted_counts`.
+        stream: the secret stream; by default a new private one.
+    """
+    plan.verify()
+    if len(counts) > plan.questions:
+        raise OwnerwiseError(
+            f"{len(counts)} questions; the plan pays for at most {plan.questions}: ask fewer"
+        )
+    grid = plan.grid
+    if not (counts / grid == np.round(counts / grid)).all():
+        raise OwnerwiseError(
+            "the counts are not multiples of the plan's grid: pass weighted_counts"
+        )
+    root = SecretStream() if stream is None else stream
+    passed = np.ones(len(counts), dtype=bool)
+    if plan.test_std is not None:
+        top = torch.from_numpy(counts.max(axis=1))
+        (noised,) = Noise(root, purpose="test").gaussian(0, [top], plan.test_std, grid)
+        passed = noised.numpy() >= plan.threshold
+    asked = np.flatnonzero(passed)[: plan.answers]
+    labels = np.full(len(counts), NO_ANSWER, dtype=np.int64)
+    sums = torch.from_numpy(np.ascontiguousarray(counts[asked]))
+    (noised,) = Noise(root, purpose="answer").gaussian(0, [sums], plan.answer_std, grid)
+    labels[asked] = noised.numpy().argmax(axis=1)
+    return labels
