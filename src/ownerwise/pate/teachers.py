@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from ownerwise.errors import OwnerwiseError
 
-_AT_ONCE = 2_000  # questions answered together
+_AT_ONCE = 25_000  # teachers times questions answered together
 
 
 def train_teachers(
@@ -103,5 +103,6 @@ class Teachers:
 
         ask = vmap(outputs, in_dims=(0, None))
         with torch.no_grad():
-            parts = [ask(self._parameters, some) for some in questions.split(_AT_ONCE)]
+            at_once = max(1, _AT_ONCE // len(self))
+            parts = [ask(self._parameters, some) for some in questions.split(at_once)]
         return torch.cat(parts, dim=1).to(torch.uint8).numpy()
