@@ -11,8 +11,8 @@ with momentum 0.9, learning rate 20, clip norm 1, delta 1e-5. All rows of a sett
 with which a clipped record can take 40 steps. DP-SGD and assignment stop there; with individual
 accounting, the same run goes on to 60 steps, and records retire when their own gradients have used
 up their budgets. `0.3: dp-sgd, 60 steps` takes as many steps, with the larger noise that this needs
-without individual accounting. The settings were chosen in simulations with other noise, which is not
-accounted for.
+without individual accounting. The settings were chosen in simulations with other noise, which is
+not accounted for.
 
 Settings: `0.3` (everyone has epsilon 0.3), `0.30/0.31` (the first and the second half of the
 records, as in the paper) and `0.2/0.4`. Rows: `dp-sgd` (everyone gets the smallest budget),
