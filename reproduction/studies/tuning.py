@@ -68,8 +68,8 @@ def data(name: str) -> dict[str, tuple[Tensor, Tensor]]:
 def _tensors(name: str, records: Any) -> tuple[Tensor, Tensor]:
     inputs = torch.from_numpy(np.asarray(records.inputs)).float()
     if name == "mnist":
-        inputs = functional.avg_pool2d(inputs.reshape(-1, 1, 28, 28), 2).flatten(1)
-    return inputs, torch.from_numpy(np.asarray(records.targets)).long()
+        inputs = functional.avg_pool2d(inputs.reshape(-1, 1, 28, 28), 2)
+    return inputs.flatten(1), torch.from_numpy(np.asarray(records.targets)).long()
 
 
 def budgets(seed: int, records: int) -> np.ndarray:
