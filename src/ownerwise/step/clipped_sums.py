@@ -130,7 +130,7 @@ class ClippedSums:
                 plan, Sensitivity(CHARGED_NORM_ERROR, self.rounding.slack)
             )
         self._reduced_clip_norms = self._of.clip_norms / (1 + self.rounding.slack)
-        self._tape = Tape(model, lean=performance.lean)
+        self._tape = Tape(model, lean=performance.lean, even=self.filter is not None)
         self._buffers: list[tuple[str, Tensor, int]] = []  # as of the last forward pass
 
     def __call__(self, batch: Batch, randomness: Randomness) -> dict[nn.Parameter, Tensor]:
@@ -147,6 +147,7 @@ class ClippedSums:
         empty = batch.records == 0
         rows_available = self.plan.hardened_rows
         overflows = rows_available is not None and batch.records > rows_available
+        overflows &= not batch.by_owner  # each owner has rows of their own
         # An overflowing batch counts as empty, so the step adds only noise. Part of every delta is
         # reserved for the probability of an overflow (`planning.batch_bounds.delta_reserve`).
         if empty or overflows:

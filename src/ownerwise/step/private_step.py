@@ -639,7 +639,8 @@ class PrivateStep:
         self, batch: Batch, randomness: Randomness | None = None
     ) -> dict[nn.Parameter, Tensor]:
         """Return the weighted sum of clipped gradients; it is NOT private until noise is added."""
-        return self._sums(batch, Randomness() if randomness is None else randomness)
+        with self._lock:  # a sum during a step would undo the charges of that step
+            return self._sums(batch, Randomness() if randomness is None else randomness)
 
     def __repr__(self) -> str:
         kind = "private" if self.private else "NOT PRIVATE"
