@@ -270,7 +270,8 @@ def test_all_problems_are_listed():
 def test_nothing_that_depends_on_the_votes_is_shown():
     """Trap 51: no data-dependent bound exists; the plan's cost is known before any vote."""
     plan = make()
-    before = plan.epsilon().copy()
-    ow.pate.answer(plan, np.zeros((10, 10)))
+    before, votes = plan.epsilon().copy(), np.zeros((60, 10), dtype=np.int64)
+    counts = ow.pate.weighted_counts(plan, votes, 10)
+    ow.pate.answer(plan, counts)
     assert np.array_equal(plan.epsilon(), before)
     assert "data" not in " ".join(name for name in dir(plan) if not name.startswith("__"))
