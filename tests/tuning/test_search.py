@@ -172,7 +172,9 @@ def test_the_cost_is_on_disk_before_the_first_run_and_stays_there(tmp_path, monk
 
 
 def _prepared_without_check(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("ownerwise.tuning.search"), "check", lambda _: None)
+    monkeypatch.setattr(
+        importlib.import_module("ownerwise.tuning.search"), "check", lambda *_: None
+    )
     return _prepared()
 
 
