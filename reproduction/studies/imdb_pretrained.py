@@ -7,7 +7,7 @@ One epsilon for everybody (delta 1e-5), as on the slides of the paper on importa
 whose network is trained from scratch on all 25,000 reviews. Features: the states of MiniLM after
 each of four layers (2, 4, 5, 6), averaged over the first 126 word pieces of a review and over its
 last 126, in bfloat16. They depend only on the review. They are computed for 5,000 random training
-reviews and 5,000 random test reviews, because the machine had no time for more.
+reviews and 5,000 random test reviews.
 
 The bag of words counts each hashed word once, and divides by the square root of the number of
 different words. It is trained on the same 5,000 reviews, and on all 25,000.

@@ -120,6 +120,7 @@ class ClippedSums:
         self._device: torch.device | None = None  # of the model, as of the last batch
         self._batches = 0  # number of batches with at least two records
         self._weighted = 0  # number of batches that were weighted
+        self._exchanged = 0  # number of batches with records in any process
         self._due = False
         self._proven = proven(clipping)
         self._smallest_clip = float(plan.clip_norms.min())
@@ -165,30 +166,40 @@ class ClippedSums:
         begins the work.
         """
         begun: list[_Work] = []
+        processes, release = self._processes, self.release
+        apart = processes.apart if is_due(self._exchanged) else nullcontext
+        self._exchanged += 1
 
         def work() -> _Work:
             if not begun:
                 begun.append(self._begin(batch, randomness))
             return begun[0]
 
-        processes, release = self._processes, self.release
+        def total() -> list[Tensor]:
+            with apart():
+                return [self._total(work(), randomness)]
+
+        def losses() -> np.ndarray:
+            with apart():
+                return self._losses(work(), released, randomness)
+
+        def sums() -> list[Tensor]:
+            with apart():
+                found = self._sum_of_work(work(), weights, released, randomness)
+            return [found[parameter] for parameter in like]
+
         released: tuple[Tensor, ...] = ()
         if release is not None:
-            like = [torch.empty(release.shape, dtype=torch.float64)]
-            (total,) = processes.summed(lambda: [self._total(work(), randomness)], like)
-            released = (self._noised(total, randomness),)
+            shape = [torch.empty(release.shape, dtype=torch.float64)]
+            (count,) = processes.summed(total, shape)
+            released = (self._noised(count, randomness),)
         weights = None
         if self.weights is not None:
             of = np.zeros(0) if batch.share is None else batch.share.of
-            losses = processes.gathered(lambda: self._losses(work(), released, randomness), of)
-            weights = self._weights_of(batch, losses)
+            weights = self._weights_of(batch, processes.gathered(losses, of))
         if not processes.several:
             return self._sum_of_work(work(), weights, released, randomness)
         like = _zeros(self.model)
-
-        def sums() -> list[Tensor]:
-            found = self._sum_of_work(work(), weights, released, randomness)
-            return [found[parameter] for parameter in like]
 
         found = processes.summed(sums, list(like.values()), self.rounding.exchange)
         self._gather_peek(batch)
