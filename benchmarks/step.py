@@ -14,7 +14,7 @@ also clip to norm 1 and add Gaussian noise. On a busy machine, measure the CPU t
 Contenders: plain, plain-cl (channels-last), ours, lean (ours with less memory), owners (ours with
 whole owners as the unit, at the same number of records), the Opacus modes hooks, ew, functorch and
 ghost, and vmap (torch.func per-record gradients). Where a mode does not support a model, its cell
-says "-".
+says "-". With `--peers`, jax_privacy is timed as well (`benchmarks/peers.py`).
 """
 
 from __future__ import annotations
@@ -266,6 +266,20 @@ def measure(
     return result
 
 
+def peers(python: str | None, name: str) -> str:
+    """Return the figures of libraries that need an environment of their own, or why not."""
+    if python is None:
+        return f"{name}: no peers; benchmarks/peers.py says how to install jax_privacy"
+    command = [python, str(Path(__file__).with_name("peers.py")), name]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode:
+        return f"{name}: no peers; {answer.stderr.strip().splitlines()[-1]}"
+    found = json.loads(answer.stdout.splitlines()[-1])
+    private = {k: v for k, v in found.items() if not k.startswith("plain")}
+    best = min(private, key=lambda k: private[k])
+    return f"{name}: plain JAX {found['plain JAX']:.2f} ms, {best} {private[best]:.2f} ms"
+
+
 def table(results: dict[str, dict[str, Any]]) -> str:
     contenders = list(dict.fromkeys(c for result in results.values() for c in result))
     lines = ["| model | plain ms, MB | " + " | ".join(contenders[1:]) + " |"]
@@ -289,6 +303,7 @@ def main() -> int:
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="comma-separated")
     parser.add_argument("--quick", action="store_true", help="a few seconds per model")
     parser.add_argument("--cpu", action="store_true", help="CPU time of one thread")
+    parser.add_argument("--peers", metavar="PYTHON", help="of an environment with jax_privacy")
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -305,6 +320,7 @@ def main() -> int:
     for name in names:
         results[name] = measure(name, contenders, seconds, rounds, clock)
         print(table({name: results[name]}).splitlines()[2], flush=True)
+        print(peers(arguments.peers, name), flush=True)
     print(table(results))
     if arguments.json:
         facts = {"torch": torch.__version__, "threads": threads, "results": results}

@@ -50,6 +50,7 @@ INTERNALS: Mapping[str, str] = {
     "torch._C.DisableTorchFunction": "keep the tape from tracing its own calls",
     "torch.autograd.graph._engine_run_backward": "trace what checkpoints compute again",
     "torch.utils.checkpoint.CheckpointFunction.forward": "refuse reentrant checkpoints",
+    "torch.utils._python_dispatch.TorchDispatchMode": "refuse exchanges in models and losses",
     "torch.Tensor._version": "detect tensors that were changed in place",
     "torch.Tensor._base": "follow outputs that are changed in place",
     "torch.Tensor._is_view": "reject in-place operations on a part of a tensor",
@@ -138,6 +139,7 @@ checkpoint_forward = _find("torch.utils.checkpoint.CheckpointFunction.forward")
 in_transform = _find("torch._C._functorch.peek_interpreter_stack")
 pack_padded_sequence = _find("torch._pack_padded_sequence")
 pad_sequence = _find("torch._C._nn.pad_sequence")
+DispatchMode: Any = _find("torch.utils._python_dispatch.TorchDispatchMode")
 without_functions = _find("torch._C.DisableTorchFunction")
 flatten_dense_tensors = _find("torch._utils._flatten_dense_tensors")
 unflatten_dense_tensors = _find("torch._utils._unflatten_dense_tensors")

@@ -40,6 +40,7 @@ class Plan:
     hash: str = "stand-in"
     sampling: str = "record"
     records_per_owner: int | None = None
+    hardened_rows: int | None = None
 
     def __post_init__(self):
         self.sampling_rates = np.asarray(self.sampling_rates, dtype=np.float64)

@@ -120,6 +120,7 @@ def test_a_changed_plan_is_refused(changes, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"clip_to_remaining": "no"}, "expected True or False"),
         ({"constraints": object()}, "adds to the histogram"),
         ({"calibration": ow.Calibration()}, "after training"),
         ({"statistics": ow.ColumnStatistics()}, "statistics"),

@@ -1,6 +1,7 @@
 """Individual accounting in the private step: who moves the sum, by how much, and until when."""
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,10 @@ from torch import nn
 from torch.nn import functional
 
 import ownerwise as ow
-from ownerwise.mechanisms import Randomness
+from ownerwise.mechanisms import Randomness, Standard
 from ownerwise.mechanisms.individual_filter import WHOLE
+from ownerwise.processes import Processes
+from ownerwise.step.checks import individual_problems
 from ownerwise.step.rounding import CHARGED_NORM_ERROR
 from tools.step_tools import (
     double_on_one_thread,
@@ -375,3 +378,11 @@ def test_the_rows_of_an_owner_do_not_depend_on_another_owner():
     assert torch.equal(without.inputs[same], rows.inputs[same])
     assert (without.inputs[~same] == 0).all()
     np.testing.assert_array_equal(without.occupied, [1, 0, 1])
+
+
+def test_several_processes_are_refused():
+    """Each would know the spends of its own records only."""
+    plan = SimpleNamespace(filter="ordinary")
+    (problem,) = individual_problems(Standard(), None, None, plan, Processes(0, 2))
+    assert "2 processes with individual accounting" in problem
+    assert not list(individual_problems(Standard(), None, None, plan, Processes()))

@@ -13,6 +13,7 @@ from torch import nn
 
 import ownerwise as ow
 from ownerwise.accounting import RunLaw
+from ownerwise.processes import Processes
 from ownerwise.report import card_text, tuning_line
 from ownerwise.tuning import trials
 from ownerwise.tuning.scores import contribution_sum
@@ -339,3 +340,10 @@ def test_a_module_is_copied_for_every_run():
     run = tune(model=model, seed=0)
     assert torch.equal(model.weight, before)
     assert not torch.equal(run.model.weight, before)
+
+
+def test_several_processes_would_each_draw_their_own_trials(monkeypatch, made):
+    monkeypatch.setattr(Processes, "here", classmethod(lambda cls: cls(0, 2)))
+    with pytest.raises(ow.OwnerwiseError, match="a search in 2 processes: expected one process"):
+        tune()
+    assert made == []

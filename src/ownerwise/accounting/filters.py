@@ -69,8 +69,8 @@ def gdp_limits(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
         members = np.flatnonzero(delta == value)
         if len(members) <= _MANY:
             continue
-        ends = np.log([epsilon[members].min(), epsilon[members].max()])
-        nodes = np.linspace(*ends, _NODES)
+        first, last = np.log([epsilon[members].min(), epsilon[members].max()])
+        nodes = np.linspace(first, last, _NODES)
         at_nodes = _log_mu(np.exp(nodes), np.full(_NODES, value), *np.log(_MU_RANGE))
         guess = CubicSpline(nodes, at_nodes)(np.log(epsilon[members]))
         low[members], high[members] = guess - _NEAR, guess + _NEAR

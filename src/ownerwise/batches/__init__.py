@@ -3,6 +3,7 @@
 This package may import owners, planning and randomness, but not models or gradients.
 """
 
+from ownerwise.batches.alike import checksum, shared_rows
 from ownerwise.batches.devices import Device, device_of, device_problems, moved
 from ownerwise.batches.poisson import Batch, PoissonBatches
 from ownerwise.batches.rows import (
@@ -37,6 +38,7 @@ __all__ = [
     "PoissonBatches",
     "Unloaded",
     "arrays_of",
+    "checksum",
     "data_problems",
     "described",
     "device_of",
@@ -49,6 +51,7 @@ __all__ = [
     "rows_of",
     "same_tensors",
     "shape_name",
+    "shared_rows",
     "surplus_problems",
     "take",
 ]

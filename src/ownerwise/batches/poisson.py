@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from ownerwise.batches.alike import shared_rows
 from ownerwise.batches.devices import Device, device_problems, moved_ahead
 from ownerwise.batches.rows import (
     ArrayRows,
@@ -31,7 +32,6 @@ from ownerwise.batches.rows import (
     NamedArrays,
     Part,
     ownerless_problems,
-    rows_of,
     surplus_problems,
 )
 from ownerwise.batches.sampler import OwnerSampler, PoissonSampler
@@ -181,8 +181,9 @@ class PoissonBatches:
             raise OwnerwiseError(problems)
         assert plan.owners is not None
         assert plan.owners.record_owner_index is not None
+        self._processes = Processes.here()
         dataset = NamedArrays.of(dataset)
-        self._rows = rows_of(dataset, len(plan.owners.record_owner_index), collate)
+        self._rows = shared_rows(self._processes, dataset, plan, collate)
         rates, owner_index = plan.holders.sampling_rates, plan.owners.record_owner_index
         self._by_owner = plan.sampling == "owner"
         self._sampler = (
@@ -190,7 +191,6 @@ class PoissonBatches:
             if self._by_owner
             else PoissonSampler(rates, owner_index)
         )
-        self._processes = Processes.here()
         stream = SecretStream() if stream is None else stream
         stream.share(self._processes)
         self._stream = stream.child("sampling")

@@ -1,4 +1,4 @@
-"""A limit on the additional memory that may be used to save time."""
+"""What may be done to save time: a limit on additional memory, and whether to skip rows."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ class MemoryBudget:
 
     Attributes:
         lean: if true, never store per-record gradients larger than the tensors they replace.
+        even: if true, rows with the factor 0 are computed like all others, so that the time of a
+            sum does not show how many there are.
         spare_bytes: number of additional bytes that may be reserved in total, unless `lean` is
             true.
         chunk_bytes: size of the working set of one chunk of records, chosen to fit in cache.
@@ -23,6 +25,7 @@ class MemoryBudget:
     """
 
     lean: bool = False
+    even: bool = False
     spare_bytes: int = 192 << 20
     chunk_bytes: int = 3 << 20
     workspace: Workspace = field(default_factory=Workspace)

@@ -58,13 +58,15 @@ class Tape:
     Args:
         model: any module; it is not changed, wrapped or hooked.
         lean: whether to save memory at the cost of somewhat slower computation.
+        even: whether sums take the same time for records with the factor 0 as for all others.
 
     The package docstring shows how to use the tape.
     """
 
-    def __init__(self, model: nn.Module, *, lean: bool = False) -> None:
+    def __init__(self, model: nn.Module, *, lean: bool = False, even: bool = False) -> None:
         self.model = model
         self.lean = lean
+        self.even = even
         self.problems: list[Problem] | None = None  # a list while a trial run collects problems
         self._pass: _ForwardPass | None = None  # the last forward pass, until its backward pass
         self._uncompiled: AbstractContextManager = nullcontext()
@@ -80,7 +82,7 @@ class Tape:
             self._tracker = ParameterTracker(self.model)
         else:
             self._tracker.restart(self.model)
-        budget = MemoryBudget(lean=self.lean, workspace=self._workspace)
+        budget = MemoryBudget(lean=self.lean, even=self.even, workspace=self._workspace)
         self._pass = _ForwardPass(
             self._tracker, budget, self._delivery, self._checked, self.problems
         )

@@ -17,6 +17,7 @@ WHOLE = 2**60
 
 _ROUNDING = 1e-12  # covers the rounding of a cost in float64
 _FACTOR_ROUNDING = 1e-6  # covers the rounding of a clipping factor in float32
+_TINY = float(np.finfo(np.float64).tiny)
 _LEAST_LENGTH = 1e-3  # of the clip norm: what is left of a budget is not used for less
 
 
@@ -95,7 +96,8 @@ class IndividualFilter:
 
         Args:
             members: their numbers.
-            lengths: the computed lengths of their contributions after clipping, float64.
+            lengths: the computed lengths of their contributions after clipping, float64; negative
+                if the factor is.
         """
         clips, room, before = self._clip_norms[members], self._room[members], self._next[members]
         charges = self._units(self._changes(lengths, clips), room)
@@ -107,7 +109,8 @@ class IndividualFilter:
             longest = np.sqrt(left * room[last]) - self._sensitivity.absolute * clips[last]
             longest *= (1 - _FACTOR_ROUNDING) / (1 + self._sensitivity.relative)
             usable = longest >= _LEAST_LENGTH * clips[last]
-            factors[last] = np.where(usable, np.minimum(longest / lengths[last], 1.0), 0.0)
+            longest = np.where(usable, longest, 0.0)
+            factors[last] = longest / np.maximum(np.abs(lengths[last]), longest).clip(min=_TINY)
         self._next[members] = np.where(fits, before + np.where(fits, charges, 0), WHOLE)
         return factors
 
@@ -134,7 +137,7 @@ class IndividualFilter:
     def _changes(self, lengths: np.ndarray, clips: np.ndarray) -> np.ndarray:
         """Return an upper bound on what each contribution changes in the computed sum."""
         sensitivity = self._sensitivity
-        found = lengths * (1 + sensitivity.relative) + sensitivity.absolute * clips
+        found = np.abs(lengths) * (1 + sensitivity.relative) + sensitivity.absolute * clips
         return np.minimum(found, clips)
 
     def _units(self, changes: np.ndarray, room: np.ndarray) -> np.ndarray:

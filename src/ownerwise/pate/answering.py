@@ -11,6 +11,9 @@ from ownerwise.randomness import Noise, SecretStream
 
 NO_ANSWER = -1
 
+_released: set[tuple[str, str | None]] = set()
+"""Plans whose answers this process has released with secret noise, with their owners."""
+
 
 def weighted_counts(plan: PatePlan, votes: np.ndarray, classes: int) -> np.ndarray:
     """Return the weighted count of votes for each class, float64 [questions, classes]; NOT private.
@@ -26,6 +29,8 @@ def weighted_counts(plan: PatePlan, votes: np.ndarray, classes: int) -> np.ndarr
     weights = plan.teacher_weights
     if len(votes) != len(weights):
         raise OwnerwiseError(f"{len(votes)} teachers voted; the plan has {len(weights)}")
+    if votes.size and not (votes.min() >= 0 and votes.max() < classes):
+        raise OwnerwiseError(f"votes for other classes; expected classes from 0 to {classes - 1}")
     for vote, weight in zip(votes, weights, strict=True):
         counts[np.arange(votes.shape[1]), vote] += weight
     return counts
@@ -36,6 +41,10 @@ def answer(plan: PatePlan, counts: np.ndarray, stream: SecretStream | None = Non
 
     Guarantee: see `PatePlan`. Questions are taken in order until the plan's caps are reached. Votes
     and noise are multiples of one public grid and are added exactly (docs/proofs/arithmetic.md).
+
+    A plan pays for one call. A second one with the same plan and owners is refused in this
+    process, unless the stream has a fixed seed, so the answers are NOT PRIVATE. Nothing is
+    stored: a call in another process spends every budget again.
 
     Args:
         plan: the plan; it is verified first.
@@ -52,7 +61,14 @@ def answer(plan: PatePlan, counts: np.ndarray, stream: SecretStream | None = Non
         raise OwnerwiseError(
             "the counts are not multiples of the plan's grid: pass weighted_counts"
         )
+    if (counts < 0).any() or (counts.sum(axis=1) != plan.teacher_weights.sum()).any():
+        raise OwnerwiseError(
+            "the counts do not add up to the weights of the plan's teachers: pass weighted_counts "
+            "of this plan, with a vote of every teacher on each question"
+        )
     root = SecretStream() if stream is None else stream
+    if root.private:
+        _release_once(plan)
     passed = np.ones(len(counts), dtype=bool)
     if plan.test_std is not None:
         top = torch.from_numpy(counts.max(axis=1))
@@ -64,3 +80,15 @@ def answer(plan: PatePlan, counts: np.ndarray, stream: SecretStream | None = Non
     (noised,) = Noise(root, purpose="answer").gaussian(0, [sums], plan.answer_std, grid)
     labels[asked] = noised.numpy().argmax(axis=1)
     return labels
+
+
+def _release_once(plan: PatePlan) -> None:
+    """Raise an error if this process has already released the answers that a plan pays for."""
+    paid = plan.hash, None if plan.owners is None else plan.owners.fingerprint
+    if paid in _released:
+        raise OwnerwiseError(
+            "this process has already released the answers of this plan to the same owners' "
+            "teachers: a second release spends every budget again, and the epsilons would add up. "
+            "Ask all questions in one call, or plan for half of each budget"
+        )
+    _released.add(paid)

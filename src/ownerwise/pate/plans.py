@@ -7,7 +7,6 @@ import json
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr
@@ -15,6 +14,7 @@ from scipy.special import log_ndtr, ndtr
 from ownerwise.accounting import find_root, gaussian_mu
 from ownerwise.errors import PlanError
 from ownerwise.owners import Owners, frozen
+from ownerwise.pate.checks import plan_problems
 
 METHODS = ("weight", "copies", "uniform")
 MOST_CLASSES = 8
@@ -145,7 +145,7 @@ class PatePlan:
 
     def verify(self) -> None:
         """Raise a PlanError if any owner would spend too much, by two accountants."""
-        problems = _problems(self)
+        problems = plan_problems(self)
         if not problems:
             spent = self.epsilon()
             if not (spent <= self.targets).all():
@@ -356,21 +356,3 @@ def _parts(held: np.ndarray, teachers: int) -> tuple[np.ndarray, np.ndarray]:
     while count.sum() > teachers:
         count[np.argmax(np.where(count > 1, count - ideal, -np.inf))] -= 1
     return np.append(0, np.cumsum(count)[:-1]), count
-
-
-def _problems(plan: PatePlan) -> list[str]:
-    problems: list[str] = []
-    grid: Any = plan.grid
-    if not (plan.weights / grid == np.round(plan.weights / grid)).all() or (plan.weights < 0).any():
-        problems.append("the weights are not multiples of the grid, so counts would be rounded")
-    if (plan.test_std is None) != (plan.threshold is None):
-        problems.append("a threshold without noise on the test, or the reverse")
-    if not 0 < plan.answer_std < math.inf or not 1 <= plan.answers <= plan.questions:
-        problems.append("expected noise above 0, and at least 1 and at most as many answers as "
-                        "questions")  # fmt: skip
-    if plan.owners is not None and not (
-        np.array_equal(plan.owners.epsilon, plan.targets)
-        and np.array_equal(plan.owners.delta, plan.deltas)
-    ):
-        problems.append("the plan and its owners have different budgets")
-    return problems

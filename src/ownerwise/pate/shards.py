@@ -108,7 +108,8 @@ def shards_of(plan: PatePlan, owners: Owners, ids: Sequence[Any], key: int = 0) 
             f"{len(ids)} ids for {0 if index is None else len(index)} records: expected one id per "
             "record of the owners"
         )
-    if not np.array_equal(owners.epsilon, plan.targets):
+    same = np.array_equal(owners.epsilon, plan.targets)
+    if not (same and np.array_equal(owners.delta, plan.deltas)):
         raise OwnerwiseError("the plan was made for owners with other budgets; make a new plan")
     of_record = plan.classes[index]
     names = list(ids) if plan.unit == "record" else owners.ids[index].tolist()

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from ownerwise.errors import OwnerwiseError
 
-_AT_ONCE = 2_000  # questions answered together
+_AT_ONCE = 25_000  # teachers times questions answered together
 
 
 def train_teachers(
@@ -62,24 +62,23 @@ def train_teachers(
     parameters = {name: value.detach().clone() for name, value in parameters.items()}
     base = models[0]
 
-    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        outputs = functional_call(base, parameters, (x,))
-        return weight * functional.cross_entropy(outputs, y)
+    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(functional_call(base, parameters, (x,)), y)
 
     step = vmap(grad(loss), randomness="different")
     sizes = torch.tensor([len(shard) for shard in shards])
     table = torch.zeros(len(shards), max(1, int(sizes.max())), dtype=torch.int64)
     for row, shard in enumerate(shards):
         table[row, : len(shard)] = torch.from_numpy(shard)
-    weight = (sizes > 0).to(inputs.dtype)
     optimizer = torch.optim.Adam(parameters.values(), lr=lr)
     draws = torch.Generator().manual_seed(seed)
     for number in range(steps):
         share = torch.rand(len(shards), batch_size, generator=draws, dtype=torch.float64)
         rows = table.gather(1, (share * sizes[:, None]).long())
         drawn = inputs[rows] if augment is None else augment(inputs[rows], number)
-        gradients = step(parameters, drawn, targets[rows], weight)
+        gradients = step(parameters, drawn, targets[rows])
         for name, value in parameters.items():
+            gradients[name][sizes == 0] = 0.0  # of a record that these teachers do not hold
             value.grad = gradients[name]
         optimizer.step()
     return Teachers(base, parameters)
@@ -96,12 +95,13 @@ class Teachers:
         return len(next(iter(self._parameters.values())))
 
     def votes(self, questions: Tensor) -> np.ndarray:
-        """Return the class that each teacher votes for, uint8 [teachers, questions]."""
+        """Return the class that each teacher votes for, int64 [teachers, questions]."""
 
         def outputs(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
             return functional_call(self._base, parameters, (x,)).argmax(1)
 
         ask = vmap(outputs, in_dims=(0, None))
         with torch.no_grad():
-            parts = [ask(self._parameters, some) for some in questions.split(_AT_ONCE)]
-        return torch.cat(parts, dim=1).to(torch.uint8).numpy()
+            at_once = max(1, _AT_ONCE // len(self))
+            parts = [ask(self._parameters, some) for some in questions.split(at_once)]
+        return torch.cat(parts, dim=1).numpy()

@@ -64,6 +64,8 @@ def request_problems(request: Any) -> list[str]:
         )
     if request.filter is not None and request.filter not in FILTERS:
         problems.append(f"filter {request.filter!r}: expected one of {', '.join(FILTERS)}")
+    if type(request.clip_to_remaining) is not bool:
+        problems.append(f"clip_to_remaining {request.clip_to_remaining!r}: expected True or False")
     if request.accountant != "pld":
         problems.append(
             f"accountant {request.accountant!r} with method 'individual': expected 'pld'; for a "

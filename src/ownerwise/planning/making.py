@@ -251,7 +251,7 @@ def _individual_plan(owners: Owners, request: PlanRequest) -> Plan:
         sampling=str(request.sampling),
         filter=request.filter or FILTERS[0],
         filter_limits=limits,
-        clip_to_remaining=bool(request.clip_to_remaining),
+        clip_to_remaining=request.clip_to_remaining,
         shared=owners.shared,
         owners=owners,
     )

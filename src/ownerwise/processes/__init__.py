@@ -1,7 +1,8 @@
 """Several processes that train one model together, or one process alone.
 
 The processes are those of torch.distributed's default group, which torchrun starts and the script
-or the command line initialises. Imports only errors.
+or the command line initialises. Imports only errors and
+torch_internals.
 """
 
 from ownerwise.processes.draws import DrawsOfShare

@@ -9,6 +9,7 @@ does the work.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ownerwise.errors import OwnerwiseError
+from ownerwise.processes.apart import Apart
 
 Result = TypeVar("Result")
 
@@ -51,6 +53,20 @@ class Processes:
         """Whether there is more than one process."""
         return self.count > 1
 
+    def apart(self) -> AbstractContextManager[object]:
+        """Return a context in which several processes refuse to exchange anything."""
+        return Apart() if self.several else nullcontext()
+
+    def refuse_another_group(self) -> None:
+        """Raise an error if the group in which the run began has ended, or another has begun."""
+        if (now := Processes.here()) != self:
+            raise OwnerwiseError(
+                f"the process group of this run has changed: this was process {self.rank} of "
+                f"{self.count} when it began, and now it is process {now.rank} of {now.count}. "
+                "Initialise the group before the run and keep it until the end; to use another "
+                "number of processes, resume from a checkpoint"
+            )
+
     def together(self, work: Callable[[], Result]) -> Result:
         """Return the result of the work in this process, if it succeeded in all of them."""
         if not self.several:
@@ -79,6 +95,7 @@ class Processes:
         """
         if not self.several:
             return list(work()[1])
+        self.refuse_another_group()
         error: BaseException | None = None
         same: Sequence[int] = (0,) * len(names)
         found: Sequence[int] = (0,) * flags
@@ -113,6 +130,7 @@ class Processes:
         """
         if not self.several:
             return work()
+        self.refuse_another_group()
         sizes = np.bincount(of, minlength=self.count)
         own = np.zeros(int(sizes.max(initial=0)) + 1)
         error: BaseException | None = None
@@ -146,6 +164,7 @@ class Processes:
         """
         if not self.several:
             return work()
+        self.refuse_another_group()
         sizes = [tensor.numel() for tensor in like]
         buffer = torch.zeros(sum(sizes) + 1, dtype=dtype, device=_device(like[0].device))
         *pieces, failed = buffer.split([*sizes, 1])

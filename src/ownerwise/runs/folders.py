@@ -116,6 +116,8 @@ def folder_problems(folder: Path, config: dict[str, Any], plan: Plan, resume: bo
             return [ALREADY_A_RUN.format(folder)]
         stored, identity = reading.read_config(folder)
         may_differ = MAY_CHANGE | (ADDED_LATER - stored.keys())
+        if "settings" in stored.keys() & config.keys():
+            may_differ |= {"data"}  # words for what the settings state
         changes = differences(stored, config, may_differ, IF_ABSENT)
         changes += [f"plan: {text}" for text in _plan_differences(folder, plan)]
         if changes:

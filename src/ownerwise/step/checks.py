@@ -198,6 +198,7 @@ def refuse_unplanned(batch: Any, step: int, plan: Plan) -> None:
 
 def refuse_unshared(batch: Batch, processes: Processes) -> None:
     """Raise an error unless a batch was divided among these processes, if there are several."""
+    processes.refuse_another_group()
     divided = 1 if batch.share is None else batch.share.processes.count
     if divided != processes.count:
         raise OwnerwiseError(

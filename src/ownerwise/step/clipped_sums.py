@@ -120,6 +120,7 @@ class ClippedSums:
         self._device: torch.device | None = None  # of the model, as of the last batch
         self._batches = 0  # number of batches with at least two records
         self._weighted = 0  # number of batches that were weighted
+        self._exchanged = 0  # number of batches with records in any process
         self._due = False
         self._proven = proven(clipping)
         self._smallest_clip = float(plan.clip_norms.min())
@@ -130,7 +131,7 @@ class ClippedSums:
                 plan, Sensitivity(CHARGED_NORM_ERROR, self.rounding.slack)
             )
         self._reduced_clip_norms = self._of.clip_norms / (1 + self.rounding.slack)
-        self._tape = Tape(model, lean=performance.lean)
+        self._tape = Tape(model, lean=performance.lean, even=self.filter is not None)
         self._buffers: list[tuple[str, Tensor, int]] = []  # as of the last forward pass
 
     def __call__(self, batch: Batch, randomness: Randomness) -> dict[nn.Parameter, Tensor]:
@@ -147,6 +148,7 @@ class ClippedSums:
         empty = batch.records == 0
         rows_available = self.plan.hardened_rows
         overflows = rows_available is not None and batch.records > rows_available
+        overflows &= not batch.by_owner  # each owner has rows of their own
         # An overflowing batch counts as empty, so the step adds only noise. Part of every delta is
         # reserved for the probability of an overflow (`planning.batch_bounds.delta_reserve`).
         if empty or overflows:
@@ -164,30 +166,40 @@ class ClippedSums:
         begins the work.
         """
         begun: list[_Work] = []
+        processes, release = self._processes, self.release
+        apart = processes.apart if is_due(self._exchanged) else nullcontext
+        self._exchanged += 1
 
         def work() -> _Work:
             if not begun:
                 begun.append(self._begin(batch, randomness))
             return begun[0]
 
-        processes, release = self._processes, self.release
+        def total() -> list[Tensor]:
+            with apart():
+                return [self._total(work(), randomness)]
+
+        def losses() -> np.ndarray:
+            with apart():
+                return self._losses(work(), released, randomness)
+
+        def sums() -> list[Tensor]:
+            with apart():
+                found = self._sum_of_work(work(), weights, released, randomness)
+            return [found[parameter] for parameter in like]
+
         released: tuple[Tensor, ...] = ()
         if release is not None:
-            like = [torch.empty(release.shape, dtype=torch.float64)]
-            (total,) = processes.summed(lambda: [self._total(work(), randomness)], like)
-            released = (self._noised(total, randomness),)
+            shape = [torch.empty(release.shape, dtype=torch.float64)]
+            (count,) = processes.summed(total, shape)
+            released = (self._noised(count, randomness),)
         weights = None
         if self.weights is not None:
             of = np.zeros(0) if batch.share is None else batch.share.of
-            losses = processes.gathered(lambda: self._losses(work(), released, randomness), of)
-            weights = self._weights_of(batch, losses)
+            weights = self._weights_of(batch, processes.gathered(losses, of))
         if not processes.several:
             return self._sum_of_work(work(), weights, released, randomness)
         like = _zeros(self.model)
-
-        def sums() -> list[Tensor]:
-            found = self._sum_of_work(work(), weights, released, randomness)
-            return [found[parameter] for parameter in like]
 
         found = processes.summed(sums, list(like.values()), self.rounding.exchange)
         self._gather_peek(batch)

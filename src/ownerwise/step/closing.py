@@ -116,7 +116,8 @@ def closing_sum(
     """
 
     def own() -> Tensor | None:
-        return _own_sum(model, plan, closing, rows, order, parts, at_once, processes)
+        with processes.apart():
+            return _own_sum(model, plan, closing, rows, order, parts, at_once, processes)
 
     found = [total for total in processes.all_of(processes.together(own)) if total is not None]
     if len({total.shape for total in found}) != 1:

@@ -18,11 +18,11 @@ from ownerwise.batches import (
     Batch,
     Collate,
     Unloaded,
-    data_problems,
+    checksum,
     device_of,
     moved,
     ownerless_problems,
-    rows_of,
+    shared_rows,
 )
 from ownerwise.errors import OwnerwiseError, PlanError
 from ownerwise.marks import marks_of
@@ -66,7 +66,7 @@ from ownerwise.step.parameter_watch import ParameterWatch, learns, step_hooks
 from ownerwise.step.performance import Performance
 from ownerwise.step.plug_states import load_states, settings_of, states_of
 from ownerwise.step.run_randomness import RunRandomness
-from ownerwise.step.setup import NO_CLOSING, checked_setup, checksum, start_alike, take_state
+from ownerwise.step.setup import NO_CLOSING, checked_setup, start_alike, take_state
 from ownerwise.step.shared_account import SharedAccount
 from ownerwise.step.spends_file import load_spends, save_spends
 from ownerwise.step.wrappers import unwrapped
@@ -486,7 +486,8 @@ class PrivateStep:
         self._refuse_undeclared_changes()
         unloaded = isinstance(batch.data, Unloaded)
         if not self._tried and len(batch) and not unloaded:
-            refuse_unusable(self.model, self._sums.plain_loss, batch)
+            with self._processes.apart():
+                refuse_unusable(self.model, self._sums.plain_loss, batch)
             self._tried = True
         if self.private and batch.private and step_hooks(self.optimizer):
             raise OwnerwiseError(
@@ -555,11 +556,8 @@ class PrivateStep:
             )
         if problems := ownerless_problems(plan):
             raise OwnerwiseError(problems)
-        assert plan.owners is not None
-        assert plan.owners.record_owner_index is not None
-        if problems := data_problems(data, len(plan.owners.record_owner_index)):
-            raise OwnerwiseError(problems)
-        self._private_so_far &= not marks_of(data)
+        shared_rows(self._processes, data, plan)
+        self._private_so_far &= not self._processes.any(bool(marks_of(data)))
         (layer,) = standardising_layers(self.model)
         total = opening_sum(plan, layer, data, self._processes)
         self._opened = True  # even if something fails from here on
@@ -604,14 +602,13 @@ class PrivateStep:
             )
         if problems := ownerless_problems(plan):
             raise OwnerwiseError(problems)
-        assert plan.owners is not None
-        assert plan.owners.record_owner_index is not None
-        rows = rows_of(data, len(plan.owners.record_owner_index), collate)
-        self._refuse_undeclared_changes()
-        self._private_so_far &= not marks_of(data)
-        self._spent = max(self._spent, plan.steps)
-        if self._account is not None:
-            self._account.settle(self._spent)
+        processes = self._processes
+        rows = shared_rows(processes, data, plan, collate)
+        processes.together(self._refuse_undeclared_changes)
+        self._private_so_far &= not processes.any(bool(marks_of(data)))
+        self._spent = spent = max(self._spent, plan.steps)
+        if (account := self._account) is not None:
+            processes.together(lambda: account.settle(spent))
         charged = self._spent - plan.steps
         for _ in range(closing.released, charged):
             closing.observe(None)  # lost in a crash
@@ -626,7 +623,7 @@ class PrivateStep:
                 self._account.take(plan.steps + number, self.private)
             self._spent = plan.steps + number + 1
             streams = self._randomness.of_closing(number)
-            total = closing_sum(self.model, plan, closing, rows, *streams, at_once, self._processes)
+            total = closing_sum(self.model, plan, closing, rows, *streams, at_once, processes)
             closing.observe(self._randomness.closing(number, total))
             if after_sum is not None and number + 1 < plan.closing_count:
                 after_sum()
@@ -639,7 +636,8 @@ class PrivateStep:
         self, batch: Batch, randomness: Randomness | None = None
     ) -> dict[nn.Parameter, Tensor]:
         """Return the weighted sum of clipped gradients; it is NOT private until noise is added."""
-        return self._sums(batch, Randomness() if randomness is None else randomness)
+        with self._lock:  # a sum during a step would undo the charges of that step
+            return self._sums(batch, Randomness() if randomness is None else randomness)
 
     def __repr__(self) -> str:
         kind = "private" if self.private else "NOT PRIVATE"

@@ -6,12 +6,10 @@ the first process, because each process may have initialised the model with othe
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -154,15 +152,6 @@ def take_state(processes: Processes, model: nn.Module, optimizer: Optimizer) -> 
         state = processes.on_first(optimizer.state_dict)
         if not processes.first:
             optimizer.load_state_dict(state)
-
-
-def checksum(tensors: list[Tensor]) -> int:
-    """Return a checksum of the bits of some tensors."""
-    found = 0
-    for tensor in tensors:
-        bits = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-        found = zlib.crc32(bits.numpy().data, found)
-    return found
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:

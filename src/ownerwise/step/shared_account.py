@@ -25,6 +25,7 @@ class SharedAccount:
     def __init__(self, processes: Processes, opened: Callable[[], Account]):
         self._processes = processes
         self._account: Account | None = None
+        self._taken = 0  # steps that other processes may have taken, even if this one has not
 
         def first() -> tuple[Path, str]:
             account = self._account = opened()
@@ -40,13 +41,18 @@ class SharedAccount:
 
     def take(self, step: int, private: bool) -> None:
         """See `Account.take`."""
-        account = self._account
-        self._processes.together(lambda: None if account is None else account.take(step, private))
+
+        def first() -> None:
+            if self._account is not None:
+                self._account.take(step, private)
+                self._taken = max(self._taken, step + 1)
+
+        self._processes.together(first)
 
     def settle(self, steps: int) -> None:
         """See `Account.settle`; it exchanges nothing, so one process may call it after an error."""
         if self._account is not None:
-            self._account.settle(steps)
+            self._account.settle(max(steps, self._taken))
 
     def close(self) -> None:
         """See `Account.close`."""

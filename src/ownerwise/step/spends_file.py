@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from ownerwise.errors import OwnerwiseError
-from ownerwise.files import write_whole, writing
+from ownerwise.files import drop_temporary, write_whole, writing
 
 FORMAT = 1
 _NAME = "spends"
@@ -47,8 +47,8 @@ def save_spends(folder: Path, updates: int, identity: str, spent: np.ndarray) ->
     name = _digest(nonce, identity, spent)
     header = {"format": FORMAT, "nonce": nonce, "identity": identity, "not private": True}
     path = spends_path(folder / f"checkpoint-{updates:08d}.safetensors", name)
-    metadata = {"ownerwise": json.dumps(header)}
-    write_whole(path, lambda file: save_file({_NAME: spent}, file, metadata=metadata), 0o600)
+    content = save({_NAME: spent}, metadata={"ownerwise": json.dumps(header)})
+    write_whole(path, lambda file: Path(file).write_bytes(content), 0o600)
     return name
 
 
@@ -94,6 +94,7 @@ def drop_older(checkpoint: Path, name: str) -> None:
     """Delete the spends that no checkpoint needs, after `checkpoint` with the spends `name`."""
     kept = spends_path(checkpoint, name)
     with writing(checkpoint.parent):
+        drop_temporary(checkpoint.parent, "spends-*.safetensors")  # of writers that were killed
         for path in checkpoint.parent.glob("spends-*.safetensors"):
             number = path.stem.split("-")[1]
             newer = kept.stem.split("-")[1] == number and path != kept

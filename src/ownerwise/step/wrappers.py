@@ -47,7 +47,7 @@ def wrapper_problems(model: nn.Module, optimizer: Optimizer, processes: Processe
             "the model has a communication hook of DistributedDataParallel, which would compress "
             "or change the sums after they were clipped: remove it, and pass `.module`"
         )
-    if type(optimizer).__module__.startswith("torch.distributed."):
+    if any(kind.__module__.startswith("torch.distributed.") for kind in type(optimizer).__mro__):
         name = type(optimizer).__name__
         yield (
             f"{name} sends parameters or gradients between processes, but {_OWN_SUMS} and every "

@@ -18,6 +18,7 @@ from ownerwise.owners import Owners
 from ownerwise.planning import Plan, PlanRequest
 from ownerwise.planning.making import make_plan
 from ownerwise.planning.tuned_plans import tuned_plans
+from ownerwise.processes import Processes, launched_processes
 from ownerwise.randomness import SecretStream
 from ownerwise.runs import ALREADY_A_RUN, Run, describe_function, holds_a_run
 from ownerwise.runs.settings import describe_plug
@@ -116,6 +117,7 @@ def tune(
         problems.add("public_data without public=True: expected both, or neither")
     place = None if folder is None else Path(folder)
     problems += folder_problems(place)
+    problems += process_problems()
     problems.raise_()
     candidates = [make_candidate(one, common, model) for one in found]
     options = {"test": test, "test_groups": test_groups, "test_owners": test_owners}
@@ -182,7 +184,7 @@ def prepare_search(
         score_records=1 if paid is None else paid.records,
     )
     stream = SecretStream() if seed is None else SecretStream.from_seed(seed)
-    problems = Problems()
+    problems = Problems(process_problems())
     if law.name == "poisson" and plans[0].opening_std is not None:
         problems.add(
             "law 'poisson' with column statistics: expected another law, because a search without "
@@ -265,6 +267,17 @@ class _OnPublicData(Trainer):
 
     def _note_training(self, config: dict[str, Any], plan: Plan) -> None:
         """Count nothing: no owner's record is used."""
+
+
+def process_problems() -> list[str]:
+    """Return a problem if several processes would search: each would draw its own trials."""
+    count = max(Processes.here().count, launched_processes())
+    if count == 1:
+        return []
+    return [
+        f"a search in {count} processes: expected one process, because the number of trials is "
+        "secret, and each would draw its own"
+    ]
 
 
 def folder_problems(folder: Path | None) -> list[str]:

@@ -130,7 +130,7 @@ class Convolved(OuterProducts):
         if self.frames > 1:
             weights = weights.repeat_interleave(self.frames)
         gradient, inputs = self._images(start, stop)
-        rows = few_rows(weights)
+        rows = None if self.budget.even else few_rows(weights)
         if rows is not None:
             inputs, gradient, weights = inputs[rows], gradient[rows], weights[rows]
         scale = weights.reshape(-1, *[1] * (gradient.dim() - 1))

@@ -267,7 +267,7 @@ class Outer(OuterProducts):
     def sum_of_products(self, weights: Tensor, start: int, stop: int) -> Tensor:
         """See `OuterProducts`."""
         left, right = self.left_right(start, stop)
-        rows = few_rows(weights)
+        rows = None if self.budget.even else few_rows(weights)
         if rows is not None:
             left, right, weights = left[rows], right[rows], weights[rows]
         left, right = self._scaled(left, right, weights)

@@ -1,0 +1,120 @@
+"""What PATE refuses: a second release from one plan, counts of other votes, mixed-up teachers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ownerwise as ow
+
+OWNERS = ow.Owners(None, np.repeat([1.0, 4.0], 100), 1e-5)
+
+
+def make(**changes):
+    return ow.pate.plan(
+        OWNERS, **{"questions": 20, "answers": 20, "teachers": 10, "threshold": None, **changes}
+    )
+
+
+def counts_of(plan, classes=2):
+    return ow.pate.weighted_counts(plan, np.zeros((10, 20), dtype=np.int64), classes)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e30])
+def test_a_teacher_without_records_is_moved_by_nobody(value):
+    """Whatever record is at position 0, it is not with the empty teacher."""
+    torch.manual_seed(0)
+    X, y = torch.randn(6, 3), torch.randint(0, 2, (6,))
+    held = [np.array([1, 2, 3]), np.array([], dtype=np.int64), np.array([0, 4, 5])]
+
+    def train(inputs):
+        return ow.pate.train_teachers(lambda: nn.Linear(3, 2), inputs, y, held, steps=3, lr=0.1)
+
+    other = X.clone()
+    other[0] = value
+    before, after = train(X), train(other)
+    untrained = ow.pate.train_teachers(lambda: nn.Linear(3, 2), X, y, held, steps=0)
+    for name, values in before._parameters.items():
+        assert torch.equal(values[0], after._parameters[name][0])
+        assert torch.equal(values[1], after._parameters[name][1])
+        assert torch.equal(values[1], untrained._parameters[name][1])
+
+
+def test_a_plan_pays_for_one_release():
+    """Questions in two parts, or a second try, would spend every budget again."""
+    plan = make(questions=21, answers=21)  # no other test has this plan
+    counts = counts_of(plan)
+    ow.pate.answer(plan, counts, ow.SecretStream.from_seed(0))  # NOT PRIVATE, so it counts nothing
+    ow.pate.answer(plan, counts[:10])
+    for again in (plan, make(questions=21, answers=21)):
+        with pytest.raises(ow.OwnerwiseError, match="epsilons would add up"):
+            ow.pate.answer(again, counts[10:])
+    ow.pate.answer(plan, counts[10:], ow.SecretStream.from_seed(0))
+
+
+def test_refused_counts_spend_nothing():
+    plan = make(questions=22, answers=22)
+    with pytest.raises(ow.OwnerwiseError, match="multiples"):
+        ow.pate.answer(plan, counts_of(plan) + plan.grid / 3)
+    ow.pate.answer(plan, counts_of(plan))
+
+
+def test_counts_that_this_plan_does_not_pay_for_are_refused():
+    """One vote of weight w each: counts of other weights have another sensitivity."""
+    plan = make()
+    counts = counts_of(plan)
+    moved = counts.copy()
+    moved[3] = [counts[3, 0] + 1.0, -1.0]
+    for wrong in (counts * 1024, counts * 0, moved):
+        with pytest.raises(ow.OwnerwiseError, match="weighted_counts"):
+            ow.pate.answer(plan, wrong, ow.SecretStream.from_seed(0))
+
+
+@pytest.mark.parametrize("vote", [-1, 2, 300])
+def test_votes_for_no_class_are_refused(vote):
+    votes = np.zeros((10, 20), dtype=np.int64)
+    votes[4, 7] = vote
+    with pytest.raises(ow.OwnerwiseError, match="expected classes from 0 to 1"):
+        ow.pate.weighted_counts(make(), votes, 2)
+
+
+def test_more_than_256_classes_are_told_apart():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.arange(300.0))
+
+        def forward(self, x):
+            return self.bias + 0 * x.sum(1, keepdim=True)
+
+    X, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
+    teachers = ow.pate.train_teachers(Last, X, y, [np.arange(4)] * 2, steps=0)
+    assert (teachers.votes(X) == 299).all()
+
+
+def test_a_plan_whose_teachers_are_shared_by_classes_of_other_weights_is_refused():
+    """Owners pay for the weight of their class, so its teachers must have that weight."""
+    plan = make()
+    wrong = {
+        "another weight": {"first": np.zeros(2, dtype=np.int64), "count": np.array([10, 10])},
+        "teachers per record": {"copies": np.array([1, 11])},
+        "whole numbers": {"questions": 20.5},
+        "unit": {"unit": "person"},
+        "noise": {"test_std": 0.0, "threshold": 5.0},
+    }
+    for message, changes in wrong.items():
+        with pytest.raises(ow.PlanError, match=message):
+            replace(plan, **changes).verify()
+    for changes in ({"copies": np.zeros(2)}, {"copies": np.full(2, -1)}, {"count": np.zeros(2)}):
+        with pytest.raises(ow.PlanError, match="teachers per record"):
+            replace(plan, **changes).verify()
+
+
+def test_records_of_owners_with_other_deltas_are_refused():
+    plan = make()
+    index = np.arange(200)
+    strict = ow.Owners(index, dict(zip(index.tolist(), OWNERS.epsilon.tolist(), strict=True)), 1e-9)
+    with pytest.raises(ow.OwnerwiseError, match="other budgets"):
+        ow.pate.shards_of(plan, strict, index.tolist())
