@@ -161,7 +161,7 @@ def test_the_cost_is_on_disk_before_the_first_run_and_stays_there(tmp_path, monk
     with pytest.raises(KeyboardInterrupt) as caught:
         trials.search(given)
     assert str(caught.value) == trials.STOPPED
-    assert caught.value.__suppress_context__
+    assert caught.value.__context__ is None
     assert seen == [["plan.json", "plan.safetensors", "tuning.json"]]
     assert sorted(p.name for p in folder.iterdir() if not p.name.startswith(".")) == seen[0]
     plan = ow.Plan.load(folder / "plan.json")
@@ -172,7 +172,9 @@ def test_the_cost_is_on_disk_before_the_first_run_and_stays_there(tmp_path, monk
 
 
 def _prepared_without_check(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("ownerwise.tuning.search"), "check", lambda _: None)
+    monkeypatch.setattr(
+        importlib.import_module("ownerwise.tuning.search"), "check", lambda *_: None
+    )
     return _prepared()
 
 

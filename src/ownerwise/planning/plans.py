@@ -408,6 +408,8 @@ class Plan:
         if len(np.unique(np.stack([self.targets, self.deltas, levels]), axis=1).T) > _MOST_SEARCHES:
             levels = np.full(len(levels), levels.max())
         found = np.maximum(self._epsilon_of_search(levels), self.epsilon())
+        if self.hardened_rows is not None:  # more records make batches overflow more often
+            found[self.records > 1] = np.nan
         return np.where(found > accounting.LARGEST_OWNER_EPSILON, np.inf, found)
 
     @cached_property

@@ -36,6 +36,8 @@ from ownerwise.owners import frozen
 TAIL_SHARE = 0.01
 """Fraction of delta for K above the number of runs that are always made."""
 
+_TAIL_SHARES = (TAIL_SHARE, 0.1, 0.5)  # tried in turn: large epsilons need more
+
 _PARTS = Exposure._fields
 
 
@@ -83,35 +85,47 @@ class Tuning:
         """Return the deltas at which epsilon is computed."""
         return deltas if self.most is None else deltas * (1 - TAIL_SHARE)
 
+    def tail_is_paid(self, epsilon: float, delta: float, share: float) -> bool:
+        """Return whether a share of delta pays for K above the number of runs always made."""
+        if self.most is None:
+            return True
+        permitted = share * delta / (1 + math.exp(min(epsilon, 500.0)))
+        return self.most >= self.law.most(permitted)
+
     def epsilon(
         self, deltas: np.ndarray, records: np.ndarray | None = None, *, by_owner: bool = False
     ) -> np.ndarray:
-        """Return every owner's epsilon for the whole search.
+        """Return every owner's epsilon for the whole search; infinite if there is no bound.
 
         Args:
             deltas: one value per owner; part of it pays for `most`.
             records: the number of records of each owner that are added or removed together; by
                 default one.
-            by_owner: whether an owner adds at most 1 to the score, with all of their records.
+            by_owner: whether an owner adds at most 1 to the score, with all of their records;
+                otherwise, `records` are added or removed with all validation records.
         """
         count = np.ones(len(deltas)) if records is None else np.maximum(records, 1)
         columns = [part for rival in self.rivals for part in rival.exposures]
-        table = np.column_stack([*columns, self.deltas(deltas), count]).astype(np.float64)
+        table = np.column_stack([*columns, deltas, count]).astype(np.float64)
         classes, index = np.unique(table, axis=0, return_inverse=True)
-        values = [self._one(row, by_owner) for row in classes.tolist()]
+        validated = 1 if by_owner or records is None else self.score_records
+        values = [self._one(row, validated) for row in classes.tolist()]
         return np.array(values)[index.reshape(-1)]
 
-    def _one(self, row: Sequence[float], by_owner: bool) -> float:
+    def _one(self, row: Sequence[float], validated: int) -> float:
         *values, delta, count = row
         size, records = len(_PARTS), int(count)
         runs = []
         for at, rival in enumerate(self.rivals):
             parts = rival.run.segments(Exposure(*values[at * size : (at + 1) * size]), records)
             if self.score_std is not None:
-                several = 1 if by_owner or records == 1 else self.score_records
-                parts.append(score_segment(self.score_std / several))
+                parts.append(score_segment(self.score_std / validated))
             runs.append(parts)
-        return self.law.epsilon_of(runs, delta)
+        for share in _TAIL_SHARES if self.most is not None else (0.0,):
+            epsilon = self.law.epsilon_of(runs, delta * (1 - share))
+            if self.tail_is_paid(epsilon, delta, share):
+                return epsilon
+        return math.inf
 
     def score_epsilon(self, delta: float, records: int = 1) -> float:
         """Return epsilon of an owner whose records are all validation records."""

@@ -93,6 +93,11 @@ def _run_problems(settings: TrainerSettings, resume: bool) -> Iterator[str]:
             "this Trainer has already trained its model, and another run would spend the budgets "
             "again: create a new model and a Trainer for it"
         )
+    if settings.plan.tuning is not None and not settings.in_search:
+        yield (
+            "the plan is the plan of a search, which is spent with the search: its epsilons do not "
+            "cover another run, nor more steps; make a new plan"
+        )
     if resume and settings.path is None:
         yield "resume=True needs the folder of the run: Trainer(..., folder=)"
 

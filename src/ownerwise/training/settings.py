@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -48,6 +48,9 @@ RULES: Mapping[str, ValueRule] = {
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainerSettings:
     """The arguments of `Trainer`; see there for their meaning."""
+
+    in_search: ClassVar[bool] = False
+    """Whether the run is one of a search, whose plan no other run may use."""
 
     model: nn.Module
     plan: Plan

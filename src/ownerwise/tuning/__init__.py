@@ -7,8 +7,8 @@ rest. What a search costs is part of its plan (`planning.tuning`).
 
 from ownerwise.tuning.candidates import Candidate, expand
 from ownerwise.tuning.scores import PaidScore, PublicScore
-from ownerwise.tuning.search import folder_problems, prepare_search, tune
-from ownerwise.tuning.trials import Search, search
+from ownerwise.tuning.search import prepare_search, tune
+from ownerwise.tuning.trials import Search, folder_problems, search
 
 __all__ = [
     "Candidate",

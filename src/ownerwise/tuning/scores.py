@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,14 @@ class PublicScore:
                 return float(self.measure(model, inputs, targets))
         return float(_correct(model, inputs, targets, self.predict).mean())
 
+    def problems_with(self, model: nn.Module) -> list[str]:
+        """Return the reasons why a model cannot be judged."""
+        try:
+            self(model)
+        except Exception as error:  # of the user's own functions
+            return [f"the score cannot be computed: {type(error).__name__}: {error}"]
+        return []
+
 
 class PaidScore:
     """A noised count of correct predictions on private validation records. Larger is better.
@@ -62,7 +71,8 @@ class PaidScore:
     are charged for the score alone; their owners' budgets are checked too. Public: s, and how many
     records of an owner may be validation records (`owners.records`).
 
-    Each record is evaluated alone, so that no record changes the rounding of another's outputs.
+    Each record is evaluated alone, so that no record changes the rounding of another's outputs. A
+    record adds 0 if its evaluation fails: that must not stop the others from being counted.
 
     Validation records must be selected by a rule on each record, or each owner, alone, such as
     `ownerwise.data.hold_out`; never by position. They must not be trained on, nor evaluated without
@@ -124,7 +134,18 @@ class PaidScore:
                 "an owner has more validation records than declared: expected at most that many, "
                 "because the cost for all of them together follows from the declared number"
             )
+        if len(targets) and np.asarray(targets).size != len(targets):
+            problems.append("the score has several targets per record; expected one class for each")
         return problems
+
+    def problems_with(self, model: nn.Module) -> list[str]:
+        """Return the reasons why a model cannot be judged, from an attempt at the first record."""
+        inputs, targets = _pair(self.data)
+        try:
+            _correct(model, inputs[:1], targets[:1], self.predict)
+        except Exception as error:  # of the user's own functions
+            return [f"the score cannot be computed: {type(error).__name__}: {error}"]
+        return []
 
     def bind(self, stream: SecretStream, unit: str) -> Callable[[nn.Module], float]:
         """Return the function that releases a model's score; each call is paid for by one run."""
@@ -136,7 +157,7 @@ class PaidScore:
 
         def score(model: nn.Module) -> float:
             nonlocal released
-            correct = _correct(model, inputs, targets, self.predict, at_once=1)
+            correct = _correct_alone(model, inputs, targets, self.predict)
             total = contribution_sum(correct, index, len(self.owners), unit, grid)
             (value,) = noise.gaussian(
                 released, [torch.tensor([total], dtype=torch.float64)], self.std, grid
@@ -163,9 +184,17 @@ def _pair(data: Any) -> tuple[Any, Any]:
     return inputs, targets
 
 
-def _correct(
-    model: nn.Module, inputs: Any, targets: Any, predict: Predict, at_once: int = _AT_ONCE
-) -> np.ndarray:
+def _correct_alone(model: nn.Module, inputs: Any, targets: Any, predict: Predict) -> np.ndarray:
+    """Return whether each prediction is correct; one that fails is not, and affects no other."""
+    result = np.zeros(len(targets))
+    for at in range(len(targets)):
+        with suppress(Exception):
+            one = slice(at, at + 1)
+            (result[at],) = _correct(model, inputs[one], targets[one], predict)
+    return result
+
+
+def _correct(model: nn.Module, inputs: Any, targets: Any, predict: Predict) -> np.ndarray:
     """Return whether each prediction is correct, in eval mode; the mode is restored."""
     was_training = model.training
     model.eval()
@@ -173,11 +202,15 @@ def _correct(
     parts = []
     try:
         with torch.no_grad():
-            for start in range(0, len(targets), at_once):
-                some = torch.as_tensor(inputs[start : start + at_once]).to(device)
+            for start in range(0, len(targets), _AT_ONCE):
+                some = torch.as_tensor(inputs[start : start + _AT_ONCE]).to(device)
                 parts.append(predict(model(some)).cpu().reshape(-1))
     finally:
         model.train(was_training)
     wanted = torch.as_tensor(np.asarray(targets)).reshape(-1)
     found = torch.cat(parts) if parts else torch.zeros(0)
+    if found.shape != wanted.shape:
+        raise OwnerwiseError(
+            f"{found.numel()} predictions for {wanted.numel()} records; expected one class for each"
+        )
     return (found == wanted).numpy().astype(np.float64)

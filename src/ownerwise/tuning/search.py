@@ -20,13 +20,13 @@ from ownerwise.planning.making import make_plan
 from ownerwise.planning.tuned_plans import tuned_plans
 from ownerwise.processes import Processes, launched_processes
 from ownerwise.randomness import SecretStream
-from ownerwise.runs import ALREADY_A_RUN, Run, describe_function, holds_a_run
+from ownerwise.runs import Run, describe_function
 from ownerwise.runs.settings import describe_plug
 from ownerwise.training import Trainer
 from ownerwise.training.settings import TrainerSettings
 from ownerwise.tuning.candidates import Candidate, expand, plan_and_training
 from ownerwise.tuning.scores import PaidScore, PublicScore
-from ownerwise.tuning.trials import CHARGE, Search, check, search
+from ownerwise.tuning.trials import Search, check, folder_problems, search
 
 PLAN_NAMES = frozenset(field.name for field in fields(PlanRequest))
 _RESERVED = {
@@ -219,7 +219,7 @@ def prepare_search(
         folder,
     )
     with problems.guard():
-        check(given)
+        check(given, score)
     problems.raise_()
     return given
 
@@ -278,22 +278,6 @@ def process_problems() -> list[str]:
         f"a search in {count} processes: expected one process, because the number of trials is "
         "secret, and each would draw its own"
     ]
-
-
-def folder_problems(folder: Path | None) -> list[str]:
-    """Return the reasons why the result of a search cannot be written to a folder."""
-    if folder is None:
-        return []
-    if folder.exists() and not folder.is_dir():
-        return [f"{folder} is a file; expected a folder for the run"]
-    if holds_a_run(folder):
-        return [ALREADY_A_RUN.format(folder)]
-    if (folder / CHARGE).exists():
-        return [
-            f"a search was stopped in {folder}: its whole cost counts as spent, and it cannot be "
-            "resumed. A new search costs as much again; give it its own folder"
-        ]
-    return []
 
 
 def make_candidate(

@@ -11,8 +11,10 @@ same number of runs is then made whatever K is, and the first K of them count.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -36,6 +39,7 @@ from ownerwise.step import PrivateStep
 from ownerwise.training import Trainer, note_training
 from ownerwise.training.loggers import JsonLines
 from ownerwise.tuning.candidates import Candidate
+from ownerwise.tuning.scores import PaidScore, PublicScore
 
 CHARGE = "tuning.json"
 """Name of the file in a run folder that says that a search was charged there."""
@@ -79,30 +83,41 @@ class Search:
 def search(given: Search) -> Run:
     """Make the runs of a search and return the best; see the guarantee above."""
     plan = given.plans[0]
-    assert plan.tuning is not None
     lock = nullcontext() if given.folder is None else run_folders.FolderLock(given.folder)
     with lock:
+        Problems(folder_problems(given.folder)).raise_()  # again, now that nobody else can write
         _charge(given)
         earlier = note_training(plan) if given.seed is None else 0
-        draws = given.stream.child("tuning").at_step(0)
-        law, most = plan.tuning.law, plan.tuning.most
-        runs = law.number(float(draws.uniforms(1)[0]))
-        best: _Trial | None = None
-        try:
-            for number in range(runs if most is None else most):
-                choice = int(draws.integers(len(given.candidates), 1)[0])
-                trial = _Trial(given, choice, number, int(draws.integers(2**62, 1)[0]))
-                trial.make()
-                if number < runs and (best is None or trial.score > best.score):
-                    best = trial
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(STOPPED) from None
-        if runs == 0:
-            best = _Trial(given, 0, 0, 0)
-            best.leave_untrained()
-        if best is None or best.trainer is None:
+        stopped, chosen = False, None
+        with _same_random_numbers_after():
+            try:
+                chosen = _best(given)
+            except KeyboardInterrupt:
+                stopped = True
+        if stopped:  # outside of `except`: the first error holds every variable of the search
+            raise KeyboardInterrupt(STOPPED)
+        if chosen is None or chosen.trainer is None:
             raise OwnerwiseError(NOTHING_RELEASED)
-        return _released(given, best, earlier)
+        return _released(given, chosen, earlier)
+
+
+def _best(given: Search) -> _Trial | None:
+    """Make the runs, and return the best or the fixed output for K = 0."""
+    tuning = given.plans[0].tuning
+    assert tuning is not None
+    draws = given.stream.child("tuning").at_step(0)
+    runs = tuning.law.number(float(draws.uniforms(1)[0]))
+    best: _Trial | None = None
+    for number in range(runs if tuning.most is None else tuning.most):
+        choice = int(draws.integers(len(given.candidates), 1)[0])
+        trial = _Trial(given, choice, number, int(draws.integers(2**62, 1)[0]))
+        trial.make()
+        if number < runs and (best is None or trial.score > best.score):
+            best = trial
+    if runs == 0:
+        best = _Trial(given, 0, 0, 0)
+        best.leave_untrained()
+    return best
 
 
 class _Trial:
@@ -122,7 +137,7 @@ class _Trial:
                 trainer = self._trainer()
                 trainer.fit(self._search.data, **self._search.fit_options)
                 score = self._search.score(trainer.model)
-            except Exception:  # may depend on the records, so it must not be shown
+            except (Exception, SystemExit):  # may depend on the records: it must not be shown
                 return
         self.score = score if math.isfinite(score) else -math.inf
         self.trainer = trainer
@@ -146,6 +161,8 @@ class _Trial:
 
 class TrialTrainer(Trainer):
     """A Trainer that keeps its run in memory, is not counted as a training, and keeps its step."""
+
+    in_search = True
 
     def _note_training(self, config: dict[str, Any], plan: Plan) -> None:
         """Count nothing: the search counts as one training."""
@@ -189,10 +206,10 @@ def trial_trainer(
     return made
 
 
-def check(given: Search) -> None:
+def check(given: Search, score: PublicScore | PaidScore) -> None:
     """Raise an error that lists all problems, before anything is charged: each candidate is set up.
 
-    This is the check that every training begins with; nothing is trained.
+    This is the check that every training begins with, and a trial of the score; nothing is trained.
     """
     problems = Problems()
     if Processes.here().several:
@@ -203,7 +220,9 @@ def check(given: Search) -> None:
         problems.raise_()
     for candidate, plan in zip(given.candidates, given.plans, strict=True):
         with problems.guard(), torch.random.fork_rng(devices=[]):
-            trial_trainer(candidate, plan, 0, given.described).set_up(given.data, given.fit_options)
+            trainer = trial_trainer(candidate, plan, 0, given.described)
+            trainer.set_up(given.data, given.fit_options)
+            problems += score.problems_with(trainer.model)
     Problems(dict.fromkeys(problems)).raise_()
 
 
@@ -251,6 +270,39 @@ def _released(given: Search, best: _Trial, earlier: int) -> Run:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Hide what a run prints."""
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        yield
+    """Hide what a run prints and logs."""
+    level = logging.root.manager.disable
+    logging.disable(max(level, logging.CRITICAL))
+    try:
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            yield
+    finally:
+        logging.disable(level)
+
+
+@contextmanager
+def _same_random_numbers_after() -> Iterator[None]:
+    """Restore the global random numbers: how many were drawn would tell how many runs were made."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+
+
+def folder_problems(folder: Path | None) -> list[str]:
+    """Return the reasons why the result of a search cannot be written to a folder."""
+    if folder is None:
+        return []
+    if folder.exists() and not folder.is_dir():
+        return [f"{folder} is a file; expected a folder for the run"]
+    if run_folders.holds_a_run(folder):
+        return [run_folders.ALREADY_A_RUN.format(folder)]
+    if (folder / CHARGE).exists():
+        return [
+            f"a search was stopped in {folder}: its whole cost counts as spent, and it cannot be "
+            "resumed. A new search costs as much again; give it its own folder"
+        ]
+    return []
