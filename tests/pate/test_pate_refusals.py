@@ -118,3 +118,25 @@ def test_records_of_owners_with_other_deltas_are_refused():
     strict = ow.Owners(index, dict(zip(index.tolist(), OWNERS.epsilon.tolist(), strict=True)), 1e-9)
     with pytest.raises(ow.OwnerwiseError, match="other budgets"):
         ow.pate.shards_of(plan, strict, index.tolist())
+
+
+def test_only_the_first_of_several_processes_releases(monkeypatch):
+    """Each would draw its own noise, and every owner would pay once for each process."""
+    plan = make()
+    counts, column = counts_of(plan), np.ones(3)
+    for name, value in {"TORCHELASTIC_RUN_ID": "run", "WORLD_SIZE": "2", "RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    seeded = ow.SecretStream.from_seed(0)
+    for release, again in (
+        (lambda: ow.pate.answer(plan, counts), lambda: ow.pate.answer(plan, counts, seeded)),
+        (
+            lambda: ow.ino_sum(column, column, column, 1.0, 1.0),
+            lambda: ow.ino_sum(column, column, column, 1.0, 1.0, stream=seeded),
+        ),
+    ):
+        with pytest.raises(ow.OwnerwiseError, match="in several processes: each of them would"):
+            release()
+        again()  # not private: the same numbers in all of them
+        monkeypatch.setenv("RANK", "0")
+        release()
+        monkeypatch.setenv("RANK", "1")

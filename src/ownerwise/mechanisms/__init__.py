@@ -2,7 +2,7 @@
 
 This package contains clipping rules, INO weights and their scores, importance sampling, releases
 and per-record losses; `constraints/` contains rate constraints. It imports accounting, planning,
-randomness, batches and gradients; the step imports `plugs`, never the reverse.
+processes, randomness, batches and gradients; the step imports `plugs`, never the reverse.
 """
 
 from ownerwise.mechanisms.clip_norm_steering import (

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 from ownerwise import accounting
+from ownerwise.errors import OwnerwiseError
 from ownerwise.mechanisms.ino import INO
+from ownerwise.processes import release_problems
 from ownerwise.randomness import Noise, SecretStream, grid_of
 
 _ROUNDING = 1e-4  # fraction of a sensitivity reserved for rounding in the sum itself
@@ -59,7 +61,7 @@ def ino_sum(
     multiplier `noise_std / sensitivities[i]`, or of the Poisson-subsampled mechanism if records are
     sampled (see `InoSum.epsilon`). The tail, `noise_std` and each record's sensitivity are public.
     A record's value and score may depend only on that record. The number of records is not
-    released.
+    released. Of several processes that run one script, only the first may call this.
 
     Args:
         values: one vector (or number) per record, [records, ...]; the norm of each vector is
@@ -71,6 +73,8 @@ def ino_sum(
         noise_std: standard deviation of the noise on each entry of the sum.
         stream: secret randomness; by default a new private stream.
     """
+    if (stream is None or stream.private) and (problems := release_problems("ino_sum")):
+        raise OwnerwiseError(problems)
     values = np.asarray(values, dtype=np.float64)
     bounds = np.asarray(sensitivities, dtype=np.float64)
     if values.ndim == 0 or bounds.shape != values.shape[:1]:

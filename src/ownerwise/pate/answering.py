@@ -7,6 +7,7 @@ import torch
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.pate.plans import PatePlan
+from ownerwise.processes import release_problems
 from ownerwise.randomness import Noise, SecretStream
 
 NO_ANSWER = -1
@@ -43,8 +44,9 @@ def answer(plan: PatePlan, counts: np.ndarray, stream: SecretStream | None = Non
     and noise are multiples of one public grid and are added exactly (docs/proofs/arithmetic.md).
 
     A plan pays for one call. A second one with the same plan and owners is refused in this
-    process, unless the stream has a fixed seed, so the answers are NOT PRIVATE. Nothing is
-    stored: a call in another process spends every budget again.
+    process, unless the stream has a fixed seed, so the answers are NOT PRIVATE. Of several
+    processes that train together, only the first may call it. Nothing is stored: a call in another
+    process spends every budget again.
 
     Args:
         plan: the plan; it is verified first.
@@ -68,6 +70,8 @@ def answer(plan: PatePlan, counts: np.ndarray, stream: SecretStream | None = Non
         )
     root = SecretStream() if stream is None else stream
     if root.private:
+        if problems := release_problems("the answers of a PATE plan"):
+            raise OwnerwiseError(problems)
         _release_once(plan)
     passed = np.ones(len(counts), dtype=bool)
     if plan.test_std is not None:

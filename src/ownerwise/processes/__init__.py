@@ -7,7 +7,16 @@ torch_internals.
 
 from ownerwise.processes.draws import DrawsOfShare
 from ownerwise.processes.group import ALONE, Processes
-from ownerwise.processes.launch import joined, launched_processes, speaks
+from ownerwise.processes.launch import joined, launched_processes, release_problems, speaks
 from ownerwise.processes.shares import Share
 
-__all__ = ["ALONE", "DrawsOfShare", "Processes", "Share", "joined", "launched_processes", "speaks"]
+__all__ = [
+    "ALONE",
+    "DrawsOfShare",
+    "Processes",
+    "Share",
+    "joined",
+    "launched_processes",
+    "release_problems",
+    "speaks",
+]

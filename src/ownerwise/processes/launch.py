@@ -24,6 +24,23 @@ def speaks() -> bool:
     return launched_processes() == 1 or os.environ.get("RANK", "0") == "0"
 
 
+def release_problems(what: str) -> list[str]:
+    """Return a problem unless this process may make a release that is not the step's.
+
+    Several processes that run the same script would each make it, with noise of their own.
+
+    Args:
+        what: what is released, for the message.
+    """
+    if speaks() and Processes.here().first:
+        return []
+    return [
+        f"{what} in several processes: each of them would release it with noise of its own, and "
+        "the epsilons would add up; call it in the first process only (RANK 0), or in a script of "
+        "its own"
+    ]
+
+
 @contextmanager
 def joined(device: str | None) -> Iterator[Processes]:
     """Join the processes that torchrun has started, if any, while the context lasts.
