@@ -44,6 +44,7 @@ INTERNALS: Mapping[str, str] = {
     "torch.ops.aten.threshold_backward.default": "derivative of ReLU",
     "torch.ops.aten.convolution_backward.default": "derivatives of convolutions",
     "torch._pack_padded_sequence": "know the order of the records in packed sequences",
+    "torch._C._nn.pad_sequence": "notice that records are joined into one tensor",
     "torch._C._autograd._top_saved_tensors_default_hooks": "notice activation checkpoints",
     "torch._C._functorch.peek_interpreter_stack": "refuse layers inside torch.vmap",
     "torch._C.DisableTorchFunction": "keep the tape from tracing its own calls",
@@ -137,6 +138,7 @@ engine_backward = _find("torch.autograd.graph._engine_run_backward")
 checkpoint_forward = _find("torch.utils.checkpoint.CheckpointFunction.forward")
 in_transform = _find("torch._C._functorch.peek_interpreter_stack")
 pack_padded_sequence = _find("torch._pack_padded_sequence")
+pad_sequence = _find("torch._C._nn.pad_sequence")
 DispatchMode: Any = _find("torch.utils._python_dispatch.TorchDispatchMode")
 without_functions = _find("torch._C.DisableTorchFunction")
 flatten_dense_tensors = _find("torch._utils._flatten_dense_tensors")

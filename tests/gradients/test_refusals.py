@@ -201,6 +201,13 @@ def test_recurrence_from_a_parameter():
 def test_embedding_options():
     refused(nn.Embedding(5, 3, scale_grad_by_freq=True), torch.randint(0, 5, (4, 2)), "freq")
     refused(nn.Embedding(5, 3, max_norm=1.0), torch.randint(0, 5, (4, 2)), "max_norm")
+    constant = Model(
+        lambda m, x: (
+            x + functional.embedding(torch.zeros(len(x), 3).long(), m.w, scale_grad_by_freq=True)
+        ),
+        w=torch.randn(4, 1),
+    )
+    refused(constant, torch.randn(2, 3, 1), "freq")
 
 
 def test_call_that_is_not_per_record():
@@ -325,3 +332,25 @@ def test_masks_that_are_the_same_for_all_records():
     layer = nn.TransformerEncoderLayer(4, 2, 5, batch_first=True)  # with dropout
     mask = torch.zeros(3, 5, dtype=torch.bool)
     assert check(layer, torch.randn(3, 5, 4), None, mask) == []
+
+
+def test_lengths_that_are_the_same_for_all_records():
+    """Zeros in their place are not a valid record."""
+
+    def forward(m, x, lengths):
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return m.rnn(packed)[1][0]
+
+    model = Model(forward, rnn=nn.GRU(3, 4, batch_first=True))
+    assert check(model, torch.randn(3, 5, 3), torch.full((3,), 4)) == []
+    assert check(model, torch.randn(3, 5, 3), torch.tensor([4, 2, 4])) == []
+
+
+def test_a_number_that_is_not_used():
+    """A parameter without dimensions gets a gradient of zero."""
+    model = Model(lambda m, x: m.layer(x), layer=nn.Linear(3, 2), number=torch.ones(()))
+    tape = Tape(model)
+    with tape:
+        outputs = model(torch.randn(4, 3))
+    sums = tape.backward(outputs.sum(dim=1)).weighted_sum(torch.ones(4))
+    assert sums[model.number] == 0

@@ -86,9 +86,20 @@ def model(forward):
     )
 
 
+def kind_at_every_position(m, x):
+    """Repeated for every record first, then along the positions."""
+    return x + m.kinds(torch.zeros(len(x), 1, dtype=torch.long)).expand(-1, LENGTH, -1)
+
+
+def selected_by_data(m, x):
+    rows = m.table.weight.index_select(0, (x[..., 0] > 0).long().flatten())
+    return x * rows.view(x.shape)
+
+
 EXACT = [
     *(once_a_record, copied_ids, two_tables, scaled, indexed, from_the_end, projected_constants),
     *(with_a_mask, repeated_for_bmm, records_second, with_padding, in_both_ways),
+    *(kind_at_every_position, selected_by_data),
 ]
 
 

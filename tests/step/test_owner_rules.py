@@ -75,6 +75,14 @@ MODELS = {
         ),
         FLAT,
     ),
+    "addmm": (
+        lambda: Model(
+            lambda m, x: torch.addmm(m.offset, x.tanh(), m.matrix),
+            matrix=torch.randn(4, 3),
+            offset=torch.randn(3),
+        ),
+        FLAT,
+    ),
     **{
         f"convolution {name}": (
             functools.partial(

@@ -223,3 +223,32 @@ def test_hardened_searches_state_no_figure_for_several_records():
     request = PlanRequest(steps=10, batch_size=60, hardened=True)
     plan = tuned_plans(owners, [request], RunLaw("geometric", 3.0))[0]
     assert np.isnan(plan.owner_epsilon()).all()
+
+
+class Remembers(nn.Module):
+    """Keeps something of what it was evaluated on."""
+
+    def __init__(self, *, in_buffer):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.register_buffer("total", torch.zeros(3))
+        self.in_buffer, self.last = in_buffer, None
+
+    def forward(self, x):
+        if not self.training:
+            self.last = x.detach().clone()
+            if self.in_buffer:
+                self.total += x.sum(0)
+        return self.linear(x)
+
+
+def test_the_released_model_has_not_seen_the_validation_records():
+    """Neither its buffers nor its attributes; a state that lasts would also join the records."""
+    score = ow.PaidScore((X, y), OWNERS, std=20.0)
+    model = Remembers(in_buffer=True)
+    score.bind(ow.SecretStream.from_seed(0), "record")(model)
+    assert model.last is None
+    assert not model.total.any()
+    assert "changes when it is evaluated" in "".join(score.problems_with(model))
+    assert not model.total.any()
+    assert not score.problems_with(Remembers(in_buffer=False))

@@ -3,10 +3,10 @@
 A tensor inside a model may have its records along dimension 0, along another dimension (`[time,
 record, feature]`), or folded with another dimension (`[record * time, feature]`, in either
 order). The shape alone is ambiguous: if there are as many time steps as records, two layouts are
-possible. The tape therefore *observes* the layout. It runs a backward pass from the losses of a
-random subset of the records, and keeps a candidate layout only if the gradient is zero for every
-record outside the subset. If a model mixes records, no candidate layout remains, and the model is
-rejected.
+possible. The tape therefore *observes* the layout. It runs backward passes from the losses of parts
+of the records, chosen so that every two records are told apart, and keeps a candidate layout only
+if the gradient is zero for every record outside the part. If a model mixes records, no candidate
+layout remains, and the model is rejected.
 """
 
 from __future__ import annotations

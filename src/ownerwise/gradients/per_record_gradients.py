@@ -62,6 +62,11 @@ class PerRecordGradients:
     def __len__(self) -> int:
         return len(self.norms)
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trainable parameters."""
+        return self._parameters
+
     def row_lengths(self) -> Tensor:
         """Return an upper bound on the norm of the gradient of each row of segments, `[rows]`."""
         lengths = [c.row_lengths() for _, c in self._uses if isinstance(c, Grouped)]
@@ -195,7 +200,7 @@ def _total(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
 
 def _zeros(parameter: nn.Parameter, *records: int) -> Tensor:
     dtype = accumulation_dtype(parameter.dtype)
-    return torch.zeros(*records, *parameter.shape, dtype=dtype, device=parameter.device)
+    return torch.zeros((*records, *parameter.shape), dtype=dtype, device=parameter.device)
 
 
 def _shared_norms(uses: list[Use], count: int, budget: MemoryBudget) -> Iterator[Tensor]:

@@ -123,7 +123,7 @@ def _of_run(model: nn.Module, inputs: tuple[Any, ...], known: set[str]) -> list[
                 outputs = _called(model, inputs)
             if not mixing_is_known:
                 state.restore()
-                problems += _mixing(model, inputs, count)
+                problems += _mixing_of(model, inputs, count, state)
                 problems += _unseparated(tape, outputs, count)
     except Refused as refusal:
         problems.append(refusal.problem)
@@ -157,7 +157,20 @@ def _new(problems: list[Problem], known: set[str]) -> list[Problem]:
     return [p for p in problems if not any(f"({name}." in p.where for name in names)]
 
 
-def _mixing(model: nn.Module, inputs: tuple[Any, ...], count: int) -> Iterator[Problem]:
+def _mixing_of(
+    model: nn.Module, inputs: tuple[Any, ...], count: int, state: State
+) -> list[Problem]:
+    """Return the problems of `_mixing`; not every model takes zeros for its integers (lengths)."""
+    try:
+        return list(_mixing(model, inputs, count, with_zeros=True))
+    except (RuntimeError, ValueError, IndexError):
+        state.restore()
+        return list(_mixing(model, inputs, count, with_zeros=False))
+
+
+def _mixing(
+    model: nn.Module, inputs: tuple[Any, ...], count: int, *, with_zeros: bool
+) -> Iterator[Problem]:
     """Yield problems if replacing records changes other records' outputs or the state.
 
     The sample itself runs with gradients and the others without, so a model that mixes records in
@@ -167,7 +180,7 @@ def _mixing(model: nn.Module, inputs: tuple[Any, ...], count: int) -> Iterator[P
 
     def arguments(rows: list[int]) -> tuple[Any, bool]:
         def at_rows(tensor: Tensor) -> Tensor:
-            return _with_another(tensor)[rows] if _has(tensor, count) else tensor
+            return _with_another(tensor, with_zeros)[rows] if _has(tensor, count) else tensor
 
         return map_tensors(at_rows, inputs), rows == trial.rows
 
@@ -192,10 +205,18 @@ def _mixing(model: nn.Module, inputs: tuple[Any, ...], count: int) -> Iterator[P
         )
 
 
-def _with_another(records: Tensor) -> Tensor:
-    """Return the records and, behind them, one to replace the last with."""
-    first, last = records[:1], records[-1:]
-    another = first if not torch.equal(first, last) else torch.zeros_like(last)
+def _with_another(records: Tensor, with_zeros: bool) -> Tensor:
+    """Return the records and, behind them, one to replace the last with.
+
+    It is another record of the sample, or zeros if all are equal. Without `with_zeros`, integers
+    that are equal in all records stay as they are.
+    """
+    last = records[-1:]
+    others = (records != last).reshape(len(records), -1).any(dim=1).nonzero()
+    if len(others):
+        another = records[int(others[0]) :][:1]
+    else:
+        another = torch.zeros_like(last) if with_zeros or last.is_floating_point() else last
     return torch.cat([records, another * 2 if records.is_floating_point() else another])
 
 

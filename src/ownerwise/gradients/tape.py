@@ -26,6 +26,7 @@ from ownerwise.gradients.recomputation import (
     uncompiled,
     untraced,
 )
+from ownerwise.gradients.relocation import RELOCATING
 from ownerwise.gradients.repetition import register_part
 from ownerwise.gradients.rules import (
     RULES,
@@ -136,7 +137,8 @@ class Tape:
         try:
             with full_precision(losses.device):
                 if len(losses) and losses.requires_grad:
-                    for problem in find_layouts(taps, self._layouts, losses, send):
+                    moved = self._pass.relocations
+                    for problem in find_layouts(taps, self._layouts, losses, send, moved):
                         self._pass.refuse(Refused(problem.where, problem.what, problem.remedy))
                     ones = segments is None
                     weights = torch.ones_like(losses) if ones else segments.shares.to(losses)
@@ -177,6 +179,8 @@ class _ForwardPass(Context):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func in RELOCATING:
+            self.relocations.note(func, args, self.batch_hint, self.is_data)
         kinds = self._kinds(args)
         if kwargs:
             kinds |= self._kinds(kwargs.values())
@@ -227,11 +231,19 @@ class _ForwardPass(Context):
                 return output
         if has_data:
             return fallback(self, func, args, kwargs)
+        written = args[0] if args and writes_in_place(func) else None
+        self._refuse_shared_write(func, written)
         with stored(checkpointed):  # the graph of a derived tensor is used apart from the others
             output = func(*args, **kwargs)
-            self.tracker.derive(func, args, kwargs, output)
+            changed = output if written is None else written  # __setitem__ returns None
+            self.tracker.derive(func, args, kwargs, changed)
             register_part(self.tracker, func, args, kwargs, output, self.batch_hint)
         return output
+
+    def _refuse_shared_write(self, func: Function, written: Any) -> None:
+        if written is not None:
+            used = {tracked for tap in self.taps for tracked in tap.used}
+            self.tracker.refuse_shared_write(func, written, used)
 
     def _call_without_gradient(
         self, func: Function, rule: Rule | None, args: tuple[Any, ...], kwargs: Kwargs, kinds: int
@@ -253,6 +265,8 @@ class _ForwardPass(Context):
                 if output is not NotImplemented:
                     return output
             return func(*args, **kwargs)
+        if kinds & PARAMETRIC and args and writes_in_place(func):
+            self._refuse_shared_write(func, args[0])
         output = func(*args, **kwargs)
         if kinds or func in FACTORIES:
             for tensor in tensors_in(output):

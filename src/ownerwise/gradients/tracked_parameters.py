@@ -195,6 +195,39 @@ class ParameterTracker:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if tensor.untyped_storage().data_ptr() == place:
                 raise changed_by_data(name, name_of(func))
+        for tracked in self.parametric.values():
+            if tracked.tensor.untyped_storage().data_ptr() == place:
+                raise _changed_in_place(func, tracked, "data are written into it")
+        for key, tensor in list(self.constant.items()):
+            if tensor.untyped_storage().data_ptr() == place:
+                del self.constant[key]
+
+    def refuse_shared_write(
+        self, func: Function, written: Any, used: set[TrackedParameter]
+    ) -> None:
+        """Reject an in-place change of a derived tensor that other tensors or taps refer to.
+
+        The change gives the tensor another graph, but its views and parts, and the taps that have
+        already used it, would keep or receive the wrong one.
+
+        Args:
+            func: the call.
+            written: the tensor that it changes.
+            used: the tensors whose uses are tapped.
+        """
+        if not isinstance(written, Tensor) or not written.numel():
+            return
+        place = written.untyped_storage().data_ptr()
+        everything = self.parametric.values()
+        parts = {id(tracked.part) for tracked in everything if tracked.part is not None}
+        for tracked in everything:
+            if tracked.is_root or tracked.tensor.untyped_storage().data_ptr() != place:
+                continue
+            if tracked.tensor is not written:
+                raise _changed_in_place(func, tracked, "a view of it is changed in place")
+            if tracked in used or id(tracked) in parts:
+                raise _changed_in_place(func, tracked, "it is changed in place after its use")
+            tracked.part = tracked.rows = None
 
     def refuse_replaced(self) -> None:
         """Raise an error if the forward pass replaced a parameter or assigned data to a buffer."""
@@ -207,6 +240,14 @@ class ParameterTracker:
                 if buffer is None or id(buffer) in self._fixed or id(buffer) in self.constant:
                     continue
                 raise changed_by_data(name, "assignment")
+
+
+def _changed_in_place(func: Function, tracked: TrackedParameter, what: str) -> Refused:
+    return Refused(
+        f"{name_of(func)}({tracked.name})",
+        f"the tensor is computed from parameters, and {what}",
+        "use an out-of-place call (torch.cat, torch.where, +)",
+    )
 
 
 def changed_by_data(name: str, how: str = "a call") -> Refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ownerwise.accounting import gaussian_mu
 from ownerwise.batches import NamedArrays
@@ -141,11 +142,17 @@ class PaidScore:
     def problems_with(self, model: nn.Module) -> list[str]:
         """Return the reasons why a model cannot be judged, from an attempt at the first record."""
         inputs, targets = _pair(self.data)
+        tried, before = copy.deepcopy(model), model.state_dict()
         try:
-            _correct(model, inputs[:1], targets[:1], self.predict)
+            _correct(tried, inputs[:1], targets[:1], self.predict)
         except Exception as error:  # of the user's own functions
             return [f"the score cannot be computed: {type(error).__name__}: {error}"]
-        return []
+        return [
+            f"{name} of the model changes when it is evaluated, so one record could change the "
+            "predictions for others; expected a model whose eval mode changes nothing"
+            for name, value in tried.state_dict().items()
+            if isinstance(value, Tensor) and not torch.equal(value, before[name])
+        ]
 
     def bind(self, stream: SecretStream, unit: str) -> Callable[[nn.Module], float]:
         """Return the function that releases a model's score; each call is paid for by one run."""
@@ -157,7 +164,8 @@ class PaidScore:
 
         def score(model: nn.Module) -> float:
             nonlocal released
-            correct = _correct_alone(model, inputs, targets, self.predict)
+            tried = copy.deepcopy(model)  # the released model must not have seen these records
+            correct = _correct_alone(tried, inputs, targets, self.predict)
             total = contribution_sum(correct, index, len(self.owners), unit, grid)
             (value,) = noise.gaussian(
                 released, [torch.tensor([total], dtype=torch.float64)], self.std, grid

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ownerwise.gradients import Tape
-from tools.record_loop import COUNT, FEW, assert_matches_loop
+from tools.record_loop import COUNT, FEW, Model, assert_matches_loop
 
 KINDS = [nn.RNN, nn.GRU, nn.LSTM]
 BOTH_WAYS = {"num_layers": 2, "bidirectional": True, "bias": True, "batch_first": True}
@@ -150,6 +150,55 @@ def test_packed_projected_lstm():
     x = torch.randn(3, 4, 4)
     x[:, 0, 0] = torch.tensor([2, 4, 1])
     assert_matches_loop(model, x)
+
+
+SELECTIONS = {
+    "features": lambda x: x.index_select(2, torch.tensor([2, 0, 1])),
+    "time": lambda x: x.index_select(1, torch.tensor([3, 1, 0, 2])),
+    "two of each": lambda x: x.index_select(0, torch.arange(len(x)).repeat_interleave(2)),
+}
+
+
+@pytest.mark.parametrize("select", SELECTIONS.values(), ids=SELECTIONS)
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_selection_before_packing_is_not_taken_for_an_order(select, count):
+    def forward(m, x):
+        chosen = select(x)
+        packed = pack_padded_sequence(chosen, torch.full((len(chosen),), 4), batch_first=True)
+        return m.layer(packed)[1][0][0].unflatten(0, (len(x), -1)).sum(1)
+
+    model = Model(forward, layer=nn.LSTM(3, 2, batch_first=True))
+    assert_matches_loop(model, torch.randn(count, 4, 3))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_packed_sequences_from_a_learned_state(count):
+    def forward(m, x):
+        lengths = x[:, 0, 0].long()
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return m.layer(packed, m.state.expand(-1, len(x), -1).contiguous())[1][0]
+
+    model = Model(forward, layer=nn.GRU(3, 2, batch_first=True), state=torch.randn(1, 1, 2))
+    x = torch.randn(count, 4, 3)
+    x[:, 0, 0] = torch.tensor([2, 4, 1])[:count]
+    assert_matches_loop(model, x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("minor", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_several_sequences_for_each_record(kind, minor, count):
+    """As for the sentences of a document."""
+
+    def forward(m, x):
+        sequences = x.unflatten(1, (2, 3))
+        sequences = (sequences.transpose(0, 1) if minor else sequences).flatten(0, 1)
+        hidden = m.layer(sequences)[0][:, -1]
+        hidden = hidden.unflatten(0, (2, -1) if minor else (-1, 2))
+        return hidden.tanh().sum(0 if minor else 1)
+
+    model = Model(forward, layer=kind(3, 2, batch_first=True))
+    assert_matches_loop(model, torch.randn(count, 6, 3))
 
 
 @FEW

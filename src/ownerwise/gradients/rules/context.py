@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from ownerwise.gradients.calls import Function
 from ownerwise.gradients.memory_budget import MemoryBudget
 from ownerwise.gradients.problems import Problem, Refused
+from ownerwise.gradients.relocation import Relocations
 from ownerwise.gradients.taps import Anchor, Build, Delivery, Tap
 from ownerwise.gradients.tracked_parameters import ParameterTracker, TrackedParameter
 
@@ -36,8 +37,9 @@ class Context(TorchFunctionMode):
         problems: in a trial run, the problems found so far; otherwise None.
         taps: the uses of parameters, in the order of the calls.
         batch_hint: the length of the first data tensor, as a guess at the number of records.
+        relocations: what may have put the records in another order.
         reformatted: whether a rule may have changed the memory format of a tensor.
-        selected: tensors made by `index_select`, with the index, keyed by id.
+        selected: tensors made by `index_select`, with the dimension and the index, keyed by id.
         packings: the batch sizes of packed sequences, with the order of the records, keyed by id.
     """
 
@@ -58,7 +60,8 @@ class Context(TorchFunctionMode):
         self.taps: list[Tap] = []
         self.batch_hint: int | None = None
         self.reformatted = False
-        self.selected: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self.relocations = Relocations()
+        self.selected: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}
         self.packings: dict[int, tuple[Tensor, Tensor]] = {}
 
     def tracked(self, tensor: Any) -> TrackedParameter | None:
@@ -128,6 +131,10 @@ class Context(TorchFunctionMode):
                 yield
         finally:
             self.batch_hint = before
+
+    def is_data(self, tensor: Any) -> bool:
+        """Return whether a tensor is neither parametric nor constant."""
+        return not (self.is_constant(tensor) or id(tensor) in self.tracker.parametric)
 
     def refuse(self, refusal: Refused) -> None:
         """Raise the error or, in a trial run, add it to the list of problems."""

@@ -31,7 +31,10 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """Handle `embedding`; padding rows receive no gradient (pitfall 33)."""
+    """Handle `embedding`; padding rows receive no gradient (pitfall 33).
+
+    Without data, as for positions, the result is a derived tensor.
+    """
     tracked = context.tracked(weight)
     if tracked is None:
         return NotImplemented
@@ -42,6 +45,8 @@ def embedding(
             f"{what} {DEPENDS_ON_BATCH}",
             f"build the embedding without {what}",
         )
+    if not context.is_data(input):
+        return NotImplemented
     rows = weight.shape[0]
     if padding_idx is not None and padding_idx < 0:
         padding_idx += rows

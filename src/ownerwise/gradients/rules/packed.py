@@ -70,21 +70,25 @@ def _inverse(order: Tensor) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
 
 
-def index_select(
-    context: Context, func: Function, input: Tensor, dim: int, index: Tensor
-) -> Tensor:
+def index_select(context: Context, func: Function, input: Tensor, dim: int, index: Tensor) -> Any:
     """Note the index, which may sort the records before they are packed."""
+    if context.tracked(input) is not None:
+        return NotImplemented
     output = func(input, dim, index)
-    context.selected[id(output)] = weakref.ref(output), index
+    context.selected[id(output)] = weakref.ref(output), dim, index
     return output
 
 
 def pack(
     context: Context, func: Function, input: Tensor, lengths: Tensor, batch_first: bool
 ) -> Any:
-    """Note the order of the records in a packed sequence."""
+    """Note the order of the records in a packed sequence, if an index has sorted them."""
+    if context.tracked(input) is not None:
+        return NotImplemented
     entries, sizes = func(input, lengths, batch_first)
-    made, index = context.selected.get(id(input), (None, None))
+    made, dim, index = context.selected.get(id(input), (None, 0, None))
     if made is not None and index is not None and made() is input:
-        context.packings[id(sizes)] = sizes, index
+        along = dim % input.dim() == (0 if batch_first else 1)
+        if along and torch.equal(index.sort().values.cpu(), torch.arange(len(index))):
+            context.packings[id(sizes)] = sizes, index
     return entries, sizes

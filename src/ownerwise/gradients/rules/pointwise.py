@@ -121,6 +121,11 @@ def repeating(context: Context, func: Function, *args: Any, **kwargs: Any) -> An
     same = all(output.shape[d] == aligned[d] or d in new for d in range(output.dim()))
     if not same or context.batch_hint not in [output.shape[d] for d in new]:
         return NotImplemented
+    if tracked.part is not None:
+        parts = (1,) * (output.dim() - len(shape)) + tuple(tracked.part.tensor.shape)
+        sizes = zip(parts, aligned, strict=True)
+        if any(part != size == context.batch_hint for part, size in sizes):
+            return NotImplemented  # it has already been repeated for every record
     return _tap_broadcast(context, func, tracked, output, new)
 
 

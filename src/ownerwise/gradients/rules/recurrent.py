@@ -251,15 +251,13 @@ def _tapped_zeros(
     budget = context.budget
 
     def build(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
-        left = gradient.transpose(
-            0, 1
-        )  # records lie along dimension 1, or there is only one record
+        left = layout.terms(gradient, count)  # [records, terms, gates]
         shared = SharedLeft(left, loan)
         total = left.sum(dim=1, dtype=accumulation_dtype(left.dtype))
         for matrix, bias, right in tracked:
             if bias is not None:
                 yield bias, Dense(total)
             if matrix is not None:
-                yield matrix, Outer(left, right().transpose(0, 1), budget, shared)
+                yield matrix, Outer(left, layout.terms(right(), count), budget, shared)
 
     return context.tap(func, zeros, used, (1,), build)

@@ -63,7 +63,7 @@ RULES: dict[Function, Rule] = {
 }
 """Rules for calls that combine parameters with data; the fallback handles all other such calls."""
 
-WITHOUT_DATA = frozenset({repeating})
+WITHOUT_DATA = frozenset({repeating, embedding})
 """Rules that also handle calls with parameters but without data."""
 
 WITHOUT_PARAMETERS = frozenset({batch_norm, view, as_strided, index_select, pack})

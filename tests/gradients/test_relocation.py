@@ -1,0 +1,199 @@
+"""Records that are put in another order, or selected, by what the data say.
+
+With a layout kept from a batch in which all records were in order or equally long, a tape clipped a
+record's gradient together with other records'.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+
+from ownerwise.gradients import Refused, Tape
+from ownerwise.gradients.observation import _parts
+from tools.record_loop import Model, assert_equal, assert_matches_loop, loop, run
+
+TIME, WIDTH = 4, 3
+
+
+def lengths_of(x):
+    """The first column holds each record's length."""
+    return x[:, 0, 0].long()
+
+
+def there(x):
+    return torch.arange(TIME) < lengths_of(x)[:, None]
+
+
+def by_mask(m, x):
+    hidden = torch.zeros_like(x)
+    hidden[there(x)] = m.layer(x[there(x)]).tanh()
+    return m.last(hidden.sum(1))
+
+
+def by_numbers(m, x):
+    records, times = there(x).nonzero(as_tuple=True)
+    hidden = m.layer(x[records, times]).tanh()
+    return m.last(torch.zeros(len(x), WIDTH).index_add(0, records, hidden))
+
+
+def one_by_one(m, x):
+    """Selected with numbers that Python took from the data."""
+    rows = [record[: int(n)] for record, n in zip(x, lengths_of(x), strict=True)]
+    hidden = m.layer(torch.cat(rows)).tanh().split([len(row) for row in rows])
+    return m.last(torch.stack([part.sum(0) for part in hidden]))
+
+
+def in_order(m, x):
+    order = lengths_of(x).argsort(descending=True, stable=True)
+    return m.last(m.layer(x[order].sum(1)).tanh())[order.argsort()]
+
+
+def in_order_by_python(m, x):
+    order = sorted(range(len(x)), key=lengths_of(x).tolist().__getitem__)
+    hidden = m.layer(torch.stack([x[i].sum(0) for i in order])).tanh()
+    return m.last(torch.stack([hidden[order.index(i)] for i in range(len(x))]))
+
+
+def packed_by_hand(m, x):
+    lengths, order = lengths_of(x).sort(descending=True, stable=True)
+    _, states = m.rnn(pack_padded_sequence(x[order], lengths, batch_first=True))
+    return m.last(states[0][order.argsort()])
+
+
+def layer_on_packed(m, x):
+    packed = pack_padded_sequence(x, lengths_of(x), batch_first=True, enforce_sorted=False)
+    hidden = m.layer(packed.data).tanh()
+    return m.last(m.rnn(PackedSequence(hidden, *packed[1:]))[1][0])
+
+
+MOVING = [
+    *(by_mask, by_numbers, one_by_one, in_order, in_order_by_python, packed_by_hand),
+    layer_on_packed,
+]
+
+
+def model_of(forward):
+    return Model(
+        forward,
+        layer=nn.Linear(WIDTH, WIDTH),
+        last=nn.Linear(WIDTH, 2),
+        rnn=nn.GRU(WIDTH, WIDTH, batch_first=True),
+    )
+
+
+def records_of(lengths):
+    x = torch.randn(len(lengths), TIME, WIDTH)
+    x[:, 0, 0] = torch.tensor(lengths)
+    return x
+
+
+@pytest.mark.parametrize("forward", MOVING)
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_kept_layout_does_not_outlive_the_order_of_the_records(forward, count):
+    model, refusals = model_of(forward), 0
+    for seed in range(8):
+        tape = Tape(model)
+        for lengths in ([2] * count, torch.randint(1, TIME + 1, (count,)).tolist()):
+            torch.manual_seed(seed)
+            x = records_of(lengths)
+            try:
+                found = run(tape, x)
+            except Refused:
+                assert lengths != [2] * count or forward is one_by_one
+                refusals += 1
+                break
+            assert_equal(found, loop(model, x))
+    assert refusals
+
+
+def last_entries(m, x):
+    return m.last(m.layer(x).tanh()[torch.arange(len(x)), lengths_of(x) - 1])
+
+
+def gathered(m, x):
+    index = (lengths_of(x) - 1)[:, None, None].expand(-1, 1, WIDTH)
+    return m.last(m.layer(x).tanh().gather(1, index)[:, 0])
+
+
+def packed_by_torch(m, x):
+    packed = pack_padded_sequence(x, lengths_of(x), batch_first=True, enforce_sorted=False)
+    return m.last(m.rnn(packed)[1][0])
+
+
+def largest(m, x):
+    return m.last(m.layer(x).topk(2, dim=1).values.sum(1))
+
+
+@pytest.mark.parametrize("forward", [last_entries, gathered, packed_by_torch, largest])
+def test_a_selection_within_records_is_exact_in_every_batch(forward):
+    model = model_of(forward)
+    tape = Tape(model)
+    for count in (3, 2, 40, 3, 40, 1):
+        x = records_of(torch.randint(1, TIME + 1, (count,)).tolist())
+        assert_equal(run(tape, x), loop(model, x))
+
+
+def test_a_selection_in_single_precision_is_confirmed():
+    """Powers of two change no rounding: the layouts are not observed again."""
+    model = model_of(last_entries).float()
+    tape = Tape(model)
+    for expected in (7 + 1, 2 + 1):  # layouts observed or confirmed, then used
+        passes = []
+        x = records_of(torch.randint(1, TIME + 1, (30,)).tolist()).float()
+        with tape:
+            outputs = model(x)
+        outputs.register_hook(passes.append)
+        tape.backward(outputs.sin().sum(dim=1))
+        assert len(passes) == expected
+
+
+def test_a_few_entries_of_another_record_are_noticed_at_once():
+    """Two of three records were once told apart from the third, but not from each other."""
+
+    def forward(m, ids):
+        rows = torch.arange(len(ids)).repeat_interleave(ids[:, -1])
+        entries = m.weight[torch.cat([row[: int(row[-1])] for row in ids])]
+        return torch.zeros(len(ids)).index_add(0, rows, entries)
+
+    model = Model(forward, weight=torch.randn(9))
+    for lengths in ([2, 0, 1], [0, 2, 1], [1, 0, 2], [0, 1, 2], [3, 0, 0]):
+        ids = torch.arange(12).reshape(3, 4) % 9
+        ids[:, -1] = torch.tensor(lengths)
+        with pytest.raises(Refused):
+            run(Tape(model), ids)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 32, 70, 300])
+def test_parts_separate_every_two_records(count):
+    masks = torch.stack(list(_parts(count))).double()
+    apart = masks.T @ (1 - masks)  # in how many masks is one record, but not the other?
+    assert (apart + torch.eye(count) > 0).all()
+    assert len(masks) <= count.bit_length() + 4
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_embedding_by_data_is_not_slowed_down(start):
+    """An index into a parameter moves no records."""
+    model = Model(lambda m, x: m.weight[x[:, start:]].sum(1), weight=torch.randn(5, 2))
+    assert_matches_loop(model, torch.randint(0, 5, (4, 3)))
+    tape = Tape(model)
+    with tape:
+        model(torch.randint(0, 5, (4, 3)))
+        assert tape._pass is not None
+        assert not tape._pass.relocations.by_data
+
+
+def test_data_as_a_table():
+    """Rows of the batch, looked up by its own numbers."""
+
+    def forward(m, x):
+        order = x[:, 0].argsort(stable=True)
+        return m.layer(functional.embedding(order, x))[order.argsort()]
+
+    model = Model(forward, layer=nn.Linear(3, 2))
+    tape = Tape(model)
+    run(tape, torch.arange(12.0).reshape(4, 3))
+    with pytest.raises(Refused, match="told apart"):
+        run(tape, -torch.arange(12.0).reshape(4, 3))
