@@ -12,6 +12,7 @@ import ownerwise as ow
 from ownerwise.gradients.contributions import blocks
 from ownerwise.mechanisms import Standard
 from ownerwise.planning import largest_total
+from ownerwise.processes import Processes
 from ownerwise.step.clipped_sums import ClippedSums
 from ownerwise.step.rounding import GRID_TOLERANCE, NORM_ERROR, Rounding
 from tools import step_tools as tools
@@ -34,7 +35,7 @@ def moved_by_dust(classes: bool) -> float:
     model = nn.Linear(1, 1, bias=False)
     sums = ClippedSums(
         model, plan, lambda out, y: out[:, 0], Standard(), weights=None, release=None,
-        steering=None, performance=ow.Performance(), not_private=False,
+        steering=None, performance=ow.Performance(), processes=Processes(), not_private=False,
     )  # fmt: skip
     if not classes:
         sums.rounding = dataclasses.replace(sums.rounding, classes=None)
