@@ -201,7 +201,7 @@ def test_exchanges_in_either_direction_are_dispatched():
             seen.append(func.namespace)
             return func(*args, **(kwargs or {}))
 
-    store = dist.HashStore()
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         ones = torch.ones(3, requires_grad=True)

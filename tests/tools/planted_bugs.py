@@ -129,7 +129,7 @@ def divisor_from_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_of_an_owner_clipped_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def place(batch, rows, stream):
+    def place(batch, rows, stream, declared=None):
         inputs, targets = batch.data
         return Rows(inputs, targets, batch.owner_index, total=len(batch))
 
