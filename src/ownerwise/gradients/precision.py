@@ -19,6 +19,7 @@ __all__ = [
     "lengths",
     "masked",
     "row_norms",
+    "without_autocast",
     "without_huge",
 ]
 
@@ -73,9 +74,12 @@ def row_norms(rows: Tensor) -> Tensor:
 def full_precision(device: torch.device) -> AbstractContextManager:
     """Return a context manager for norms and sums: no autocast, and float32 stays float32."""
     products = full_products(device)
-    if not autocasts(device):
-        return products
-    return _both(products, torch.autocast(device.type, enabled=False))
+    return _both(products, without_autocast(device)) if autocasts(device) else products
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """Return a context manager in which autocast is off for a device."""
+    return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
 
 
 def autocasts(device: torch.device) -> bool:

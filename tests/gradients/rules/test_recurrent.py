@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ownerwise.gradients import Tape
-from tools.record_loop import COUNT, FEW, Model, assert_matches_loop
+from tools.record_loop import COUNT, FEW, Model, assert_matches_loop, loop, wavy
 
 KINDS = [nn.RNN, nn.GRU, nn.LSTM]
 BOTH_WAYS = {"num_layers": 2, "bidirectional": True, "bias": True, "batch_first": True}
@@ -258,3 +258,32 @@ def test_an_initial_state_changed_in_place_is_refused(kind):
     state.mul_(2)
     with pytest.raises(RuntimeError, match=r"in place|inplace"):  # by autograd, or by the tape
         tape.backward(outputs.square().sum(dim=(1, 2)))
+
+
+@pytest.mark.parametrize("after", [True, False], ids=["after a layer", "first"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", [*KINDS, nn.RNNCell, nn.GRUCell, nn.LSTMCell])
+def test_under_autocast(kind, bias, after):
+    """A layer before it returns bfloat16, which its own weights do not have."""
+
+    def forward(m, x):
+        x = m.before(x) if after else x
+        if isinstance(m.layer, nn.RNNCellBase):
+            state = m.layer(x[:, 1], m.layer(x[:, 0]))
+            return state[0] if isinstance(state, tuple) else state
+        return m.layer(x)[0][:, -1]
+
+    options = {} if issubclass(kind, nn.RNNCellBase) else {"batch_first": True}
+    model = Model(forward, before=nn.Linear(3, 3), layer=kind(3, 4, bias=bias, **options)).float()
+    x = torch.randn(3, 2, 3).float()
+    expected, tape = loop(model, x), Tape(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs = model(x).float()
+        with tape:
+            outputs = model(x)
+        assert outputs.dtype == (torch.bfloat16 if after else torch.float32)
+        gradients = tape.backward(wavy(outputs.float()))
+    torch.testing.assert_close(outputs.float(), theirs, rtol=0.03, atol=0.03)
+    for parameter, formed in gradients.per_record().items():
+        near = 0.05 * float(expected[parameter].abs().max())
+        torch.testing.assert_close(formed, expected[parameter], rtol=0.05, atol=near)

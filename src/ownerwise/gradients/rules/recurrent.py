@@ -5,7 +5,8 @@ Each direction of a layer consists of a projection of the whole input (an ordina
 gradient is a sum of outer products over time, `sum_t gates_gradient[t] (x) state[t - 1]`. To
 obtain the gradient of the gates, zeros `[T, B, gates]` are added to the recurrent part of the
 gates and tapped. A plain LSTM has its own loop (`lstm`), which is faster. Packed sequences are
-unpacked; records that have ended keep their states.
+unpacked; records that have ended keep their states. Where autocast is on, a layer computes in the
+type of its weights, and its outputs have the type of its input.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.nn import functional
 from ownerwise.gradients.calls import Function, name_of
 from ownerwise.gradients.contributions import Dense, Outer, SharedLeft
 from ownerwise.gradients.layout import Layout
-from ownerwise.gradients.precision import accumulation_dtype
+from ownerwise.gradients.precision import accumulation_dtype, without_autocast
 from ownerwise.gradients.problems import Refused
 from ownerwise.gradients.rules.context import Context
 from ownerwise.gradients.rules.linear import project
@@ -63,36 +64,40 @@ def recurrent(context: Context, func: Function, *args: Any) -> tuple[Tensor, ...
     if packing is None and input.dim() != 3:
         raise Refused(name, "its input lacks a batch dimension", "pass [records, time, features]")
     context.reformatted = True
-    if packing is not None:
-        hidden = packing.unpacked(input)
-        firsts = [packing.in_order(first) for first in firsts]
-    else:
-        hidden = input.transpose(0, 1) if batch_first else input
-    directions = 2 if bidirectional else 1
-    per_layer = len(params) // (num_layers * directions)
-    projected = per_layer > (4 if has_biases else 2)
-    plain_lstm = func is torch.lstm and not projected and packing is None
-    steps = range(len(hidden))
-    lasts = []
-    for layer in range(num_layers):
-        outputs = []
-        for order in (steps, steps[::-1])[:directions]:
-            at = len(lasts)
-            weights = params[at * per_layer : (at + 1) * per_layer]
-            states = [first[at] for first in firsts]
-            if plain_lstm:
-                output, *last = _lstm_direction(context, func, hidden, states, weights, order)
-            else:
-                real = None if packing is None else packing.real
-                output, *last = _direction(
-                    context, func, hidden, states, weights, order, real, projected
-                )
-            outputs.append(output)
-            lasts.append(last)
-        hidden = outputs[0] if directions == 1 else torch.cat(outputs, dim=2)
-        if dropout and train and layer < num_layers - 1:
-            hidden = functional.dropout(hidden, dropout)
-    ends = map(torch.stack, zip(*lasts, strict=True))
+    given, dtype = input.dtype, params[0].dtype
+    with without_autocast(input.device):
+        if packing is not None:
+            hidden = packing.unpacked(input)
+            firsts = [packing.in_order(first) for first in firsts]
+        else:
+            hidden = input.transpose(0, 1) if batch_first else input
+        directions = 2 if bidirectional else 1
+        per_layer = len(params) // (num_layers * directions)
+        projected = per_layer > (4 if has_biases else 2)
+        plain_lstm = func is torch.lstm and not projected and packing is None
+        hidden, firsts = hidden.to(dtype), [first.to(dtype) for first in firsts]
+        steps = range(len(hidden))
+        lasts = []
+        for layer in range(num_layers):
+            outputs = []
+            for order in (steps, steps[::-1])[:directions]:
+                at = len(lasts)
+                weights = params[at * per_layer : (at + 1) * per_layer]
+                states = [first[at] for first in firsts]
+                if plain_lstm:
+                    output, *last = _lstm_direction(context, func, hidden, states, weights, order)
+                else:
+                    real = None if packing is None else packing.real
+                    output, *last = _direction(
+                        context, func, hidden, states, weights, order, real, projected
+                    )
+                outputs.append(output)
+                lasts.append(last)
+            hidden = outputs[0] if directions == 1 else torch.cat(outputs, dim=2)
+            if dropout and train and layer < num_layers - 1:
+                hidden = functional.dropout(hidden, dropout)
+        hidden = hidden.to(given)
+        ends = [torch.stack(states).to(given) for states in zip(*lasts, strict=True)]
     if packing is not None:
         return packing.packed(hidden), *map(packing.sorted, ends)
     return hidden.transpose(0, 1) if batch_first else hidden, *ends
@@ -114,9 +119,13 @@ def cell(
         states = [as_single_record(context, func, state) for state in states]
     if any(context.tracked(t) is not None for t in (input, *states)):
         return NotImplemented
-    from_input = project(context, functional.linear, input, w_ih, b_ih)
-    from_state = project(context, functional.linear, states[0], w_hh, b_hh)
-    after = _advance(name_of(func), from_input, from_state, states)
+    given, dtype = input.dtype, w_ih.dtype
+    with without_autocast(input.device):
+        input, states = input.to(dtype), [state.to(dtype) for state in states]
+        from_input = project(context, functional.linear, input, w_ih, b_ih)
+        from_state = project(context, functional.linear, states[0], w_hh, b_hh)
+        after = _advance(name_of(func), from_input, from_state, states)
+        after = tuple(state.to(given) for state in after)
     return after if func is torch.lstm_cell else after[0]
 
 
