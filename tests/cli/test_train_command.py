@@ -52,8 +52,11 @@ def test_the_example_trains_and_leaves_a_whole_folder(tmp_path, capsys):
     assert run.history[-1]["validation"]["accuracy"] > 0.8
     assert (run.epsilon() <= run.plan.targets).all()
     last = capsys.readouterr().out.splitlines()[-4:]
-    assert re.match(r"validation accuracy 0\.\d+, worst group \d 0\.\d+ \(no guarantee", last[0])
-    assert re.match(r"test accuracy 0\.\d+, worst group", last[1])
+    assert re.match(
+        r"validation accuracy 0\.\d+ \(always '\d': 0\.\d+\), worst group \d 0\.\d+ \(no guarantee",
+        last[0],
+    )
+    assert re.match(r"test accuracy 0\.\d+ \(always '\d': 0\.\d+\), worst group", last[1])
     assert re.match(
         r"epsilon spent per record 0\.99\d* to 9\.99\d*, budgets 1 to 10; unit", last[2]
     )

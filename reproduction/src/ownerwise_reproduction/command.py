@@ -40,6 +40,9 @@ _OTHER_PAGES = {
     "Known groups and regression": "releases/groups/index.md",
     "Which repair": "repairs/index.md",
     "Privacy per owner: owner sampling and record sampling": "owners/index.md",
+    "IMDb on features of a pretrained MiniLM": "imdb_pretrained/index.md",
+    "PATE": "pate/index.md",
+    "Private tuning": "tuning/index.md",
 }
 """Pages that other commands write to the same folder."""
 _SCIENCE = "NOT PRIVATE (research): seeds are fixed."

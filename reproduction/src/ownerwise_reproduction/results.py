@@ -51,7 +51,7 @@ def made_from(trial: Trial) -> dict[str, Any]:
         "setting": trial.setting.name,
         "method": trial.method.slug,
         "seed": trial.seed,
-        "config": {name: dict(config[name]) for name in config.sections},
+        "config": {name: dict(config[name]) for name in config.sections if name != "tuning"},
         "label_noise": trial.setting.label_noise,
         "plain_lr": None if trial.method.private else trial.setting.plain_lr,
     }
