@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from ownerwise_reproduction.data import (
     load_parkinsons_telemonitoring,
 )
 
+HOURS, HOURS_RANGE = "hours-per-week", (0, 100)
+
 
 @dataclass(frozen=True)
 class Task:
@@ -26,13 +28,17 @@ class Task:
     inputs: Tensor
     labels: np.ndarray
     columns: dict[str, np.ndarray]
+    classes: int = 2
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, which: np.ndarray) -> Task:
         columns = {name: values[which] for name, values in self.columns.items()}
-        return Task(self.inputs[torch.from_numpy(which)], self.labels[which], columns)
+        return replace(
+            self, inputs=self.inputs[torch.from_numpy(which)], labels=self.labels[which],
+            columns=columns,
+        )  # fmt: skip
 
     def split(self, share: float, seed: int) -> tuple[Task, Task]:
         order = np.random.default_rng(seed).permutation(len(self))
@@ -63,11 +69,36 @@ def adult() -> Task:
     data = load_adult(download=False)
     inputs, labels, columns = _all([data.train, data.test])
     numbers = [at for at, name in enumerate(data.features) if "=" not in name]
+    filled = _complete(data, inputs)
     inputs = torch.cat([inputs, _buckets(inputs[:, numbers], 20)], dim=1)
-    known = torch.ones(len(labels), dtype=torch.bool)
+    return Task(inputs, labels, columns).take(filled)
+
+
+def hours() -> Task:
+    """Return the same rows of Adult, to predict weekly hours: below 35, up to 40, or more.
+
+    Income takes the place of the hours among the inputs.
+    """
+    data = load_adult(download=False)
+    inputs, incomes, columns = _all([data.train, data.test])
+    filled = _complete(data, inputs)
+    (place,) = _features(data, HOURS)
+    low, high = HOURS_RANGE
+    worked = torch.round(low + (inputs[:, place] + 1) / 2 * (high - low))
+    labels = torch.bucketize(worked, torch.tensor([34.5, 40.5])).numpy()
+    inputs = inputs.clone()
+    inputs[:, place] = 2 * torch.from_numpy(incomes) - 1
+    numbers = [at for at, name in enumerate(data.features) if "=" not in name and at != place]
+    inputs = torch.cat([inputs, _buckets(inputs[:, numbers], 20)], dim=1)
+    return Task(inputs, labels, columns, classes=3).take(filled)
+
+
+def _complete(data: DataSet, inputs: Tensor) -> np.ndarray:
+    """Return the rows without missing values."""
+    known = torch.ones(len(inputs), dtype=torch.bool)
     for column in ("workclass", "occupation", "native-country"):
         known &= inputs[:, _features(data, column)].sum(dim=1) == 1
-    return Task(inputs, labels, columns).take(np.flatnonzero(known.numpy()))
+    return np.flatnonzero(known.numpy())
 
 
 def credit() -> Task:
@@ -109,4 +140,5 @@ def nine() -> Task:
 
 TASKS: dict[str, Callable[[], Task]] = {
     "adult": adult, "credit": credit, "parkinsons": parkinsons, "heart": heart, "nine": nine,
+    "hours": hours,
 }  # fmt: skip

@@ -90,3 +90,31 @@ def test_bars_of_orders(study):
 def test_nothing_is_drawn_without_runs():
     plain = study_of(made("idp"), made("ino", tail=0.4))
     assert ablations.tails(plain) is ablations.shapes(plain) is ablations.orders(plain) is None
+
+
+def test_budgets_of_one_class():
+    """Rows are the classes whose budget was changed, columns are all classes."""
+    budgets = study_of(
+        made("idp"),
+        made("class-budget:0=3", (0.5, 0.3, 0.6, 0.8)),
+        made("class-budget:3=3", (0.2, 0.4, 0.5, 0.9)),
+        made("class-budget:0=1", (0.0, 0.4, 0.6, 0.8)),
+        made("class-budget:all=3", (0.9, 0.9, 0.9, 0.9)),
+    )
+    figure = ablations.class_budgets(budgets)
+    lower, higher = figure.get_axes()
+    assert (lower.get_title(), higher.get_title()) == ("ε 1 instead of 1", "ε 3 instead of 1")
+    assert [text.get_text() for text in lower.texts] == ["-20", "+0", "+0", "+0"]
+    assert [text.get_text() for text in higher.texts] == [
+        *("+30", "-10", "+0", "+0"),
+        *("+0", "+0", "-10", "+10"),
+    ]
+    assert [label.get_text() for label in higher.get_yticklabels()] == ["a", "d"]
+    assert [label.get_text() for label in higher.get_xticklabels()] == ["a", "b", "c", "d"]
+    assert "-20.0 points with ε 1, +20.0 points with ε 3" in figure.get_suptitle()
+
+
+def test_one_class_alone_gives_no_picture_of_budgets():
+    assert ablations.class_budgets(study_of(made("idp"), made("class-budget:0=3"))) is None
+    without = study_of(made("class-budget:0=3"), made("class-budget:1=3"))
+    assert ablations.class_budgets(without) is None

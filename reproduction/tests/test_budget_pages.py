@@ -44,6 +44,22 @@ def test_studies_at_several_budgets_stand_side_by_side(tmp_path):
     assert text.count("## DPIS-IMDB\n") == 1
 
 
+def test_sections_without_runs_at_hand_are_kept(tmp_path):
+    budget_pages.write_page(
+        summary.studies([run(1, "uniform", 0.6), run(4, "dpis", 0.5)]), tmp_path
+    )
+    first = (tmp_path / budget_pages.PAGE).read_text()
+    later = summary.studies([run(1, "nonprivate", 0.8, profile="short")])
+    budget_pages.write_page(later, tmp_path)
+    text = (tmp_path / budget_pages.PAGE).read_text()
+    assert text.startswith(first.removesuffix("\n") + "\n\n## DPIS-IMDB (short profile)\n")
+    budget_pages.write_page(summary.studies([run(1, "uniform", 0.7)]), tmp_path)
+    text = (tmp_path / budget_pages.PAGE).read_text()
+    assert rows(text.partition("(short profile)")[0])["uniform"] == ["70.00", "50 (50)"]
+    assert "| 80.00 |" in text
+    assert text.count("## ") == 2
+
+
 def test_other_changes_and_profiles_stand_apart():
     studies = summary.studies(
         [

@@ -1,4 +1,4 @@
-"""Ablations of INO-SGD: the length and shape of its tail, and the order of records."""
+"""The effect of one choice: INO-SGD's tail, its order of records, or the budget of one class."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ownerwise.wording import Amount
 from ownerwise_reproduction import summary
-from ownerwise_reproduction.drawing import finish, new_figure
+from ownerwise_reproduction.drawing import finish, new_figure, say
 from ownerwise_reproduction.summary import BASELINE, METRICS, Result, Study
 
 KINDS = {"ino": "Tail length", "ino-shape": "Shape of the tail", "ino-order": "Order of records"}
@@ -152,3 +152,47 @@ def orders(study: Study) -> Any:
     finish(figure, axes, "", "recall", share=True)
     axes[0].set_xticks(np.arange(len(metrics)), [METRICS[metric] for metric in metrics])
     return figure
+
+
+def class_budgets(study: Study) -> Any:
+    """Plot how each class's recall changes if one class has another budget, as heat maps.
+
+    There is one heat map per budget, with a row for each class whose budget was changed.
+    """
+    if BASELINE not in study.methods:
+        return None
+    groups = list(study.first["final"]["groups"])
+    changes: dict[float, dict[int, np.ndarray]] = {}
+    for runs in study.methods.values():
+        name, _, argument = runs[0]["spec"].partition(":")
+        which, _, epsilon = argument.partition("=")
+        if name == "class-budget" and which.isdigit():
+            pairs = summary.pairs_by_seed(study.methods[BASELINE], runs)
+            changed = [[_recall(new, g) - _recall(old, g) for g in groups] for old, new in pairs]
+            changes.setdefault(float(epsilon), {})[int(which)] = 100 * np.mean(changed, axis=0)
+    if not any(len(rows) > 1 for rows in changes.values()):
+        return None
+    widest = max(np.abs(row).max() for rows in changes.values() for row in rows.values())
+    figure, axes = new_figure(len(changes))
+    for axis, (epsilon, rows) in zip(axes, sorted(changes.items()), strict=True):
+        cells = np.array([rows[which] for which in sorted(rows)])
+        axis.pcolormesh(cells, cmap="RdBu", vmin=-widest, vmax=widest)
+        for (row, column), value in np.ndenumerate(cells):
+            text = f"{value:+.0f}"
+            axis.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7)
+        axis.set_xticks(np.arange(len(groups)) + 0.5, groups, rotation=90)
+        axis.set_yticks(np.arange(len(rows)) + 0.5, [groups[which] for which in sorted(rows)])
+        axis.invert_yaxis()
+        axis.set_xlabel("recall of this class")
+        axis.set_ylabel("class whose budget is changed")
+        axis.set_title(f"ε {epsilon:g} instead of {study.budgets[groups[0]]:g}")
+    own = (
+        f"{np.mean([row[which] for which, row in rows.items()]):+.1f} points with ε {epsilon:g}"
+        for epsilon, rows in sorted(changes.items())
+    )
+    say(figure, f"The class's own recall changes by {', '.join(own)}")
+    return figure
+
+
+def _recall(run: Result, group: str) -> float:
+    return run["final"]["groups"][group]["recall"]

@@ -7,6 +7,7 @@ published results.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -29,6 +30,7 @@ PUBLISHED: Mapping[str, Mapping[str, Mapping[float, float]]] = {
         f"{_SLIDES}: DP-SGD": {0.5: 56.4, 1: 60.3, 2: 63.5, 3: 66.4, 4: 67.4},
         f"{_SLIDES}: tempered sigmoid": {0.5: 57.5, 1: 60.3, 2: 62.8, 3: 65.2, 4: 66.5},
         f"{_SLIDES}: falling noise": {0.5: 56.8, 1: 60.4, 2: 63.6, 3: 66.3, 4: 67.6},
+        f"{_SLIDES}: without privacy": dict.fromkeys((0.5, 1, 2, 3, 4), 79.5),
     },
     "DPIS-MNIST": {
         f"{_ELSEWHERE}: DPIS": {1: 97.79, 3: 98.62},
@@ -55,16 +57,32 @@ def families(studies: Sequence[Study]) -> dict[str, dict[float, Study]]:
 
 
 def write_page(studies: Sequence[Study], folder: str | PathLike) -> dict[str, str]:
-    """Write the page and return {title: file}, or return {} if there is nothing to show."""
+    """Write the page and return {title: file}, or return {} if there is nothing to show.
+
+    Sections on studies whose runs are not at hand are kept.
+    """
     found = families(studies)
     if not found:
         return {}
-    write_text(Path(folder) / PAGE, page(found))
+    path = Path(folder) / PAGE
+    earlier = path.read_text(encoding="utf-8") if path.exists() else ""
+    write_text(path, page(found, _sections(earlier)))
     return {TITLE: PAGE}
 
 
-def page(found: Mapping[str, Mapping[float, Study]]) -> str:
-    """Return the Markdown page."""
+def _sections(text: str) -> dict[str, str]:
+    """Return {heading: section} of a page."""
+    _, *parts = re.split(r"\n\n(?=## )", text.rstrip("\n"))
+    return {part.partition("\n")[0].removeprefix("## "): part for part in parts}
+
+
+def page(
+    found: Mapping[str, Mapping[float, Study]], earlier: Mapping[str, str] | None = None
+) -> str:
+    """Return the Markdown page; `earlier` contains sections that were written earlier."""
+    sections = dict(earlier or {})
+    for heading, by_budget in found.items():
+        sections[heading] = f"## {heading}\n\n{_table(by_budget)}"
     parts = [
         f"# {TITLE}",
         "Test accuracy in per cent by epsilon at delta 1e-5: the mean and, with several seeds, "
@@ -78,8 +96,7 @@ def page(found: Mapping[str, Mapping[float, Study]]) -> str:
         "inputs. See [how to use importance "
         "sampling](../../../docs/how-to/importance-sampling.md) for the conclusions.",
     ]
-    for heading, by_budget in found.items():
-        parts += [f"## {heading}", _table(by_budget)]
+    parts += [sections[heading] for heading in sorted(sections)]
     return "\n\n".join(parts) + "\n"
 
 

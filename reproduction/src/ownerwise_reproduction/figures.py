@@ -25,6 +25,7 @@ _FROM_BASELINE = ("ino", "lowered", "undersample")
 _FAMILIES = {
     "idp": "IDP-SGD",
     "uniform": "DP-SGD",
+    "idp-calibrated": "IDP-SGD calibrated",
     "ino": "INO-SGD",
     "ino-budget": "INO-SGD budget-aware",
     "lowered": "lowered budgets",
@@ -171,7 +172,7 @@ def trade_off(study: Study) -> Any:
         return None
     figure, axes = new_figure(2)
     for axis, overall in zip(axes, ("accuracy", "balanced_accuracy"), strict=True):
-        for (method, family), marker in zip(_FAMILIES.items(), "^vosDx", strict=True):
+        for (method, family), marker in zip(_FAMILIES.items(), "^vPosDx", strict=True):
             start = members[BASELINE] if members[method] and method in _FROM_BASELINE else []
             points = [_point(runs, overall) for runs in (*start, *members[method])]
             if points:
@@ -272,8 +273,13 @@ _FIGURES: dict[str, tuple[Callable[[Study], Any], str]] = {
     "tails": (ablations.tails, "INO-SGD results by tail length, after each quarter of the steps."),
     "shapes": (ablations.shapes, "INO-SGD results by the tail's shape parameters, alpha and beta."),
     "orders": (ablations.orders, "INO-SGD results by the order in which records lose weight."),
+    "class-budgets": (
+        ablations.class_budgets,
+        "Change of each class's recall, in points, if one class has another budget.",
+    ),
 }
-"""Figures by name; they match the INO-SGD paper's Figures 5, 7 and 12, 6, 15, 20, 16, 17 and 19."""
+"""Figures by name; they match the INO-SGD paper's Figures 5, 7 and 12, 6, 15, 20, 16, 17 and 19;
+the last one matches the IDP-SGD paper's Figures 5 and 6."""
 
 _OF_GROUPS = {
     "owners": "Recall of groups over training.",

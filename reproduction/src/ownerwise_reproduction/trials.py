@@ -210,7 +210,7 @@ def _train_plainly(
     population, test = phase.population, phase.population.test
     return train_plainly(
         model,
-        torch.optim.SGD(model.parameters(), lr=trial.setting.plain_lr, momentum=PLAIN_MOMENTUM),
+        _plain_optimizer(trial, config, model),
         loss,
         population.data.train.tensors(),
         steps=config["plan"]["steps"],
@@ -221,6 +221,14 @@ def _train_plainly(
         evaluate_every=config["run"]["evaluate_every"],
         report=report,
     )
+
+
+def _plain_optimizer(trial: Trial, config: Config, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return Adam where the setting uses it, otherwise SGD with momentum."""
+    if config["training"].get("optimizer") == "adam":
+        return torch.optim.Adam(model.parameters(), lr=trial.setting.plain_lr)
+    parameters, rate = model.parameters(), trial.setting.plain_lr
+    return torch.optim.SGD(parameters, lr=rate, momentum=PLAIN_MOMENTUM)
 
 
 def _joined(lines: Sequence[dict[str, Any]], cells: Cells) -> list[dict[str, Any]]:

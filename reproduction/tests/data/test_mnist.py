@@ -40,6 +40,15 @@ def test_range(root, scale, black, white):
     assert images.max() == pytest.approx(white, abs=1e-6)
 
 
+def test_grey_values_repeated_for_three_channels(root):
+    make_mnist(root / "mnist")
+    grey = data.load_mnist(root, download=False).train.inputs
+    colour = data.load_mnist(root, download=False, channels=3).train.inputs
+    assert colour.shape == (20, 3, 28, 28)
+    assert all(np.array_equal(colour[:, at], grey[:, 0]) for at in range(3))
+    problems(lambda: data.load_mnist(root, channels=2), "channels 2", "1 or 3")
+
+
 def test_unknown_scale_is_refused(root):
     make_mnist(root / "mnist")
     problems(lambda: data.load_mnist(root, scale="standard"), "'standard'", "'published'")

@@ -11,7 +11,7 @@ import numpy as np
 from ownerwise.data.reading import Unusable, read_bytes, reading
 from ownerwise.data.records import DataSet, Records
 from ownerwise.errors import OwnerwiseError
-from ownerwise_reproduction.data.pixels import describe, scale_images
+from ownerwise_reproduction.data.pixels import describe, scale_grey
 from ownerwise_reproduction.data.sources import Download, Part, Source, locate
 
 _UNSIGNED_BYTES = 8
@@ -84,13 +84,18 @@ FASHION_MNIST = Source(
 
 
 def load_mnist(
-    data_dir: str | os.PathLike | None = None, download: bool = True, *, scale: str = "unit"
+    data_dir: str | os.PathLike | None = None,
+    download: bool = True,
+    *,
+    scale: str = "unit",
+    channels: int = 1,
 ) -> DataSet:
     """Return MNIST in its official split: 60000 + 10000 greyscale images (28x28) of digits 0 to 9.
 
-    `scale` is "unit" (0 to 1), "signed" (-1 to 1) or "published" (see `pixels.PUBLISHED`).
+    `scale` is "unit" (0 to 1), "signed" (-1 to 1) or "published" (see `pixels.PUBLISHED`). With
+    `channels` 3, the grey values are repeated (see `scale_grey`).
     """
-    return _load(MNIST, tuple("0123456789"), data_dir, download, scale)
+    return _load(MNIST, tuple("0123456789"), data_dir, download, scale, channels)
 
 
 def load_fashion_mnist(
@@ -125,6 +130,7 @@ def _load(
     data_dir: str | os.PathLike | None,
     download: bool,
     scale: str,
+    channels: int = 1,
 ) -> DataSet:
     paths = locate(source, data_dir, download)
     parts = []
@@ -135,7 +141,7 @@ def _load(
                 f"{images_path} contains {len(pixels)} images, but {labels_path} "
                 f"contains {len(labels)} labels; expected equal numbers: download both again"
             )
-        images = scale_images(pixels[:, None], source.name, scale)
+        images = scale_grey(pixels, source.name, scale, channels)
         parts.append(Records(images, labels.astype(np.int64)))
     train, test = parts
     return DataSet(source.name, train, test, classes, form=describe(train.inputs, scale))

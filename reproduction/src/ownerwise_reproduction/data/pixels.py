@@ -44,6 +44,17 @@ def scale_images(pixels: np.ndarray, name: str, scale: str) -> np.ndarray:
     return images
 
 
+def scale_grey(pixels: np.ndarray, name: str, scale: str, channels: int) -> np.ndarray:
+    """Return grey values [records, height, width] as float32 [records, channels, height, width].
+
+    With `channels` 3, they are repeated for red, green and blue, as extractors of features of
+    photographs expect.
+    """
+    if channels not in (1, 3):
+        raise OwnerwiseError(f"channels {channels!r}: expected 1 or 3")
+    return scale_images(pixels[:, None], name, scale).repeat(channels, axis=1)
+
+
 def describe(images: np.ndarray, scale: str) -> str:
     """Return a description of the shape and range of scaled images."""
     if scale == "published":

@@ -10,8 +10,7 @@ from scipy.io import loadmat
 
 from ownerwise.data.reading import Unusable, read_arrays, reading
 from ownerwise.data.records import DataSet, Records
-from ownerwise.errors import OwnerwiseError
-from ownerwise_reproduction.data.pixels import describe, scale_images
+from ownerwise_reproduction.data.pixels import describe, scale_grey, scale_images
 from ownerwise_reproduction.data.sources import Download, Part, Source, locate
 
 _SVHN_PAGE = "http://ufldl.stanford.edu/housenumbers"
@@ -83,10 +82,8 @@ def load_pneumoniamnist(
 
     The images are split into the official training, validation and test sets. `scale` is "unit"
     (0 to 1) or "signed" (-1 to 1, the usual choice for this set). With `channels` 3, the grey
-    values are repeated for red, green and blue, as networks trained on photographs expect.
+    values are repeated (see `scale_grey`).
     """
-    if channels not in (1, 3):
-        raise OwnerwiseError(f"channels {channels!r}: expected 1 or 3")
     (path,) = locate(PNEUMONIA, data_dir, download)
     arrays = read_arrays(path)
     with reading(path, "the arrays of PneumoniaMNIST"):
@@ -122,5 +119,5 @@ def _read_svhn(path: Path, scale: str) -> Records:
 def _grey_records(pixels: np.ndarray, labels: np.ndarray, scale: str, channels: int) -> Records:
     if pixels.ndim != 3 or pixels.dtype != np.uint8:
         raise Unusable(f"images are {pixels.dtype} {list(pixels.shape)}")
-    images = scale_images(pixels[:, None], "pneumoniamnist", scale).repeat(channels, axis=1)
+    images = scale_grey(pixels, "pneumoniamnist", scale, channels)
     return Records(images, labels.ravel().astype(np.int64))
