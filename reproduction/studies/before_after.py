@@ -153,8 +153,8 @@ def page(found: Sequence[Change]) -> str:
         "settings that were run with and without calibration; each links to its intervals and",
         "commands. Percentages on test records, overall and for the strict half (in the papers'",
         "settings: owners with a budget below the mean). Both methods have the same budgets; all",
-        "runs have fixed seeds and are NOT PRIVATE. Of the papers' settings, those with a CNN or an",
-        "LSTM were not run with calibration.", "",
+        "runs have fixed seeds and are NOT PRIVATE. Of the papers' settings, those with a CNN or",
+        "an LSTM were not run with calibration.", "",
     ]  # fmt: skip
     for title, alike, words in (
         ("Owners have different classes", False, sentence(found)),
