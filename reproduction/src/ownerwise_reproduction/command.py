@@ -39,6 +39,7 @@ _OTHER_PAGES = {
     "Further releases after training": "releases/index.md",
     "Known groups and regression": "releases/groups/index.md",
     "Which repair": "repairs/index.md",
+    "Calibration in every setting, without and with": "before-after/index.md",
     "Privacy per owner: owner sampling and record sampling": "owners/index.md",
     "IMDb on features of a pretrained MiniLM": "imdb_pretrained/index.md",
     "PATE": "pate/index.md",
