@@ -311,7 +311,7 @@ class ClippedSums:
             also = None if micro.check is None else micro.check.joint(losses)
             records = micro.chain.backward(losses, segments, also=also)
         clips = limits[micro.elements]
-        factors = self._factors(records.norms, clips, rule, randomness.parts, rows.total)
+        factors = self._factors(records, clips, rule, randomness.parts, rows.total)
         if micro.check is not None:
             lengths = functools.partial(_lengths, factors, records, segments)
             smallest = self._smallest_clip * self._clip_scale
@@ -543,16 +543,17 @@ class ClippedSums:
 
     def _factors(
         self,
-        norms: Tensor,
+        gradients: PerRecordGradients | ChainGradients,
         clip_norms: np.ndarray,
         stream: StepStream | None,
         parts: StepStream,
         records: int,
     ) -> Tensor:
         """Return the clipping rule's factors, with 0 for records whose gradient is not finite."""
+        norms = gradients.norms
         clips = torch.as_tensor(clip_norms, dtype=norms.dtype, device=norms.device)
         finite = None
-        if not math.isfinite(float(norms.sum())):  # one call in the common case
+        if not gradients.finite:
             finite = torch.isfinite(norms)
             norms = torch.where(finite, norms, torch.ones_like(norms))
         if self._proven:
