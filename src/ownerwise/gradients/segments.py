@@ -131,7 +131,7 @@ class Segments:
 
     def expand(self, values: Tensor) -> Tensor:
         """Return the value of each row's segment, `[rows, ...]`."""
-        return values[self.index.to(values.device)]
+        return values.index_select(0, self.index.to(values.device))
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum of each segment's rows, `[count, ...]`, with sums in float64."""
@@ -151,10 +151,15 @@ class Segments:
         everything = torch.arange(len(self))
         if self.equal:
             return [Bucket(everything, (len(self), self.largest))]
-        return [self._bucket(everything, self.sizes.numpy(), np.array(self.ends[:-1]))]
+        return [self._bucket(everything, self.sizes.numpy(), self._starts)]
+
+    @property
+    def _starts(self) -> np.ndarray:
+        sizes = self.sizes.numpy()
+        return sizes.cumsum() - sizes
 
     def _by_size(self) -> Iterator[Bucket]:
-        sizes, starts = self.sizes.numpy(), np.array(self.ends[:-1])
+        sizes, starts = self.sizes.numpy(), self._starts
         classes = np.floor(np.log2(sizes - 0.5)).astype(np.int64)  # 1, 2, 3-4, 5-8
         for number in np.unique(classes):
             (members,) = (classes == number).nonzero()
