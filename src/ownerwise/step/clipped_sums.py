@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import zlib
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
