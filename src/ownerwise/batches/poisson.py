@@ -301,16 +301,14 @@ def _elements(owner_index: np.ndarray, by_owner: bool) -> tuple[np.ndarray, Tens
     """Return the owner of each element (record, or drawn owner), and its number of rows."""
     if not by_owner:
         return owner_index, torch.ones(len(owner_index), dtype=torch.int64)
-    first = np.ones(len(owner_index), dtype=bool)  # whether a row is the first of its owner
-    np.not_equal(owner_index[1:], owner_index[:-1], out=first[1:])
-    starts = first.nonzero()[0]
-    owners = owner_index[starts]
+    index = torch.tensor(owner_index)  # a copy: the array may be frozen
+    owners, sizes = torch.unique_consecutive(index, return_counts=True)
     if len(set(owners.tolist())) < len(owners):
         raise OwnerwiseError(
             "the rows of an owner are not next to each other in the batch, so they would count "
             "as several owners: iterate over PoissonBatches(data, plan)"
         )
-    return owners, torch.from_numpy(np.diff(starts, append=len(owner_index)))
+    return owners.numpy(), sizes
 
 
 def _positions(step: int, records: int, stream: SecretStream | None) -> np.ndarray:

@@ -190,7 +190,7 @@ class ChainGradients:
             terms = squares * (sizes + sizes.new_tensor(biases)[:, None])
         norms = terms.sum(dim=0).sqrt_()
         # one comparison in the common case: without huge or nan factors, no square overflows
-        if len(uses) <= _MOST_LAYERS and float(lengths.max()) <= HUGE:
+        if len(uses) <= _MOST_LAYERS and lengths.numel() and float(lengths.max()) <= HUGE:
             return norms, True
         norms = without_huge(norms, lengths)
         return norms, _all_finite(norms)
@@ -229,18 +229,21 @@ class ChainGradients:
 
     def _form(self, bucket: Bucket) -> Tensor:
         """Form the gradients of segments, and return their norms."""
+        ones = self._uses[0][2].new_ones(len(self._uses[0][2]), 1)  # the input of a bias
         trained = [use for use in reversed(self._uses) if _trains(use[0]) or _trains(use[1])]
         lefts = [gradient for _, _, gradient, _ in trained]
-        ones = lefts[0].new_ones((lefts[0].shape[0], 1))  # the input of a bias
         rights = [[a] * _trains(w) + [ones] * _trains(b) for w, b, _, a in trained]
         # a single copy for all layers, from which each product takes its columns
-        together = torch.cat([*lefts, *(part for parts in rights for part in parts)], dim=1)
-        widths = [left.shape[1] for left in lefts]
-        padded = bucket.padded(together, sum(widths))
-        widths += [sum([part.shape[1] for part in parts]) for parts in rights]
-        columns = padded.split_with_sizes(widths, dim=2)
-        for number, (weight, bias, _, _) in enumerate(trained):
-            held = torch.bmm(columns[number].mT, columns[len(trained) + number]).flatten(1)
+        left = bucket.padded(torch.cat(lefts, dim=1))
+        right = bucket.repeated(torch.cat([part for parts in rights for part in parts], dim=1))
+        widths = [sum(part.shape[1] for part in parts) for parts in rights]
+        for (weight, bias, _, _), d, a in zip(
+            trained,
+            left.split([gradient.shape[1] for gradient in lefts], dim=2),
+            right.split(widths, dim=2),
+            strict=True,
+        ):
+            held = torch.bmm(d.mT, a).flatten(1)
             self._held.append(
                 (weight if _trains(weight) else None, bias if _trains(bias) else None, held)
             )

@@ -43,18 +43,15 @@ class Bucket(NamedTuple):
             values = values.index_select(0, self.rows.to(values.device))
         return values.unflatten(0, self.shape)
 
-    def padded(self, values: Tensor, columns: int | None = None) -> Tensor:
+    def padded(self, values: Tensor) -> Tensor:
         """Return `[rows, ...]` values as `[members, largest, ...]`, with zeros as padding.
 
-        If the last row of a segment is not finite, its padding may be nan. With `columns`, only
-        that many of the first columns are padded; the others have repeated rows.
+        If the last row of a segment is not finite, its padding may be nan.
         """
         found = self.repeated(values)
-        if self.there is not None:
-            there = self.there.to(found)  # products with numbers of their own type are faster
-            part = found if columns is None else found[..., :columns]
-            part.mul_(there.view(*self.shape, *[1] * (values.dim() - 1)))
-        return found
+        if self.there is None:
+            return found
+        return found.mul_(self.there.view(*self.shape, *[1] * (values.dim() - 1)))
 
     def parts(self, at_once: int) -> Iterator[Bucket]:
         """Yield buckets of at most `at_once` of these segments."""
@@ -88,23 +85,26 @@ class Segments:
             raise ValueError(f"segments of {self._sizes} rows; expected at least 1 each")
 
     def __len__(self) -> int:
-        return len(self._sizes)
-
-    # For a few small numbers, lists and numpy are several times faster than calls of torch.
+        return len(self.sizes)
 
     @cached_property
-    def _sizes(self) -> list[int]:
+    def starts(self) -> Tensor:
+        """First row of each segment, int64 `[count]`."""
+        return self.sizes.cumsum(0).sub_(self.sizes)
+
+    @cached_property
+    def _sizes(self) -> list[int]:  # for small numbers, faster than calls of torch
         return self.sizes.tolist()
+
+    @cached_property
+    def rows(self) -> int:
+        """Number of rows of all segments."""
+        return sum(self._sizes)
 
     @cached_property
     def ends(self) -> list[int]:
         """First row of each segment, and the number of rows."""
         return [0, *accumulate(self._sizes)]
-
-    @property
-    def rows(self) -> int:
-        """Number of rows of all segments."""
-        return self.ends[-1]
 
     @cached_property
     def largest(self) -> int:
@@ -119,19 +119,18 @@ class Segments:
     @cached_property
     def index(self) -> Tensor:
         """The segment of each row, int64 `[rows]`."""
-        return torch.from_numpy(np.repeat(np.arange(len(self)), self.sizes.numpy()))
+        return torch.repeat_interleave(self.sizes, output_size=self.rows)
 
     @cached_property
     def shares(self) -> Tensor:
         """What a row is of its segment, such as 1/8 for one of eight rows, float64 `[rows]`."""
         if self.equal:
             return torch.full((self.rows,), 1 / max(1, self.largest), dtype=torch.float64)
-        sizes = self.sizes.numpy()
-        return torch.from_numpy(np.repeat(1 / sizes, sizes))
+        return self.sizes.double().reciprocal_()[self.index]
 
     def expand(self, values: Tensor) -> Tensor:
         """Return the value of each row's segment, `[rows, ...]`."""
-        return values.index_select(0, self.index.to(values.device))
+        return values[self.index.to(values.device)]
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum of each segment's rows, `[count, ...]`, with sums in float64."""
@@ -146,27 +145,21 @@ class Segments:
     @cached_property
     def buckets(self) -> list[Bucket]:
         """All segments, in a single bucket unless that would need far more padding than rows."""
-        if len(self) * self.largest > _MOST_PADDING * self.rows:
-            return list(self._by_size())
-        everything = torch.arange(len(self))
-        if self.equal:
-            return [Bucket(everything, (len(self), self.largest))]
-        return [self._bucket(everything, self.sizes.numpy(), self._starts)]
-
-    @property
-    def _starts(self) -> np.ndarray:
-        sizes = self.sizes.numpy()
-        return sizes.cumsum() - sizes
+        if len(self) * self.largest <= _MOST_PADDING * self.rows:
+            return [self._bucket(torch.arange(len(self)))]
+        return list(self._by_size())
 
     def _by_size(self) -> Iterator[Bucket]:
-        sizes, starts = self.sizes.numpy(), self._starts
-        classes = np.floor(np.log2(sizes - 0.5)).astype(np.int64)  # 1, 2, 3-4, 5-8
-        for number in np.unique(classes):
-            (members,) = (classes == number).nonzero()
-            yield self._bucket(torch.from_numpy(members), sizes[members], starts[members])
+        classes = (self.sizes - 1).to(torch.float64).add_(0.5).log2_().floor_()  # 1, 2, 3-4, 5-8
+        for number in classes.unique():
+            yield self._bucket((classes == number).nonzero().flatten())
 
-    def _bucket(self, members: Tensor, sizes: np.ndarray, starts: np.ndarray) -> Bucket:
-        place = np.arange(sizes.max(initial=0))
-        rows = np.minimum(place, (sizes - 1)[:, None]) + starts[:, None]
-        there = place < sizes[:, None]
-        return Bucket(members, rows.shape, *map(torch.from_numpy, (rows.ravel(), there)))
+    def _bucket(self, members: Tensor) -> Bucket:
+        whole = len(members) == len(self)
+        if whole and self.equal:
+            return Bucket(members, (len(self), self.largest))
+        sizes, starts = self.sizes[:, None], self.starts[:, None]
+        sizes, starts = (sizes, starts) if whole else (sizes[members], starts[members])
+        place = torch.arange(self.largest if whole else int(sizes.max()))
+        rows = torch.minimum(place, sizes - 1).add_(starts)
+        return Bucket(members, (len(members), len(place)), rows.view(-1), place < sizes)

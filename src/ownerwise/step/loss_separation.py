@@ -151,7 +151,7 @@ class LossCheck:
         """Return copies of the rows at `index`, because the loss may write into its arguments."""
         outputs, targets, released, shares = self._whole
         rows = self._rows
-        shares = None if shares is None else shares.index_select(0, index)
+        shares = None if shares is None else shares[index]
         return rows_at(outputs, index, rows), rows_at(targets, index, rows), released, shares
 
     def _rows_of(self, results: Results, index: Tensor) -> Results:
