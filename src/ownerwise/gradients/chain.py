@@ -99,9 +99,8 @@ class Chain:
         with torch.no_grad():
             for layer in self._layers:
                 if type(layer) is nn.Linear:
-                    own = layer._parameters  # attributes are looked up more slowly
                     kept.append(values)
-                    values = nn.functional.linear(values, own["weight"], own["bias"])
+                    values = nn.functional.linear(values, layer.weight, layer.bias)
                 else:
                     values = _ACTIVATIONS[type(layer)][0](values)
                     kept.append(values)
