@@ -252,7 +252,8 @@ def _largest_cosine(name: str, vectors: np.ndarray) -> Check:
     """Test the largest |cosine| of any two vectors; for independent normal vectors it is known."""
     vectors = vectors[:_MOST_VECTORS]
     count, size = vectors.shape
-    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    units = vectors / np.where(lengths > 0, lengths, 1.0)  # without noise, all are 0
     gram = np.abs(units @ units.T)
     np.fill_diagonal(gram, 0.0)
     largest = float(min(1.0, gram.max()))

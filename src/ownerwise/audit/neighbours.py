@@ -11,7 +11,6 @@ owner that are clipped one by one.
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,7 +18,6 @@ import torch
 from ownerwise.audit.canaries import Canaries
 from ownerwise.audit.checks import Check
 from ownerwise.audit.observation import AuditedRun, Training
-from ownerwise.batches import Batch, take
 from ownerwise.randomness import SecretStream
 
 _REMOVALS = 24
@@ -47,7 +45,7 @@ def sensitivity(canaries: Canaries, training: Training, seed: int) -> list[Check
     found = dict(largest)
     choices = np.random.default_rng(seed)
     for _, batch in zip(range(_REMOVALS), first.batches(), strict=False):
-        owners, _ = batch.elements()
+        owners = batch.all_owners()
         drawn = owners - int(canaries.owner[0])
         shares = np.array([found[int(group)] for group in canaries.group[drawn]])
         smaller = batch
@@ -55,7 +53,7 @@ def sensitivity(canaries: Canaries, training: Training, seed: int) -> list[Check
         if len(drawn):  # a canary of a group that was removed least often
             rarest = np.flatnonzero(shares == shares.min())
             removed = int(drawn[choices.choice(rarest)])
-            smaller = without(batch, int(canaries.owner[removed]))
+            smaller = batch.kept(owners != canaries.owner[removed])
         with torch.no_grad():
             second.block.weight.copy_(first.block.weight)
         change = first.take(batch) - second.take(smaller)
@@ -75,14 +73,3 @@ def sensitivity(canaries: Canaries, training: Training, seed: int) -> list[Check
         for group in largest
         if found[group]
     ]
-
-
-def without(batch: Batch, owner: int) -> Batch:
-    """Return a batch without the rows of an owner."""
-    kept = np.flatnonzero(batch.owner_index != owner)
-    return replace(
-        batch,
-        indices=batch.indices[kept],
-        owner_index=batch.owner_index[kept],
-        data=take(batch.data, kept.tolist()),
-    )
