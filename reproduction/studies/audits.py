@@ -94,8 +94,13 @@ METHODS: dict[str, Callable[[], tuple[ow.Plan, Training]]] = {
         planned(),
         Training(weights=ow.INO(score_by=ow.BudgetAware())),
     ),
+    "INO-SGD, unit owner": lambda: (planned(3, unit="owner"), Training(weights=ow.INO())),
     "importance sampling": lambda: (
         planned(release_std=15.0),
+        Training(clipping=ow.ImportanceSampling(accepted_batch=100)),
+    ),
+    "importance sampling, hardened": lambda: (
+        planned(release_std=15.0, hardened=True),
         Training(clipping=ow.ImportanceSampling(accepted_batch=100)),
     ),
     "rate constraints": constrained,
