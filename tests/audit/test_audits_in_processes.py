@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional
 
 import ownerwise as ow
 from ownerwise.audit import load_audits

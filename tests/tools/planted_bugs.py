@@ -11,6 +11,7 @@ import torch
 
 import ownerwise as ow
 from ownerwise.batches.sampler import PoissonSampler
+from ownerwise.mechanisms import IndividualFilter
 from ownerwise.mechanisms.ino import INO
 from ownerwise.processes import Processes
 from ownerwise.randomness import Noise
@@ -32,7 +33,9 @@ def make_plan(unit: str = "record", **options) -> ow.Plan:
     budgets = {int(name): (1.0, LAX)[name % 2] for name in names}
     each = 3 if unit == "owner" else 1
     owners = ow.Owners(np.repeat(names, each), budgets, 1e-5)
-    return ow.plan(owners, unit=unit, steps=STEPS, batch_size=200, **options)
+    if options.get("method") != "individual":  # which uses all records in every step
+        options["batch_size"] = 200
+    return ow.plan(owners, unit=unit, steps=STEPS, **options)
 
 
 def noise_halved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +144,16 @@ def rows_of_an_owner_clipped_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(clipped_sums, "place", place)
 
 
+def retired_records_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filter charges records, but admits them all."""
+    real = IndividualFilter.admit
+
+    def admit(self, members, lengths):
+        return np.ones_like(real(self, members, lengths))
+
+    monkeypatch.setattr(IndividualFilter, "admit", admit)
+
+
 def noise_by_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every process adds noise of its own before the sums are added."""
     real = Noise.gaussian
@@ -211,6 +224,7 @@ BUGS = {
     batches_of_fixed_size: ({"method": "uniform"}, {}),
     same_batch_twice: ({}, {}),
     rows_of_an_owner_clipped_one_by_one: ({"unit": "owner"}, {}),
+    retired_records_take_part: ({"method": "individual", "clipped_steps": 30}, {}),
 }
 """Each bug with the plan's options, and the step's."""
 

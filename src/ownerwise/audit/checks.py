@@ -66,6 +66,9 @@ def _of_group(seen: Observations, members: np.ndarray) -> Iterator[Check]:
         residuals = (seen.sums[:, inside] - expected) / seen.noise_std[:, None]
         yield _signal(seen, inside)
         yield _variance("signal: variance around the plan's", residuals)
+        retired = seen.canaries.paid[:, inside] == 0
+        if retired.any():
+            yield _mean("what canaries add after they have retired", residuals[retired])
     else:
         yield _largest_signal(seen, inside)
     if min(len(inside), len(outside)) >= _FEWEST and _predictable(seen):

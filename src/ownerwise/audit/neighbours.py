@@ -1,11 +1,11 @@
 """The step on neighbouring batches: how much one canary really changes what leaves the step.
 
-Two steps with the same parameters, the same fixed seed and thus the same noise take the same batch,
-once with and once without one of its canaries (with owner sampling, without all of its rows). What
-the two updates differ by, times the public divisor, is what that canary contributed. The plan
-promises that its length is at most the owner's clip norm. This finds bugs that no score shows: a
-divisor that depends on the batch, weights that let one record displace another, and rows of an
-owner that are clipped one by one.
+Two steps with the same parameters and spends, the same fixed seed and thus the same noise take the
+same batch, once with and once without one of its canaries (with owner sampling, without all of its
+rows). What the two updates differ by, times the public divisor, is what that canary contributed.
+The plan promises that its length is at most the owner's clip norm. This finds bugs that no score
+shows: a divisor that depends on the batch, weights that let one record displace another, and rows
+of an owner that are clipped one by one.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def sensitivity(canaries: Canaries, training: Training, seed: int) -> list[Check
             rarest = np.flatnonzero(shares == shares.min())
             removed = int(drawn[choices.choice(rarest)])
             smaller = batch.kept(owners != canaries.owner[removed])
+        if first.step.filter is not None and second.step.filter is not None:
+            second.step.filter.load(first.step.filter.spent)
         with torch.no_grad():
             second.block.weight.copy_(first.block.weight)
         change = first.take(batch) - second.take(smaller)

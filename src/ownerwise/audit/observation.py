@@ -97,9 +97,12 @@ class Observations:
 
     @property
     def scores(self) -> np.ndarray:
-        """One score per canary: the sum of its projections, weighted by each step's precision."""
+        """One score per canary: the sum of its projections, weighted by each step's precision.
+
+        Steps after a canary has retired (individual accounting) would add nothing but noise.
+        """
         weights = (self.noise_std.min() / self.noise_std) ** 2
-        return weights @ self.sums
+        return weights @ (self.canaries.paid * self.sums)
 
 
 class AuditedRun:
@@ -178,6 +181,7 @@ class AuditedRun:
             if not self.alone:
                 return np.full(len(drawn), np.nan)
             weight = self._weights(batch)
+        weight = weight * self.canaries.paid[batch.step]
         return weight * drawn * self.canaries.clip_norm / (1 + self.step.slack)
 
     def losses(self) -> np.ndarray | None:
