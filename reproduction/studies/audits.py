@@ -259,8 +259,8 @@ def index() -> str:
     lines += [
         "",
         "Not in the table are PATE, tuning and `ino_sum`, which release without the private step,",
-        "and the release of column statistics before the first step, which audits of canaries leave",
-        "out. Canaries under individual accounting are always clipped, so they use up their",
+        "and the release of column statistics before the first step, which audits of canaries",
+        "leave out. Canaries under individual accounting are always clipped, so they use up their",
         "budgets. Rate constraints train a linear model on random records beside the canaries.",
         "",
         "## Power",
