@@ -239,7 +239,8 @@ def index() -> str:
         "",
         f"Medians of {RUNS} runs with {CANARIES} canaries, {STEPS} steps, delta 1e-5; lower bounds",
         "hold with 95% confidence over all groups. Wrong: runs in which a lower bound exceeds the",
-        f"epsilon that the plan spends; {allowed(RUNS):.0f} of {RUNS} would still be consistent.",
+        f"epsilon that the plan spends; {allowed(RUNS):.0f} of {RUNS} would still be consistent. A",
+        "median AUC has a standard error of about 0.003, so it may exceed its cap by chance.",
         "",
         "| method | group | promised ε | bound: any mechanism | bound: plan's curve "
         "| estimate | AUC | cap | wrong |",
