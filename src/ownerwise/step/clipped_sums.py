@@ -488,8 +488,7 @@ class ClippedSums:
     def _weights_of(self, batch: Batch, losses: np.ndarray) -> np.ndarray:
         """Return one checked weight per element of the whole batch, from the losses of all."""
         assert self.weights is not None
-        share = batch.share
-        owner_index = batch.elements()[0] if share is None else share.owner_index
+        owner_index = batch.all_owners()
         clip_norms = self._of.clip_norms[owner_index]
         weights = self.weights.weights(losses, clip_norms, owner_index)
         weights = np.asarray(weights, dtype=np.float64)
