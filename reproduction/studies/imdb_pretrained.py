@@ -43,10 +43,11 @@ from ownerwise_reproduction.data import load_imdb
 RESULTS = Path(__file__).parents[1] / "results/imdb_pretrained"
 EPSILONS = (0.5, 1.0, 2.0, 3.0, 4.0)
 SLIDES = (59.1, 62.1, 65.9, 68.3, 70.2)  # DPIS from scratch, on the slides
-LAYERS = (1, 3, 4, 5)
+LAYERS = (1, 2, 3, 4, 5)
+POOLED = ("mean", "first", "last", "maximum")  # of all word pieces; of 126 of them
+CHUNK, CHUNKS = 126, 8
 SEEDS = (1, 2, 3)
-STEPS, PIECE, HALF = 60, 500, 126
-TRAINED = 5000
+STEPS, PIECE = 60, 500
 Part = tuple[Tensor, Tensor]
 
 
@@ -54,8 +55,7 @@ def pieces(part: str) -> list[np.ndarray]:
     """Return the rows of each file of features: random rows, in a fixed order."""
     random = np.random.default_rng(0)
     orders = {"test": random.permutation(25000)[:5000], "train": random.permutation(25000)}
-    rows = orders[part][:TRAINED] if part == "train" else orders[part]
-    return np.split(rows, len(rows) // PIECE)
+    return np.split(orders[part], len(orders[part]) // PIECE)
 
 
 def extract(folder: Path) -> None:
@@ -69,24 +69,36 @@ def extract(folder: Path) -> None:
             path = folder / f"{part}-{rows[0]}.pt"
             if path.exists():
                 continue
-            whole = [network.words.encode([records.inputs[row]], 2500)[0] for row in rows]
-            texts = [[piece for piece in ids if piece][1:-1] for ids in whole]
-            ends = [
-                states(network, [t[cut] for t in texts])
-                for cut in (slice(HALF), slice(-HALF, None))
-            ]
+            features = pooled(network, [records.inputs[row] for row in rows])
             labels = torch.tensor(np.asarray(records.targets)[rows])
-            torch.save({"x": torch.stack(ends, 1).half(), "y": labels}, path.with_suffix(".part"))
+            torch.save({"x": features.half(), "y": labels}, path.with_suffix(".part"))
             os.replace(path.with_suffix(".part"), path)
 
 
+def pooled(network: MiniLM, texts: list[str]) -> Tensor:
+    """Return the poolings `POOLED` of the states after `LAYERS`, [texts, poolings, layers, 384]."""
+    whole = network.words.encode(texts, CHUNKS * CHUNK + 2)
+    pieces_of = [[piece for piece in ids if piece][1:-1] for ids in whole]
+    chunks = [[t[at : at + CHUNK] for at in range(0, len(t), CHUNK)] or [[]] for t in pieces_of]
+    means, maxima = states(network, [chunk for text in chunks for chunk in text])
+    found, at = [], 0
+    for text in chunks:
+        mean, maximum = means[at : at + len(text)], maxima[at : at + len(text)]
+        sizes = torch.tensor([float(len(chunk) + 2) for chunk in text])
+        weighted = torch.einsum("c,clf->lf", sizes / sizes.sum(), mean)
+        found.append(torch.stack([weighted, mean[0], mean[-1], maximum.amax(0)]))
+        at += len(text)
+    return torch.stack(found)
+
+
 @torch.no_grad()
-def states(network: MiniLM, texts: list[list[int]]) -> Tensor:
-    """Return the mean states after `LAYERS`, [texts, layers, 384]."""
+def states(network: MiniLM, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Return the mean and the largest states after `LAYERS`, [texts, layers, 384] each."""
     special = network.words.ids
     start, end = special["[CLS]"], special["[SEP]"]
-    ids = torch.tensor([[start, *t, end] + [0] * (HALF - len(t)) for t in texts])
-    encoder, found = network.network, torch.empty(len(ids), len(LAYERS), 384)
+    ids = torch.tensor([[start, *t, end] + [0] * (CHUNK - len(t)) for t in texts])
+    encoder = network.network
+    means, maxima = torch.empty(2, len(ids), len(LAYERS), 384)
     for rows in (ids != 0).sum(1).argsort().split(16):
         longest = int((ids[rows] != 0).sum(1).max())
         part = ids[rows, :longest]
@@ -97,9 +109,10 @@ def states(network: MiniLM, texts: list[list[int]]) -> Tensor:
         for at, layer in enumerate(encoder.layers):
             x = layer(x, real)
             if at in LAYERS:
-                mean = (x.float() * weights).sum(1) / weights.sum(1)
-                found[rows, LAYERS.index(at)] = mean
-    return found
+                to = LAYERS.index(at)
+                means[rows, to] = (x.float() * weights).sum(1) / weights.sum(1)
+                maxima[rows, to] = x.float().masked_fill(~real[..., None], -torch.inf).amax(1)
+    return means, maxima
 
 
 def public_mean(folder: Path, layer: int) -> Tensor:
