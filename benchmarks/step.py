@@ -14,7 +14,8 @@ also clip to norm 1 and add Gaussian noise. On a busy machine, measure the CPU t
 Contenders: plain, plain-cl (channels-last), ours, lean (ours with less memory), owners (ours with
 whole owners as the unit, at the same number of records), the Opacus modes hooks, ew, functorch and
 ghost, and vmap (torch.func per-record gradients). Where a mode does not support a model, its cell
-says "-". With `--peers`, jax_privacy is timed as well (`benchmarks/peers.py`).
+says "-". With `--peers`, jax_privacy and TensorFlow Privacy are timed as well
+(`benchmarks/peers.py`).
 """
 
 from __future__ import annotations
@@ -266,18 +267,24 @@ def measure(
     return result
 
 
-def peers(python: str | None, name: str) -> str:
-    """Return the figures of libraries that need an environment of their own, or why not."""
-    if python is None:
-        return f"{name}: no peers; benchmarks/peers.py says how to install jax_privacy"
-    command = [python, str(Path(__file__).with_name("peers.py")), name]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    if answer.returncode:
-        return f"{name}: no peers; {answer.stderr.strip().splitlines()[-1]}"
-    found = json.loads(answer.stdout.splitlines()[-1])
-    private = {k: v for k, v in found.items() if not k.startswith("plain")}
-    best = min(private, key=lambda k: private[k])
-    return f"{name}: plain JAX {found['plain JAX']:.2f} ms, {best} {private[best]:.2f} ms"
+def peers(pythons: str | None, name: str) -> str:
+    """Return the figures of libraries that need environments of their own, or why there are none."""
+    if pythons is None:
+        return f"{name}: no peers; benchmarks/peers.py says how to install them"
+    lines = []
+    for python in pythons.split(","):
+        command = [python, str(Path(__file__).with_name("peers.py")), name]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        if answer.returncode:
+            lines.append(f"{name}: no peers; {answer.stderr.strip().splitlines()[-1]}")
+            continue
+        found = json.loads(answer.stdout.splitlines()[-1])
+        for plain in (True, False):
+            times = {k: v for k, v in found.items() if k.startswith("plain") == plain}
+            if times:
+                fastest = min(times, key=lambda k: times[k])
+                lines.append(f"{name}: {fastest} {times[fastest]:.2f} ms")
+    return "\n".join(lines)
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -303,7 +310,7 @@ def main() -> int:
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="comma-separated")
     parser.add_argument("--quick", action="store_true", help="a few seconds per model")
     parser.add_argument("--cpu", action="store_true", help="CPU time of one thread")
-    parser.add_argument("--peers", metavar="PYTHON", help="of an environment with jax_privacy")
+    parser.add_argument("--peers", metavar="PYTHONS", help="of their environments, with commas")
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
