@@ -39,7 +39,7 @@ import torch
 from torch import Tensor, nn
 
 import ownerwise as ow
-from models import CASES, build
+from models import CASES, Criterion, build
 from models import loss as loss_of
 
 CLIP, NOISE, RATE, THREADS = 1.0, 1.0, 0.01, 2
@@ -110,7 +110,7 @@ def opacus(name: str, mode: str) -> Step:
     model = ModuleValidator.fix(model)
     optimizer = torch.optim.SGD(trained(model), lr=RATE)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=len(x))
-    criterion = nn.CrossEntropyLoss()
+    criterion = Criterion()
     made = PrivacyEngine().make_private(
         module=model,
         optimizer=optimizer,
@@ -242,7 +242,12 @@ def report_memory(contender: str, name: str) -> int:
 
 
 def measure(
-    name: str, contenders: list[str], seconds: float, rounds: int, clock: Clock
+    name: str,
+    contenders: list[str],
+    seconds: float,
+    rounds: int,
+    clock: Clock,
+    memory: bool = True,
 ) -> dict[str, Any]:
     started = {contender: start(contender, name) for contender in contenders}
     steps = {k: v for k, v in started.items() if not isinstance(v, str)}
@@ -258,7 +263,7 @@ def measure(
             "milliseconds": 1e3 * seconds_of[contender],
             "median": 1e3 * statistics.median(turns[contender]),
             "ratio": seconds_of[contender] / seconds_of["plain"],
-            "megabytes": peak_memory(contender, name),
+            "megabytes": peak_memory(contender, name) if memory else None,
         }
     base = result["plain"]["megabytes"]
     for entry in result.values():
@@ -309,6 +314,7 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(CASES), help="comma-separated")
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="comma-separated")
     parser.add_argument("--quick", action="store_true", help="a few seconds per model")
+    parser.add_argument("--time-only", action="store_true", help="do not measure memory")
     parser.add_argument("--cpu", action="store_true", help="CPU time of one thread")
     parser.add_argument("--peers", metavar="PYTHONS", help="of their environments, with commas")
     parser.add_argument("--json", type=Path, metavar="OUT")
@@ -325,7 +331,8 @@ def main() -> int:
     seconds, rounds = (4.0, 3) if arguments.quick else (30.0, 8)
     results = {}
     for name in names:
-        results[name] = measure(name, contenders, seconds, rounds, clock)
+        memory = not arguments.time_only
+        results[name] = measure(name, contenders, seconds, rounds, clock, memory)
         print(table({name: results[name]}).splitlines()[2], flush=True)
         print(peers(arguments.peers, name), flush=True)
     print(table(results))
