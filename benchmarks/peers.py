@@ -23,7 +23,7 @@ from itertools import pairwise
 
 import numpy as np
 
-SECONDS = 4.0
+SECONDS = 2.0
 WORDS, LENGTH = 10_000, 20  # of the LSTM
 MODELS = {"mlp": ((21,), 256, 3), "mnist": ((1, 28, 28), 512, 10), "lstm": ((LENGTH,), 256, 2)}
 
