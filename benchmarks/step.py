@@ -273,7 +273,7 @@ def measure(
 
 
 def peers(pythons: str | None, name: str) -> str:
-    """Return the figures of libraries that need environments of their own, or why there are none."""
+    """Return the figures of libraries that need their own environments, or why there are none."""
     if pythons is None:
         return f"{name}: no peers; benchmarks/peers.py says how to install them"
     lines = []
