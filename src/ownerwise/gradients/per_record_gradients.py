@@ -203,7 +203,7 @@ def _shared_norms(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield squared norms of parameters with several uses, computed from the SUM over the uses.
 
-    Uses may cancel each other, so upper bounds on the sums of the norms of their terms come as well.
+    Uses may cancel each other, so upper bounds on the sums of the norms of their terms come too.
     """
     with_derived = {root for tracked, _ in uses if not tracked.is_root for root in tracked.roots}
     by_root: dict[nn.Parameter, list[Use]] = {}
