@@ -26,6 +26,7 @@ import os
 import statistics
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -195,7 +196,7 @@ def main() -> None:
     }
     lines, results = [], []
     for epsilon, slide in zip(EPSILONS, SLIDES, strict=True):
-        row = {"epsilon": epsilon, "slides": slide}
+        row: dict[str, Any] = {"epsilon": epsilon, "slides": slide}
         for name, inputs in heads.items():
             train, test = ((inputs[part], y[part]) for part in ("train", "test"))
             rate = max(RATES, key=lambda value: held_out(train, epsilon, value))
