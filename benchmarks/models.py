@@ -75,15 +75,14 @@ def words(length: int) -> Callable[[int], Tensor]:
 
 
 class Outputs(nn.Module):
-    """A model of the transformers library: the scores, with the classes in dimension 1."""
+    """A model of the transformers library: the scores, with the classes in the last dimension."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, x: Tensor) -> Tensor:
-        logits = self.network(input_ids=x, attention_mask=torch.ones_like(x)).logits
-        return logits.mT if logits.dim() == 3 else logits
+        return self.network(input_ids=x, attention_mask=torch.ones_like(x)).logits
 
 
 def gpt2(length: int = 128) -> nn.Module:
@@ -149,5 +148,13 @@ def loss(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     """Return the cross-entropy, of several targets as their mean."""
     if targets.dim() == 1:
         return functional.cross_entropy(outputs, targets, reduction=reduction)
-    losses = functional.cross_entropy(outputs, targets, reduction="none").mean(dim=1)
+    flat = functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
+    losses = flat.view_as(targets).mean(dim=1)
     return losses if reduction == "none" else losses.mean()
+
+
+class Criterion(nn.CrossEntropyLoss):
+    """The same loss as a module, which Opacus needs."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return loss(input, target, self.reduction)

@@ -1,27 +1,34 @@
-"""Time one private step of jax_privacy, in an environment of its own.
+"""Time private steps of jax_privacy and TensorFlow Privacy, each in an environment of its own.
 
-    python -m venv peers && peers/bin/pip install jax-privacy
-    peers/bin/python benchmarks/peers.py mlp          # or: mnist
+    python -m venv jax && jax/bin/pip install jax-privacy
+    python -m venv tf && tf/bin/pip install tensorflow-cpu==2.15.1 tensorflow-privacy==0.9.0
+    jax/bin/python benchmarks/peers.py mlp          # or mnist, lstm; likewise tf/bin/python
 
-`benchmarks/step.py --peers peers/bin/python` runs this script and adds its figures. They are not
-interleaved with those of torch, so the machine must be idle. The networks, batches, clip norm and
-noise are those of `benchmarks/models.py` and `benchmarks/step.py`. jax_privacy is timed at several
-micro-batch sizes; the best counts.
+`benchmarks/step.py --peers jax/bin/python,tf/bin/python` runs this script and adds its figures.
+They are not interleaved with those of torch, so the machine must be idle. The networks, batches,
+clip norm and noise are those of `benchmarks/models.py` and `benchmarks/step.py`. jax_privacy is
+timed at several micro-batch sizes, TensorFlow Privacy with and without XLA, by its vectorised model
+and, if all layers are registered for it, by fast gradient clipping; the best counts.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
 
-SECONDS = 4.0
+SECONDS = 2.0
+WORDS, LENGTH = 10_000, 20  # of the LSTM
+MODELS = {"mlp": ((21,), 256, 3), "mnist": ((1, 28, 28), 512, 10), "lstm": ((LENGTH,), 256, 2)}
 
 
-def best(step, seconds: float = SECONDS) -> float:
+def best(step: Callable[[], object], seconds: float = SECONDS) -> float:
     """Return the shortest time of a step, in milliseconds."""
     for _ in range(3):
         step()
@@ -34,8 +41,19 @@ def best(step, seconds: float = SECONDS) -> float:
     return 1e3 * min(times)
 
 
-def networks(name: str):
-    """Return initial parameters, the loss of one record, and a batch, for JAX."""
+def batch_of(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return made-up inputs and classes."""
+    random = np.random.default_rng(0)
+    shape, count, classes = MODELS[name]
+    if name == "lstm":
+        inputs = random.integers(0, WORDS, (count, *shape))
+    else:
+        inputs = random.standard_normal((count, *shape)).astype(np.float32)
+    return inputs, random.integers(0, classes, count)
+
+
+def jax_network(name: str):
+    """Return initial parameters and the loss of one record, for JAX."""
     import jax
     import jax.numpy as jnp
 
@@ -66,32 +84,49 @@ def networks(name: str):
         x = jnp.tanh(dense(x.reshape(-1), parameters[2]))
         return dense(x, parameters[3])
 
+    def lstm(parameters, x):
+        words, weights, recurrent, bias, head = parameters
+        steps = words[x] @ weights + bias
+
+        def cell(state, given):
+            hidden, memory = state
+            i, f, g, o = jnp.split(given + hidden @ recurrent, 4)
+            memory = jax.nn.sigmoid(f) * memory + jax.nn.sigmoid(i) * jnp.tanh(g)
+            return (jax.nn.sigmoid(o) * jnp.tanh(memory), memory), None
+
+        zeros = jnp.zeros(128)
+        (hidden, _), _ = jax.lax.scan(cell, (zeros, zeros), steps)
+        return dense(hidden, head)
+
     if name == "mlp":
         sizes = [21, 47, 47, 47, 3]
-        parameters = [(normal(i, o), normal(o)) for i, o in pairwise(sizes)]
-        forward, inputs, batch, classes = mlp, (21,), 256, 3
+        parameters, forward = [(normal(i, o), normal(o)) for i, o in pairwise(sizes)], mlp
     elif name == "mnist":
-        parameters = [
+        parameters, forward = [
             (normal(16, 1, 8, 8), normal(16)), (normal(32, 16, 4, 4), normal(32)),
             (normal(512, 32), normal(32)), (normal(32, 10), normal(10)),
-        ]  # fmt: skip
-        forward, inputs, batch, classes = mnist, (1, 28, 28), 512, 10
+        ], mnist  # fmt: skip
     else:
-        raise SystemExit(f"no network {name!r} for JAX; there are mlp and mnist")
+        head = normal(128, 2), normal(2)
+        parameters = (
+            normal(WORDS, 64), normal(64, 512), normal(128, 512), normal(512), head,
+        )  # fmt: skip
+        forward = lstm
 
     def loss(parameters, x, y):
         return -jax.nn.log_softmax(forward(parameters, x))[y]
 
-    x = jnp.asarray(random.standard_normal((batch, *inputs)), jnp.float32)
-    return parameters, loss, x, jnp.asarray(random.integers(0, classes, batch))
+    return parameters, loss
 
 
 def jax_privacy(name: str) -> dict[str, float]:
     """Return the milliseconds of a plain step and of jax_privacy's at each micro-batch size."""
     import jax
+    import jax.numpy as jnp
     from jax_privacy import clipping
 
-    parameters, loss, x, y = networks(name)
+    parameters, loss = jax_network(name)
+    x, y = map(jnp.asarray, batch_of(name))
     found = {}
 
     def plain(parameters, x, y, key):
@@ -126,5 +161,83 @@ def jax_privacy(name: str) -> dict[str, float]:
     return found
 
 
+def tensorflow_privacy(name: str) -> dict[str, float]:
+    """Return the milliseconds of a plain step and of TensorFlow Privacy's steps."""
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import tensorflow as tf
+    from tensorflow_privacy.privacy.fast_gradient_clipping import (
+        gradient_clipping_utils,
+        layer_registry,
+    )
+    from tensorflow_privacy.privacy.keras_models.dp_keras_model import make_dp_model_class
+
+    tf.get_logger().setLevel("CRITICAL")
+    tf.config.threading.set_intra_op_parallelism_threads(2)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    keras = tf.keras
+    inputs, classes = batch_of(name)
+    if name == "mnist":
+        inputs = np.ascontiguousarray(inputs.transpose(0, 2, 3, 1))  # the layout of TensorFlow
+    x, y = tf.constant(inputs), tf.constant(classes)
+
+    def layers():
+        dense = keras.layers.Dense
+        if name == "mlp":
+            return [*(dense(47, "relu") for _ in range(3)), dense(3)]
+        if name == "mnist":
+            return [
+                keras.layers.ZeroPadding2D(2), keras.layers.Conv2D(16, 8, 2, activation="tanh"),
+                keras.layers.MaxPool2D(2, 1), keras.layers.Conv2D(32, 4, 2, activation="tanh"),
+                keras.layers.MaxPool2D(2, 1), keras.layers.Flatten(),
+                dense(32, "tanh"), dense(10),
+            ]  # fmt: skip
+        return [keras.layers.Embedding(WORDS, 64), keras.layers.LSTM(128), dense(2)]
+
+    def built(kind, xla, **options):
+        start = keras.Input(inputs.shape[1:], dtype=x.dtype)
+        end = start
+        for layer in layers():
+            end = layer(end)
+        model = kind(inputs=start, outputs=end, **options)
+        registry = options.get("layer_registry")
+        registered = gradient_clipping_utils.all_trainable_layers_are_registered
+        if registry is not None and not registered(model, registry):
+            raise NotImplementedError("not all layers are registered")
+        loss = keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, reduction="sum_over_batch_size"
+        )
+        # the legacy optimizer has a cheaper update on the CPU
+        model.compile(optimizer=keras.optimizers.legacy.SGD(0.01), loss=loss)
+        step = tf.function(lambda x, y: model.train_step((x, y)), jit_compile=xla)
+        return lambda: float(step(x, y)["loss"])
+
+    private = make_dp_model_class(keras.Model)
+    registry = layer_registry.make_default_layer_registry()
+    found: dict[str, float] = {}
+    for xla in (False, True):
+        ways = {"plain TensorFlow": (keras.Model, {})}
+        noised = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "use_xla": False}
+        ways["TensorFlow Privacy, fast clipping"] = private, {**noised, "layer_registry": registry}
+        ways["TensorFlow Privacy, vectorised"] = private, noised
+        for label, (kind, options) in ways.items():
+            label += ", XLA" if xla else ""
+            try:
+                found[label] = best(built(kind, xla, **options))
+            except Exception as error:  # a way that does not support the model
+                print(f"{label}: {type(error).__name__}: {error}"[:90], file=sys.stderr)
+    return found
+
+
+def main() -> None:
+    name = sys.argv[1]
+    if name not in MODELS:
+        raise SystemExit(f"no network {name!r} for the peers; there are {', '.join(MODELS)}")
+    peers = {"jax_privacy": jax_privacy, "tensorflow_privacy": tensorflow_privacy}
+    installed = [peer for peer in peers if importlib.util.find_spec(peer) is not None]
+    if not installed:
+        raise SystemExit(f"neither {' nor '.join(peers)} is installed in this environment")
+    print(json.dumps({k: v for peer in installed for k, v in peers[peer](name).items()}))
+
+
 if __name__ == "__main__":
-    print(json.dumps(jax_privacy(sys.argv[1])))
+    main()

@@ -14,7 +14,8 @@ also clip to norm 1 and add Gaussian noise. On a busy machine, measure the CPU t
 Contenders: plain, plain-cl (channels-last), ours, lean (ours with less memory), owners (ours with
 whole owners as the unit, at the same number of records), the Opacus modes hooks, ew, functorch and
 ghost, and vmap (torch.func per-record gradients). Where a mode does not support a model, its cell
-says "-". With `--peers`, jax_privacy is timed as well (`benchmarks/peers.py`).
+says "-". With `--peers`, jax_privacy and TensorFlow Privacy are timed as well
+(`benchmarks/peers.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ import torch
 from torch import Tensor, nn
 
 import ownerwise as ow
-from models import CASES, build
+from models import CASES, Criterion, build
 from models import loss as loss_of
 
 CLIP, NOISE, RATE, THREADS = 1.0, 1.0, 0.01, 2
@@ -109,7 +110,7 @@ def opacus(name: str, mode: str) -> Step:
     model = ModuleValidator.fix(model)
     optimizer = torch.optim.SGD(trained(model), lr=RATE)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=len(x))
-    criterion = nn.CrossEntropyLoss()
+    criterion = Criterion()
     made = PrivacyEngine().make_private(
         module=model,
         optimizer=optimizer,
@@ -241,7 +242,12 @@ def report_memory(contender: str, name: str) -> int:
 
 
 def measure(
-    name: str, contenders: list[str], seconds: float, rounds: int, clock: Clock
+    name: str,
+    contenders: list[str],
+    seconds: float,
+    rounds: int,
+    clock: Clock,
+    memory: bool = True,
 ) -> dict[str, Any]:
     started = {contender: start(contender, name) for contender in contenders}
     steps = {k: v for k, v in started.items() if not isinstance(v, str)}
@@ -257,7 +263,7 @@ def measure(
             "milliseconds": 1e3 * seconds_of[contender],
             "median": 1e3 * statistics.median(turns[contender]),
             "ratio": seconds_of[contender] / seconds_of["plain"],
-            "megabytes": peak_memory(contender, name),
+            "megabytes": peak_memory(contender, name) if memory else None,
         }
     base = result["plain"]["megabytes"]
     for entry in result.values():
@@ -266,18 +272,24 @@ def measure(
     return result
 
 
-def peers(python: str | None, name: str) -> str:
-    """Return the figures of libraries that need an environment of their own, or why not."""
-    if python is None:
-        return f"{name}: no peers; benchmarks/peers.py says how to install jax_privacy"
-    command = [python, str(Path(__file__).with_name("peers.py")), name]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    if answer.returncode:
-        return f"{name}: no peers; {answer.stderr.strip().splitlines()[-1]}"
-    found = json.loads(answer.stdout.splitlines()[-1])
-    private = {k: v for k, v in found.items() if not k.startswith("plain")}
-    best = min(private, key=lambda k: private[k])
-    return f"{name}: plain JAX {found['plain JAX']:.2f} ms, {best} {private[best]:.2f} ms"
+def peers(pythons: str | None, name: str) -> str:
+    """Return the figures of libraries that need their own environments, or why there are none."""
+    if pythons is None:
+        return f"{name}: no peers; benchmarks/peers.py says how to install them"
+    lines = []
+    for python in pythons.split(","):
+        command = [python, str(Path(__file__).with_name("peers.py")), name]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        if answer.returncode:
+            lines.append(f"{name}: no peers; {answer.stderr.strip().splitlines()[-1]}")
+            continue
+        found = json.loads(answer.stdout.splitlines()[-1])
+        for plain in (True, False):
+            times = {k: v for k, v in found.items() if k.startswith("plain") == plain}
+            if times:
+                fastest = min(times, key=lambda k: times[k])
+                lines.append(f"{name}: {fastest} {times[fastest]:.2f} ms")
+    return "\n".join(lines)
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -302,8 +314,9 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(CASES), help="comma-separated")
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="comma-separated")
     parser.add_argument("--quick", action="store_true", help="a few seconds per model")
+    parser.add_argument("--time-only", action="store_true", help="do not measure memory")
     parser.add_argument("--cpu", action="store_true", help="CPU time of one thread")
-    parser.add_argument("--peers", metavar="PYTHON", help="of an environment with jax_privacy")
+    parser.add_argument("--peers", metavar="PYTHONS", help="of their environments, with commas")
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -318,7 +331,8 @@ def main() -> int:
     seconds, rounds = (4.0, 3) if arguments.quick else (30.0, 8)
     results = {}
     for name in names:
-        results[name] = measure(name, contenders, seconds, rounds, clock)
+        memory = not arguments.time_only
+        results[name] = measure(name, contenders, seconds, rounds, clock, memory)
         print(table({name: results[name]}).splitlines()[2], flush=True)
         print(peers(arguments.peers, name), flush=True)
     print(table(results))

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from ownerwise.gradients import Refused, Tape
 from ownerwise.gradients.observation import _parts
-from tools.record_loop import Model, assert_equal, assert_matches_loop, loop, run
+from tools.record_loop import Model, assert_equal, assert_matches_loop, loop, run, wavy
 
 TIME, WIDTH = 4, 3
 
@@ -185,15 +185,63 @@ def test_embedding_by_data_is_not_slowed_down(start):
         assert not tape._pass.relocations.by_data
 
 
-def test_data_as_a_table():
+@pytest.mark.parametrize("named", [False, True])
+def test_data_as_a_table(named):
     """Rows of the batch, looked up by its own numbers."""
 
     def forward(m, x):
         order = x[:, 0].argsort(stable=True)
-        return m.layer(functional.embedding(order, x))[order.argsort()]
+        rows = functional.embedding(order, weight=x) if named else functional.embedding(order, x)
+        return m.layer(rows).index_select(0, order.argsort())
 
     model = Model(forward, layer=nn.Linear(3, 2))
     tape = Tape(model)
     run(tape, torch.arange(12.0).reshape(4, 3))
     with pytest.raises(Refused, match="told apart"):
         run(tape, -torch.arange(12.0).reshape(4, 3))
+
+
+def every_other(m, x):
+    """Numbers from the data decide which rows of the batch a constant index selects."""
+    step = int(x[0, 0, 0])
+    return m.last(m.layer(x).flatten(0, 1)[torch.arange(0, step * len(x), step)].tanh())
+
+
+def swapped(m, x):
+    """The order of the records, decided by a number from the data."""
+    order = torch.arange(len(x)) if x[0, 0, 0] > 2 else torch.arange(len(x) - 1, -1, -1)
+    return m.last(m.layer(x.sum(1)).tanh().index_select(dim=0, index=order))
+
+
+@pytest.mark.parametrize("forward", [every_other, swapped])
+@pytest.mark.parametrize("order", [(TIME, 1), (TIME, TIME, 1, TIME)])
+def test_a_constant_index_that_moves_records_is_noticed(forward, order):
+    model = model_of(forward)
+    tape = Tape(model)
+    for first in order:
+        x = records_of([first] * 3)
+        if first == 1:  # all rows belong to the first record, or the records change places
+            with pytest.raises(Refused):
+                run(tape, x)
+        else:
+            assert_equal(run(tape, x), loop(model, x))
+
+
+def test_a_constant_index_in_order_is_not_slowed_down():
+    """Such indices make the attention masks of the transformers library."""
+
+    def forward(m, x):
+        rows, times = torch.arange(len(x))[:, None], torch.arange(TIME)
+        kept = x[rows, times].index_select(1, times)
+        return m.last(m.layer(kept).tanh().sum(1))
+
+    model = model_of(forward)
+    tape = Tape(model)
+    for count, expected in ((3, 3 + 1), (3, 1), (5, 1), (2, 1)):  # observed once
+        passes = []
+        x = records_of([2] * count)
+        with tape:
+            outputs = model(x)
+        outputs.register_hook(passes.append)
+        assert_equal(tape.backward(wavy(outputs)), loop(model, x))
+        assert len(passes) == expected

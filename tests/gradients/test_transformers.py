@@ -40,6 +40,26 @@ def test_any_number_of_records(name, records):
     assert_equal(run(Tape(model), batch), loop(model, batch, wavy))
 
 
+ONE_PASS = [
+    *("bert", "albert", "electra", "roberta", "distilbert", "fnet", "gpt2", "llama", "qwen2"),
+    *("gemma", "mistral", "bart", "t5", "vit", "lora-gpt2", "lora-bert"),
+]
+
+
+@pytest.mark.parametrize("name", ONE_PASS)
+def test_known_layouts_are_used_without_further_backward_passes(name):
+    """Attention masks are made with constant indices, which move no records."""
+    model, batch = make(name)
+    tape = Tape(model)
+    run(tape, batch)
+    passes = []
+    with tape:
+        outputs = model(**batch)
+    outputs.register_hook(passes.append)
+    tape.backward(wavy(outputs))
+    assert len(passes) == 1
+
+
 @pytest.mark.parametrize("name", ["bert", "deberta-v2", "xlnet", "swin", "whisper", "wav2vec2"])
 def test_a_record_changes_the_clipped_sum_by_no_more_than_its_clip_norm(name):
     """Removing any record changes nothing in what the others contribute."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ownerwise.models.features import EfficientNetLite0, EfficientNetLite1
+from ownerwise.models.features import EfficientNetLite0, EfficientNetLite1, EfficientNetLite2
 
-Network = type[EfficientNetLite0] | type[EfficientNetLite1]
+Network = type[EfficientNetLite0] | type[EfficientNetLite1] | type[EfficientNetLite2]
 
-# Kernel size, stride, outputs and expanded channels of each block: 16 in Lite0, 21 in Lite1.
+# Kernel size, stride, outputs and expanded channels of each block: 16 in Lite0, 21 in the others.
 BLOCKS: dict[Network, list[tuple[int, int, int, int]]] = {
     EfficientNetLite0: [
         (3, 1, 16, 32),
@@ -32,6 +32,15 @@ BLOCKS: dict[Network, list[tuple[int, int, int, int]]] = {
         *((5, 1, 112, 480), (5, 1, 112, 672), (5, 1, 112, 672), (5, 1, 112, 672)),
         *((5, 2, 192, 672), *[(5, 1, 192, 1152)] * 4),
         (3, 1, 320, 1152),
+    ],
+    EfficientNetLite2: [
+        (3, 1, 16, 32),
+        *((3, 2, 24, 96), (3, 1, 24, 144), (3, 1, 24, 144)),
+        *((5, 2, 48, 144), (5, 1, 48, 288), (5, 1, 48, 288)),
+        *((3, 2, 88, 288), (3, 1, 88, 528), (3, 1, 88, 528), (3, 1, 88, 528)),
+        *((5, 1, 120, 528), (5, 1, 120, 720), (5, 1, 120, 720), (5, 1, 120, 720)),
+        *((5, 2, 208, 720), *[(5, 1, 208, 1248)] * 4),
+        (3, 1, 352, 1248),
     ],
 }
 

@@ -176,13 +176,8 @@ class Collector:
     def finish(self) -> PerRecordGradients:
         """Return the gradients with all their norms."""
         count = len(self.losses if self.segments is None else self.segments)
-        self.squares += _shared_norms(self.shared, count, self.budget)
-        for _, contribution in self.shared:  # uses may cancel each other
-            bound = contribution.terms_bound()
-            if bound is None:
-                lengths = contribution.squared_norms().sqrt()
-                bound = contribution.terms_bound()  # of segments, known only now
-                bound = lengths if bound is None else bound
+        for squares, bound in _shared_norms(self.shared, count, self.budget):
+            self.squares.append(squares)
             self.terms_bounds.append(bound)
         double = any(parameter.dtype == torch.float64 for parameter in self.parameters)
         dtype = torch.float64 if double else torch.float32
@@ -205,8 +200,13 @@ def _zeros(parameter: nn.Parameter, *records: int) -> Tensor:
     return torch.zeros((*records, *parameter.shape), dtype=dtype, device=parameter.device)
 
 
-def _shared_norms(uses: list[Use], count: int, budget: MemoryBudget) -> Iterator[Tensor]:
-    """Yield squared norms of parameters with several uses, computed from the SUM over the uses."""
+def _shared_norms(
+    uses: list[Use], count: int, budget: MemoryBudget
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield squared norms of parameters with several uses, computed from the SUM over the uses.
+
+    Uses may cancel each other, so upper bounds on the sums of the norms of their terms come too.
+    """
     with_derived = {root for tracked, _ in uses if not tracked.is_root for root in tracked.roots}
     by_root: dict[nn.Parameter, list[Use]] = {}
     rest = []
@@ -217,18 +217,28 @@ def _shared_norms(uses: list[Use], count: int, budget: MemoryBudget) -> Iterator
         else:
             rest.append(use)
     for group in by_root.values():
-        squares = shared_ghost_norms(_as_records(group), budget)
-        if squares is None:
+        found = shared_ghost_norms(_as_records(group), budget)
+        if found is None:
             rest += group
         else:
-            yield squares
+            yield found
     parts = []
     for start, stop in _chunks(rest, count, budget.chunk_bytes):
         formed = _form(rest, start, stop)
         squares = [row_norms(g.reshape(len(g), -1)).square_() for g in formed.values()]
         parts.append(torch.stack(squares).sum(dim=0))
     if parts:
-        yield torch.cat(parts)
+        yield torch.cat(parts), torch.stack([_bound_of(use) for _, use in rest]).sum(dim=0)
+
+
+def _bound_of(contribution: Contribution) -> Tensor:
+    """Return an upper bound on the sum of the norms of each record's terms, `[count]`."""
+    bound = contribution.terms_bound()
+    if bound is not None:
+        return bound
+    lengths = contribution.squared_norms().sqrt()
+    bound = contribution.terms_bound()  # of segments, known only now
+    return lengths if bound is None else bound
 
 
 def _as_records(uses: list[Use]) -> list[Contribution]:

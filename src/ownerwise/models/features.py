@@ -2,8 +2,8 @@
 
 Anything fitted to private records (components, means, fine-tuned weights) would be released without
 noise. An extractor is therefore either a fixed transform (`Scattering`, `Patches`) or a network
-whose weights come from public data (`EfficientNetLite0` and `EfficientNetLite1` for images,
-`MiniLM` for texts, or your own network in `Frozen`).
+whose weights come from public data (`EfficientNetLite0`, `EfficientNetLite1` and
+`EfficientNetLite2` for images, `MiniLM` for texts, or your own network in `Frozen`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from tqdm import tqdm
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.marks import mark, marks_of
-from ownerwise.models.efficientnet import EfficientNetLite, EfficientNetLite0, EfficientNetLite1
+from ownerwise.models.efficientnet import (
+    EfficientNetLite,
+    EfficientNetLite0,
+    EfficientNetLite1,
+    EfficientNetLite2,
+)
 from ownerwise.models.feature_cache import cache_folder, cached
 from ownerwise.models.minilm import MiniLM
 from ownerwise.models.patches import Patches
@@ -29,6 +34,7 @@ __all__ = [
     "EXTRACTORS",
     "EfficientNetLite0",
     "EfficientNetLite1",
+    "EfficientNetLite2",
     "Frozen",
     "MiniLM",
     "Patches",
@@ -42,6 +48,7 @@ EXTRACTORS: Registry[Callable[..., nn.Module]] = Registry(
     {
         "efficientnet-lite0": EfficientNetLite0,
         "efficientnet-lite1": EfficientNetLite1,
+        "efficientnet-lite2": EfficientNetLite2,
         "minilm": MiniLM,
         "patches": Patches,
         "scattering": Scattering,

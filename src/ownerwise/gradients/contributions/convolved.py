@@ -145,8 +145,9 @@ class Convolved(OuterProducts):
         some position. Along an axis, the taps that read a given pixel are stride / gcd(stride,
         dilation) apart.
         """
-        if (bound := super().terms_bound()) is None:
-            return None
+        bound = super().terms_bound()
+        if bound is None or bound is self._bound:  # Gram matrices are those of patches
+            return bound
         geometry = self.geometry
         axes = zip(geometry.kernel, geometry.stride, geometry.dilation, strict=True)
         apart = [(kernel, stride // math.gcd(stride, step)) for kernel, stride, step in axes]

@@ -16,33 +16,42 @@ import torch
 from torch import Tensor
 
 from ownerwise.gradients.contributions.contribution import Contribution
-from ownerwise.gradients.contributions.grams import gram, squares_from_grams
+from ownerwise.gradients.contributions.grams import gram, squares_and_bounds
 from ownerwise.gradients.contributions.lookup import Lookup
-from ownerwise.gradients.contributions.outer import Outer
+from ownerwise.gradients.contributions.outer import GRAM, TRAFFIC, Outer
 from ownerwise.gradients.memory_budget import MemoryBudget
 
 __all__ = ["shared_ghost_norms"]
 
 
-def shared_ghost_norms(uses: Sequence[Contribution], budget: MemoryBudget) -> Tensor | None:
-    """Return the squared norms, `[count]`, or None if forming the summed gradients is cheaper."""
+def shared_ghost_norms(
+    uses: Sequence[Contribution], budget: MemoryBudget
+) -> tuple[Tensor, Tensor] | None:
+    """Return squared norms and upper bounds on the sums of the norms of the terms, `[count]` each.
+
+    Return None if forming the summed gradients is cheaper.
+    """
     matrices = [use for use in uses if isinstance(use, Outer | Lookup)]
     if len(matrices) < len(uses) or any(getattr(use, "held", None) is not None for use in uses):
         return None
     terms = sum(use.terms for use in matrices)
     height, width = matrices[0].shape
-    if terms * (height + width) > height * width:
+    dense = sum(use.terms for use in matrices if isinstance(use, Outer))
+    ghost = GRAM * (dense**2 * height + terms**2 * width)
+    if ghost > (dense + TRAFFIC) * height * width:
         return None
     count = matrices[0].count
     step = max(1, budget.chunk_bytes // (2 * terms * terms + terms * (height + width)))
-    parts = []
+    squares, bounds = [], []
     for start in range(0, count, step):
         pairs = [use.left_right(start, min(start + step, count)) for use in matrices]
         right = gram(torch.cat([right for _, right in pairs], dim=1))
         rows = [torch.cat([_products(a, b, right.dtype) for b, _ in pairs], 2) for a, _ in pairs]
         form = partial(_formed, uses, start)
-        parts.append(squares_from_grams(torch.cat(rows, dim=1), right, form))
-    return torch.cat(parts)
+        square, bound = squares_and_bounds(torch.cat(rows, dim=1), right, form)
+        squares.append(square)
+        bounds.append(bound)
+    return torch.cat(squares), torch.cat(bounds)
 
 
 def _formed(uses: Sequence[Contribution], start: int, number: int) -> Tensor:

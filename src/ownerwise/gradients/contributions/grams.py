@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ownerwise.gradients.precision import row_norms, without_huge
 
-__all__ = ["gram", "squares_from_grams"]
+__all__ = ["gram", "squares_and_bounds", "squares_from_grams"]
 
 # A squared norm smaller than this many rounding errors of its upper bound is not trusted. At the
 # limit, its error is about 1e-4, which is within a plan's safety margin.
@@ -33,7 +33,14 @@ def gram(vectors: Tensor) -> Tensor:
 
 
 def squares_from_grams(left: Tensor, right: Tensor, form: Callable[[int], Tensor]) -> Tensor:
-    """Return squared norms, `[count]`.
+    """Return squared norms, `[count]`; see `squares_and_bounds`."""
+    return squares_and_bounds(left, right, form)[0]
+
+
+def squares_and_bounds(
+    left: Tensor, right: Tensor, form: Callable[[int], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return squared norms and the sums of the norms of each record's terms, `[count]` each.
 
     Args:
         left: inner products of the left factors, `[count, terms, terms]`.
@@ -50,4 +57,4 @@ def squares_from_grams(left: Tensor, right: Tensor, form: Callable[[int], Tensor
         for number in lost.nonzero().flatten().tolist():
             norm = row_norms(form(number).reshape(1, -1))[0]
             squares[number] = (norm + roundings * most[number]).square()
-    return without_huge(squares, *(length.mT for length in lengths))
+    return without_huge(squares, *(length.mT for length in lengths)), most

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ownerwise.gradients.contributions.blocks import sum_of_outer_products, weighted_sum_of_rows
 from ownerwise.gradients.contributions.contribution import Contribution, few_rows
-from ownerwise.gradients.contributions.grams import gram, squares_from_grams
+from ownerwise.gradients.contributions.grams import gram, squares_and_bounds
 from ownerwise.gradients.memory_budget import MemoryBudget
 from ownerwise.gradients.precision import (
     accumulation_dtype,
@@ -82,6 +82,7 @@ class OuterProducts(Contribution):
         self.terms, self.rows, self.columns = sizes
         self.budget, self.groups, self.shared = budget, groups, shared
         self.dtype = accumulation_dtype(left.dtype)
+        self._bound: Tensor | None = None  # on the terms, if Gram matrices have shown it
 
     @abstractmethod
     def left_right(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -115,17 +116,21 @@ class OuterProducts(Contribution):
             like = self.left[:0].to(self.dtype)
             held = self.budget.workspace.lend((self.count, self.rows * self.columns), like)
         step = self.records_at_once(way)
-        parts = []
+        parts, bounds = [], []
         for start in range(0, self.count, step):
             stop = min(start + step, self.count)
             if way == "ghost":
-                parts.append(self._ghost(start, stop))
+                squares, bound = self._ghost(start, stop)
+                parts.append(squares)
+                bounds.append(bound)
             else:
                 into = None if held is None else held[start:stop]
                 parts.append(row_norms(self._form(start, stop, into)).square_())
         if held is not None:
             self.held, self.shared = held, None
             del self.left, self.right
+        if bounds:
+            self._bound = torch.cat(bounds)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _cheapest(self) -> str:
@@ -141,7 +146,7 @@ class OuterProducts(Contribution):
         # each group would need its own pair of Gram matrices
         return "ghost" if ghost <= form and self.groups == 1 else "form"
 
-    def _ghost(self, start: int, stop: int) -> Tensor:
+    def _ghost(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         left, right = self.left_right(start, stop)
         shared = self.shared if stop - start == self.count else None
         left_gram = gram(left) if shared is None else shared.gram
@@ -149,7 +154,7 @@ class OuterProducts(Contribution):
         def form(number: int) -> Tensor:
             return self.per_record(start + number, start + number + 1)
 
-        return squares_from_grams(left_gram, gram(right), form)
+        return squares_and_bounds(left_gram, gram(right), form)
 
     def _form(self, start: int, stop: int, into: Tensor | None = None) -> Tensor:
         """Return the gradients of a range of records, `[records, rows * columns]`."""
@@ -213,9 +218,11 @@ class OuterProducts(Contribution):
         self.left, self.right = masked(self.left, bad), masked(self.right, bad)
 
     def terms_bound(self) -> Tensor | None:
-        """See `Contribution`; this is the Cauchy-Schwarz bound."""
+        """See `Contribution`; without Gram matrices, this is the Cauchy-Schwarz bound."""
         if self.one_term:
             return None
+        if self._bound is not None:
+            return self._bound
         return lengths(self.left, self.count) * lengths(self.right, self.count)
 
     def __del__(self) -> None:
