@@ -1,0 +1,161 @@
+"""Would individual accounting with sampled steps gain anything? A simulation on MNIST.
+
+    python reproduction/studies/individual_sampled.py
+
+A filter for sampled steps must be a Renyi filter at one order, fixed beforehand. In every step it
+charges every record, drawn or not, the divergence of a sampled Gaussian step with the length of the
+record's own clipped gradient. It therefore needs the gradient norms of all records in every step,
+in addition to the step on the drawn ones. This study simulates it with the features and the linear
+head of `individual.py`, for which all norms have a closed form. Rows, all with the same epsilon
+and the same number of steps:
+
+- `dp-sgd`: the noise that exact accounting (PLD) allows;
+- `filter, nobody retires`: the noise that the filter's order allows if every gradient is clipped;
+- `filter, 2/3` and `filter, 1/3`: the noise with which clipped records can take this share of the
+  steps; a record retires when its own charges reach the limit.
+
+Each row has the best of several learning rates, chosen on the test records, which favours all rows
+alike. The order is the one that needs the least noise. Results are in
+reproduction/results/individual/sampled.md. They are simulations, and NOT PRIVATE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.optimize import brentq
+from torch.nn import functional
+
+import ownerwise as ow
+from individual import DELTA, load
+from ownerwise.accounting.moments import log_moments
+from ownerwise.files import write_text
+
+RESULTS = Path(__file__).parents[1] / "results/individual"
+SETTINGS = ((1000, 400), (6000, 150))  # expected batch, steps
+EPSILONS = (0.3, 2.0)
+RATES = (10.0, 30.0)
+SHARES = {"filter, nobody retires": 1.0, "filter, 2/3": 2 / 3, "filter, 1/3": 1 / 3}
+ORDERS = 1 + np.geomspace(0.5, 400.0, 40)
+LENGTHS = np.linspace(0.0, 1.0, 65)[1:]  # of a gradient, in units of the clip norm
+
+
+def divergence(rate: float, multiplier: float, orders: np.ndarray) -> np.ndarray:
+    """Return the Renyi divergences of a step, the larger one of both directions."""
+    moments = [log_moments(rate, multiplier, a) / (orders - 1) for a in (orders, 1 - orders)]
+    return np.maximum(*moments)
+
+
+def limits(epsilon: float, orders: np.ndarray) -> np.ndarray:
+    """Return the limit on the sum of divergences at every order."""
+    return epsilon - np.log1p(-1 / orders) + (math.log(DELTA) + np.log(orders)) / (orders - 1)
+
+
+def least_noise(rate: float, epsilon: float, clipped_steps: float) -> tuple[float, float]:
+    """Return the least noise multiplier with which clipped records can take these steps, and the
+    order at which they can.
+    """
+
+    def excess(multiplier: float) -> float:
+        cost = clipped_steps * divergence(rate, multiplier, ORDERS)
+        return float((cost - limits(epsilon, ORDERS)).min())
+
+    multiplier = brentq(excess, 0.4, 1000.0, xtol=1e-4)
+    room = limits(epsilon, ORDERS) - clipped_steps * divergence(rate, multiplier, ORDERS)
+    return multiplier, float(ORDERS[int(room.argmax())])
+
+
+def simulated(
+    data: tuple,
+    batch: int,
+    steps: int,
+    multiplier: float,
+    rate: float,
+    filtered: tuple[float, float] | None,
+) -> tuple[float, float]:
+    """Return the test accuracy and the share of active records after a run.
+
+    Args:
+        data: training and test data.
+        batch: expected batch.
+        steps: number of steps.
+        multiplier: noise multiplier.
+        rate: learning rate.
+        filtered: epsilon and order of the filter; None if there is none.
+    """
+    (inputs, targets), (held, truth) = data
+    count = len(inputs)
+    generator = torch.Generator().manual_seed(0)
+    wanted = functional.one_hot(targets, 10).float()
+    weights = torch.zeros(inputs.shape[1] + 1, 10)
+    inputs = torch.cat([inputs, torch.ones(count, 1)], 1)
+    lengths = inputs.norm(dim=1)
+    velocity = torch.zeros_like(weights)
+    left, cost = torch.full((count,), math.inf), torch.zeros(0)
+    if filtered is not None:
+        epsilon, order = filtered
+        left = torch.full((count,), float(limits(epsilon, np.array([order]))[0]))
+        at = np.array([order])
+        costs = [divergence(batch / count, multiplier / one, at)[0] for one in LENGTHS.tolist()]
+        cost = torch.tensor([0.0, *costs], dtype=torch.float32)
+    active = torch.ones(count, dtype=torch.bool)
+    for _ in range(steps):
+        errors = torch.softmax(inputs @ weights, 1) - wanted
+        norms = errors.norm(dim=1) * lengths
+        if filtered is not None:
+            charges = cost[torch.ceil(norms.clamp(max=1.0) * len(LENGTHS)).long()]
+            active &= charges <= left
+            left = torch.where(active, left - charges, 0.0)
+        drawn = (torch.rand(count, generator=generator) < batch / count) & active
+        factors = 1 / norms[drawn].clamp(min=1.0)
+        total = inputs[drawn].T @ (errors[drawn] * factors[:, None])
+        total += multiplier * torch.randn(weights.shape, generator=generator)
+        velocity = 0.9 * velocity + total / batch
+        weights -= rate * velocity
+    outputs = held @ weights[:-1] + weights[-1]
+    accuracy = float((outputs.argmax(1) == truth).double().mean())
+    return accuracy, float(active.double().mean())
+
+
+def main() -> None:
+    """Simulate all rows, and write the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--cache", type=Path, default=Path.home() / ".cache/ownerwise/individual-features.pt"
+    )
+    data = load(parser.parse_args().cache)
+    torch.set_num_threads(1)
+    count = len(data[0][0])
+    lines = [
+        "# Individual accounting with sampled steps: a simulation\n",
+        "| epsilon | batch, steps | row | noise multiplier | order | test accuracy, % | active |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    for batch, steps in SETTINGS:
+        for epsilon in EPSILONS:
+            owners = ow.Owners(np.zeros(count, dtype=np.int64), {0: epsilon}, DELTA)
+            plan = ow.plan(owners, steps=steps, batch_size=batch, method="uniform")
+            rows: dict[str, tuple[float, float | None]] = {
+                "dp-sgd": (float(plan.noise_multipliers[0]), None)
+            }
+            for name, share in SHARES.items():
+                rows[name] = least_noise(batch / count, epsilon, share * steps)
+            for name, (noise, order) in rows.items():
+                filtered = None if order is None or SHARES[name] == 1 else (epsilon, order)
+                found = [simulated(data, batch, steps, noise, r, filtered) for r in RATES]
+                accuracy, active = max(found)
+                shown = "" if order is None else f"{order:.1f}"
+                lines.append(
+                    f"| {epsilon:g} | {batch}, {steps} | {name} | {noise:.2f} | {shown} | "
+                    f"{100 * accuracy:.2f} | {100 * active:.1f}% |"
+                )
+                print(lines[-1], [round(100 * one[0], 2) for one in found], flush=True)
+                write_text(RESULTS / "sampled.md", "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
