@@ -12,7 +12,10 @@ and the same number of steps:
 - `dp-sgd`: the noise that exact accounting (PLD) allows;
 - `filter, nobody retires`: the noise that the filter's order allows if every gradient is clipped;
 - `filter, 2/3` and `filter, 1/3`: the noise with which clipped records can take this share of the
-  steps; a record retires when its own charges reach the limit.
+  steps; a record retires when its own charges reach the limit;
+- `full batch` and `full batch, filter, 2/3`: the same, with all records in every step and the GDP
+  filter, which is exact there (`method="individual"`). Since the filter for sampled steps needs
+  all norms, this costs no more computation.
 
 Each row has the best of several learning rates, chosen on the test records, which favours all rows
 alike. The order is the one that needs the least noise. Results are in
@@ -24,6 +27,7 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +36,7 @@ from torch.nn import functional
 
 import ownerwise as ow
 from individual import DELTA, load
+from ownerwise.accounting import filter_limits
 from ownerwise.accounting.moments import log_moments
 from ownerwise.files import write_text
 
@@ -41,6 +46,7 @@ EPSILONS = (0.3, 2.0)
 RATES = (10.0, 30.0)
 SHARES = {"filter, nobody retires": 1.0, "filter, 2/3": 2 / 3, "filter, 1/3": 1 / 3}
 ORDERS = 1 + np.geomspace(0.5, 400.0, 40)
+FULL_SHARE = 2 / 3
 LENGTHS = np.linspace(0.0, 1.0, 65)[1:]  # of a gradient, in units of the clip norm
 
 
@@ -69,13 +75,22 @@ def least_noise(rate: float, epsilon: float, clipped_steps: float) -> tuple[floa
     return multiplier, float(ORDERS[int(room.argmax())])
 
 
+def sampled_filter(
+    rate: float, multiplier: float, epsilon: float, order: float
+) -> tuple[float, np.ndarray]:
+    """Return the limit of the Renyi filter of an order, and the costs of all `LENGTHS`."""
+    at = np.array([order])
+    costs = [divergence(rate, multiplier / one, at)[0] for one in LENGTHS.tolist()]
+    return float(limits(epsilon, at)[0]), np.array(costs)
+
+
 def simulated(
     data: tuple,
     batch: int,
     steps: int,
     multiplier: float,
     rate: float,
-    filtered: tuple[float, float] | None,
+    filtered: tuple[float, np.ndarray] | None,
 ) -> tuple[float, float]:
     """Return the test accuracy and the share of active records after a run.
 
@@ -85,7 +100,7 @@ def simulated(
         steps: number of steps.
         multiplier: noise multiplier.
         rate: learning rate.
-        filtered: epsilon and order of the filter; None if there is none.
+        filtered: limit of the filter and the costs of all `LENGTHS`; None if there is none.
     """
     (inputs, targets), (held, truth) = data
     count = len(inputs)
@@ -97,11 +112,8 @@ def simulated(
     velocity = torch.zeros_like(weights)
     left, cost = torch.full((count,), math.inf), torch.zeros(0)
     if filtered is not None:
-        epsilon, order = filtered
-        left = torch.full((count,), float(limits(epsilon, np.array([order]))[0]))
-        at = np.array([order])
-        costs = [divergence(batch / count, multiplier / one, at)[0] for one in LENGTHS.tolist()]
-        cost = torch.tensor([0.0, *costs], dtype=torch.float32)
+        left = torch.full((count,), filtered[0])
+        cost = torch.tensor([0.0, *filtered[1]], dtype=torch.float32)
     active = torch.ones(count, dtype=torch.bool)
     for _ in range(steps):
         errors = torch.softmax(inputs @ weights, 1) - wanted
@@ -132,26 +144,31 @@ def main() -> None:
     count = len(data[0][0])
     lines = [
         "# Individual accounting with sampled steps: a simulation\n",
-        "| epsilon | batch, steps | row | noise multiplier | order | test accuracy, % | active |",
+        "| epsilon | batch, steps | row | noise multiplier | noise / batch, 1e-4 | "
+        "test accuracy, % | active |",
         "|---|---|---|---:|---:|---:|---:|",
     ]
     for batch, steps in SETTINGS:
         for epsilon in EPSILONS:
             owners = ow.Owners(np.zeros(count, dtype=np.int64), {0: epsilon}, DELTA)
             plan = ow.plan(owners, steps=steps, batch_size=batch, method="uniform")
-            rows: dict[str, tuple[float, float | None]] = {
-                "dp-sgd": (float(plan.noise_multipliers[0]), None)
+            rows: dict[str, tuple[int, float, Any]] = {
+                "dp-sgd": (batch, float(plan.noise_multipliers[0]), None)
             }
             for name, share in SHARES.items():
-                rows[name] = least_noise(batch / count, epsilon, share * steps)
-            for name, (noise, order) in rows.items():
-                filtered = None if order is None or SHARES[name] == 1 else (epsilon, order)
-                found = [simulated(data, batch, steps, noise, r, filtered) for r in RATES]
+                noise, order = least_noise(batch / count, epsilon, share * steps)
+                costs = sampled_filter(batch / count, noise, epsilon, order)
+                rows[name] = batch, noise, costs if share < 1 else None
+            room = float(filter_limits("gdp", np.array([epsilon]), np.array([DELTA]))[0])
+            rows["full batch"] = count, math.sqrt(steps / room), None
+            noise = math.sqrt(FULL_SHARE * steps / room)
+            rows["full batch, filter, 2/3"] = count, noise, (room, (LENGTHS / noise) ** 2)
+            for name, (drawn, noise, filtered) in rows.items():
+                found = [simulated(data, drawn, steps, noise, r, filtered) for r in RATES]
                 accuracy, active = max(found)
-                shown = "" if order is None else f"{order:.1f}"
                 lines.append(
-                    f"| {epsilon:g} | {batch}, {steps} | {name} | {noise:.2f} | {shown} | "
-                    f"{100 * accuracy:.2f} | {100 * active:.1f}% |"
+                    f"| {epsilon:g} | {batch}, {steps} | {name} | {noise:.2f} | "
+                    f"{1e4 * noise / drawn:.2f} | {100 * accuracy:.2f} | {100 * active:.1f}% |"
                 )
                 print(lines[-1], [round(100 * one[0], 2) for one in found], flush=True)
                 write_text(RESULTS / "sampled.md", "\n".join(lines) + "\n")
