@@ -1,6 +1,7 @@
 """Would individual accounting with sampled steps gain anything? A simulation on MNIST.
 
-    python reproduction/studies/individual_sampled.py
+    python reproduction/studies/individual_sampled.py noise
+    python reproduction/studies/individual_sampled.py simulate
 
 A filter for sampled steps must be a Renyi filter at one order, fixed beforehand. In every step it
 charges every record, drawn or not, the divergence of a sampled Gaussian step with the length of the
@@ -18,8 +19,9 @@ and the same number of steps:
   all norms, this costs no more computation.
 
 Each row has the best of several learning rates, chosen on the test records, which favours all rows
-alike. The order is the one that needs the least noise; all runs share one seed. Results are in
-reproduction/results/individual/sampled.md. They are simulations, and NOT PRIVATE.
+alike. The order is the one that needs the least noise; all runs share one seed. `noise` computes
+the noise alone. Results are in reproduction/results/individual/sampled.md and sampled-noise.md.
+They are simulations, and NOT PRIVATE.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ from ownerwise.accounting.moments import log_moments
 from ownerwise.files import write_text
 
 RESULTS = Path(__file__).parents[1] / "results/individual"
-SETTINGS = ((6000, 150),)  # expected batch, steps
-EPSILONS = (0.3, 2.0)
+NOISE_SETTINGS = ((1000, 400), (6000, 150))
+SETTINGS = NOISE_SETTINGS[1:]  # expected batch, steps
+RECORDS, EPSILONS = 60_000, (0.3, 2.0)
 RATES = (10.0, 30.0)
 SHARES = {"filter, nobody retires": 1.0, "filter, 2/3": 2 / 3, "filter, 1/3": 1 / 3}
 ORDERS = 1 + np.geomspace(0.5, 400.0, 40)
@@ -133,15 +136,45 @@ def simulated(
     return accuracy, float(active.double().mean())
 
 
-def main() -> None:
+def exact_noise(epsilon: float, batch: int, steps: int) -> float:
+    """Return the noise multiplier of DP-SGD by exact accounting."""
+    owners = ow.Owners(np.zeros(RECORDS, dtype=np.int64), {0: epsilon}, DELTA)
+    plan = ow.plan(owners, steps=steps, batch_size=batch, method="uniform")
+    return float(plan.noise_multipliers[0])
+
+
+def full_batch_limit(epsilon: float) -> float:
+    """Return the limit of the GDP filter."""
+    return float(filter_limits("gdp", np.array([epsilon]), np.array([DELTA]))[0])
+
+
+def noise() -> None:
+    """Write how much noise DP-SGD, the filter and full batches need, if nobody retires."""
+    lines = [
+        "# Noise of sampled steps by exact accounting, by a Renyi filter, and of full batches\n",
+        "Standard deviation in units of the clip norm, divided by the expected batch, times 1e4.\n",
+        "| epsilon | steps | batch | sampled, exact | sampled, filter | full batch |",
+        "|---|---|---|---:|---:|---:|",
+    ]
+    for batch, steps in NOISE_SETTINGS:
+        for epsilon in EPSILONS:
+            found = (
+                exact_noise(epsilon, batch, steps) / batch,
+                least_noise(batch / RECORDS, epsilon, steps)[0] / batch,
+                math.sqrt(steps / full_batch_limit(epsilon)) / RECORDS,
+            )
+            cells = " | ".join(f"{1e4 * one:.2f}" for one in found)
+            lines.append(f"| {epsilon:g} | {steps} | {batch} | {cells} |")
+    write_text(RESULTS / "sampled-noise.md", "\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+def simulate(cache: Path) -> None:
     """Simulate all rows, and write the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--cache", type=Path, default=Path.home() / ".cache/ownerwise/individual-features.pt"
-    )
-    data = load(parser.parse_args().cache)
+    data = load(cache)
     torch.set_num_threads(1)
-    count = len(data[0][0])
+    count = RECORDS
+    assert len(data[0][0]) == count
     lines = [
         "# Individual accounting with sampled steps: a simulation\n",
         "| epsilon | batch, steps | row | noise multiplier | noise / batch, 1e-4 | "
@@ -150,28 +183,40 @@ def main() -> None:
     ]
     for batch, steps in SETTINGS:
         for epsilon in EPSILONS:
-            owners = ow.Owners(np.zeros(count, dtype=np.int64), {0: epsilon}, DELTA)
-            plan = ow.plan(owners, steps=steps, batch_size=batch, method="uniform")
             rows: dict[str, tuple[int, float, Any]] = {
-                "dp-sgd": (batch, float(plan.noise_multipliers[0]), None)
+                "dp-sgd": (batch, exact_noise(epsilon, batch, steps), None)
             }
             for name, share in SHARES.items():
-                noise, order = least_noise(batch / count, epsilon, share * steps)
-                costs = sampled_filter(batch / count, noise, epsilon, order)
-                rows[name] = batch, noise, costs if share < 1 else None
-            room = float(filter_limits("gdp", np.array([epsilon]), np.array([DELTA]))[0])
+                multiplier, order = least_noise(batch / count, epsilon, share * steps)
+                costs = sampled_filter(batch / count, multiplier, epsilon, order)
+                rows[name] = batch, multiplier, costs if share < 1 else None
+            room = full_batch_limit(epsilon)
             rows["full batch"] = count, math.sqrt(steps / room), None
-            noise = math.sqrt(FULL_SHARE * steps / room)
-            rows["full batch, filter, 2/3"] = count, noise, (room, (LENGTHS / noise) ** 2)
-            for name, (drawn, noise, filtered) in rows.items():
-                found = [simulated(data, drawn, steps, noise, r, filtered) for r in RATES]
+            multiplier = math.sqrt(FULL_SHARE * steps / room)
+            rows["full batch, filter, 2/3"] = count, multiplier, (room, (LENGTHS / multiplier) ** 2)
+            for name, (drawn, multiplier, filtered) in rows.items():
+                found = [simulated(data, drawn, steps, multiplier, r, filtered) for r in RATES]
                 accuracy, active = max(found)
                 lines.append(
-                    f"| {epsilon:g} | {batch}, {steps} | {name} | {noise:.2f} | "
-                    f"{1e4 * noise / drawn:.2f} | {100 * accuracy:.2f} | {100 * active:.1f}% |"
+                    f"| {epsilon:g} | {batch}, {steps} | {name} | {multiplier:.2f} | "
+                    f"{1e4 * multiplier / drawn:.2f} | {100 * accuracy:.2f} | {100 * active:.1f}% |"
                 )
                 print(lines[-1], [round(100 * one[0], 2) for one in found], flush=True)
                 write_text(RESULTS / "sampled.md", "\n".join(lines) + "\n")
+
+
+def main() -> None:
+    """Run one part of the study."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("part", choices=("noise", "simulate"))
+    parser.add_argument(
+        "--cache", type=Path, default=Path.home() / ".cache/ownerwise/individual-features.pt"
+    )
+    options = parser.parse_args()
+    if options.part == "noise":
+        noise()
+    else:
+        simulate(options.cache)
 
 
 if __name__ == "__main__":
