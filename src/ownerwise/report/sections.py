@@ -195,10 +195,13 @@ def _limits(comparison: Comparison) -> list[Block]:
         Columns(
             [
                 {"Assumed public": limits.assumed_public},
-                {"Released": limits.released, "Source of randomness": limits.randomness},
+                {
+                    "Released": limits.released,
+                    "Source of randomness": limits.randomness,
+                    "Choice of settings": tuning_lines(comparison.runs),
+                },
             ]
         ),
-        Text(". ".join(tuning_lines(comparison.runs)) + "."),
         Heading("Not covered, not private"),
         Bullets(limits.not_covered),
     ]
