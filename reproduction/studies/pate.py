@@ -303,8 +303,8 @@ def table() -> None:
         "ε spent (1, 2, 3) |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name in answered[0]["rows"]:
-        rows = [one["rows"][name] for one in answered]
+    for name, runs in by_row(answered).items():
+        rows = list(runs.values())
         votes, answers, student = (
             _percent([row[key] for row in rows]) for key in ("votes", "answers", "student")
         )
@@ -321,28 +321,40 @@ def table() -> None:
         "| method | test accuracy | public labels right | student |",
         "|---|---|---|---|",
     ]
-    for name in private[0]["rows"]:
-        rows = [one["rows"][name] for one in private]
-        cells = [_percent([row[key] for row in rows]) for key in ("model", "labels", "student")]
+    for name, runs in by_row(private).items():
+        cells = [
+            _percent([row[key] for row in runs.values()]) for key in ("model", "labels", "student")
+        ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines += ["", "Paired differences between students, in points, with 95% intervals:\n"]
-    lines += ["| difference | points |", "|---|---|"]
-    accuracies = {
-        name: np.array([one["rows"][name]["student"] for one in runs])
-        for runs in (answered, private)
-        for name in runs[0]["rows"]
-    }
+    lines += ["| difference | seeds | points |", "|---|---:|---|"]
+    found = by_row(answered) | by_row(private)
     for one, other in PAIRS:
-        apart = 100 * (accuracies[one] - accuracies[other])
-        half = stats.t.ppf(0.975, len(apart) - 1) * stats.sem(apart)
-        lines.append(f"| {one} − {other} | {apart.mean():+.1f} ± {half:.1f} |")
+        shared = sorted(found.get(one, {}).keys() & found.get(other, {}).keys())
+        if len(shared) > 1:
+            apart = [found[one][at]["student"] - found[other][at]["student"] for at in shared]
+            half = 100 * stats.t.ppf(0.975, len(apart) - 1) * stats.sem(apart)
+            mean = 100 * np.mean(apart)
+            lines.append(f"| {one} − {other} | {len(apart)} | {mean:+.1f} ± {half:.1f} |")
     write_text(RESULTS / "index.md", "\n".join(lines) + "\n")
 
 
-def stored(kind: str) -> list[dict[str, Any]]:
-    """Return the stored results of all seeds."""
+def stored(kind: str) -> dict[str, Any]:
+    """Return {seed: stored results}."""
     paths = sorted(RESULTS.glob(f"{kind}-*.json"))
-    return [read_json(path, mapping_of(ANYTHING), "no results") for path in paths]
+    return {
+        path.stem.rpartition("-")[2]: read_json(path, mapping_of(ANYTHING), "no results")
+        for path in paths
+    }
+
+
+def by_row(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return {row: {seed: its figures}}."""
+    rows: dict[str, dict[str, Any]] = {}
+    for seed, one in found.items():
+        for name, figures in one["rows"].items():
+            rows.setdefault(name, {})[seed] = figures
+    return rows
 
 
 def _percent(values: list[float]) -> str:
