@@ -104,6 +104,8 @@ def table(seed: int) -> str:
     """Return the results as Markdown."""
     curves, seconds = {}, []
     for name in RUNS:
+        if not path_of(name, seed).exists():
+            continue
         stored = read_json(path_of(name, seed), mapping_of(ANYTHING), "no results")
         curves[name] = {point["step"]: point for point in stored["curve"]}
         seconds.append(stored["seconds"])
@@ -119,6 +121,8 @@ def table(seed: int) -> str:
         "|---|---:|---:|",
     ]
     for row, (name, step) in rows.items():
+        if step not in curves.get(name, {}):
+            continue
         point = curves[name][step]
         lines.append(f"| {row} | {100 * point['accuracy']:.2f} | {_shares(point)} |")
     lines += [
@@ -128,11 +132,11 @@ def table(seed: int) -> str:
         "",
         "Accuracy in percent / active records (NOT PRIVATE) after some steps:",
         "",
-        "| step | " + " | ".join(RUNS) + " |",
-        "|---:|" + "---:|" * len(RUNS),
+        "| step | " + " | ".join(curves) + " |",
+        "|---:|" + "---:|" * len(curves),
     ]
-    for step in curves["0.3"]:
-        cells = (curves[name][step] for name in RUNS)
+    for step in range(EVERY, 1 + min(max(curve) for curve in curves.values()), EVERY):
+        cells = (curve[step] for curve in curves.values())
         shown = " | ".join(f"{100 * one['accuracy']:.1f} / {_shares(one)}" for one in cells)
         lines.append(f"| {step} | {shown} |")
     return "\n".join(lines)
