@@ -105,13 +105,6 @@ def test_a_crafted_record_cannot_retire_another_by_the_last_bit():
         np.testing.assert_array_equal(other, spends[0])
 
 
-def test_audits_that_assume_canaries_stay_active_are_refused():
-    with pytest.raises(ow.OwnerwiseError, match="retire"):
-        ow.audit.conformance(make_plan(), canaries=20)
-    with pytest.raises(ow.OwnerwiseError, match="retire"):
-        ow.audit.one_run(None, make_plan(), canaries=20)
-
-
 def test_an_attack_is_capped_by_the_budget():
     plan = make_plan()
     for owner in (0, 1):

@@ -41,8 +41,8 @@ def curves():
 
 @pytest.mark.parametrize(
     ("guesses", "bound"),
-    [((1000, 100, 90), 1.6261), ((1000, 100, 100), 3.4654), ((1000, 1000, 700), 0.7317),
-     ((5000, 500, 450), 1.9414)],
+    [((1000, 100, 90), 1.6261), ((1000, 100, 98), 2.7110), ((1000, 100, 99), 3.0034),
+     ((1000, 100, 100), 3.4654), ((1000, 1000, 700), 0.7317), ((5000, 500, 450), 1.9414)],
 )  # fmt: skip
 def test_the_theorem_gives_known_bounds(guesses, bound):
     assert theorem(Guesses(*guesses), DELTA, 0.05) == pytest.approx(bound, abs=1e-3)

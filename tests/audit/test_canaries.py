@@ -92,7 +92,9 @@ def silent(monkeypatch):
     """Remove the noise from the step."""
     monkeypatch.setattr(
         Noise, "gaussian",
-        lambda self, step, sums, std, grid, factor=1.0, like=None: [s * factor for s in sums],
+        lambda self, step, sums, std, grid, factor=1.0, like=None: [
+            (total * factor).to(part) for total, part in zip(sums, like, strict=True)
+        ],
     )  # fmt: skip
 
 
@@ -108,6 +110,21 @@ def test_without_noise_the_sums_are_exactly_what_the_plan_says(name, weights, si
     if weights is None:
         full = seen.drawn * canaries.clip_norm
         np.testing.assert_allclose(seen.expected, full, rtol=2e-3)
+
+
+@pytest.mark.parametrize("unit", ["record", "owner"])
+def test_canaries_retire_when_their_budget_is_used_up(unit, silent):
+    """With individual accounting, they are always clipped; the scores leave out what follows."""
+    each = 1 if unit == "record" else 3
+    settings = {"method": "individual", "unit": unit, "steps": 6, "clipped_steps": 4}
+    plan = ow.plan(owners(each), **settings)
+    canaries = Canaries.of(plan, 40, stream(1), alone=True)
+    canaries.plan.verify()
+    assert np.array_equal(canaries.paid[:, 0], [1, 1, 1, 1, 0, 0])
+    seen = observe(canaries, Training(), stream(1))
+    np.testing.assert_allclose(seen.sums, seen.expected, atol=2e-4 * canaries.clip_norm.max())
+    whole = 4 * canaries.clip_norm * canaries.included
+    np.testing.assert_allclose(seen.scores, whole, rtol=2e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, None])

@@ -83,6 +83,17 @@ def test_rate_constraints_and_steered_sampling_are_audited():
     assert audit.passed
 
 
+@pytest.mark.parametrize("options", [{}, {"filter": "rdp", "clip_to_remaining": True}])
+def test_individual_accounting_is_audited(options):
+    people = ow.Owners(None, np.resize((1.0, 8.0), PEOPLE), 1e-5)
+    plan = ow.plan(people, method="individual", steps=6, clipped_steps=4, **options)
+    alone = ow.audit.one_run(None, plan, canaries=600, stream=stream())
+    beside = ow.audit.one_run(nn.Linear(40, 3), plan, data(), canaries=600, stream=stream())
+    for audit in (alone, beside):
+        assert audit.passed, audit.describe()
+        assert max(audit.groups[1].bounds.values()) > 0.5
+
+
 def test_records_of_ones_own_as_black_box_canaries():
     records = torch.zeros(40, 40), torch.zeros(40, dtype=torch.long)
     audit = ow.audit.one_run(
@@ -210,6 +221,9 @@ def test_lower_bounds_are_sound(method, weights):
 @pytest.mark.long
 @pytest.mark.parametrize(("epsilon", "median"), [(2.0, 0.65), (4.0, 1.54), (8.0, 3.0)])
 def test_lower_bounds_are_as_strong_as_those_of_an_ideal_attack(epsilon, median):
+    """At epsilon 8, the bound jumps from 2.71 (98 of 100 right) to 3.00 (99), the true median:
+    an ideal attack has at most 98 right with probability 0.47, so 200 runs may say 2.71 as well.
+    """
     plan = planned((epsilon,), steps=1, batch_size=PEOPLE)
     found = [
         ow.audit.one_run(None, plan, stream=stream(seed)).groups[0].bounds["any mechanism"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from ownerwise.audit import load_audits
 from ownerwise.runs import Run
 from ownerwise.step import read_account
 from tools import training_tools as tools
@@ -75,3 +76,9 @@ def test_the_command_line(tmp_path):
     assert run.updates == run.steps_spent == 12
     assert run.config["processes"] == 2
     assert done.stdout.count("validation accuracy") == 1
+    audited = torchrun("-m", "ownerwise", "audit", str(tmp_path / "run"), "--canaries", "80")
+    (audit,) = load_audits(tmp_path / "run")
+    assert audit.passed
+    assert audit.compared > 20
+    assert audited.stdout.count("white-box, on 80 canaries, 12 steps") == 1
+    assert "## Audit" in (tmp_path / "run" / "CARD.md").read_text()

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from ownerwise.gradients import Chain, Refused
+from ownerwise.gradients import Chain, Refused, Segments, Tape
+from ownerwise.gradients.precision import HUGE
 from tools.record_loop import assert_equal, loop, wavy
 
 ACTIVATIONS = [nn.ReLU, nn.Tanh, nn.Sigmoid]
@@ -92,6 +93,46 @@ def test_a_record_that_is_not_finite_contributes_exactly_zero():
         strict=True,
     ):
         torch.testing.assert_close(whole, part)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e20, 2 * HUGE])
+@pytest.mark.parametrize("sizes", [None, [2, 3], [1, 4]])
+def test_the_gradients_know_whether_all_norms_are_finite(bad, sizes):
+    """The clipping rule receives finite norms only; a huge input counts as not finite."""
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(5, 3)
+    segments = None if sizes is None else Segments(torch.tensor(sizes))
+
+    def both(x):
+        with Tape(model) as tape:
+            outputs = model(x)
+        chain = Chain.of(model, x)
+        return tape.backward(wavy(outputs), segments), chain.backward(
+            wavy(chain.forward(x)), segments
+        )
+
+    assert all(records.finite and torch.isfinite(records.norms).all() for records in both(x))
+    x[4, 1] = bad
+    for records in both(x):
+        assert records.finite == bool(torch.isfinite(records.norms).all())
+        assert not records.finite or sizes is not None  # formed gradients may be huge
+
+
+def test_norms_of_hundreds_of_layers_are_finite():
+    """Their sum could overflow where every layer's own norm does not."""
+    layers = [nn.Linear(1, 1, dtype=torch.float32) for _ in range(400)]
+    x = torch.randn(4, 1, dtype=torch.float32)
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.fill_(1)
+            layer.bias.zero_()
+    x[2] = 9.9e8
+
+    def loss(outputs):
+        return outputs[:, 0] * torch.tensor([1.0, 1.0, 9.9e8, 1.0], dtype=torch.float32)
+
+    records = run(nn.Sequential(*layers), x, loss)
+    assert torch.isfinite(records.norms).tolist() == [True, True, False, True]
+    assert not records.finite
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 129, 130, 251])

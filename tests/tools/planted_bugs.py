@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+import torch
 
 import ownerwise as ow
 from ownerwise.batches.sampler import PoissonSampler
+from ownerwise.mechanisms import IndividualFilter
 from ownerwise.mechanisms.ino import INO
+from ownerwise.processes import Processes
 from ownerwise.randomness import Noise
 from ownerwise.step import clipped_sums
 from ownerwise.step.clipped_sums import ClippedSums
@@ -27,7 +33,9 @@ def make_plan(unit: str = "record", **options) -> ow.Plan:
     budgets = {int(name): (1.0, LAX)[name % 2] for name in names}
     each = 3 if unit == "owner" else 1
     owners = ow.Owners(np.repeat(names, each), budgets, 1e-5)
-    return ow.plan(owners, unit=unit, steps=STEPS, batch_size=200, **options)
+    if options.get("method") != "individual":  # which uses all records in every step
+        options["batch_size"] = 200
+    return ow.plan(owners, unit=unit, steps=STEPS, **options)
 
 
 def noise_halved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +144,76 @@ def rows_of_an_owner_clipped_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(clipped_sums, "place", place)
 
 
+def retired_records_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filter charges records, but admits them all."""
+    real = IndividualFilter.admit
+
+    def admit(self, members, lengths):
+        return np.ones_like(real(self, members, lengths))
+
+    monkeypatch.setattr(IndividualFilter, "admit", admit)
+
+
+def noise_by_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process adds noise of its own before the sums are added."""
+    real = Noise.gaussian
+
+    def gaussian(self, step, sums, std, *further):
+        return real(self, step, sums, std * math.sqrt(Processes.here().count), *further)
+
+    monkeypatch.setattr(Noise, "gaussian", gaussian)
+
+
+def noise_by_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process expects another one to add the noise."""
+    real = Noise.gaussian
+
+    def gaussian(self, step, sums, std, grid, factor=1.0, like=None):
+        noised = real(self, step, sums, std, grid, factor, like)
+        if not Processes.here().several:
+            return noised
+        return [total.to(part) * factor for total, part in zip(sums, noised, strict=True)]
+
+    monkeypatch.setattr(Noise, "gaussian", gaussian)
+
+
+def share_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums of the last of several processes are lost."""
+    _exchange(monkeypatch, lambda processes: not 0 < processes.rank == processes.count - 1)
+
+
+def mean_instead_of_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes' sums are averaged, as gradients are in plain training."""
+    _exchange(monkeypatch, lambda processes: 1 / processes.count)
+
+
+def _exchange(monkeypatch: pytest.MonkeyPatch, factor: Callable[[Processes], float]) -> None:
+    """Multiply what each process sends by a factor."""
+    real = Processes.summed
+
+    def summed(self, work, like, dtype=torch.float64):
+        return real(self, lambda: [part * factor(self) for part in work()], like, dtype)
+
+    monkeypatch.setattr(Processes, "summed", summed)
+
+
+def weights_of_each_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process weights its own share of the batch as if it were the whole batch."""
+    real = ClippedSums._weights_of
+
+    def weights_of(self, batch, losses):
+        if (share := batch.share) is None:
+            return real(self, batch, losses)
+        weights = np.zeros(len(share))
+        for rank in range(share.processes.count):
+            own, owners = share.of == rank, share.owner_index[share.of == rank]
+            clip_norms = self.plan.clip_norms[owners]
+            weights[own] = self.weights.weights(losses[own], clip_norms, owners)
+        return weights
+
+    monkeypatch.setattr(ClippedSums, "_weights_of", weights_of)
+
+
 BUGS = {
     noise_halved: ({}, {}),
     clip_ignored_for_a_group: ({}, {}),
@@ -146,5 +224,15 @@ BUGS = {
     batches_of_fixed_size: ({"method": "uniform"}, {}),
     same_batch_twice: ({}, {}),
     rows_of_an_owner_clipped_one_by_one: ({"unit": "owner"}, {}),
+    retired_records_take_part: ({"method": "individual", "clipped_steps": 30}, {}),
 }
 """Each bug with the plan's options, and the step's."""
+
+BUGS_OF_PROCESSES = {
+    noise_by_every_process: {},
+    noise_by_no_process: {},
+    share_dropped: {},
+    mean_instead_of_sum: {},
+    weights_of_each_share: {"weights": INO()},
+}
+"""Bugs that show in several processes only, each with the step's options."""

@@ -77,12 +77,6 @@ class Canaries:
             ordered: whether the step weights records by their losses. Then each group is split in
                 two: canaries with the largest losses, which keep weight 1, and the others.
         """
-        if plan.filter is not None:
-            raise OwnerwiseError(
-                "the plan has individual accounting, under which canaries would retire after a few "
-                "steps: audit a plan with another method, or attack trained models "
-                "(audit.membership)"
-            )
         classes = class_members(plan.targets, plan.deltas)
         if len(classes) > MOST_BUDGETS:
             chosen = np.linspace(0, len(classes) - 1, MOST_BUDGETS).round().astype(int)
@@ -153,6 +147,23 @@ class Canaries:
     def slope(self) -> np.ndarray:
         """Norm of the gradient of each canary's rows in its own direction."""
         return (STRENGTH if self.records is None else 0.0) * self.clip_norm
+
+    @property
+    def paid(self) -> np.ndarray:
+        """The part of its clip norm that a canary's budget pays for, [steps, canaries].
+
+        It is 1, except with individual accounting: canaries are always clipped, so they retire
+        after `plan.clipped_steps`.
+        """
+        plan, steps = self.plan, np.arange(self.plan.steps)[:, None]
+        if plan.clipped_steps is None or plan.filter_limits is None:
+            return np.ones((plan.steps, len(self)))
+        whole = plan.clipped_steps[self.owner]
+        last = np.zeros(len(self))
+        if plan.clip_to_remaining:
+            budget = plan.filter_limits * plan.noise_multipliers**2
+            last = np.sqrt(budget[self.owner] - whole)
+        return (steps < whole) + (steps == whole) * last
 
     def members(self, group: int) -> np.ndarray:
         """Return the canaries of a group."""

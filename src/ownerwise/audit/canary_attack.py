@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ownerwise.audit.alike import begin_alike
 from ownerwise.audit.bounds import GUESSES, by_curve, gaussian_estimate, guess, theorem
 from ownerwise.audit.canaries import Canaries
 from ownerwise.audit.observation import MakeOptimizer, Observations, Training, observe
@@ -19,10 +20,11 @@ from ownerwise.audit.plan_comparison import judged
 from ownerwise.audit.rates import auc
 from ownerwise.audit.results import Audit, GroupAudit
 from ownerwise.audit.trade_off import TradeOff
-from ownerwise.batches import arrays_of
+from ownerwise.batches import arrays_of, shared_rows
 from ownerwise.errors import OwnerwiseError, known_names
 from ownerwise.mechanisms import ClippingRule, Loss, Release, Weights
 from ownerwise.planning import Plan
+from ownerwise.processes import Processes
 from ownerwise.randomness import SecretStream
 from ownerwise.randomness.noise import standard_normal
 
@@ -63,6 +65,9 @@ def one_run(
     each canary has a gradient of its own: no attacker can do much better. Black-box ("loss", "loss
     difference"), the canaries are ordinary records, and the attacker sees only the trained model.
 
+    Several processes (torch.distributed) make one audit together, and all of them return the same
+    result: call it in each, with the same arguments.
+
     With a model, the audit is NOT private: its training uses all records once more, and no budget
     pays for it. With `model=None`, the canaries train alone, and no record takes part.
 
@@ -88,24 +93,35 @@ def one_run(
             misses its value.
         stream: the source of randomness; by default a new private stream.
     """
-    if attack not in ATTACKS:
-        raise OwnerwiseError(f"attack is {attack!r}; {known_names(attack, ATTACKS)}")
-    if attack != "white-box" and model is None:
-        raise OwnerwiseError(f"attack {attack!r} needs a model and its data")
-    if not 0 < guesses <= 1 or not 0 < failure < 1:
-        raise OwnerwiseError(
-            f"guesses={guesses:g} and failure={failure:g}: expected fractions between 0 and 1"
-        )
+    processes = Processes.here()
     stream = SecretStream() if stream is None else stream
     if model is not None and loss is None:
         loss = functional.cross_entropy
-    training = Training(model, data, loss, optimizer, weights, clipping, release)
-    ordered = weights is not None and attack == "white-box"
-    made = Canaries.of(plan, canaries, stream, alone=training.alone, ordered=ordered)
-    if attack != "white-box":
+
+    def checked() -> Training:
+        if problems := list(_problems(model, attack, guesses, failure)):
+            raise OwnerwiseError(problems)
+        return Training(model, data, loss, optimizer, weights, clipping, release)
+
+    training = processes.together(checked)
+    settings = {
+        "model": training.alone, "canaries": canaries, "attack": attack, "guesses": guesses,
+        "failure": failure, "canary_records": canary_records,
+    }  # fmt: skip
+    begin_alike(processes, plan, stream, settings)
+
+    def of_plan() -> Canaries:
+        ordered = weights is not None and attack == "white-box"
+        found = Canaries.of(plan, canaries, stream, alone=training.alone, ordered=ordered)
+        if attack == "white-box":
+            return found
         records = canary_records
         records = _random_records(data, canaries, stream) if records is None else records
-        made = made.with_records(records)
+        return found.with_records(records)
+
+    made = processes.together(of_plan)
+    if not training.alone:
+        shared_rows(processes, data, plan)
     seen = observe(made, training, stream)
     groups = audited_groups(seen, ATTACKS[attack](seen), guesses, failure)
     compared = judged(seen, training) if attack == "white-box" else None
@@ -119,6 +135,18 @@ def one_run(
         compared=0 if compared is None else len(compared.checks),
         private=training.alone,
     )
+
+
+def _problems(
+    model: nn.Module | None, attack: str, guesses: float, failure: float
+) -> Iterator[str]:
+    """Yield what is wrong with the arguments."""
+    if attack not in ATTACKS:
+        yield f"attack is {attack!r}; {known_names(attack, ATTACKS)}"
+    elif attack != "white-box" and model is None:
+        yield f"attack {attack!r} needs a model and its data"
+    if not 0 < guesses <= 1 or not 0 < failure < 1:
+        yield f"guesses={guesses:g} and failure={failure:g}: expected fractions between 0 and 1"
 
 
 def audited_groups(

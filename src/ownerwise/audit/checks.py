@@ -66,6 +66,9 @@ def _of_group(seen: Observations, members: np.ndarray) -> Iterator[Check]:
         residuals = (seen.sums[:, inside] - expected) / seen.noise_std[:, None]
         yield _signal(seen, inside)
         yield _variance("signal: variance around the plan's", residuals)
+        retired = seen.canaries.paid[:, inside] == 0
+        if retired.any():
+            yield _mean("what canaries add after they have retired", residuals[retired])
     else:
         yield _largest_signal(seen, inside)
     if min(len(inside), len(outside)) >= _FEWEST and _predictable(seen):
@@ -252,7 +255,8 @@ def _largest_cosine(name: str, vectors: np.ndarray) -> Check:
     """Test the largest |cosine| of any two vectors; for independent normal vectors it is known."""
     vectors = vectors[:_MOST_VECTORS]
     count, size = vectors.shape
-    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    units = vectors / np.where(lengths > 0, lengths, 1.0)  # without noise, all are 0
     gram = np.abs(units @ units.T)
     np.fill_diagonal(gram, 0.0)
     largest = float(min(1.0, gram.max()))

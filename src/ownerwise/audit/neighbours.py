@@ -1,17 +1,16 @@
 """The step on neighbouring batches: how much one canary really changes what leaves the step.
 
-Two steps with the same parameters, the same fixed seed and thus the same noise take the same batch,
-once with and once without one of its canaries (with owner sampling, without all of its rows). What
-the two updates differ by, times the public divisor, is what that canary contributed. The plan
-promises that its length is at most the owner's clip norm. This finds bugs that no score shows: a
-divisor that depends on the batch, weights that let one record displace another, and rows of an
-owner that are clipped one by one.
+Two steps with the same parameters and spends, the same fixed seed and thus the same noise take the
+same batch, once with and once without one of its canaries (with owner sampling, without all of its
+rows). What the two updates differ by, times the public divisor, is what that canary contributed.
+The plan promises that its length is at most the owner's clip norm. This finds bugs that no score
+shows: a divisor that depends on the batch, weights that let one record displace another, and rows
+of an owner that are clipped one by one.
 """
 
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,7 +18,6 @@ import torch
 from ownerwise.audit.canaries import Canaries
 from ownerwise.audit.checks import Check
 from ownerwise.audit.observation import AuditedRun, Training
-from ownerwise.batches import Batch, take
 from ownerwise.randomness import SecretStream
 
 _REMOVALS = 24
@@ -47,7 +45,7 @@ def sensitivity(canaries: Canaries, training: Training, seed: int) -> list[Check
     found = dict(largest)
     choices = np.random.default_rng(seed)
     for _, batch in zip(range(_REMOVALS), first.batches(), strict=False):
-        owners, _ = batch.elements()
+        owners = batch.all_owners()
         drawn = owners - int(canaries.owner[0])
         shares = np.array([found[int(group)] for group in canaries.group[drawn]])
         smaller = batch
@@ -55,7 +53,9 @@ def sensitivity(canaries: Canaries, training: Training, seed: int) -> list[Check
         if len(drawn):  # a canary of a group that was removed least often
             rarest = np.flatnonzero(shares == shares.min())
             removed = int(drawn[choices.choice(rarest)])
-            smaller = without(batch, int(canaries.owner[removed]))
+            smaller = batch.kept(owners != canaries.owner[removed])
+        if first.step.filter is not None and second.step.filter is not None:
+            second.step.filter.load(first.step.filter.spent)
         with torch.no_grad():
             second.block.weight.copy_(first.block.weight)
         change = first.take(batch) - second.take(smaller)
@@ -75,14 +75,3 @@ def sensitivity(canaries: Canaries, training: Training, seed: int) -> list[Check
         for group in largest
         if found[group]
     ]
-
-
-def without(batch: Batch, owner: int) -> Batch:
-    """Return a batch without the rows of an owner."""
-    kept = np.flatnonzero(batch.owner_index != owner)
-    return replace(
-        batch,
-        indices=batch.indices[kept],
-        owner_index=batch.owner_index[kept],
-        data=take(batch.data, kept.tolist()),
-    )

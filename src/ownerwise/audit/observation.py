@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ownerwise.audit.alike import refuse_unlike_sums
 from ownerwise.audit.canaries import Canaries
 from ownerwise.audit.network import (
     AuditedData,
@@ -26,8 +27,9 @@ from ownerwise.audit.network import (
 from ownerwise.batches import Batch, PoissonBatches
 from ownerwise.errors import OwnerwiseError
 from ownerwise.mechanisms import ClippingRule, Loss, Release, Weights, per_record
+from ownerwise.processes import Processes
 from ownerwise.randomness import SecretStream
-from ownerwise.step import PrivateStep
+from ownerwise.step import PrivateStep, unwrapped, wrapper_problems
 
 MakeOptimizer = Callable[..., Optimizer]
 
@@ -95,9 +97,12 @@ class Observations:
 
     @property
     def scores(self) -> np.ndarray:
-        """One score per canary: the sum of its projections, weighted by each step's precision."""
+        """One score per canary: the sum of its projections, weighted by each step's precision.
+
+        Steps after a canary has retired (individual accounting) would add nothing but noise.
+        """
         weights = (self.noise_std.min() / self.noise_std) ** 2
-        return weights @ self.sums
+        return weights @ (self.canaries.paid * self.sums)
 
 
 class AuditedRun:
@@ -116,6 +121,7 @@ class AuditedRun:
         assert plan.owners is not None
         assert plan.owners.record_owner_index is not None
         self.records = len(plan.owners.record_owner_index) - len(canaries.row_canary)
+        self.processes = Processes.here()
         own, release = None, training.release
         self._own_loss = training.loss
         if training.model is None or training.loss is None:
@@ -125,8 +131,11 @@ class AuditedRun:
             loss: Loss = _loss_alone
         else:
             make = _plain_sgd if training.optimizer is None else training.optimizer
-            self.model = AuditedModel(copy.deepcopy(training.model), block)
-            own = make(self.model.model.parameters())
+            model = copy.deepcopy(unwrapped(training.model))
+            own = make(model.parameters())
+            if problems := list(wrapper_problems(model, own, self.processes)):
+                raise OwnerwiseError(problems)
+            self.model = AuditedModel(model, block)
             self.data = AuditedData(training.data, canaries, self.records)
             plain = training.loss if release is None else release.penalised(training.loss)
             loss = AuditedLoss(plain)
@@ -158,8 +167,8 @@ class AuditedRun:
         return ((before - self.block.values()) * factor).numpy()
 
     def drawn(self, batch: Batch) -> np.ndarray:
-        """Return how many elements of each canary a batch contains."""
-        owners, _ = batch.elements()
+        """Return how many elements of each canary the whole batch contains."""
+        owners = batch.all_owners()
         first = int(self.canaries.owner[0])
         return np.bincount(owners[owners >= first] - first, minlength=len(self.canaries))
 
@@ -172,6 +181,7 @@ class AuditedRun:
             if not self.alone:
                 return np.full(len(drawn), np.nan)
             weight = self._weights(batch)
+        weight = weight * self.canaries.paid[batch.step]
         return weight * drawn * self.canaries.clip_norm / (1 + self.step.slack)
 
     def losses(self) -> np.ndarray | None:
@@ -190,7 +200,7 @@ class AuditedRun:
     def _weights(self, batch: Batch) -> np.ndarray:
         """Return each drawn canary's weight, recomputed from the canaries' levels."""
         assert self.step.weights is not None
-        owners, _ = batch.elements()
+        owners = batch.all_owners()
         weight = np.zeros(len(self.canaries))
         if len(owners):
             level = (
@@ -202,7 +212,10 @@ class AuditedRun:
 
 
 def observe(canaries: Canaries, training: Training, stream: SecretStream) -> Observations:
-    """Train once and return what can be seen of the canaries; see `AuditedRun`."""
+    """Train once and return what can be seen of the canaries; see `AuditedRun`.
+
+    Several processes that train together see the same, bit for bit.
+    """
     run = AuditedRun(canaries, training, stream)
     before = run.losses()
     steps, count = canaries.plan.steps, len(canaries)
@@ -212,6 +225,7 @@ def observe(canaries: Canaries, training: Training, stream: SecretStream) -> Obs
         drawn[at] = run.drawn(batch)
         expected[at] = run.expected(batch, drawn[at])
         sums[at] = run.take(batch)
+    refuse_unlike_sums(run.processes, sums)
     noise_std = np.array([canaries.plan.noise_std_at(step) for step in range(steps)])
     after = run.losses()
     losses = None if before is None or after is None else np.stack([before, after])

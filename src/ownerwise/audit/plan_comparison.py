@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ownerwise.audit.alike import begin_alike
 from ownerwise.audit.canaries import Canaries
 from ownerwise.audit.checks import Check, checks
 from ownerwise.audit.neighbours import sensitivity
 from ownerwise.audit.observation import Observations, Training, observe
 from ownerwise.mechanisms import ClippingRule, Weights
 from ownerwise.planning import Plan
+from ownerwise.processes import Processes
 from ownerwise.randomness import SecretStream
 
 FALSE_ALARMS = 1e-3
@@ -74,6 +76,9 @@ def conformance(
     independence of the noise; the scores of an attacker; and, on neighbouring batches, how much one
     canary changes what leaves the step. No record of any owner takes part.
 
+    Several processes (torch.distributed) compare one run with its plan together, and all of them
+    return the same result: call it in each, with the same arguments.
+
     Args:
         plan: the plan, with owners.
         weights, clipping: as for `PrivateStep`.
@@ -89,6 +94,8 @@ def conformance(
     """
     stream = SecretStream() if stream is None else stream
     training = Training(weights=weights, clipping=clipping)
+    settings = {"canaries": canaries, "false_alarms": false_alarms}
+    begin_alike(Processes.here(), plan, stream, settings)
     made = Canaries.of(plan, canaries, stream, alone=True, ordered=weights is not None)
     seen = observe(made, training, stream)
     return judged(seen, training, false_alarms)

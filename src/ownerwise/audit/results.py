@@ -23,6 +23,7 @@ from ownerwise.files import (
     read_json,
     write_json,
 )
+from ownerwise.processes import Processes
 from ownerwise.wording import down, up
 
 FILE = "audit.json"
@@ -187,8 +188,13 @@ class Audit:
         return [*self.warnings, *found, *failed]
 
     def save(self, folder: str | PathLike) -> Path:
-        """Add this audit to a run folder; it replaces an earlier one with the same attack."""
+        """Add this audit to a run folder; it replaces an earlier one with the same attack.
+
+        If several processes make the audit, the first one writes it.
+        """
         path = Path(folder) / FILE
+        if not Processes.here().first:
+            return path
         others = [audit for audit in load_audits(folder) if audit.attack != self.attack]
         audits = [asdict(audit) for audit in (*others, self)]
         write_json(path, {"format": _FORMAT, "audits": audits})

@@ -108,6 +108,10 @@ class Batch:
         """Return the owner of each element (record, or drawn owner), and its number of rows."""
         return _elements(self.owner_index, self.by_owner)
 
+    def all_owners(self) -> np.ndarray:
+        """Return the owner of each element of the whole batch, of all processes."""
+        return self.elements()[0] if self.share is None else self.share.owner_index
+
     def count_elements(self) -> int:
         """Return the number of elements in the whole batch, of all processes."""
         return len(self.elements()[0]) if self.share is None else len(self.share)

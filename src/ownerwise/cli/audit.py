@@ -13,6 +13,7 @@ from ownerwise.errors import OwnerwiseError, printable
 
 if TYPE_CHECKING:
     from ownerwise.audit import Audit
+    from ownerwise.processes import Processes
     from ownerwise.registry import Registry
     from ownerwise.runs import Run
 
@@ -46,20 +47,34 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from ownerwise.processes import joined
+
+    with joined(None) as processes:
+        run = processes.on_first(lambda: _stored(options.target))
+        if run is None:
+            audit, run = _audit_model(options, processes)
+        else:
+            audit = _audit_plan(run, options)
+        processes.together(lambda: _told(audit, run) if processes.first else None)
+
+
+def _stored(target: Path) -> Run | None:
+    """Return the run in a folder; None for a configuration."""
     from ownerwise.audit import load_audits
     from ownerwise.runs import Run
 
-    if options.target.is_dir():
-        run = Run.load(options.target)
-        load_audits(options.target)  # refuses a damaged file before the work is done
-        audit = _audit_plan(run, options)
-        audit.save(options.target)
-    else:
-        audit, folder = _audit_model(options)
-        run = None
-        if folder is not None:
-            audit.save(folder)
-            run = Run.load(folder)
+    if not target.is_dir():
+        return None
+    run = Run.load(target)
+    load_audits(target)  # refuses a damaged file before the work is done
+    return run
+
+
+def _told(audit: Audit, run: Run | None) -> None:
+    """Store the result in the run folder if there is one, and print it; raise what it found."""
+    if run is not None:
+        assert run.folder is not None
+        audit.save(run.folder)
     for line in audit.describe().splitlines():
         print(printable(line))
     if run is not None:
@@ -112,15 +127,17 @@ def _made_again(registry: Registry[Any], settings: Mapping[str, Any] | None) -> 
     return registry.make({**options, "name": name})
 
 
-def _audit_model(options: argparse.Namespace) -> tuple[Audit, Path | None]:
-    """Audit the model of a configuration; return the result, and the run folder if there is one."""
+def _audit_model(options: argparse.Namespace, processes: Processes) -> tuple[Audit, Run | None]:
+    """Audit the model of a configuration; return the result, and its run if there is one."""
     from ownerwise.audit import one_run
     from ownerwise.config import prepare_run
     from ownerwise.mechanisms import plain_loss
-    from ownerwise.runs import holds_a_run
+    from ownerwise.runs import Run, holds_a_run
 
     config = read(options.target, options.changes)
-    prepared = prepare_run(config, data_dir=options.data_dir, resume=True, progress=False)
+    prepared = processes.together(
+        lambda: prepare_run(config, data_dir=options.data_dir, resume=True, progress=False)
+    )
     trainer = prepared.trainer
     audit = one_run(
         trainer.model,
@@ -136,4 +153,5 @@ def _audit_model(options: argparse.Namespace) -> tuple[Audit, Path | None]:
         clipping=trainer.clipping,
         release=trainer.constraints,
     )
-    return audit, prepared.folder if holds_a_run(prepared.folder) else None
+    folder = prepared.folder
+    return audit, processes.on_first(lambda: Run.load(folder) if holds_a_run(folder) else None)

@@ -24,7 +24,14 @@ from ownerwise.gradients.contributions import sum_of_outer_products, sums_in_flo
 from ownerwise.gradients.contributions.blocks import weighted_sum_of_rows
 from ownerwise.gradients.contributions.grams import HIDDEN_ROUNDINGS, gram, squares_from_grams
 from ownerwise.gradients.contributions.outer import GRAM
-from ownerwise.gradients.precision import autocasts, full_precision, masked, row_norms, without_huge
+from ownerwise.gradients.precision import (
+    HUGE,
+    autocasts,
+    full_precision,
+    masked,
+    row_norms,
+    without_huge,
+)
 from ownerwise.gradients.segments import Bucket, Segments
 from ownerwise.torch_internals import aten, has_any_global_hook
 
@@ -38,6 +45,7 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[.
 }
 _relu_backward = aten.threshold_backward.default
 
+_MOST_LAYERS = 300  # whose squared norms, each at most HUGE^4, do not overflow float32
 _MOST_HELD = 1 << 22  # numbers in the gradients of segments that are formed at once
 
 # a layer's weight, bias, output gradient and input
@@ -126,25 +134,25 @@ class Chain:
             send_back(self._model, losses, weights, self._parameters, keep=False, also=also)
         gradient = torch.zeros_like(outputs) if outputs.grad is None else outputs.grad
         uses: list[LayerUse] = []
-        trained = [any(map(_trains, layer._parameters.values())) for layer in self._layers]
-        first = trained.index(True)
-        for number in range(len(self._layers) - 1, first - 1, -1):
-            layer, kept = self._layers[number], self._kept[number]
-            if isinstance(layer, nn.Linear):
-                weight, bias = layer._parameters["weight"], layer._parameters["bias"]
-                assert weight is not None
-                uses.append((weight, bias, gradient, kept))
-                if number > first:
-                    gradient = gradient.mm(weight.detach())
-            else:
-                gradient = _ACTIVATIONS[type(layer)][1](gradient, kept)
-        self._kept, self._outputs = [], None
-        with full_precision(gradient.device):
-            return ChainGradients(self._parameters, uses, segments)
+        first = next(i for i, layer in enumerate(self._layers) if _trains_any(layer))
+        with torch.no_grad():
+            for number in range(len(self._layers) - 1, first - 1, -1):
+                layer, kept = self._layers[number], self._kept[number]
+                if isinstance(layer, nn.Linear):
+                    weight, bias = layer._parameters["weight"], layer._parameters["bias"]
+                    assert weight is not None
+                    uses.append((weight, bias, gradient, kept))
+                    if number > first:
+                        gradient = gradient.mm(weight)
+                else:
+                    gradient = _ACTIVATIONS[type(layer)][1](gradient, kept)
+            self._kept, self._outputs = [], None
+            with full_precision(gradient.device):
+                return ChainGradients(self._parameters, uses, segments)
 
 
 class ChainGradients:
-    """The per-record gradients of a chain, with the methods of `PerRecordGradients`."""
+    """The per-record gradients of a chain, with the members of `PerRecordGradients`."""
 
     def __init__(
         self,
@@ -156,38 +164,47 @@ class ChainGradients:
         self._uses = uses
         self._segments = segments
         self._held: list[Held] = []  # the gradients of segments, if formed
-        norms = self._norms_of_rows() if segments is None else self._norms_of(segments)
-        if not math.isfinite(float(norms.sum())):  # a single call in the common case
+        norms, self.finite = self._norms_of_rows() if segments is None else self._norms_of(segments)
+        if not self.finite:
             bad = ~torch.isfinite(norms)
             self._held = [(w, b, masked(held, bad)) for w, b, held in self._held]
             bad = bad if segments is None else segments.expand(bad)
             self._uses = [(w, b, masked(g, bad), masked(a, bad)) for w, b, g, a in uses]
         self.norms = norms
 
-    def _norms_of_rows(self) -> Tensor:
+    def _norms_of_rows(self) -> tuple[Tensor, bool]:
+        """Return the norms of rows, and whether all of them are finite."""
         uses = self._uses
-        # |g_i|^2 is the sum over the layers of |d_i|^2 (|a_i|^2 + 1). `squares` is |d_i|^2. `sizes`
-        # becomes |a_i|^2 + 1, without |a_i|^2 if the weight is frozen, and without 1 if the bias is
-        # frozen or absent.
+        # |g_i|^2 is the sum over the layers of |d_i|^2 (|a_i|^2 + 1). `squares` is |d_i|^2, and
+        # `sizes` is |a_i|^2, or 0 if the weight is frozen. The 1 stands for the bias.
         gradients = [row_norms(gradient) for _, _, gradient, _ in uses]
         lengths = torch.stack(gradients + [row_norms(inputs) for _, _, _, inputs in uses])
         squares, sizes = lengths.square().split(len(uses))
         weights = [weight.requires_grad for weight, _, _, _ in uses]
         biases = [_trains(bias) for _, bias, _, _ in uses]
         if all(weights) and all(biases):
-            sizes += 1
+            terms = torch.addcmul(squares, squares, sizes)
         else:
             sizes[[not trains for trains in weights]] = 0
-            sizes += sizes.new_tensor(biases)[:, None]
-        return without_huge(squares.mul_(sizes).sum(dim=0).sqrt_(), lengths)
+            terms = squares * (sizes + sizes.new_tensor(biases)[:, None])
+        norms = terms.sum(dim=0).sqrt_()
+        # one comparison in the common case: without huge or nan factors, no square overflows
+        if len(uses) <= _MOST_LAYERS and lengths.numel() and float(lengths.max()) <= HUGE:
+            return norms, True
+        norms = without_huge(norms, lengths)
+        return norms, _all_finite(norms)
 
-    def _norms_of(self, segments: Segments) -> Tensor:
-        """Return the norms of segments, whose gradients are kept if they are small enough."""
+    def _norms_of(self, segments: Segments) -> tuple[Tensor, bool]:
+        """Return the norms of segments, and whether all of them are finite.
+
+        The gradients are kept if they are small enough.
+        """
         numbers = sum(parameter.numel() for parameter in self._parameters)
         widths = sum(gradient.shape[1] + inputs.shape[1] for _, _, gradient, inputs in self._uses)
         buckets = segments.buckets
         if len(buckets) == 1 and numbers * len(segments) <= max(_MOST_HELD, widths * segments.rows):
-            return self._form(buckets[0])
+            norms = self._form(buckets[0])
+            return norms, _all_finite(norms)
         squares = self._uses[0][2].new_zeros(len(segments), dtype=torch.float64)  # as the sums
         ones = squares.new_ones(segments.rows, 1)
         for weight, bias, gradient, inputs in self._uses:
@@ -199,7 +216,8 @@ class ChainGradients:
                 for part in bucket.parts(_at_once(bucket.shape[1], gradient, columns)):
                     left, right = part.padded(gradient).double(), part.repeated(columns).double()
                     squares[part.members] += _squares_of(left, right)
-        return squares.sqrt_().to(self._uses[0][2].dtype)
+        norms = squares.sqrt_().to(self._uses[0][2].dtype)
+        return norms, _all_finite(norms)
 
     def row_lengths(self) -> Tensor:
         """Return an upper bound on the norm of each row's gradient, `[rows]`."""
@@ -328,6 +346,14 @@ def _squares_of(left: Tensor, right: Tensor) -> Tensor:
     most = (left.norm(dim=2) * right.norm(dim=2)).sum(dim=1)
     roundings = max(HIDDEN_ROUNDINGS, left.shape[1]) * torch.finfo(left.dtype).eps
     return (torch.bmm(left.mT, right).flatten(1).norm(dim=1) + roundings * most).square()
+
+
+def _all_finite(norms: Tensor) -> bool:
+    return math.isfinite(float(norms.sum()))  # a single call
+
+
+def _trains_any(layer: nn.Module) -> bool:
+    return any(_trains(parameter) for parameter in layer._parameters.values())
 
 
 def _trains(parameter: nn.Parameter | None) -> bool:

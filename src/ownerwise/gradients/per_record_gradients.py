@@ -33,6 +33,7 @@ class PerRecordGradients:
         norms: the L2 norm, `[B]`, of each record's gradient over all trainable parameters,
             float32 or better. A record whose gradient is not finite has a non-finite norm here and
             contributes exactly zero to every sum, whatever its factor.
+        finite: whether all norms are finite.
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class PerRecordGradients:
         for number in self._cancelling:
             formed = _form(uses, number, number + 1).values()
             norms[number] = torch.cat([row_norms(g.reshape(1, -1)) for g in formed]).norm()
-        if not math.isfinite(float(norms.sum())):  # a single call in the common case
+        self.finite = math.isfinite(float(norms.sum()))  # a single call in the common case
+        if not self.finite:
             bad = ~torch.isfinite(norms)
             for _, contribution in uses:
                 contribution.drop(bad)

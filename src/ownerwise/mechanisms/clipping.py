@@ -64,7 +64,7 @@ class Standard(ClippingRule):
 
     def factors(self, norms: Tensor, clip_norms: Tensor, stream: StepStream | None) -> Tensor:
         """Return min(1, C / |g|)."""
-        return torch.clamp(clip_norms / norms, max=1.0).nan_to_num(nan=1.0)  # 0/0: C = |g| = 0
+        return clip_norms / torch.maximum(norms, clip_norms)  # exactly 1 up to the clip norm
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ import numpy as np
 from ownerwise import accounting
 from ownerwise.accounting import ClosingRelease, OpeningRelease, PaidRelease, RunCost, Schedule
 from ownerwise.errors import PlanError
-from ownerwise.owners import UNITS, Owners, Shared, frozen, of_holders, records_of_holders
+from ownerwise.owners import Owners, Shared, frozen, of_holders, records_of_holders
 from ownerwise.planning import storage, units, verification
 from ownerwise.planning.adaptive_clip_norm import AdaptiveClipNorm
 from ownerwise.planning.batch_bounds import delta_reserve, overflow_probability, overflow_with
-from ownerwise.planning.budget_classes import BudgetClass, class_members
-from ownerwise.planning.table import format_rows, owner_statement
+from ownerwise.planning.budget_classes import BudgetClass
+from ownerwise.planning.description import description, rows_of
 from ownerwise.planning.tuning import Rival, Tuning
 from ownerwise.planning.usefulness import concerns_about
 from ownerwise.planning.verification import Verification
@@ -470,135 +470,11 @@ class Plan:
 
         If there are more than 12 distinct budgets, a class is a range of epsilon.
         """
-        drawn = self._drawn_of_owners()
-        total, spent, multipliers = drawn.sum(), self.epsilon(), self.noise_multipliers
-        of_owner = self.owner_epsilon()
-        of_record = None
-        if self.sampling == "record":
-            of_record = spent if self.unit == "record" else self.record_epsilon()
-
-        def row(members: np.ndarray, owner: str | None = None) -> BudgetClass:
-            def span(values: np.ndarray) -> tuple[float, float]:
-                return float(values[members].min()), float(values[members].max())
-
-            strictest_first = np.lexsort((self.deltas[members], self.targets[members]))
-            return BudgetClass(
-                unit=self.unit,
-                members=members[strictest_first],
-                records=int(self.records[members].sum()),
-                epsilon=span(self.targets),
-                delta=span(self.deltas),
-                sampling_rate=span(self.sampling_rates),
-                clip_norm=span(self.clip_norms),
-                noise_multiplier=span(multipliers),
-                batch_share=float(drawn[members].sum() / total),
-                epsilon_spent=span(spent),
-                most_records=int(self.records[members].max()),
-                owner_epsilon=span(of_owner),
-                record_epsilon=None if of_record is None else span(of_record),
-                owner=owner,
-            )
-
-        if not owners:
-            return [row(members) for members in class_members(self.targets, self.deltas)]
-        ids = range(len(self.targets)) if self.owners is None else self.owners.ids
-        return [row(np.array([at]), str(owner)) for at, owner in enumerate(ids)]
-
-    def _drawn_of_owners(self) -> np.ndarray:
-        """Return how many elements of each owner are drawn on average; sets divide theirs."""
-        holders, count = self.holders, len(self.targets)
-        drawn = holders.sampling_rates * holders.elements
-        result = drawn[:count].copy()
-        if self.shared is not None:
-            each = np.repeat(drawn[count:] / self.shared.sizes, self.shared.sizes)
-            np.add.at(result, self.shared.members, each)
-        return result
+        return rows_of(self, owners)
 
     def describe(self, owners: bool = False) -> str:
         """Return the plan as a table by budget class, or by owner if `owners` is true."""
-        table = format_rows(
-            self.rows(owners), by_owner=owners, unit=self.unit, other_unit=self.other_unit
-        )
-        return "\n".join([*self._heading(), "", *table, "", *self._notes()])
-
-    def _heading(self) -> list[str]:
-        mixture = f" (mixture {self.mixture:g})" if self.mixture is not None else ""
-        noise = f"noise std {self.noise_std:.6g}"
-        factors = [factor for _, factor in self.schedule.segments]
-        if len(factors) > 1:
-            noise += f" x {factors[0]:g} ... {factors[-1]:g} by schedule"
-        if self.release_std is not None:
-            kind = "" if self.release_noise == "gaussian" else f"{self.release_noise}, "
-            least = "" if self.release_shares is None else f"{self.release_shares.min():.3g} to "
-            noise += f" (and {kind}{self.release_std:.6g} on a release of sensitivity {least}1)"
-        clip_norm = f"clip norm {self.clip_norm:g}"
-        if (adaptive := self.adaptive_clip_norm) is not None:
-            clip_norm += f" at first, then the {adaptive.quantile:g} quantile of the norms"
-        if self.closing_std is not None:
-            least = "" if self.closing_shares is None else f"{self.closing_shares.min():.3g} to "
-            noise += (
-                f" (and {self.closing_std:.6g} on {self.closing_count} sums over all records after "
-                f"training, of sensitivity {least}1)"
-            )
-        if self.opening_std is not None:
-            noise += (
-                f" (and {self.opening_std:.6g} on column statistics of all records before "
-                "training, of sensitivity 1)"
-            )
-        if (clipped := self.clipped_steps) is not None:
-            low, high = int(clipped.min()), int(clipped.max())
-            noise += (
-                f" (individual accounting by a {self.filter.upper()} filter: {low:,}"  # type: ignore
-                + (f" to {high:,}" if high > low else "")
-                + " steps if every gradient is clipped, more if not)"
-            )
-        return [
-            f"Plan {self.hash[:12]}: method {self.method}{mixture}, accountant {self.accountant}",
-            f"{self.steps} steps, expected batch {self.expected_batch_size:g} of "
-            f"{self._drawn()}, {noise} on the sum, {clip_norm}",
-        ]
-
-    def _drawn(self) -> str:
-        if self.sampling != "owner":
-            return f"{self.total_records} records"
-        most = self.records_per_owner
-        each = "all records" if most is None else f"at most {most} record{'s'[: most != 1]}"
-        return f"{_owners(len(self.targets))} with {each} each"
-
-    def _notes(self) -> list[str]:
-        largest = int(self.records.max())
-        notes = [f"UNIT OF PRIVACY: {UNITS[self.unit]}."]
-        if largest > 1 and self.unit == "record":
-            notes[0] += (
-                f" The largest owner declares {largest} records: the stated epsilon holds for each "
-                f"of them, not for all of them together. {owner_statement(self.owner_epsilon())}"
-            )
-        if self.counted_together is not None:
-            notes[0] += (
-                " The stated epsilon holds for owners with at most as many records as declared (up "
-                f"to {largest})."
-            )
-        public = "Assumed public: the budgets and the declared numbers of records."
-        if self.shared is not None:
-            several = int(self.shared.records.sum())
-            public = (
-                f"{several} record{'s'[: several != 1]} with several owners: drawn at the smallest "
-                "sampling rate and clipped to the smallest clip norm of the owners, and counted "
-                f"for each of them. {public[:-1]}, and which owners share how many records."
-            )
-        notes.append(public)
-        unspent = int(self.unspent.sum())
-        if unspent:
-            notes.append(
-                f"{_owners(unspent)} cannot use up the whole budget (sampling rates are at most 1, "
-                "and there is a minimum amount of noise); strict=True refuses such plans."
-            )
-        if self.tuning is not None:
-            notes.append(
-                f"Every epsilon is that of a whole search: {self.tuning.words()}. It is spent as "
-                "soon as the search begins."
-            )
-        return [*notes, *(f"OF NO USE: {concern}." for concern in self.concerns)]
+        return description(self, owners)
 
     @cached_property
     def concerns(self) -> list[str]:
@@ -713,7 +589,3 @@ def _plain(value: Any) -> int | float | None:
     if value is None:
         return None
     return float(value) if not isinstance(value, int) else int(value)
-
-
-def _owners(count: int) -> str:
-    return "1 owner" if count == 1 else f"{count} owners"

@@ -249,8 +249,8 @@ def _everywhere(error: OwnerwiseError) -> OwnerwiseError:
 def _finish(work: dist.Work | None) -> None:
     """Wait until an exchange is finished, or raise its error.
 
-    A sleeping process is woken several times in one exchange, and a sleeping core takes its time:
-    up to two milliseconds per exchange in all. So stay awake at first, but let others have the core.
+    A sleeping process is woken several times in one exchange, which takes up to two milliseconds in
+    all. So stay awake at first, but let others have the core.
     """
     assert work is not None  # this process is in the group
     end = time.perf_counter() + AWAKE

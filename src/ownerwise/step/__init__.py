@@ -9,6 +9,7 @@ from ownerwise.step.account import Account
 from ownerwise.step.account_file import OWN_FOLDER_ADVICE, Balance, read_account
 from ownerwise.step.performance import Performance
 from ownerwise.step.private_step import PrivateStep
+from ownerwise.step.wrappers import unwrapped, wrapper_problems
 
 __all__ = [
     "OWN_FOLDER_ADVICE",
@@ -17,4 +18,6 @@ __all__ = [
     "Performance",
     "PrivateStep",
     "read_account",
+    "unwrapped",
+    "wrapper_problems",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import zlib
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -30,7 +29,6 @@ from ownerwise.gradients import (
 )
 from ownerwise.mechanisms import (
     ClippingRule,
-    Contributions,
     IndividualFilter,
     Loss,
     Peek,
@@ -42,7 +40,6 @@ from ownerwise.mechanisms import (
     never_mixes,
     per_record,
     proven,
-    sum_of_unit_rows,
 )
 from ownerwise.planning import Plan
 from ownerwise.processes import DrawsOfShare, Processes, Share
@@ -53,7 +50,8 @@ from ownerwise.step.loss_separation import LossCheck
 from ownerwise.step.micro_batches import MicroBatch, Split
 from ownerwise.step.model_separation import check_model, check_part, is_due
 from ownerwise.step.performance import Performance
-from ownerwise.step.plug_separation import checked_contributions, checked_factors
+from ownerwise.step.plug_separation import checked_factors
+from ownerwise.step.release_sum import ReleaseSum
 from ownerwise.step.rounding import CHARGED_NORM_ERROR, Rounding, loss_roundoff, refuse_imprecise
 from ownerwise.step.secret_rows import Rows, place
 
@@ -115,6 +113,9 @@ class ClippedSums:
         self.peek: Peek | None = None
         self._split = Split(model, performance)
         self.rounding = Rounding.of(plan, model, weights, release or steering, processes.count)
+        self._release_sum = (
+            None if release is None else ReleaseSum(release, plan, self.rounding.release_slack)
+        )
         self._processes = processes
         self._loss_roundoff = loss_roundoff(model)
         self._device: torch.device | None = None  # of the model, as of the last batch
@@ -152,8 +153,9 @@ class ClippedSums:
         # An overflowing batch counts as empty, so the step adds only noise. Part of every delta is
         # reserved for the probability of an overflow (`planning.batch_bounds.delta_reserve`).
         if empty or overflows:
-            if self.release is not None:
-                self._noised(torch.zeros(self.release.shape, dtype=torch.float64), randomness)
+            if self._release_sum is not None:
+                nothing = torch.zeros(self._release_sum.shape, dtype=torch.float64)
+                self._release_sum.noised(nothing, randomness, self._device)
             return _zeros(self.model)
         self._device = device_of(self.model)
         with kept_generators(), torch.enable_grad(), uncompiled():
@@ -166,7 +168,7 @@ class ClippedSums:
         begins the work.
         """
         begun: list[_Work] = []
-        processes, release = self._processes, self.release
+        processes, release = self._processes, self._release_sum
         apart = processes.apart if is_due(self._exchanged) else nullcontext
         self._exchanged += 1
 
@@ -176,8 +178,11 @@ class ClippedSums:
             return begun[0]
 
         def total() -> list[Tensor]:
+            assert release is not None
             with apart():
-                return [self._total(work(), randomness)]
+                done = work()
+                with torch.no_grad(), self._products():
+                    return [release.of(done.micro_batches, done.rows, randomness.parts)]
 
         def losses() -> np.ndarray:
             with apart():
@@ -192,7 +197,7 @@ class ClippedSums:
         if release is not None:
             shape = [torch.empty(release.shape, dtype=torch.float64)]
             (count,) = processes.summed(total, shape)
-            released = (self._noised(count, randomness),)
+            released = (release.noised(count, randomness, self._device),)
         weights = None
         if self.weights is not None:
             of = np.zeros(0) if batch.share is None else batch.share.of
@@ -311,7 +316,7 @@ class ClippedSums:
             also = None if micro.check is None else micro.check.joint(losses)
             records = micro.chain.backward(losses, segments, also=also)
         clips = limits[micro.elements]
-        factors = self._factors(records.norms, clips, rule, randomness.parts, rows.total)
+        factors = self._factors(records, clips, rule, randomness.parts, rows.total)
         if micro.check is not None:
             lengths = functools.partial(_lengths, factors, records, segments)
             smallest = self._smallest_clip * self._clip_scale
@@ -445,48 +450,6 @@ class ClippedSums:
             if buffer._version != version or self.model.get_buffer(name) is not buffer:
                 raise changed_by_data(name, "the loss, the clipping rule or the release")
 
-    def _total(self, work: _Work, randomness: Randomness) -> Tensor:
-        """Return what this process's records add to the release."""
-        release, rows = self.release, work.rows
-        assert release is not None
-        absolute = self.plan.release_noise == "laplace"
-        shares = self.plan.release_shares
-        share = separation.ROOM * (1.0 if shares is None else float(shares.min()))
-        share /= 1 if rows is None else rows.total
-
-        def contributions(micro: MicroBatch) -> Contributions:
-            if proven(release):
-                return release.contributions(micro.outputs, micro.targets)
-            return checked_contributions(
-                release, micro.outputs, micro.targets, len(micro), share,
-                randomness.parts, absolute=absolute,
-            )  # fmt: skip
-
-        with torch.no_grad(), self._products():
-            found = [contributions(micro) for micro in work.micro_batches]
-            places = [micro.rows for micro in work.micro_batches]
-            scales = None if rows is None else self._scales(rows)
-            return sum_of_unit_rows(found, places, release.shape, scales, absolute=absolute)
-
-    def _noised(self, total: Tensor, randomness: Randomness) -> Tensor:
-        """Make the release, and return what the loss receives of it."""
-        assert self.release is not None
-        with torch.no_grad():
-            noised = randomness.release(total / (1 + self.rounding.release_slack))
-            return moved(self.release.process(noised), self._device)
-
-    def _scales(self, rows: Rows) -> np.ndarray | None:
-        """Return the factor for each row's contribution to a release; None if all factors are 1."""
-        scales, segments = self._of.release_shares, rows.segments
-        if segments is not None:  # all rows of an owner together contribute one vector
-            shares = segments.shares.numpy()
-            if scales is None:
-                return shares
-            return shares * scales[rows.owner_index][segments.index.numpy()]
-        if scales is None:
-            return rows.occupied
-        return rows.spread(scales[rows.owner_index], empty=0.0)
-
     def _check_model(self, batch: Batch, rows: Rows, randomness: Randomness) -> None:
         """Reject a model that mixes records, before this batch can change its state."""
         self._due = len(batch) > 1 and is_due(self._batches)
@@ -525,8 +488,7 @@ class ClippedSums:
     def _weights_of(self, batch: Batch, losses: np.ndarray) -> np.ndarray:
         """Return one checked weight per element of the whole batch, from the losses of all."""
         assert self.weights is not None
-        share = batch.share
-        owner_index = batch.elements()[0] if share is None else share.owner_index
+        owner_index = batch.all_owners()
         clip_norms = self._of.clip_norms[owner_index]
         weights = self.weights.weights(losses, clip_norms, owner_index)
         weights = np.asarray(weights, dtype=np.float64)
@@ -543,16 +505,17 @@ class ClippedSums:
 
     def _factors(
         self,
-        norms: Tensor,
+        gradients: PerRecordGradients | ChainGradients,
         clip_norms: np.ndarray,
         stream: StepStream | None,
         parts: StepStream,
         records: int,
     ) -> Tensor:
         """Return the clipping rule's factors, with 0 for records whose gradient is not finite."""
+        norms = gradients.norms
         clips = torch.as_tensor(clip_norms, dtype=norms.dtype, device=norms.device)
         finite = None
-        if not math.isfinite(float(norms.sum())):  # one call in the common case
+        if not gradients.finite:
             finite = torch.isfinite(norms)
             norms = torch.where(finite, norms, torch.ones_like(norms))
         if self._proven:
