@@ -1,7 +1,6 @@
 """Individual accounting against full-batch DP-SGD: the rows of IDP-SGD's Table 3 on MNIST.
 
     python reproduction/studies/individual.py run --seeds 0 20
-    python reproduction/studies/individual.py cnn
     python reproduction/studies/individual.py table
 
 All 60,000 training images, one owner each, take part in every step. A linear head of 10 classes is
@@ -20,16 +19,14 @@ records, as in the paper) and `0.2/0.4`. Rows: `dp-sgd` (everyone gets the small
 `accounting` (everyone gets the smallest budget) and `accounting and assignment`. Runs of the same
 seed share initial weights and noise.
 
-`cnn` trains the small CNN of the papers on 20,000 images for 100 steps. Runs have fixed seeds and
-are NOT PRIVATE; so are the curves of active records. Results are in
-reproduction/results/individual.
+Runs have fixed seeds and are NOT PRIVATE; so are the curves of active records. Results are in
+reproduction/results/individual. `individual_cnn.py` trains a convolutional network instead.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +45,6 @@ RESULTS = Path(__file__).parents[1] / "results/individual"
 CLIPPED_STEPS, STEPS = 40, 60
 RATE, MOMENTUM, CLIP_NORM = 20.0, 0.9, 1.0
 FEATURES, DELTA = 200, 1e-5
-CNN_RECORDS, CNN_STEPS, CNN_CLIPPED, CNN_RATE = 20_000, 100, 60, 1.0
 
 LONGER = "0.3: dp-sgd, 60 steps"
 RUNS: dict[str, tuple[tuple[float, float], str | None, str]] = {
@@ -181,50 +177,6 @@ def run(seeds: range, names: list[str], cache: Path) -> None:
             write_json(path, found, indent=None)
 
 
-def cnn(seed: int) -> None:
-    """Train the small CNN of the papers on 20,000 images with epsilon 0.3, and store its curve.
-
-    Up to step `CNN_CLIPPED`, this is full-batch DP-SGD.
-    """
-    data = load_mnist()
-    assert data.test is not None
-    (images, labels), (held, truth) = (part.tensors() for part in (data.train, data.test))
-    images, labels = images[:CNN_RECORDS].reshape(-1, 1, 28, 28), labels[:CNN_RECORDS]
-    owners = ow.Owners(np.arange(CNN_RECORDS), np.full(CNN_RECORDS, 0.3), DELTA)
-    plan = ow.plan(
-        owners, method="individual", steps=CNN_STEPS, clipped_steps=CNN_CLIPPED, clip_norm=1.0
-    )
-    torch.manual_seed(seed)
-    model = ow.models.mnist_cnn()
-    optimizer = torch.optim.SGD(model.parameters(), lr=CNN_RATE, momentum=MOMENTUM)
-    stream = ow.SecretStream.from_seed(seed)
-    step = ow.PrivateStep(
-        model, plan, optimizer, functional.cross_entropy, stream=stream, not_private=True
-    )
-    found: list[dict[str, float]] = []
-    began = time.process_time()
-    for batch in ow.PoissonBatches((images, labels), plan, stream=stream):
-        step(batch)
-        if step.updates % 10:
-            continue
-        seconds = (time.process_time() - began) / step.updates
-        peek = step.peek
-        assert peek is not None
-        assert peek.active is not None
-        with torch.no_grad():
-            correct = model(held.reshape(-1, 1, 28, 28)).argmax(1) == truth
-        found.append(
-            {
-                "step": step.updates,
-                "accuracy": float(correct.double().mean()),
-                "active": float(peek.active.mean()),
-                "cpu_seconds_per_step": round(seconds, 2),
-            }
-        )
-        print(found[-1], flush=True)
-        write_json(RESULTS / "cnn.json", {"seed": seed, "curve": found})
-
-
 def merged() -> dict[str, dict[str, Any]]:
     """Return the results of all seeds."""
     found: dict[str, dict[str, Any]] = {row: {} for row in ROWS}
@@ -300,7 +252,7 @@ def table(found: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     """Run the study, or write its table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("command", choices=("run", "cnn", "table"))
+    parser.add_argument("command", choices=("run", "table"))
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 20), metavar=("FIRST", "END"))
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument(
@@ -310,9 +262,6 @@ def main() -> None:
     torch.set_num_threads(1)
     if options.command == "run":
         run(range(*options.seeds), options.runs, options.cache)
-        return
-    if options.command == "cnn":
-        cnn(options.seeds[0])
         return
     found = merged()
     for path in RESULTS.glob("runs*.json"):

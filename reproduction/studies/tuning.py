@@ -165,13 +165,14 @@ def main() -> None:
         table()
         return
     RESULTS.mkdir(parents=True, exist_ok=True)
-    seeds = []
-    for seed in SEEDS:
+    path = RESULTS / f"{stage}.json"
+    seeds = read_json(path, mapping_of(ANYTHING), "no results")["seeds"] if path.exists() else []
+    for seed in SEEDS[len(seeds) :]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             seeds.append(one_seed(stage, seed))
         print(stage, seed, seeds[-1], flush=True)
-        write_json(RESULTS / f"{stage}.json", {"seeds": seeds})
+        write_json(path, {"seeds": seeds})
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import ownerwise as ow
+from ownerwise.pate import answering
+from ownerwise.step import read_account
 
 OWNERS = ow.Owners(None, np.repeat([1.0, 4.0], 100), 1e-5)
 
@@ -52,6 +54,64 @@ def test_a_plan_pays_for_one_release():
         with pytest.raises(ow.OwnerwiseError, match="epsilons would add up"):
             ow.pate.answer(again, counts[10:])
     ow.pate.answer(plan, counts[10:], ow.SecretStream.from_seed(0))
+
+
+def test_a_folder_pays_for_one_release_in_any_process(tmp_path, monkeypatch):
+    plan = make(questions=23, answers=23)
+    ow.pate.answer(plan, counts_of(plan), folder=tmp_path / "pate")
+    monkeypatch.setattr(answering, "_released", set())  # what another process knows
+    for again in (plan, make(questions=24, answers=24)):
+        with pytest.raises(ow.OwnerwiseError, match=r"is spent.*own folder"):
+            ow.pate.answer(again, counts_of(plan)[:5], folder=tmp_path / "pate")
+    seeded = ow.SecretStream.from_seed(0)
+    with pytest.raises(ow.OwnerwiseError, match="is spent"):
+        ow.pate.answer(plan, counts_of(plan), seeded, folder=tmp_path / "pate")
+    balance = read_account(tmp_path / "pate")
+    assert (balance.plan, balance.spent, balance.planned) == (plan.hash, 1, 1)
+    assert balance.private
+
+
+def test_of_two_processes_at_once_one_releases(tmp_path, monkeypatch):
+    """Both have looked at the account before either writes to it."""
+    monkeypatch.setattr(answering, "read_account", lambda folder: None)
+    plan = make(questions=25, answers=25)
+    ow.pate.answer(plan, counts_of(plan), folder=tmp_path)
+    monkeypatch.setattr(answering, "_released", set())
+    with pytest.raises(ow.OwnerwiseError, match="1 spent step"):
+        ow.pate.answer(plan, counts_of(plan), folder=tmp_path)
+
+
+def test_a_release_is_counted_before_its_noise_is_drawn(tmp_path, monkeypatch):
+    class NoNoise:
+        def __init__(self, *_, **__):
+            raise KeyboardInterrupt
+
+    plan = make(questions=26, answers=26)
+    with monkeypatch.context() as patched:
+        patched.setattr(answering, "Noise", NoNoise)
+        with pytest.raises(KeyboardInterrupt):
+            ow.pate.answer(plan, counts_of(plan), folder=tmp_path)
+    assert read_account(tmp_path).spent == 1
+    monkeypatch.setattr(answering, "_released", set())
+    with pytest.raises(ow.OwnerwiseError, match="is spent"):
+        ow.pate.answer(plan, counts_of(plan), folder=tmp_path)
+
+
+def test_a_release_that_cannot_be_counted_is_not_made(tmp_path):
+    plan = make(questions=27, answers=27)
+    (tmp_path / "file").write_text("")
+    with pytest.raises((ow.OwnerwiseError, OSError)):
+        ow.pate.answer(plan, counts_of(plan), folder=tmp_path / "file")
+    with pytest.raises(ow.OwnerwiseError, match="multiples"):
+        ow.pate.answer(plan, counts_of(plan) + plan.grid / 3, folder=tmp_path / "pate")
+    assert read_account(tmp_path / "pate") is None
+    ow.pate.answer(plan, counts_of(plan), folder=tmp_path / "pate")  # nothing was spent before
+
+
+def test_answers_with_a_fixed_seed_are_counted_as_not_private(tmp_path):
+    plan = make(questions=28, answers=28)
+    ow.pate.answer(plan, counts_of(plan), ow.SecretStream.from_seed(0), folder=tmp_path)
+    assert read_account(tmp_path).private is False
 
 
 def test_refused_counts_spend_nothing():

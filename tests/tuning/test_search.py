@@ -1,5 +1,6 @@
 """A private search leaves nothing but one run: no count, no log, no trace; and it is charged."""
 
+import html
 import importlib
 import json
 import warnings
@@ -286,17 +287,30 @@ def test_tuning_on_public_data_is_free_and_says_so():
     assert "tuning: on public data" in card_text(run)
 
 
-def test_every_card_says_whether_the_choice_was_paid_for(tmp_path):
-    paid = tune()
-    assert tuning_line(paid).startswith("tuning: paid (the best of a secret random number of runs")
-    assert tuning_line(paid) in card_text(paid).replace("\\", "")
+def test_every_report_and_card_says_whether_the_choice_was_paid_for(tmp_path):
     plan = ow.plan(OWNERS, steps=4, batch_size=200)
-    plain = ow.Trainer(nn.Linear(3, 2), plan, lr=0.1).fit((X, y))
-    assert tuning_line(plain) == "tuning: not accounted (2 runs)"  # the search counts as one
-    fixed = ow.Trainer(nn.Linear(3, 2), plan, lr=0.1, seed=0).fit((X, y))
-    fixed.report(tmp_path / "report.html")
-    assert "tuning: not accounted (1 run)" in (tmp_path / "report.html").read_text()
-    assert "tuning: not accounted (1 run)" in card_text(fixed)
+    public_data = (torch.randn(300, 3), torch.randint(0, 2, (300,)))
+
+    def fit(name, **options):
+        folder = tmp_path / name
+        return ow.Trainer(nn.Linear(3, 2), plan, lr=0.1, folder=folder, **options).fit((X, y))
+
+    runs = [
+        ("tuning: paid (the best of a secret random number of runs", tune(folder=tmp_path / "a")),
+        ("tuning: not accounted (2 runs)", fit("b")),  # the search counts as one
+        ("tuning: not accounted (1 run)", fit("c", seed=0)),
+        (
+            "tuning: on public data; chosen among 4 candidates: lr ",
+            tune(public=True, public_data=public_data, folder=tmp_path / "d"),
+        ),
+    ]
+    for words, run in runs:
+        for one in (run, ow.Run.load(run.folder)):
+            line = tuning_line(one)
+            assert line.startswith(words)
+            one.report(tmp_path / "report.html")
+            assert line in html.unescape((tmp_path / "report.html").read_text())
+            assert line in card_text(one).replace("\\", "")
 
 
 def test_all_problems_are_listed_before_anything_is_charged(tmp_path):

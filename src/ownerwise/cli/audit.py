@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ownerwise.cli.configuration import add_changes, read
 from ownerwise.errors import OwnerwiseError, printable
 
 if TYPE_CHECKING:
@@ -43,15 +43,7 @@ def add(commands: Any) -> None:
         help="what the attacker sees: every model, or the losses of the trained model (needs a "
         "configuration) [white-box]",
     )
-    command.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="changes",
-        metavar="SECTION.KEY=VALUE",
-        help="change a value in the configuration; may be repeated",
-    )
-    command.add_argument("--data-dir", type=Path, help="folder that contains the data sets")
+    add_changes(command)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -138,14 +130,11 @@ def _made_again(registry: Registry[Any], settings: Mapping[str, Any] | None) -> 
 def _audit_model(options: argparse.Namespace, processes: Processes) -> tuple[Audit, Run | None]:
     """Audit the model of a configuration; return the result, and its run if there is one."""
     from ownerwise.audit import one_run
-    from ownerwise.config import prepare_run, read_config
+    from ownerwise.config import prepare_run
     from ownerwise.mechanisms import plain_loss
     from ownerwise.runs import Run, holds_a_run
 
-    beside = str(options.target.resolve().parent)
-    if beside not in sys.path:
-        sys.path.append(beside)  # for names such as nets:Net
-    config = read_config(options.target, options.changes)
+    config = read(options.target, options.changes)
     prepared = processes.together(
         lambda: prepare_run(config, data_dir=options.data_dir, resume=True, progress=False)
     )

@@ -7,9 +7,9 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ownerwise.cli.configuration import add_run_options, read
 from ownerwise.cli.plan import warn_of_useless
 from ownerwise.errors import OwnerwiseError, printable
 
@@ -30,24 +30,9 @@ def add(commands: Any) -> None:
         "report and privacy card. Ctrl-C takes effect between steps; --resume continues the run.",
     )
     command.set_defaults(command=_run)
-    command.add_argument("config", type=Path, help="TOML file")
-    command.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="changes",
-        metavar="SECTION.KEY=VALUE",
-        help="change a value in the file; may be repeated",
-    )
+    add_run_options(command)
     command.add_argument("--resume", action="store_true", help="resume the run in the run folder")
-    command.add_argument(
-        "--folder", type=Path, help="run folder [the one in the file, or runs/NAME]"
-    )
     command.add_argument("--device", help="where to train, such as cuda [the one in the file]")
-    command.add_argument("--data-dir", type=Path, help="folder that contains the data sets")
-    command.add_argument(
-        "-q", "--quiet", action="store_true", help="print warnings and errors only"
-    )
     command.add_argument(
         "--json",
         action="store_true",
@@ -56,16 +41,12 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from ownerwise.config import read_config
     from ownerwise.processes import joined
 
-    beside = str(options.config.resolve().parent)
-    if beside not in sys.path:
-        sys.path.append(beside)  # for names such as nets:Net
     changes = list(options.changes)
     if options.device is not None:
         changes.append(f"training.device={json.dumps(options.device)}")
-    config = read_config(options.config, changes)
+    config = read(options.config, changes)
     if config["tuning"]:
         raise OwnerwiseError(
             "the configuration has a section [tuning]: run `ownerwise tune`, or remove the section "

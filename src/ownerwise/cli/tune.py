@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
+from ownerwise.cli.configuration import add_run_options, read
 from ownerwise.cli.plan import warn_of_useless
 from ownerwise.cli.train import figures, summary, write_pages
 from ownerwise.errors import printable
@@ -23,34 +22,16 @@ def add(commands: Any) -> None:
         "are those of the whole search. Ctrl-C stops the search; it then counts as spent.",
     )
     command.set_defaults(command=_run)
-    command.add_argument("config", type=Path, help="TOML file")
-    command.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="changes",
-        metavar="SECTION.KEY=VALUE",
-        help="change a value in the file; may be repeated",
-    )
-    command.add_argument(
-        "--folder", type=Path, help="run folder [the one in the file, or runs/NAME]"
-    )
-    command.add_argument("--data-dir", type=Path, help="folder that contains the data sets")
-    command.add_argument(
-        "-q", "--quiet", action="store_true", help="print warnings and errors only"
-    )
+    add_run_options(command)
     command.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
 def _run(options: argparse.Namespace) -> None:
-    from ownerwise.config import prepare_tuning, read_config
+    from ownerwise.config import prepare_tuning
     from ownerwise.report import tuning_line
     from ownerwise.tuning import search
 
-    beside = str(options.config.resolve().parent)
-    if beside not in sys.path:
-        sys.path.append(beside)  # for names such as nets:Net
-    config = read_config(options.config, list(options.changes))
+    config = read(options.config, options.changes)
     prepared = prepare_tuning(config, folder=options.folder, data_dir=options.data_dir)
     plan, silent = prepared.plans[0], options.quiet or options.json
     if silent:

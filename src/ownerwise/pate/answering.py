@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
 import numpy as np
 import torch
 
@@ -9,6 +13,7 @@ from ownerwise.errors import OwnerwiseError
 from ownerwise.pate.plans import PatePlan
 from ownerwise.processes import release_problems
 from ownerwise.randomness import Noise, SecretStream
+from ownerwise.step import OWN_FOLDER_ADVICE, Account, read_account
 
 NO_ANSWER = -1
 
@@ -37,21 +42,29 @@ def weighted_counts(plan: PatePlan, votes: np.ndarray, classes: int) -> np.ndarr
     return counts
 
 
-def answer(plan: PatePlan, counts: np.ndarray, stream: SecretStream | None = None) -> np.ndarray:
+def answer(
+    plan: PatePlan,
+    counts: np.ndarray,
+    stream: SecretStream | None = None,
+    *,
+    folder: str | PathLike | None = None,
+) -> np.ndarray:
     """Return the released label of each question, int64; -1 if it is not answered.
 
     Guarantee: see `PatePlan`. Questions are taken in order until the plan's caps are reached. Votes
     and noise are multiples of one public grid and are added exactly (docs/proofs/arithmetic.md).
 
     A plan pays for one call. A second one with the same plan and owners is refused in this
-    process, unless the stream has a fixed seed, so the answers are NOT PRIVATE. Of several
-    processes that train together, only the first may call it. Nothing is stored: a call in another
-    process spends every budget again.
+    process, unless the stream has a fixed seed, so the answers are NOT PRIVATE. With `folder`, the
+    call is counted on disk before any noise is drawn, and every later call with this folder is
+    refused, in any process. Of several processes that train together, only the first may call it.
 
     Args:
         plan: the plan; it is verified first.
         counts: weighted counts of votes, [questions, classes]; see `weighted_counts`.
         stream: the secret stream; by default a new private one.
+        folder: folder for the account of this release. None stores nothing: a call in another
+            process is not stopped, and spends every budget again.
     """
     plan.verify()
     if len(counts) > plan.questions:
@@ -69,10 +82,9 @@ def answer(plan: PatePlan, counts: np.ndarray, stream: SecretStream | None = Non
             "of this plan, with a vote of every teacher on each question"
         )
     root = SecretStream() if stream is None else stream
-    if root.private:
-        if problems := release_problems("the answers of a PATE plan"):
-            raise OwnerwiseError(problems)
-        _release_once(plan)
+    if root.private and (problems := release_problems("the answers of a PATE plan")):
+        raise OwnerwiseError(problems)
+    _charge(plan, root.private, None if folder is None else Path(folder))
     passed = np.ones(len(counts), dtype=bool)
     if plan.test_std is not None:
         top = torch.from_numpy(counts.max(axis=1))
@@ -86,13 +98,32 @@ def answer(plan: PatePlan, counts: np.ndarray, stream: SecretStream | None = Non
     return labels
 
 
-def _release_once(plan: PatePlan) -> None:
-    """Raise an error if this process has already released the answers that a plan pays for."""
+@dataclass(frozen=True)
+class _OneRelease:
+    """What is counted on disk: all answers of a plan, as a single step."""
+
+    hash: str
+    steps: int = 1
+    closing_count: int = 0
+
+
+def _charge(plan: PatePlan, private: bool, folder: Path | None) -> None:
+    """Count the release; raise an error if it was already made."""
     paid = plan.hash, None if plan.owners is None else plan.owners.fingerprint
-    if paid in _released:
+    if private and paid in _released:
         raise OwnerwiseError(
             "this process has already released the answers of this plan to the same owners' "
             "teachers: a second release spends every budget again, and the epsilons would add up. "
             "Ask all questions in one call, or plan for half of each budget"
         )
-    _released.add(paid)
+    if folder is not None:
+        balance = read_account(folder)
+        if balance is not None and balance.spent:
+            raise OwnerwiseError(
+                f"the account in {folder} is spent: a second release spends every budget again, "
+                f"and the epsilons would add up. For a release of other owners, "
+                f"{OWN_FOLDER_ADVICE}"
+            )
+        Account.open(folder, _OneRelease(plan.hash), private=private, spent=1).close()
+    if private:
+        _released.add(paid)

@@ -23,11 +23,10 @@ import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.files import writing
-from ownerwise.planning import Plan
 from ownerwise.step.account_file import (
     ACCOUNT,
     STEPS,
@@ -45,10 +44,29 @@ _SECONDS = 0.4  # work in one reserved block
 _BLOCKS = 20  # smallest number of blocks in a plan
 
 
+class Planned(Protocol):
+    """What an account needs to know about a plan: its hash, and how much of it can be spent."""
+
+    @property
+    def hash(self) -> str:
+        """Hash of everything that the plan specifies."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        ...
+
+    @property
+    def closing_count(self) -> int:
+        """Number of sums that are released after the steps."""
+        ...
+
+
 class Account:
     """The account of an active run, as used by the process that takes the steps."""
 
-    def __init__(self, folder: Path, plan: Plan):
+    def __init__(self, folder: Path, plan: Planned):
         self._path = folder.resolve() / ACCOUNT
         self._plan = plan
         self._process = os.getpid()
@@ -60,7 +78,7 @@ class Account:
         self._usable = True  # False after a failed commit, until one succeeds
 
     @classmethod
-    def open(cls, folder: Path, plan: Plan, *, private: bool, spent: int = 0) -> Self:
+    def open(cls, folder: Path, plan: Planned, *, private: bool, spent: int = 0) -> Self:
         """Open the account of a new run that has already taken `spent` steps in memory."""
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +90,7 @@ class Account:
         return account
 
     @classmethod
-    def resume(cls, folder: Path, plan: Plan, balance: Balance, *, private: bool) -> Self:
+    def resume(cls, folder: Path, plan: Planned, balance: Balance, *, private: bool) -> Self:
         """Take over an account whose state is `balance`, and upgrade it if it has format 1."""
         if balance.head is None:
             account = cls.open(folder, plan, private=private, spent=balance.spent)

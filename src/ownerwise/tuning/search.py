@@ -125,39 +125,20 @@ def tune(
         return tune_on_public_data(
             candidates, owners, data, public_data, score, seed, place, name, options
         )
-    return tune_privately(
-        candidates,
-        owners,
-        data,
-        score,
-        RunLaw(law, runs),
-        always_run=always_run,
-        seed=seed,
-        folder=place,
-        name=name,
-        fit_options=options,
+    return search(
+        prepare_search(
+            candidates,
+            owners,
+            data,
+            score,
+            RunLaw(law, runs),
+            always_run=always_run,
+            seed=seed,
+            folder=place,
+            name=name,
+            fit_options=options,
+        )
     )
-
-
-def tune_privately(
-    candidates: Sequence[Candidate],
-    owners: Owners,
-    data: Any,
-    score: PublicScore | PaidScore,
-    law: RunLaw,
-    *,
-    always_run: bool = False,
-    seed: int | None = None,
-    folder: Path | None = None,
-    name: str | None = None,
-    fit_options: Mapping[str, Any],
-) -> Run:
-    """Plan, charge and make a private search; see `tune`."""
-    given = prepare_search(
-        candidates, owners, data, score, law,
-        always_run=always_run, seed=seed, folder=folder, name=name, fit_options=fit_options,
-    )  # fmt: skip
-    return search(given)
 
 
 def prepare_search(
