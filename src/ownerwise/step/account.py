@@ -27,6 +27,7 @@ from typing import Protocol, Self
 
 from ownerwise.errors import OwnerwiseError
 from ownerwise.files import writing
+from ownerwise.planning import Plan
 from ownerwise.step.account_file import (
     ACCOUNT,
     STEPS,
@@ -66,7 +67,7 @@ class Planned(Protocol):
 class Account:
     """The account of an active run, as used by the process that takes the steps."""
 
-    def __init__(self, folder: Path, plan: Planned):
+    def __init__(self, folder: Path, plan: Plan | Planned):
         self._path = folder.resolve() / ACCOUNT
         self._plan = plan
         self._process = os.getpid()
@@ -78,7 +79,7 @@ class Account:
         self._usable = True  # False after a failed commit, until one succeeds
 
     @classmethod
-    def open(cls, folder: Path, plan: Planned, *, private: bool, spent: int = 0) -> Self:
+    def open(cls, folder: Path, plan: Plan | Planned, *, private: bool, spent: int = 0) -> Self:
         """Open the account of a new run that has already taken `spent` steps in memory."""
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +91,7 @@ class Account:
         return account
 
     @classmethod
-    def resume(cls, folder: Path, plan: Planned, balance: Balance, *, private: bool) -> Self:
+    def resume(cls, folder: Path, plan: Plan | Planned, balance: Balance, *, private: bool) -> Self:
         """Take over an account whose state is `balance`, and upgrade it if it has format 1."""
         if balance.head is None:
             account = cls.open(folder, plan, private=private, spent=balance.spent)
