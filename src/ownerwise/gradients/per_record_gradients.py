@@ -50,7 +50,8 @@ class PerRecordGradients:
         self.norms = norms
         self._cancelling: list[int] = []  # records whose terms nearly cancel
         if terms_bound is not None:
-            cancelling = torch.isfinite(norms) & (terms_bound > CANCELLING * norms)
+            # a bound is nan (0 * inf) where one factor underflows and the other one overflows
+            cancelling = torch.isfinite(norms) & ~(terms_bound <= CANCELLING * norms)
             self._cancelling = cancelling.nonzero().flatten().tolist() if cancelling.any() else []
         for number in self._cancelling:
             formed = _form(uses, number, number + 1).values()
