@@ -96,10 +96,11 @@ def test_a_record_that_is_not_finite_contributes_exactly_zero():
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e20, 2 * HUGE])
-@pytest.mark.parametrize("sizes", [None, [2, 3], [1, 4]])
+@pytest.mark.parametrize("sizes", [None, [2, 3], [1, 4], [1] * 6 + [40]])  # the last: in parts
 def test_the_gradients_know_whether_all_norms_are_finite(bad, sizes):
     """The clipping rule receives finite norms only; a huge input counts as not finite."""
-    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(5, 3)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.randn(5 if sizes is None else sum(sizes), 3)
     segments = None if sizes is None else Segments(torch.tensor(sizes))
 
     def both(x):

@@ -227,6 +227,22 @@ def test_a_constant_index_that_moves_records_is_noticed(forward, order):
             assert_equal(run(tape, x), loop(model, x))
 
 
+def test_constant_indices_in_order_select_by_their_shapes():
+    """Records x times or times x records: without the shapes, one layout was kept for both."""
+
+    def forward(m, x):
+        rows, times = torch.arange(len(x)), torch.arange(TIME)
+        if turned:
+            return m.last(m.layer(x[rows[None], times[:, None]]).tanh().sum(0))
+        return m.last(m.layer(x[rows[:, None], times]).tanh().sum(1))
+
+    model = model_of(forward)
+    tape = Tape(model)
+    for turned in (False, True, False):  # noqa: B007
+        x = records_of([2] * TIME)
+        assert_equal(run(tape, x), loop(model, x))
+
+
 def test_a_constant_index_in_order_is_not_slowed_down():
     """Such indices make the attention masks of the transformers library."""
 

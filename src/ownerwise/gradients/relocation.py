@@ -52,7 +52,8 @@ class Relocations:
 
     Attributes:
         by_data: whether data may have decided where records went.
-        places: the numbers that occurred in indices, in order.
+        places: the numbers that occurred in indices, in order; for a constant 0, 1, 2, ..., along
+            which dimensions it has a single entry.
     """
 
     def __init__(self) -> None:
@@ -107,7 +108,8 @@ class Relocations:
             elif isinstance(part, Integral):
                 self.places.append(int(part))
             elif isinstance(part, Tensor) and not is_data(part) and _in_order(part):
-                self.places.append("in order")
+                # two of them select every pair, or one entry each, by where their sizes are 1
+                self.places.append(tuple(size == 1 for size in part.shape))
             else:
                 self.by_data = True
 
