@@ -53,6 +53,18 @@ class Twice(nn.Module):
         return self.layer(x[:, 0]) + self.layer(x[:, -1])
 
 
+class Halves(nn.Module):
+    """One layer for either half of a sequence: the two uses cancel, and are formed."""
+
+    def __init__(self, layer, turned=False):
+        super().__init__()
+        self.mean = Mean(layer, turned)
+
+    def forward(self, x):
+        first, last = x.chunk(2, dim=1)
+        return self.mean(first) + self.mean(last)
+
+
 def recurrent():
     layer = nn.RNN(16, 16, nonlinearity="relu", batch_first=True)
     with torch.no_grad():
@@ -85,6 +97,8 @@ CASES = {
     "long embedding": (Read, 128, 2, (0, 1)),
     "recurrent, time first": (recurrent, 16, 16, (0, -1)),
     "two uses": (Twice, 4, 16, (0, -1)),
+    "two uses, formed": (lambda: Halves(nn.Linear(16, 8, bias=False)), 64, 16, (0, -1)),
+    "two convolutions": (lambda: Halves(nn.Conv1d(4, 4, 3, bias=False), True), 18, 4, (3, 12)),
 }
 
 
