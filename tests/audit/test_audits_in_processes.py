@@ -1,6 +1,7 @@
 """Audits by several processes: the result of one, and bugs that show in several processes only."""
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -161,6 +162,64 @@ def sharded(plan):
     return plain, wrapped
 
 
+class Uncopied(nn.Linear):
+    def __deepcopy__(self, memo):
+        if dist.get_rank():
+            raise ValueError("no copies")
+        return nn.Linear(6, 3)
+
+
+class Unweighted(ow.INO):
+    def weights(self, *arguments):
+        if dist.get_rank():
+            raise ValueError("no weights")
+        return super().weights(*arguments)
+
+
+def without_gradients(outputs, targets, scale):
+    """A loss that is the same in all processes in training."""
+    losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
+    return losses if torch.is_grad_enabled() else scale(losses, dist.get_rank())
+
+
+def broken(losses, rank):
+    if rank:
+        raise ValueError("no loss")
+    return losses
+
+
+def no_optimizer(parameters):
+    if dist.get_rank():
+        raise ValueError("no optimizer")
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def failing(plan):
+    """Errors in the second process alone, in one audit after another; no process may wait."""
+    model = nn.Linear(6, 3)
+    options = {"canaries": 40, "stream": stream()}
+
+    def one_run(model=model, **changes):
+        return ow.audit.one_run(model, plan, data(), **options, **changes)
+
+    def losses(scale):
+        return one_run(loss=partial(without_gradients, scale=scale), attack="loss")
+
+    found = {}
+    for name, audit in {
+        "no plan": lambda: ow.audit.conformance("plan" if dist.get_rank() else plan, **options),
+        "no copies": lambda: one_run(Uncopied(6, 3)),
+        "no optimizer": lambda: one_run(optimizer=no_optimizer),
+        "no weights": lambda: ow.audit.conformance(plan, weights=Unweighted(), **options),
+        "no loss": lambda: losses(broken),
+        "unlike losses": lambda: losses(lambda losses, rank: losses + rank),
+    }.items():
+        with pytest.raises((ow.OwnerwiseError, ValueError, AttributeError)) as error:
+            audit()
+        found[name] = str(error.value)
+    return found
+
+
 def compared(plan, bug, **options):
     """What a comparison with the plan finds, with a planted bug."""
     with pytest.MonkeyPatch.context() as patches:
@@ -176,7 +235,8 @@ def all_compared(plan):
 
 def everything(plans, folder):
     plan = plans["plain"]
-    return of_group(plans, folder), unlike(plan), sharded(plan), all_compared(plan)
+    failures = failing(plan)  # first: whatever follows must still work
+    return of_group(plans, folder), unlike(plan), sharded(plan), all_compared(plan), failures
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +299,23 @@ def test_processes_that_audit_different_things_are_refused(of_two):
     for name in ("seeds", "one seed"):
         assert "streams with different seeds" in first[name]
     assert "attack is 'LiRA'" in first["wrong in one"]
+
+
+def test_an_error_in_one_process_is_raised_in_all(of_two):
+    first, second = (
+        {name: text for name, text in one[4].items() if name != "unlike losses"} for one in of_two
+    )
+    for name, text in first.items():
+        assert "process 1 stopped with a" in text, name
+    assert "'str' object" in second.pop("no plan")
+    for name, text in second.items():
+        assert text == name
+
+
+def test_canaries_with_other_losses_in_one_process_are_refused(of_two):
+    """The attacker's scores, and with them the result, would differ between processes."""
+    for one in of_two:
+        assert "processes differ in the losses of the canaries" in one[4]["unlike losses"]
 
 
 def test_wrappers_are_taken_off_or_refused(of_two):

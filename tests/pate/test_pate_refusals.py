@@ -9,7 +9,7 @@ from torch import nn
 
 import ownerwise as ow
 from ownerwise.pate import answering
-from ownerwise.step import read_account
+from ownerwise.step import account, read_account
 
 OWNERS = ow.Owners(None, np.repeat([1.0, 4.0], 100), 1e-5)
 
@@ -82,13 +82,12 @@ def test_of_two_processes_at_once_one_releases(tmp_path, monkeypatch):
 
 
 def test_a_release_is_counted_before_its_noise_is_drawn(tmp_path, monkeypatch):
-    class NoNoise:
-        def __init__(self, *_, **__):
-            raise KeyboardInterrupt
+    def no_noise(*_, **__):
+        raise KeyboardInterrupt
 
     plan = make(questions=26, answers=26)
     with monkeypatch.context() as patched:
-        patched.setattr(answering, "Noise", NoNoise)
+        patched.setattr(answering.Noise, "gaussian", no_noise)
         with pytest.raises(KeyboardInterrupt):
             ow.pate.answer(plan, counts_of(plan), folder=tmp_path)
     assert read_account(tmp_path).spent == 1
@@ -106,6 +105,85 @@ def test_a_release_that_cannot_be_counted_is_not_made(tmp_path):
         ow.pate.answer(plan, counts_of(plan) + plan.grid / 3, folder=tmp_path / "pate")
     assert read_account(tmp_path / "pate") is None
     ow.pate.answer(plan, counts_of(plan), folder=tmp_path / "pate")  # nothing was spent before
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.longdouble, ">f8", "list"])
+def test_counts_in_another_form_are_answered(kind, tmp_path):
+    """They must not fail after the release is charged, when it cannot be repeated."""
+    plan = make(questions=29, answers=29)
+    counts = counts_of(plan)
+    seeded = [ow.SecretStream.from_seed(0) for _ in range(2)]
+    other = (
+        counts.tolist()
+        if kind == "list"
+        else kind(counts)
+        if kind is torch.tensor
+        else counts.astype(kind)
+    )
+    given = ow.pate.answer(plan, other, seeded[0], folder=tmp_path)
+    assert (given == ow.pate.answer(plan, counts, seeded[1])).all()
+
+
+def test_a_stream_that_was_used_before_spends_nothing(tmp_path):
+    """Its noise would be that of the first release, so no answers can be given."""
+    first, second = make(questions=30, answers=30), make(questions=31, answers=31)
+    stream = ow.SecretStream()
+    ow.pate.answer(first, counts_of(first), stream)
+    with pytest.raises(RuntimeError, match="already in use"):
+        ow.pate.answer(second, counts_of(second), stream, folder=tmp_path)
+    assert read_account(tmp_path) is None
+    ow.pate.answer(second, counts_of(second), folder=tmp_path)
+
+
+def test_killed_between_any_two_writes_it_never_draws_noise_uncounted(tmp_path, monkeypatch):
+    """SQLite's statements end one by one in a crash; what follows is what a new process finds."""
+
+    class Crash(BaseException):
+        pass
+
+    class Statements:
+        """A connection that dies before its statement `last`, and rolls back nothing."""
+
+        in_transaction = False
+
+        def __init__(self, connection, last):
+            self.connection, self.last = connection, last
+
+        def execute(self, *arguments):
+            self.last -= 1
+            if self.last < 0:
+                self.connection.close()
+                raise Crash
+            return self.connection.execute(*arguments)
+
+        def close(self):
+            self.connection.close()
+
+    plan, connect, drawn = make(questions=32, answers=32), account.connect, []
+    gaussian = answering.Noise.gaussian
+    monkeypatch.setattr(
+        answering.Noise, "gaussian", lambda *a, **k: drawn.append(1) or gaussian(*a, **k)
+    )
+    crashes = 0
+    for last in range(40):
+        drawn.clear()
+        folder = tmp_path / str(last)
+        monkeypatch.setattr(answering, "_released", set())
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                account,
+                "connect",
+                lambda path, mode, last=last: Statements(connect(path, mode), last),
+            )
+            try:
+                ow.pate.answer(plan, counts_of(plan), folder=folder)
+            except Crash:
+                crashes += 1
+        monkeypatch.setattr(answering, "_released", set())
+        assert (read_account(folder) is None) == (not drawn)
+        if drawn:
+            break
+    assert crashes > 8
 
 
 def test_answers_with_a_fixed_seed_are_counted_as_not_private(tmp_path):

@@ -27,16 +27,18 @@ def begin_alike(
         stream: the audit's stream.
         settings: everything else that must be the same, by its name in messages.
     """
-    every = {"the plan": plan.hash, **settings}
-    numbers = [_number(value) for value in every.values()]
-    processes.agreed(lambda: (numbers, ()), tuple(every), 0)
+
+    def numbers() -> list[int]:
+        return [_number(value) for value in (plan.hash, *settings.values())]
+
+    processes.agreed(lambda: (numbers(), ()), ("the plan", *settings), 0)
     stream.share(processes)
 
 
-def refuse_unlike_sums(processes: Processes, sums: np.ndarray) -> None:
-    """Raise an error unless all processes have seen the same noised sums, bit for bit."""
-    own = checksum([torch.from_numpy(sums)]) if processes.several else 0
-    processes.agreed(lambda: ((own,), ()), ("the noised sums",), 0)
+def refuse_unlike(processes: Processes, name: str, values: np.ndarray) -> None:
+    """Raise an error unless all processes have the same values, bit for bit."""
+    own = checksum([torch.from_numpy(values)]) if processes.several else 0
+    processes.agreed(lambda: ((own,), ()), (name,), 0)
 
 
 def _number(value: Any) -> int:

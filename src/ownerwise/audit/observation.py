@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ownerwise.audit.alike import refuse_unlike_sums
+from ownerwise.audit.alike import refuse_unlike
 from ownerwise.audit.canaries import Canaries
 from ownerwise.audit.network import (
     AuditedData,
@@ -122,19 +123,15 @@ class AuditedRun:
         assert plan.owners.record_owner_index is not None
         self.records = len(plan.owners.record_owner_index) - len(canaries.row_canary)
         self.processes = Processes.here()
-        own, release = None, training.release
+        release = training.release
         self._own_loss = training.loss
-        if training.model is None or training.loss is None:
+        model, own = self.processes.together(lambda: _copied(training, self.processes))
+        if model is None or training.loss is None:
             self.model: nn.Module = block
             index, level, slope = canary_columns(canaries, 0)
             self.data: Any = (index, torch.stack([level, slope], dim=1))
             loss: Loss = _loss_alone
         else:
-            make = _plain_sgd if training.optimizer is None else training.optimizer
-            model = copy.deepcopy(unwrapped(training.model))
-            own = make(model.parameters())
-            if problems := list(wrapper_problems(model, own, self.processes)):
-                raise OwnerwiseError(problems)
             self.model = AuditedModel(model, block)
             self.data = AuditedData(training.data, canaries, self.records)
             plain = training.loss if release is None else release.penalised(training.loss)
@@ -211,24 +208,43 @@ class AuditedRun:
         return weight
 
 
+def _copied(
+    training: Training, processes: Processes
+) -> tuple[nn.Module, Optimizer] | tuple[None, None]:
+    """Return a copy of the model and its optimizer; None if canaries train alone."""
+    if training.model is None:
+        return None, None
+    make = _plain_sgd if training.optimizer is None else training.optimizer
+    model = copy.deepcopy(unwrapped(training.model))
+    optimizer = make(model.parameters())
+    if problems := list(wrapper_problems(model, optimizer, processes)):
+        raise OwnerwiseError(problems)
+    return model, optimizer
+
+
 def observe(canaries: Canaries, training: Training, stream: SecretStream) -> Observations:
     """Train once and return what can be seen of the canaries; see `AuditedRun`.
 
-    Several processes that train together see the same, bit for bit.
+    Several processes that train together see the same, bit for bit. An error in one of them is
+    raised in all.
     """
     run = AuditedRun(canaries, training, stream)
-    before = run.losses()
+    processes = run.processes
+    before = processes.together(run.losses)
     steps, count = canaries.plan.steps, len(canaries)
     sums, expected = np.zeros((steps, count)), np.zeros((steps, count))
     drawn = np.zeros((steps, count), dtype=np.int64)
     for at, batch in enumerate(run.batches()):
         drawn[at] = run.drawn(batch)
-        expected[at] = run.expected(batch, drawn[at])
+        expected[at] = processes.together(partial(run.expected, batch, drawn[at]))
         sums[at] = run.take(batch)
-    refuse_unlike_sums(run.processes, sums)
+    refuse_unlike(processes, "the noised sums", sums)
     noise_std = np.array([canaries.plan.noise_std_at(step) for step in range(steps)])
-    after = run.losses()
-    losses = None if before is None or after is None else np.stack([before, after])
+    after = processes.together(run.losses)
+    losses = None
+    if before is not None and after is not None:
+        losses = np.stack([before, after])
+        refuse_unlike(processes, "the losses of the canaries", losses)
     return Observations(canaries, sums, drawn, expected, noise_std, losses)
 
 

@@ -71,7 +71,7 @@ def answer(
         raise OwnerwiseError(
             f"{len(counts)} questions; the plan pays for at most {plan.questions}: ask fewer"
         )
-    grid = plan.grid
+    counts, grid = np.asarray(counts, dtype=np.float64), plan.grid
     if not (counts / grid == np.round(counts / grid)).all():
         raise OwnerwiseError(
             "the counts are not multiples of the plan's grid: pass weighted_counts"
@@ -84,16 +84,18 @@ def answer(
     root = SecretStream() if stream is None else stream
     if root.private and (problems := release_problems("the answers of a PATE plan")):
         raise OwnerwiseError(problems)
+    noise = Noise(root, purpose="answer")  # an error of the stream comes before the charge
+    test_noise = None if plan.test_std is None else Noise(root, purpose="test")
     _charge(plan, root.private, None if folder is None else Path(folder))
     passed = np.ones(len(counts), dtype=bool)
-    if plan.test_std is not None:
+    if plan.test_std is not None and test_noise is not None:
         top = torch.from_numpy(counts.max(axis=1))
-        (noised,) = Noise(root, purpose="test").gaussian(0, [top], plan.test_std, grid)
+        (noised,) = test_noise.gaussian(0, [top], plan.test_std, grid)
         passed = noised.numpy() >= plan.threshold
     asked = np.flatnonzero(passed)[: plan.answers]
     labels = np.full(len(counts), NO_ANSWER, dtype=np.int64)
     sums = torch.from_numpy(np.ascontiguousarray(counts[asked]))
-    (noised,) = Noise(root, purpose="answer").gaussian(0, [sums], plan.answer_std, grid)
+    (noised,) = noise.gaussian(0, [sums], plan.answer_std, grid)
     labels[asked] = noised.numpy().argmax(axis=1)
     return labels
 
