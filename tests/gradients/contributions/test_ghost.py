@@ -51,3 +51,25 @@ def test_inner_products_show_the_bound_on_a_single_use():
     torch.testing.assert_close(after, (left.norm(dim=2) * right.norm(dim=2)).sum(dim=1))
     assert (squares.sqrt() <= after).all()
     assert (after <= before).all()
+
+
+def test_bounds_of_several_chunks_are_those_of_one():
+    """A record that cancels may be in any chunk."""
+    left = (
+        torch.randn(COUNT, 3, 300, dtype=torch.float64) * torch.tensor([1.0, 5, 25])[:, None, None]
+    )
+    right = torch.randn(COUNT, 3, 200, dtype=torch.float64)
+    ids = torch.zeros(COUNT, 3, dtype=torch.int64)
+
+    def found(budget):
+        use = Outer(left, right, budget)
+        squares = use.squared_norms()
+        tied = [Lookup(ids, right, 300), Outer(left, right, budget)]
+        together = shared_ghost_norms(tied, budget)
+        assert together is not None
+        return squares, use.terms_bound(), *together
+
+    small = MemoryBudget(lean=True, chunk_bytes=1)
+    assert Outer(left, right, small).records_at_once("ghost") == 1
+    for one, other in zip(found(small), found(MemoryBudget(lean=True)), strict=True):
+        torch.testing.assert_close(one, other)
