@@ -25,8 +25,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -34,13 +33,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ownerwise.randomness.stream import SecretStream, StepStream
+from ownerwise.randomness.stream import SPARE, SecretStream, StepStream
 from ownerwise.torch_internals import flatten_dense_tensors, unflatten_dense_tensors
 
 __all__ = ["Noise", "grid_of", "standard_laplace", "standard_normal"]
 
-_BLOCK = 2**15  # numbers noised together, few enough to stay in cache
-_SHARE = 2**17  # fewest numbers for a thread of its own
+_BLOCK = 2**17  # numbers noised together: few for the cache, but enough for torch's threads
+_FEW = 2**15  # up to this many numbers are joined, and drawn for several steps at once
 _LAPLACE_BLOCK = 2**16  # Laplace variates drawn together
 _AHEAD = 64  # largest number of steps drawn together, if each needs few numbers
 _HALF_STEP = torch.tensor(2.0**-64, dtype=torch.float64)
@@ -104,8 +103,7 @@ class Noise:
         """Return `sums` plus N(0, std^2) noise, rounded to the grid, times `factor`.
 
         The results have the shapes, dtypes and devices of the tensors in `like`, by default those
-        of `sums`. Large sums are noised in several threads (`torch.get_num_threads`), with the same
-        results for any number of them.
+        of `sums`.
 
         Args:
             overwrite: whether the results may take the memory of `sums`.
@@ -114,10 +112,16 @@ class Noise:
         self._stream.check_process()  # noise drawn ahead must not be used twice
         noised = _Noised(sums, grid, factor, like, overwrite)
         size, spread = noised.size, std / grid
-        if step in self._ahead or size <= _BLOCK:
+        if step in self._ahead or size <= _FEW:
             noised.add(0, self._made_ahead(step, size, spread))
-        else:
-            _add_normals(self._open(step), noised, spread)
+            return noised.results()
+        stream = self._open(step)
+        words = np.empty(8 * _BLOCK + SPARE, dtype=np.uint8)
+        memory = torch.empty(3, _BLOCK // 2, dtype=torch.float64)
+        for start in range(0, size, _BLOCK):
+            count = min(_BLOCK, size - start)
+            normals = _box_muller(stream.words(count + count % 2, words), memory)[:count]
+            noised.add(start, normals.mul_(spread).round_())
         return noised.results()
 
     def laplace(
@@ -146,7 +150,7 @@ class Noise:
         rest are drawn from the same part of the key stream.
         """
         if step not in self._ahead:
-            count = max(1, min(_AHEAD, 2 * _BLOCK // max(1, size)))
+            count = max(1, min(_AHEAD, 2 * _FEW // max(1, size)))
             length = size + size % 2
             streams = [self._open(at) for at in range(step, step + count)]
             words = np.concatenate([stream.words(length) for stream in streams])
@@ -200,59 +204,26 @@ def standard_laplace(stream: StepStream, size: int) -> Tensor:
     return a * b - c * d
 
 
-def _box_muller(words: np.ndarray, memory: _Memory | None = None) -> Tensor:
-    """Return one normal variate per word; each pair of words gives a pair of normal variates.
+def _box_muller(words: np.ndarray, memory: Tensor | None = None) -> Tensor:
+    """Return one normal variate per word, in its place; each pair of words gives a pair of them.
 
     Args:
         words: uniform 64-bit words, an even number of them.
-        memory: memory for the result and for what leads to it.
+        memory: memory for three numbers per pair, float64 [3, at least the pairs].
     """
     pairs = torch.from_numpy(words.view("<i8")).view(-1, 2)
-    memory = _Memory(len(words)) if memory is None else memory
-    bits, radius, angle, side = (part[: len(pairs)] for part in memory.halves)
+    if memory is None:
+        memory = torch.empty(3, len(pairs), dtype=torch.float64)
+    radius, angle, other = memory[:, : len(pairs)]
     # u = (k + 1/2) 2^-63 in (0, 1], k has 63 bits: the conversion rounds k to 53 significant bits
-    radius.copy_(torch.bitwise_and(pairs[:, 0], 2**63 - 1, out=bits))
+    radius.copy_(torch.bitwise_and(pairs[:, 0], 2**63 - 1, out=other.view(torch.int64)))
     torch.add(_HALF_STEP, radius, alpha=2.0**-63, out=radius)
     radius.log_().mul_(-2).sqrt_()
     angle.copy_(pairs[:, 1]).mul_(math.pi * 2.0**-63)  # uniform on [-pi, pi]
-    normals = memory.normals[: len(words)]
-    both = normals.view(-1, 2)
-    torch.mul(torch.cos(angle, out=side), radius, out=both[:, 0])
-    torch.mul(torch.sin(angle, out=side), radius, out=both[:, 1])
-    return normals
-
-
-class _Memory:
-    """Memory for drawing up to `size` normal variates, an even number."""
-
-    def __init__(self, size: int) -> None:
-        self.words = np.empty(8 * size + 15, dtype=np.uint8)
-        self.normals = torch.empty(size, dtype=torch.float64)
-        kinds = (torch.int64, *[torch.float64] * 3)
-        self.halves = [torch.empty(size // 2, dtype=kind) for kind in kinds]
-
-
-def _add_normals(stream: StepStream, noised: _Noised, spread: float) -> None:
-    """Add noise to all numbers; each thread draws a part of the stream for a part of them."""
-    threads = max(1, min(noised.threads, noised.size // _SHARE))
-    blocks = -(-noised.size // _BLOCK)
-    counts = [_BLOCK * (blocks // threads + (n < blocks % threads)) for n in range(threads)]
-    bounds = [min(end, noised.size) for end in accumulate(counts, initial=0)]
-
-    def add(part: StepStream, first: int, last: int) -> None:
-        memory = _Memory(_BLOCK)
-        with torch.no_grad():
-            for start in range(first, last, _BLOCK):
-                count = min(_BLOCK, last - start)
-                words = part.words(count + count % 2, memory.words)
-                noised.add(start, _box_muller(words, memory)[:count].mul_(spread).round_())
-
-    parts = stream.split(counts)
-    if threads == 1:
-        add(parts[0], 0, noised.size)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(add, parts, bounds[:-1], bounds[1:]))
+    normals = pairs.view(torch.float64)
+    torch.mul(torch.cos(angle, out=other), radius, out=normals[:, 0])
+    torch.mul(angle.sin_(), radius, out=normals[:, 1])
+    return normals.view(-1)
 
 
 class _Noised:
@@ -269,7 +240,6 @@ class _Noised:
 
     Attributes:
         size: how many numbers there are.
-        threads: how many threads may add noise at once, each to numbers of its own.
     """
 
     def __init__(
@@ -285,19 +255,18 @@ class _Noised:
         self._grid, self._factor = grid, factor
         sums = [tensor.detach() for tensor in sums]
         devices = {tensor.device for tensor in sums}
-        self.threads = torch.get_num_threads() if devices == {torch.device("cpu")} else 1
         self.size = sum(tensor.numel() for tensor in sums)
         dtypes = [tensor.dtype for tensor in like]
-        self._joined = 0 < self.size <= _BLOCK  # saves many short calls
+        self._joined = 0 < self.size <= _FEW  # saves many short calls
         if self._joined:
             sums = sums if len(devices) == 1 else [tensor.cpu() for tensor in sums]
             sums = [flatten_dense_tensors(sums)]
             dtypes = dtypes[:1] if len(set(dtypes)) == 1 else [torch.float64]
         self._sums = [tensor.reshape(-1) for tensor in sums]
-        self._noised = [
-            flat if overwrite and own and flat.dtype == dtype else torch.empty_like(flat, dtype=dtype)
-            for flat, own, dtype in zip(self._sums, _own_memory(self._sums), dtypes, strict=True)
-        ]
+        self._noised = []
+        for flat, own, dtype in zip(self._sums, _own_memory(self._sums), dtypes, strict=True):
+            reused = overwrite and own and flat.dtype == dtype
+            self._noised.append(flat if reused else torch.empty_like(flat, dtype=dtype))
         self._bounds = list(accumulate(map(len, self._sums), initial=0))
 
     def add(self, start: int, units: Tensor) -> None:

@@ -14,7 +14,7 @@ function of the key alone: a resumed run with the same fixed seed draws exactly 
 step t as before, no matter what was drawn in between.
 
 No (key, counter) pair is used twice:
-- within a step the counter only advances, and parts of a step have disjoint ranges of it;
+- within a step the counter only advances;
 - a stream opens each step at most once, in ascending order, even if several threads share it;
 - a private stream hands out each child at most once, and cannot be pickled or copied;
 - a forked process gets an ERROR, not a new key: a new key would silently give different batches to
@@ -32,8 +32,6 @@ import hashlib
 import os
 import secrets
 import threading
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from typing import NoReturn, Self
 
 import numpy as np
@@ -48,7 +46,8 @@ from ownerwise.processes import Processes
 _STEPS = 2**64
 _WORDS_PER_STEP = 2**65  # 2^64 AES blocks of two 64-bit words
 _FEWEST_WORDS = 256  # drawn at once for coin flips
-_ZEROS = memoryview(bytes(2**18))  # encrypted where few words are drawn
+_ZEROS = memoryview(bytes(2**20))  # what is encrypted, unless more words are drawn at once
+SPARE = 15  # bytes of a block that the cipher may write beyond the words
 
 
 class SecretStream:
@@ -174,64 +173,32 @@ class SecretStream:
 
 
 class StepStream:
-    """The random numbers of one purpose and step, opened by `SecretStream.at_step`.
+    """The random numbers of one purpose and step, opened by `SecretStream.at_step`."""
 
-    Its words have the numbers `first`, ..., `end - 1` within the step; `first` must be even.
-    """
-
-    def __init__(
-        self, key: bytes, step: int, process: int, first: int = 0, end: int | None = None
-    ) -> None:
-        self._key = key
+    def __init__(self, key: bytes, step: int, process: int) -> None:
+        counter = step.to_bytes(8, "big") + bytes(8)
+        self._encryptor = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
         self._step = step
         self._process = process
-        self._end = _WORDS_PER_STEP if end is None else end
+        self._position = 0  # words drawn so far
         self._coins = np.zeros(0, dtype=np.uint8)  # drawn ahead
-        self._start_at(first)
 
-    def _start_at(self, position: int) -> None:
-        counter = (self._step * _STEPS + position // 2) % _STEPS**2
-        mode = modes.CTR(counter.to_bytes(16, "big"))
-        self._encryptor = Cipher(algorithms.AES(self._key), mode).encryptor()
-        self._position = position  # words drawn so far, in this and earlier parts
-
-    def words(self, count: int, buffer: np.ndarray | None = None) -> np.ndarray:
+    def words(self, count: int, memory: np.ndarray | None = None) -> np.ndarray:
         """Return uniform 64-bit words, uint64 [count].
 
         Args:
             count: how many.
-            buffer: memory for the words, uint8, at least 15 bytes longer than they are.
+            memory: where to put them, uint8, with at least `SPARE` bytes more than they need.
         """
         _check_process(self._process)
-        self._refuse_beyond(self._position + count)
+        if self._position + count > _WORDS_PER_STEP:
+            raise OverflowError(f"step {self._step} is exhausted: its counter would overflow")
         self._position += count
         size = 8 * count
-        if buffer is None:
-            buffer = np.empty(size + 15, dtype=np.uint8)  # update_into needs a spare block
+        memory = np.empty(size + SPARE, dtype=np.uint8) if memory is None else memory
         zeros = _ZEROS[:size] if size <= len(_ZEROS) else bytes(size)
-        self._encryptor.update_into(zeros, buffer.data)
-        return buffer[:size].view("<u8")
-
-    def split(self, counts: Sequence[int]) -> list[StepStream]:
-        """Return streams of the next words, which may be drawn in any order, even in threads.
-
-        Together they have the words that this stream would have drawn next, `counts` in turn; this
-        stream continues after them. Every part begins with a whole AES block of two words.
-        """
-        _check_process(self._process)
-        if self._position % 2 or any(count % 2 for count in counts):
-            raise ValueError(f"a part must begin and end with a block, got {list(counts)} words")
-        bounds = list(accumulate(counts, initial=self._position))
-        self._refuse_beyond(bounds[-1])
-        self._start_at(bounds[-1])
-        return [
-            StepStream(self._key, self._step, self._process, first, end)
-            for first, end in pairwise(bounds)
-        ]
-
-    def _refuse_beyond(self, position: int) -> None:
-        if position > self._end:
-            raise OverflowError(f"step {self._step} is exhausted: its counter would overflow")
+        self._encryptor.update_into(zeros, memory.data)
+        return memory[:size].view("<u8")
 
     def coins(self, count: int) -> np.ndarray:
         """Return fair coin flips, each 0 or 1, uint8 [count]; they are drawn in larger blocks."""
