@@ -32,6 +32,7 @@ from ownerwise.gradients.precision import (
     row_norms,
     without_huge,
 )
+from ownerwise.gradients.products import product
 from ownerwise.gradients.segments import Segments
 from ownerwise.gradients.workspace import Loan
 
@@ -280,7 +281,7 @@ class Outer(OuterProducts):
         left, right = self._scaled(left, right, weights)
         if left.stride(0) < left.stride(1):  # time comes first in memory: avoid a copy
             left, right = left.transpose(0, 1), right.transpose(0, 1)
-        return left.flatten(0, 1).mT @ right.flatten(0, 1)
+        return product(left.flatten(0, 1).mT, right.flatten(0, 1))
 
     def _scaled(self, left: Tensor, right: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         scale = weights[:, None, None]
