@@ -18,11 +18,13 @@ from torch.nn import functional
 
 from ownerwise.gradients.precision import autocasts
 
-__all__ = ["Linear", "affine", "product"]
+__all__ = ["Linear", "affine", "product", "tanh"]
 
 # Below this many multiply-adds, preparing a call to oneDNN takes longer than it saves, and below
 # the second, an additional autograd function does.
 _SMALL, _SMALL_LAYER = 1 << 20, 1 << 22
+_TANH = 64  # multiply-adds that take as long as one hyperbolic tangent
+_PART = 1 << 17  # the numbers of a part that stays in cache
 
 
 @functools.cache
@@ -47,15 +49,21 @@ def _faster(multiply_adds: int, *factors: Tensor | None) -> bool:
 
 def product(left: Tensor, right: Tensor, plus: Tensor | None = None) -> Tensor:
     """Return `left @ right`, and `plus` added to it if given, for matrices."""
-    if not _faster(left.numel() * right.shape[1], left, right, plus):
-        return torch.mm(left, right) if plus is None else torch.addmm(plus, left, right)
-    call = _onednn()
-    if plus is not None:
-        return call.binary(left, plus, right.t(), None, "add")
-    # oneDNN copies its first factor unless that is contiguous
-    if not left.is_contiguous() and right.numel() < left.numel():
-        return call(right.t(), left, None, "none", [], "").t()
-    return call(left, right.t(), None, "none", [], "")
+    if _faster(left.numel() * right.shape[1], left, right, plus):
+        call = _onednn()
+        # The first factor is read row by row, and is copied unless it is contiguous. The second may
+        # be transposed, but other gaps make it slow.
+        if _dense(right) and (left.is_contiguous() or right.numel() >= left.numel()):
+            if plus is not None:
+                return call.binary(left, plus, right.t(), None, "add")
+            return call(left, right.t(), None, "none", [], "")
+        if _dense(left) and plus is None:
+            return call(right.t(), left, None, "none", [], "").t()
+    return torch.mm(left, right) if plus is None else torch.addmm(plus, left, right)
+
+
+def _dense(matrix: Tensor) -> bool:
+    return matrix.is_contiguous() or matrix.t().is_contiguous()
 
 
 def affine(input: Tensor, weight: Tensor, bias: Tensor | None, then: str = "none") -> Tensor:
@@ -63,11 +71,27 @@ def affine(input: Tensor, weight: Tensor, bias: Tensor | None, then: str = "none
     if _faster(input.numel() * len(weight), input, weight, bias):
         return _onednn()(input, weight, bias, then, [], "")
     output = functional.linear(input, weight, bias)
-    return output if then == "none" else getattr(output, f"{then}_")()
+    if then == "none":
+        return output
+    return tanh(output) if then == "tanh" else output.sigmoid_()
+
+
+def tanh(input: Tensor) -> Tensor:
+    """Return the hyperbolic tangent, for which MKL is slow on the same processors."""
+    if not (_faster(_TANH * input.numel(), input) and input.is_contiguous()):
+        return torch.tanh(input)
+    output = torch.empty_like(input)
+    parts = zip(input.view(-1).split(_PART), output.view(-1).split(_PART), strict=True)
+    for part, into in parts:
+        into.copy_(part.to_mkldnn().tanh_().to_dense())
+    return output
 
 
 class Linear(torch.autograd.Function):
-    """A linear layer whose weight and bias are constants, so that only its input has a gradient."""
+    """A linear layer on vectors `[rows, columns]` with a constant weight and bias.
+
+    Only its input has a gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -79,9 +103,7 @@ class Linear(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """Return the gradient of the input."""
         (weight,) = ctx.saved_tensors
-        gradient = gradients[0]
-        rows = product(gradient.reshape(-1, len(weight)), weight)
-        return rows.view(*gradient.shape[:-1], -1), None, None
+        return product(gradients[0], weight), None, None
 
     @classmethod
     def of(cls, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -91,4 +113,5 @@ class Linear(torch.autograd.Function):
             faster = size >= _SMALL_LAYER and _faster(size, input, weight, bias)
         if not faster or autocasts(input.device):
             return functional.linear(input, weight, bias)
-        return cls.apply(input, weight, bias)  # type: ignore[return-value]
+        rows: Any = cls.apply(input.reshape(-1, input.shape[-1]), weight, bias)
+        return rows if input.dim() == 2 else rows.view(*input.shape[:-1], -1)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ownerwise.gradients.products import affine, product
+from ownerwise.gradients.products import affine, product, tanh
 from ownerwise.gradients.taps import Delivery
 from ownerwise.gradients.workspace import Loan
 from ownerwise.torch_internals import aten
@@ -58,21 +58,22 @@ class LSTM(torch.autograd.Function):
         before = joined[..., columns:]
         before[order[0]].copy_(first)
         states = joined.new_empty(*joined.shape[:2], size)
-        cells, squashed = torch.empty_like(states), torch.empty_like(states)
+        cells = torch.empty_like(states)
         weights = _apart(torch.cat([w_ih, w_hh], dim=1))
         biases = (None, None) if bias is None else _apart(bias)
-        gates, cell = [], first_cell
+        gates, squashed, cell = [], [], first_cell
         for at, t in enumerate(order):
             ifo = affine(joined[t], weights[0], biases[0], "sigmoid")
             g = affine(joined[t], weights[1], biases[1], "tanh")
             i, f, o = ifo.chunk(3, dim=1)
             cell = torch.mul(f, cell, out=cells[t]).addcmul_(i, g)
-            state = torch.mul(torch.tanh(cell, out=squashed[t]), o, out=states[t])
+            squashed.append(tanh(cell))
+            state = torch.mul(squashed[at], o, out=states[t])
             if at + 1 < len(order):
                 before[order[at + 1]].copy_(state)
             gates += [ifo, g]
         # `first` is saved so that autograd refuses it if it is changed in place before then
-        ctx.save_for_backward(cells, squashed, first_cell, w_ih, w_hh, first, *gates)
+        ctx.save_for_backward(cells, first_cell, w_ih, w_hh, first, *squashed, *gates)
         ctx.order, ctx.loan, ctx.delivery = order, loan, delivery
         return states, cell.clone()
 
@@ -86,8 +87,9 @@ class LSTM(torch.autograd.Function):
         In the last backward pass, the gates' gradient is in the block of `loan`.
         """
         d_states, d_last = gradients
-        cells, squashed, first_cell, w_ih, w_hh, _, *gates = ctx.saved_tensors
+        cells, first_cell, w_ih, w_hh, _, *rest = ctx.saved_tensors
         order, block = ctx.order, ctx.loan.block
+        squashed, gates = rest[: len(order)], rest[len(order) :]
         d_gates = block if ctx.delivery.last else torch.empty_like(block)
         d_state, d_cell = d_states[order[-1]], d_last.clone()
         part, other = torch.empty_like(d_cell), torch.empty_like(d_cell)
@@ -98,8 +100,8 @@ class LSTM(torch.autograd.Function):
             d_i, d_f, d_g, d_o = d_gates[t].chunk(4, dim=1)
             before = cells[order[at - 1]] if at else first_cell
             torch.mul(d_state, o, out=part)
-            d_cell += _tanh_back(part, squashed[t], grad_input=other)
-            _sigmoid_back(torch.mul(d_state, squashed[t], out=part), o, grad_input=d_o)
+            d_cell += _tanh_back(part, squashed[at], grad_input=other)
+            _sigmoid_back(torch.mul(d_state, squashed[at], out=part), o, grad_input=d_o)
             _sigmoid_back(torch.mul(d_cell, g, out=part), i, grad_input=d_i)
             _tanh_back(torch.mul(d_cell, i, out=part), g, grad_input=d_g)
             _sigmoid_back(torch.mul(d_cell, before, out=part), f, grad_input=d_f)

@@ -245,9 +245,10 @@ def _tapped_zeros(
         shape: the shape of the gates, `[T, B, gates]`.
         products: each matrix and bias that contribute to the gates, and a function that returns the
             inputs of the matrix, `[T, B, columns]`.
-        loan: the memory in which the gradient may be stored.
+        loan: the memory in which the gradient may be stored. The zeros are then never read, so
+            they are left out.
     """
-    zeros = input.new_zeros(()).expand(shape)
+    zeros = input.new_zeros(()).expand(shape) if loan is None else input.new_empty(shape)
     tracked = [(context.tracked(m), context.tracked(b), right) for m, b, right in products]
     used = [parameter for *pair, _ in tracked for parameter in pair if parameter is not None]
     if not used:
