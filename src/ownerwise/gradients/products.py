@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from ownerwise.gradients.precision import autocasts
+from ownerwise.torch_internals import aten
 
-__all__ = ["Linear", "affine", "product", "tanh"]
+__all__ = ["Linear", "Tanh", "affine", "product", "products", "tanh"]
 
-# Below this many multiply-adds, preparing a call to oneDNN takes longer than it saves, and below
-# the second, an additional autograd function does.
-_SMALL, _SMALL_LAYER = 1 << 20, 1 << 22
+# Below these many multiply-adds, preparing a call to oneDNN takes longer than it saves: for one
+# product, for each product of a batch, and for one in an autograd function of its own.
+_SMALL, _SMALL_OF_MANY, _SMALL_LAYER = 1 << 20, 1 << 21, 1 << 22
 _TANH = 64  # multiply-adds that take as long as one hyperbolic tangent
 _PART = 1 << 17  # the numbers of a part that stays in cache
 
@@ -62,6 +63,21 @@ def product(left: Tensor, right: Tensor, plus: Tensor | None = None) -> Tensor:
     return torch.mm(left, right) if plus is None else torch.addmm(plus, left, right)
 
 
+def products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return `left[i] @ right[i]` for each i, for `[count, ...]` matrices; written to `out`."""
+    size = left[0].numel() * right.shape[2] if len(left) else 0
+    if size < _SMALL_OF_MANY or not _faster(size, left, right):
+        return torch.bmm(left, right) if out is None else torch.bmm(left, right, out=out)
+    left = left.contiguous()  # at once, because oneDNN would do it one by one
+    if not _dense(right[0]):
+        right = right.contiguous()
+    out = left.new_empty(*left.shape[:2], right.shape[2]) if out is None else out
+    call = _onednn()
+    for first, second, into in zip(left, right.mT, out, strict=True):
+        into.copy_(call(first, second, None, "none", [], ""))
+    return out
+
+
 def _dense(matrix: Tensor) -> bool:
     return matrix.is_contiguous() or matrix.t().is_contiguous()
 
@@ -78,13 +94,41 @@ def affine(input: Tensor, weight: Tensor, bias: Tensor | None, then: str = "none
 
 def tanh(input: Tensor) -> Tensor:
     """Return the hyperbolic tangent, for which MKL is slow on the same processors."""
-    if not (_faster(_TANH * input.numel(), input) and input.is_contiguous()):
+    if not _faster(_TANH * input.numel(), input):
         return torch.tanh(input)
-    output = torch.empty_like(input)
-    parts = zip(input.view(-1).split(_PART), output.view(-1).split(_PART), strict=True)
-    for part, into in parts:
-        into.copy_(part.to_mkldnn().tanh_().to_dense())
+    output = torch.empty_like(input)  # in the same memory format
+    given, into = input, output
+    if not input.is_contiguous():
+        given, into = input.movedim(1, -1), output.movedim(1, -1)
+        if not given.is_contiguous():
+            return torch.tanh(input)
+    for part, end in zip(given.view(-1).split(_PART), into.view(-1).split(_PART), strict=True):
+        end.copy_(part.to_mkldnn().tanh_().to_dense())
     return output
+
+
+class Tanh(torch.autograd.Function):
+    """The hyperbolic tangent."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor) -> Tensor:
+        """Return tanh(input)."""
+        output = tanh(input)
+        ctx.save_for_backward(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """Return the gradient of the input."""
+        (output,) = ctx.saved_tensors
+        return aten.tanh_backward(gradients[0], output)
+
+    @classmethod
+    def of(cls, input: Tensor) -> Tensor:
+        """Return tanh(input), computed as torch does, or faster."""
+        with torch.no_grad():
+            faster = _faster(_TANH * input.numel(), input)
+        return cls.apply(input) if faster else torch.tanh(input)  # type: ignore[return-value]
 
 
 class Linear(torch.autograd.Function):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ownerwise.gradients.precision import row_norms, without_huge
+from ownerwise.gradients.products import products
 
 __all__ = ["gram", "squares_and_bounds", "squares_from_grams"]
 
@@ -29,7 +30,7 @@ HIDDEN_ROUNDINGS = 4
 
 def gram(vectors: Tensor) -> Tensor:
     """Return all inner products within each record, `[count, terms, terms]`."""
-    return torch.bmm(vectors, vectors.mT)
+    return products(vectors, vectors.mT)
 
 
 def squares_from_grams(left: Tensor, right: Tensor, form: Callable[[int], Tensor]) -> Tensor:

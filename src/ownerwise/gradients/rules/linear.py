@@ -78,7 +78,7 @@ def addmm(
         return NotImplemented
     if offset is None and not context.is_constant(input):
         return NotImplemented
-    output = func(context.value(input), mat1, context.value(mat2))
+    output = Linear.of(mat1, context.value(mat2).t(), context.value(input))
     used = [tracked for tracked in (matrix, offset) if tracked is not None]
     saved = Saved(mat1, f"addmm({used[0].name})") if matrix is not None else None
     budget = context.budget
