@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ownerwise.gradients.precision import autocasts
-from ownerwise.torch_internals import aten
+from ownerwise.torch_internals import aten, onednn_linear
 
 __all__ = ["Linear", "Tanh", "affine", "product", "products", "tanh"]
 
@@ -36,7 +36,7 @@ def _onednn() -> Any:
     processor = torch.cpu.get_capabilities()
     if not processor.get("avx512_f") or "Intel" in processor.get("cpu_name", "Intel"):
         return None
-    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    return onednn_linear
 
 
 def _faster(multiply_adds: int, *factors: Tensor | None) -> bool:
@@ -44,8 +44,12 @@ def _faster(multiply_adds: int, *factors: Tensor | None) -> bool:
     if multiply_adds < _SMALL or _onednn() is None:
         return False
     given = [factor for factor in factors if factor is not None]
-    graph = torch.is_grad_enabled() and any(factor.requires_grad for factor in given)
-    return not graph and all(f.dtype == torch.float32 and f.device.type == "cpu" for f in given)
+    if torch.is_grad_enabled() and any(factor.requires_grad for factor in given):
+        return False  # oneDNN's product has no derivative
+    return all(
+        f.dtype == torch.float32 and f.device.type == "cpu" and f.layout == torch.strided
+        for f in given
+    )
 
 
 def product(left: Tensor, right: Tensor, plus: Tensor | None = None) -> Tensor:
@@ -153,8 +157,10 @@ class Linear(torch.autograd.Function):
     def of(cls, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Run the layer as torch does, or faster."""
         size = input.numel() * len(weight)
+        constant = not (weight.requires_grad or (bias is not None and bias.requires_grad))
         with torch.no_grad():
-            faster = size >= _SMALL_LAYER and _faster(size, input, weight, bias)
+            faster = size >= _SMALL_LAYER and weight.dim() == 2
+            faster = faster and constant and _faster(size, input, weight, bias)
         if not faster or autocasts(input.device):
             return functional.linear(input, weight, bias)
         rows: Any = cls.apply(input.reshape(-1, input.shape[-1]), weight, bias)
