@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ownerwise.gradients.precision import row_norms, without_huge
+from ownerwise.gradients.products import products
 
 __all__ = ["gram", "inner_products", "squares_and_bounds", "squares_from_grams"]
 
@@ -26,7 +27,9 @@ TRUSTED_ROUNDINGS = 1e4
 # With constant factors that nearly cancel, of 1 to 30,000 entries, squares were too small by up to
 # 12 of them.
 GRAM_ROUNDINGS = 32
-_AT_ONCE = 512  # products that are added one after another; more of them would round in one direction
+_AT_ONCE = (
+    512  # products that are added one after another; more of them would round in one direction
+)
 # The error allowed for forming and summing a gradient, in units of the rounding error of the upper
 # bound on its norm.
 HIDDEN_ROUNDINGS = 4
@@ -40,7 +43,7 @@ def gram(vectors: Tensor) -> Tensor:
 def inner_products(left: Tensor, right: Tensor) -> Tensor:
     """Return <left_s, right_t>, `[count, s, t]`, for vectors `[count, terms, entries]`."""
     first, *others = zip(left.split(_AT_ONCE, 2), right.split(_AT_ONCE, 2), strict=True)
-    total = torch.bmm(first[0], first[1].mT)
+    total = products(first[0], first[1].mT)
     for a, b in others:
         total.baddbmm_(a, b.mT)
     return total
