@@ -180,6 +180,10 @@ class Tape:
             with self._delivery.to(given, last=not keep), replay or nullcontext():
                 send_back(self.model, losses, weights, parameters, keep=keep)
 
+        def consume(tap: Tap, gradient: Tensor) -> None:
+            arrive(tap, gradient)
+            tap.release()
+
         try:
             with full_precision(losses.device):
                 if len(losses) and losses.requires_grad:
@@ -187,7 +191,7 @@ class Tape:
                         taps, self._layouts, losses, send, traced.relocations, confirm=confirm
                     ):
                         traced.refuse(Refused(problem.where, problem.what, problem.remedy))
-                    send(weights, arrive, keep=False)
+                    send(weights, consume, keep=False)
                 yield
         finally:
             self.reset()
