@@ -22,8 +22,8 @@ __all__ = ["Collector", "PerRecordGradients"]
 # If a record's terms are this many times longer than their sum, adding them to the sum over the
 # batch would cost the other records precision, so the record is summed separately.
 CANCELLING = 1e3
-# By how much a norm is rounded up for the sum over a record's terms, in rounding errors of the upper
-# bound on their lengths. Sums of 400 terms were too short by up to 2 of them.
+# By how much a norm is rounded up for the sum over a record's terms, in rounding errors of the
+# upper bound on their lengths. Sums of 400 terms were too short by up to 2 of them.
 TERM_ROUNDINGS = 4
 
 Gradients = dict[nn.Parameter, Tensor]
