@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ownerwise.gradients.precision import row_norms, without_huge
+from ownerwise.gradients.products import products
 
 __all__ = ["gram", "inner_products", "squares_and_bounds", "squares_from_grams"]
 
@@ -41,7 +42,7 @@ def gram(vectors: Tensor) -> Tensor:
 def inner_products(left: Tensor, right: Tensor) -> Tensor:
     """Return <left_s, right_t>, `[count, s, t]`, for vectors `[count, terms, entries]`."""
     first, *others = zip(left.split(_AT_ONCE, 2), right.split(_AT_ONCE, 2), strict=True)
-    total = torch.bmm(first[0], first[1].mT)
+    total = products(first[0], first[1].mT)
     for a, b in others:
         total.baddbmm_(a, b.mT)
     return total

@@ -32,6 +32,7 @@ from ownerwise.gradients.precision import (
     row_norms,
     without_huge,
 )
+from ownerwise.gradients.products import product, products
 from ownerwise.gradients.segments import Segments
 from ownerwise.gradients.workspace import Loan
 
@@ -160,8 +161,8 @@ class OuterProducts(Contribution):
         """Return the gradients of a range of records, `[records, rows * columns]`."""
         left, right = self.left_right(start, stop)
         if into is None:
-            return torch.bmm(left.mT, right).view(stop - start, -1)
-        torch.bmm(left.mT, right, out=into.view(len(left), -1, self.columns))
+            return products(left.mT, right).view(stop - start, -1)
+        products(left.mT, right, out=into.view(len(left), -1, self.columns))
         return into
 
     def sums_of(self, segments: Segments) -> Tensor:
@@ -182,12 +183,12 @@ class OuterProducts(Contribution):
             left, right = left.flatten(0, 1), right.flatten(0, 1)
             if segments.equal:
                 left, right = (part.unflatten(0, (last - first, -1)) for part in (left, right))
-                torch.bmm(left.mT, right, out=total[first:last])
+                products(left.mT, right, out=total[first:last])
             else:
                 counts = (segments.sizes[first:last] * self.terms).tolist()
                 parts = zip(left.split(counts), right.split(counts), strict=True)
                 for number, (d, a) in enumerate(parts, first):
-                    torch.mm(d.mT, a, out=total[number])
+                    total[number] = product(d.mT, a)
             first = last
         return self.shaped(total.flatten(1))
 
@@ -280,7 +281,7 @@ class Outer(OuterProducts):
         left, right = self._scaled(left, right, weights)
         if left.stride(0) < left.stride(1):  # time comes first in memory: avoid a copy
             left, right = left.transpose(0, 1), right.transpose(0, 1)
-        return left.flatten(0, 1).mT @ right.flatten(0, 1)
+        return product(left.flatten(0, 1).mT, right.flatten(0, 1))
 
     def _scaled(self, left: Tensor, right: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         scale = weights[:, None, None]
