@@ -203,7 +203,7 @@ class ModelPasses:
         self._due = len(batch) > 1 and is_due(self._batches)
         self._batches += len(batch) > 1
         if self._due and Chain.of(self.model, rows.inputs) is None:  # chains never mix records
-            check_model(self.model, batch, randomness.parts)
+            check_model(self.model, self._tape, batch, randomness.parts)
 
     def _loss_check(
         self, micro: MicroBatch, released: tuple[Tensor, ...], randomness: Randomness
