@@ -39,8 +39,7 @@ import torch
 from torch import Tensor, nn
 
 import ownerwise as ow
-from models import CASES, Criterion, build
-from models import loss as loss_of
+from models import CASES, Criterion, build, loss_of
 
 CLIP, NOISE, RATE, THREADS = 1.0, 1.0, 0.01, 2
 TURN = 0.1
@@ -56,10 +55,11 @@ def plain(name: str, channels_last: bool = False) -> Step:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x = x.contiguous(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(trained(model), lr=RATE)
+    criterion = loss_of(name)
 
     def step() -> None:
         optimizer.zero_grad()
-        loss_of(model(x), y).backward()
+        criterion(model(x), y).backward()
         optimizer.step()
 
     return step
@@ -79,7 +79,7 @@ def ours(name: str, **options: Any) -> Step:
     model, x, y = build(name)
     plan = make_plan(len(x))
     optimizer = torch.optim.SGD(trained(model), lr=RATE)
-    step = ow.PrivateStep(model, plan, optimizer, loss_of, **options)
+    step = ow.PrivateStep(model, plan, optimizer, loss_of(name), **options)
     indices = np.arange(len(x))
     owner_index = np.zeros(len(x), dtype=np.int64)
     return lambda: step(ow.Batch(step.steps_spent, indices, owner_index, (x, y)))
@@ -97,7 +97,7 @@ def owners(name: str, *sizes: int) -> Step:
         records_per_owner=None,
     )  # fmt: skip
     optimizer = torch.optim.SGD(trained(model), lr=RATE)
-    step = ow.PrivateStep(model, plan, optimizer, loss_of)
+    step = ow.PrivateStep(model, plan, optimizer, loss_of(name))
     rows = np.arange(len(x)), owner_index
     return lambda: step(ow.Batch(step.steps_spent, *rows, (x, y), by_owner=True))
 
@@ -137,10 +137,11 @@ def opacus(name: str, mode: str) -> Step:
 def vmap(name: str) -> Step:
     model, x, y = build(name)
     optimizer = torch.optim.SGD(trained(model), lr=RATE)
+    criterion = loss_of(name)
 
     def loss(parameters: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
         output = torch.func.functional_call(model, parameters, (record[None],))
-        return loss_of(output, target[None])
+        return criterion(output, target[None])
 
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
 

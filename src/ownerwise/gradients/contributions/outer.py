@@ -283,6 +283,13 @@ class Outer(OuterProducts):
             left, right = left.transpose(0, 1), right.transpose(0, 1)
         return product(left.flatten(0, 1).mT, right.flatten(0, 1))
 
+    def sketch(self, left: Tensor, right: Tensor) -> Tensor:
+        """See `Contribution`."""
+        if self.held is not None:
+            return super().sketch(left, right)
+        d, a = self.left_right(0, self.count)
+        return ((d @ left.T.to(d)) * (a @ right.T.to(a))).sum(dim=1)
+
     def _scaled(self, left: Tensor, right: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         scale = weights[:, None, None]
         return (left * scale, right) if self.rows <= self.columns else (left, right * scale)
