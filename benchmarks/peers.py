@@ -6,9 +6,11 @@
 
 `benchmarks/step.py --peers jax/bin/python,tf/bin/python` runs this script and adds its figures.
 They are not interleaved with those of torch, so the machine must be idle. The networks, batches,
-clip norm and noise are those of `benchmarks/models.py` and `benchmarks/step.py`. jax_privacy is
-timed at several micro-batch sizes, TensorFlow Privacy with and without XLA, by its vectorised model
-and, if all layers are registered for it, by fast gradient clipping; the best counts.
+clip norm and noise are those of `benchmarks/models.py` and `benchmarks/step.py`. The best way of
+each library counts: jax_privacy is timed at several micro-batch sizes, and with convolutions by XLA
+and by matrix products, which XLA forms per record much faster on a CPU; TensorFlow Privacy with and
+without XLA, by its vectorised model and, if all layers are registered for it, by fast gradient
+clipping.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 SECONDS = 2.0
+LARGEST = 50_000_000  # numbers in the gradients of a micro-batch; the machine swaps if all are kept
 WORDS, LENGTH = 10_000, 20  # of the LSTM
 MODELS = {"mlp": ((21,), 256, 3), "mnist": ((1, 28, 28), 512, 10), "lstm": ((LENGTH,), 256, 2)}
 
@@ -53,7 +57,7 @@ def batch_of(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def jax_network(name: str):
-    """Return initial parameters and the loss of one record, for JAX."""
+    """Return initial parameters and, for each way to compute it, the loss of one record in JAX."""
     import jax
     import jax.numpy as jnp
 
@@ -70,17 +74,28 @@ def jax_network(name: str):
             x = jax.nn.relu(dense(x, layer))
         return dense(x, parameters[-1])
 
-    def mnist(parameters, x):
-        x = x[None]
-        for kernel, bias, stride, padding in (
-            (*parameters[0], 2, [(2, 2), (2, 2)]),
-            (*parameters[1], 2, "VALID"),
-        ):
-            x = jax.lax.conv_general_dilated(
-                x, kernel, (stride, stride), padding, dimension_numbers=("NCHW", "OIHW", "NCHW")
-            )
-            x = jnp.tanh(x + bias[:, None, None])
-            x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 1, 2, 2), (1, 1, 1, 1), "VALID")
+    def convolved(x, kernel, bias):  # [1, height, width, channels], stride 2
+        form = ("NHWC", "HWIO", "NHWC")
+        x = jax.lax.conv_general_dilated(x, kernel, (2, 2), "VALID", dimension_numbers=form)
+        return jnp.tanh(x + bias)
+
+    def multiplied(x, kernel, bias):  # likewise
+        side = kernel.shape[0]
+        high, wide = ((size - side) // 2 + 1 for size in x.shape[1:3])
+        corners = [(i, j) for i in range(side) for j in range(side)]
+        patches = [x[:, i : i + 2 * high : 2, j : j + 2 * wide : 2] for i, j in corners]
+        columns = jnp.stack(patches, 3).reshape(high * wide, -1)
+        found = jnp.tanh(columns @ kernel.reshape(-1, kernel.shape[-1]) + bias)
+        return found.reshape(1, high, wide, -1)
+
+    def pooled(x):  # reduce_window has a slow gradient on the CPU
+        rows = jnp.maximum(x[:, 1:], x[:, :-1])
+        return jnp.maximum(rows[:, :, 1:], rows[:, :, :-1])
+
+    def mnist(convolution, parameters, x):
+        x = jnp.pad(x, ((0, 0), (2, 2), (2, 2))).transpose(1, 2, 0)[None]
+        for kernel, bias in parameters[:2]:
+            x = pooled(convolution(x, kernel, bias))
         x = jnp.tanh(dense(x.reshape(-1), parameters[2]))
         return dense(x, parameters[3])
 
@@ -100,23 +115,28 @@ def jax_network(name: str):
 
     if name == "mlp":
         sizes = [21, 47, 47, 47, 3]
-        parameters, forward = [(normal(i, o), normal(o)) for i, o in pairwise(sizes)], mlp
+        parameters = [(normal(i, o), normal(o)) for i, o in pairwise(sizes)]
+        forwards = {"": mlp}
     elif name == "mnist":
-        parameters, forward = [
-            (normal(16, 1, 8, 8), normal(16)), (normal(32, 16, 4, 4), normal(32)),
+        parameters = [
+            (normal(8, 8, 1, 16), normal(16)), (normal(4, 4, 16, 32), normal(32)),
             (normal(512, 32), normal(32)), (normal(32, 10), normal(10)),
-        ], mnist  # fmt: skip
+        ]  # fmt: skip
+        forwards = {
+            ", convolutions": partial(mnist, convolved),
+            ", matrix products": partial(mnist, multiplied),
+        }
     else:
         head = normal(128, 2), normal(2)
         parameters = (
             normal(WORDS, 64), normal(64, 512), normal(128, 512), normal(512), head,
         )  # fmt: skip
-        forward = lstm
+        forwards = {"": lstm}
 
-    def loss(parameters, x, y):
+    def loss(forward, parameters, x, y):
         return -jax.nn.log_softmax(forward(parameters, x))[y]
 
-    return parameters, loss
+    return parameters, {way: partial(loss, forward) for way, forward in forwards.items()}
 
 
 def jax_privacy(name: str) -> dict[str, float]:
@@ -125,17 +145,20 @@ def jax_privacy(name: str) -> dict[str, float]:
     import jax.numpy as jnp
     from jax_privacy import clipping
 
-    parameters, loss = jax_network(name)
+    parameters, losses = jax_network(name)
     x, y = map(jnp.asarray, batch_of(name))
     found = {}
 
-    def plain(parameters, x, y, key):
-        def mean(p):
-            return jax.vmap(loss, (None, 0, 0))(p, x, y).mean()
+    def plain(loss):
+        def step(parameters, x, y, key):
+            def mean(p):
+                return jax.vmap(loss, (None, 0, 0))(p, x, y).mean()
 
-        return jax.tree.map(lambda p, g: p - 0.01 * g, parameters, jax.grad(mean)(parameters))
+            return jax.tree.map(lambda p, g: p - 0.01 * g, parameters, jax.grad(mean)(parameters))
 
-    def private(size):
+        return step
+
+    def private(loss, size):
         clipped = clipping.clipped_grad(
             loss, l2_clip_norm=1.0, batch_argnums=(1, 2), keep_batch_dim=False,
             microbatch_size=size,
@@ -151,9 +174,14 @@ def jax_privacy(name: str) -> dict[str, float]:
 
         return step
 
-    sizes = [None, *(s for s in (16, 32, 64, 128, 256) if s < len(x) and len(x) % s == 0)]
-    steps = {"plain JAX": plain}
-    steps |= {f"jax_privacy, micro-batch {size or 'all'}": private(size) for size in sizes}
+    count = sum(leaf.size for leaf in jax.tree.leaves(parameters))
+    sizes = [s for s in (1, 16, 64, 128, len(x)) if s * count <= LARGEST]
+    steps = {}
+    for way, loss in losses.items():
+        steps[f"plain JAX{way}"] = plain(loss)
+        for size in sizes:
+            whole = None if size == len(x) else size
+            steps[f"jax_privacy{way}, micro-batch {size}"] = private(loss, whole)
     key = jax.random.key(0)
     for label, step in steps.items():
         compiled = jax.jit(step)

@@ -8,6 +8,7 @@ from ownerwise.evaluation import groups, metrics
 from ownerwise.models import patches
 from ownerwise_reproduction import methods, settings
 from ownerwise_reproduction.trials import Trial, run_trial
+from tools.text_tools import install
 
 TINY = ("plan.steps=2", "run.evaluate_every=1", 'plan.accountant="rdp"')  # rdp plans faster
 INO_PAPER = (
@@ -44,11 +45,13 @@ def groups_may_be_small(monkeypatch):
 
 
 @pytest.mark.parametrize("name", settings.names())
-def test_a_setting_runs(name, tmp_path, quick_patches, groups_may_be_small):
+def test_a_setting_runs(name, tmp_path, quick_patches, groups_may_be_small, monkeypatch):
+    install(monkeypatch, tmp_path / "site")  # a MiniLM of two layers
+    layers = ("data.extractor.layers=[0, 1]",) if name == "DPIS-IMDB-LM" else ()
     (method,) = methods.parse("ino-budget")
     # made data has few records; the strict ones of CS-EN need less noise than the lax ones allow
     batch = () if name == "digits" else (f"plan.batch_size={20 if name == 'CS-EN' else 6}",)
-    trial = Trial(settings.setting(name), method, 1, "short", (*TINY, *batch))
+    trial = Trial(settings.setting(name), method, 1, "short", (*TINY, *batch, *layers))
     result = run_trial(trial, tmp_path / "run")
     assert [line["step"] for line in result["history"]] == [0, 1, 2]
     assert result["final"]["groups"].keys() <= result["budgets"].keys()

@@ -193,3 +193,31 @@ def test_all_problems_of_claims_at_once():
         "claim 6: expect applies only to comparisons",
     ):  # fmt: skip
         assert words in text
+
+
+def in_setting(name, seed, groups):
+    return result("idp", seed, groups) | {"setting": name}
+
+
+def test_a_difference_from_another_setting():
+    ours = [in_setting("digits", seed, (0.6, 0.7, 0.8, 0.9)) for seed in range(3)]
+    other = [in_setting("MN-PC", seed, (0.5, 0.6, 0.7, 0.8 + 0.01 * seed)) for seed in range(3)]
+    asked = {"method": "idp", "minus": "idp", "minus_setting": "MN-PC", "expect": "above"}
+    (found,) = find([*ours, *other], **asked, theirs="more")
+    steps = [10.0, 9.75, 9.5]
+    low, high = stats.t.interval(0.95, 2, np.mean(steps), stats.sem(steps))
+    assert found.ours == f"+9.75 [{low:.2f}, {high:.2f}] points"
+    assert (found.verdict, found.study) == ("agrees", "digits/paper")
+    assert found.command == (
+        "ownerwise experiments run MN-PC --method idp --seeds 3 && "
+        "ownerwise experiments run digits --method idp --seeds 3"
+    )
+    assert "| `run MN-PC --method idp --seeds 3 && run digits" in claim_pages.page_part([found])
+    changed = asked | {"minus_changes": ["plan.steps=3"]}
+    assert find([*ours, *other], **changed, theirs="more")[0].ours == "not run"
+    assert find([*ours, *other[:1]], **asked, theirs="more")[0].verdict == "undecided"
+
+
+def test_a_setting_of_another_method_needs_that_method():
+    with pytest.raises(OwnerwiseError, match="minus is missing"):
+        claims.make_claims([ENTRY | {"minus_setting": "digits"}])

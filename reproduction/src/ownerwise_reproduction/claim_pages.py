@@ -62,7 +62,7 @@ def _row(finding: Finding) -> list[str]:
 
 
 def _missing_row(finding: Finding) -> list[str]:
-    command = finding.command.removeprefix(f"{provenance.PROGRAM} ")
+    command = finding.command.replace(f"{provenance.PROGRAM} ", "")
     claim = f"{finding.claim.claim} ({_place(finding.claim)})"
     return [claim, finding.theirs, f"`{command}`"]
 

@@ -46,6 +46,8 @@ class Claim:
         method: our method, with its argument.
         metric: one of `METRICS`, `MEASURES`, `COMPARISONS`, or "group:NAME" for a group's recall.
         minus: the method to compare with.
+        minus_setting: the setting of that method, if it is another one.
+        minus_changes: the changes to that other setting.
         expect: the direction that the paper claims for a difference or correlation, one of
             `EXPECTATIONS`.
         changes: changes that the runs make to the setting, in the form "section.key=value".
@@ -62,15 +64,36 @@ class Claim:
     metric: str
     deviation: float | None = None
     minus: str | None = None
+    minus_setting: str | None = None
+    minus_changes: tuple[str, ...] = ()
     expect: str | None = None
     changes: tuple[str, ...] = ()
     note: str = ""
     model: str = "same model"
 
     @property
-    def methods(self) -> list[Method]:
-        """The methods that must have been run; the method in `minus`, if any, comes first."""
-        return methods.parse(self.method if self.minus is None else f"{self.minus},{self.method}")
+    def run(self) -> Method:
+        """The method of our result."""
+        return methods.parse(self.method)[0]
+
+    @property
+    def rival(self) -> Method | None:
+        """The method to compare with, if any."""
+        return None if self.minus is None else methods.parse(self.minus)[0]
+
+    def command(self, seeds: Sequence[int], profile: str = "paper") -> str:
+        """Return the command that makes all runs for the claim; two if they have two settings."""
+        specs = [method.spec for method in (self.rival, self.run) if method is not None]
+        asked = [(self.setting, specs, self.changes)]
+        if self.minus_setting is not None:
+            asked = [
+                (self.minus_setting, specs[:1], self.minus_changes),
+                (self.setting, specs[1:], self.changes),
+            ]
+        return " && ".join(
+            provenance.command("run", setting, methods, seeds, profile, changes)
+            for setting, methods, changes in asked
+        )
 
 
 @dataclass(frozen=True)
@@ -130,7 +153,13 @@ def make_claims(entries: Sequence[Mapping[str, Any]]) -> list[Claim]:
     ]
     if problems:
         raise OwnerwiseError(problems)
-    return [Claim(**{**entry, "changes": tuple(entry.get("changes", ()))}) for entry in entries]
+    return [stored(entry) for entry in entries]
+
+
+def stored(entry: Mapping[str, Any]) -> Claim:
+    """Return a claim from a table of a TOML or JSON file, where changes are lists."""
+    lists = {name: tuple(entry.get(name, ())) for name in ("changes", "minus_changes")}
+    return Claim(**{**entry, **lists})
 
 
 def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
@@ -145,6 +174,8 @@ def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
         return
     try:
         settings.setting(entry["setting"]).configure(0, changes=entry.get("changes", ()))
+        other = settings.setting(entry.get("minus_setting", entry["setting"]))
+        other.configure(0, changes=entry.get("minus_changes", ()))
         methods.parse(",".join([entry["method"], entry.get("minus", "")]))
     except OwnerwiseError as error:
         yield from error.problems
@@ -163,6 +194,8 @@ def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
         yield f"expect {expect!r}: expected one of {', '.join(EXPECTATIONS)}"
     if expect is not None and "minus" not in entry:
         yield "expect applies only to comparisons: minus is missing"
+    if "minus_setting" in entry and "minus" not in entry:
+        yield "minus_setting is the setting of another method: minus is missing"
 
 
 def find(claims: Sequence[Claim], studies: Sequence[Study]) -> list[Finding]:
@@ -171,27 +204,41 @@ def find(claims: Sequence[Claim], studies: Sequence[Study]) -> list[Finding]:
 
 
 def _findings(claim: Claim, studies: Sequence[Study]) -> list[Finding]:
-    asked = claim.methods
     found = []
     for study in studies:
-        run = study.first
-        same = run["setting"] == claim.setting and sorted(run["changes"]) == sorted(claim.changes)
-        if same and all(method.slug in study.methods for method in asked):
-            finding = _finding(claim, study)
+        if _is_of(study, claim.setting, claim.changes):
+            rival = _rival(claim, study, studies)
+            finding = None if rival is None else _finding(claim, study, rival)
             if finding is not None:
                 found.append(finding)
     if found:
         return found
-    specs = [method.spec for method in asked]
-    command = provenance.command("run", claim.setting, specs, range(SEEDS), changes=claim.changes)
+    command = claim.command(range(SEEDS))
     return [Finding(claim, _theirs(claim), "not run", None, "", 0, None, claim.setting, command)]
 
 
-def _finding(claim: Claim, study: Study) -> Finding | None:
-    """Return a study's result for a claim; None if its methods share no seed."""
-    *other, runs = (study.methods[method.slug] for method in claim.methods)
-    if other:
-        pairs = summary.pairs_by_seed(other[0], runs)
+def _is_of(study: Study, setting: str, changes: Sequence[str]) -> bool:
+    run = study.first
+    return run["setting"] == setting and sorted(run["changes"]) == sorted(changes)
+
+
+def _rival(claim: Claim, study: Study, studies: Sequence[Study]) -> Study | None:
+    """Return the study with the method to compare with: the same one, or that of its setting."""
+    if claim.minus_setting is None:
+        return study
+    for other in studies:
+        same_profile = other.first["profile"] == study.first["profile"]
+        if same_profile and _is_of(other, claim.minus_setting, claim.minus_changes):
+            return other
+    return None
+
+
+def _finding(claim: Claim, study: Study, rival: Study) -> Finding | None:
+    """Return a study's result for a claim; None if runs are missing or share no seed."""
+    runs = study.methods.get(claim.run.slug, [])
+    other: list[list[Result]] = []
+    if claim.rival is not None:
+        pairs = summary.pairs_by_seed(rival.methods.get(claim.rival.slug, []), runs)
         other, runs = [[old for old, _ in pairs]], [new for _, new in pairs]
     if not runs:
         return None
@@ -209,14 +256,7 @@ def _finding(claim: Claim, study: Study) -> Finding | None:
         if not isinstance(claim.theirs, str):
             distance = factor * value.mean - claim.theirs
             verdict = _reached(claim, distance)
-    command = provenance.command(
-        "run",
-        claim.setting,
-        [method.spec for method in claim.methods],
-        [run["seed"] for run in runs],
-        study.first["profile"],
-        study.first["changes"],
-    )
+    command = claim.command([run["seed"] for run in runs], study.first["profile"])
     return Finding(
         claim,
         _theirs(claim),
@@ -232,7 +272,7 @@ def _finding(claim: Claim, study: Study) -> Finding | None:
 
 def restated(finding: Finding, claim: Claim) -> Finding | None:
     """Return the finding on another number for the same measurement; None if it is another one."""
-    measured = ("setting", "method", "metric", "minus", "changes")
+    measured = ("setting", "method", "metric", "minus", "changes", "minus_setting", "minus_changes")
     same = all(getattr(finding.claim, name) == getattr(claim, name) for name in measured)
     if not same or finding.distance is None or isinstance(claim.theirs, str):
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ownerwise.models import TextLSTM
+from ownerwise.models import MiniLMClassifier, TextLSTM
 from ownerwise.models.activations import Activation, activation_maker
 from ownerwise.models.text import PADDING, at_places, token_counts
 
@@ -77,3 +77,32 @@ class ImdbLSTM(nn.Module):
         real = (places < lengths)[:, :, None]
         mean = (states * real).sum(dim=1) / lengths.clamp(min=1)
         return self.head(mean)
+
+
+class AdaptedMiniLM(nn.Module):
+    """MiniLM with low-rank adapters and a linear head; only these two are trained.
+
+    It needs peft. The network computes in bfloat16, its trained parameters stay in float32.
+
+    Args:
+        classes: number of outputs.
+        length: number of word pieces per text.
+        rank: rank of the adapters of queries and values.
+    """
+
+    pretraining = MiniLMClassifier.pretraining
+
+    def __init__(self, classes: int = 2, length: int = 128, rank: int = 4) -> None:
+        super().__init__()
+        import peft
+
+        adapters = peft.LoraConfig(
+            r=rank, target_modules=["query", "value"], modules_to_save=["head"]
+        )
+        network: nn.Module = MiniLMClassifier(classes, length)
+        self.network = peft.get_peft_model(network, adapters)  # type: ignore[arg-type]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return [batch, classes]."""
+        with torch.autocast(ids.device.type, torch.bfloat16):
+            return self.network(ids).float()

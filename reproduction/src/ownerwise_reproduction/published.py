@@ -15,7 +15,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ownerwise_reproduction.claims import Claim, Finding, restated
+from ownerwise_reproduction import claims
+from ownerwise_reproduction.claims import Finding, restated
 from ownerwise_reproduction.summary import Study
 
 OVERVIEW, CLAIMS, FURTHER = "README.md", "claims.json", "## Beyond the papers' tables"
@@ -77,7 +78,7 @@ def lost_methods(folder: str | PathLike, studies: Sequence[Study]) -> dict[str, 
 def read(folder: str | PathLike) -> Published:
     """Return what is published in a folder; studies whose pages are gone are left out."""
     folder = Path(folder)
-    overview, claims = folder / OVERVIEW, folder / CLAIMS
+    overview, table = folder / OVERVIEW, folder / CLAIMS
     if not overview.exists():
         return Published()
     parts = re.split(r"\n\n(?=## )", overview.read_text(encoding="utf-8").rstrip("\n"))
@@ -88,11 +89,10 @@ def read(folder: str | PathLike) -> Published:
                 sections[found["study"]] = part
         elif part.startswith(FURTHER):
             further = {link["title"]: link["page"] for link in _LINK.finditer(part)}
-    stored = json.loads(claims.read_text(encoding="utf-8")) if claims.exists() else []
+    stored = json.loads(table.read_text(encoding="utf-8")) if table.exists() else []
     findings = [one for one in map(_finding, stored) if one.study in sections]
     return Published(sections, findings, further)
 
 
 def _finding(stored: Mapping[str, Any]) -> Finding:
-    claim = stored["claim"]
-    return Finding(**{**stored, "claim": Claim(**claim | {"changes": tuple(claim["changes"])})})
+    return Finding(**{**stored, "claim": claims.stored(stored["claim"])})

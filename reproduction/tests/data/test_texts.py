@@ -99,6 +99,16 @@ class TestReviews:
         assert loaded.train.inputs[0, :2].tolist() == [3, UNKNOWN]
         assert loaded.not_private == ()
 
+    def test_part_of_the_test_reviews(self, root):
+        make_imdb(root / "imdb")
+        options = {"download": False, "vocabulary": "none"}
+        whole, part = data.load_imdb(root, **options), data.load_imdb(root, tests=4, **options)
+        assert len(part.train) == len(whole.train)
+        assert len(set(part.test.inputs)) == 4
+        assert set(part.test.inputs) < set(whole.test.inputs)
+        again = data.load_imdb(root, tests=4, **options)
+        assert part.test.inputs.tolist() == again.test.inputs.tolist()
+
     def test_whole_reviews(self, root):
         for name, text in review_files().items():
             write(root / name, text)

@@ -121,6 +121,7 @@ def load_imdb(
     length: int = 256,
     size: int = 20_000,
     vocabulary: str | Sequence[str] = "hashed",
+    tests: int | None = None,
 ) -> DataSet:
     """Return IMDb in its official split: 25000 + 25000 film reviews, negative or positive.
 
@@ -135,6 +136,8 @@ def load_imdb(
             training reviews, which is NOT private; or "none": the inputs are then the whole reviews
             as texts, for a feature extractor such as `MiniLM`, and `length` and `size` have no
             effect.
+        tests: number of test reviews to keep, chosen at random but always the same ones; by
+            default, all.
 
     Columns: `rating` (1 to 10) and `length` (number of words kept).
     """
@@ -160,6 +163,9 @@ def load_imdb(
         )
     for reviews in parts.values():
         reviews.sort(key=lambda review: review[:2])
+    if tests is not None:
+        chosen = np.random.default_rng(0).permutation(len(parts["test"]))[:tests]
+        parts["test"] = [parts["test"][at] for at in chosen]
     if vocabulary == "none":
         train, test = map(_plain_reviews, parts.values())
         return DataSet("imdb", train, test, ("negative", "positive"), form="texts")
