@@ -126,7 +126,7 @@ def test_mixing_in_one_of_the_runs_alone_is_found(name, size):
 
     for _ in range(3):
         step = step_of(Model(back=back))
-        with pytest.raises(ow.OwnerwiseError, match="gradient of a record changes|told apart"):
+        with pytest.raises(ow.OwnerwiseError, match=r"gradient of a record changes|told apart"):
             step(batch_of(60))
 
 
