@@ -27,7 +27,8 @@ TRUSTED_ROUNDINGS = 1e4
 # With constant factors that nearly cancel, of 1 to 30,000 entries, squares were too small by up to
 # 12 of them.
 GRAM_ROUNDINGS = 32
-_AT_ONCE = 512  # products that are added in turn; the sum of more would round in one direction
+# Products that are added one after another; a longer sum of like ones rounds in one direction.
+_AT_ONCE = 512
 # The error allowed for forming and summing a gradient, in units of the rounding error of the upper
 # bound on its norm.
 HIDDEN_ROUNDINGS = 4
