@@ -2,8 +2,8 @@
 
 Hooks and autograd functions can mix records in the backward pass alone, and a record's place in the
 batch may decide which parameters it reaches. Each record gets a loss that is linear in its outputs
-and multiplied by a secret factor, positive or negative. Records run together and in halves, and their gradients are
-compared by random projections (`gradients.sketches`).
+and multiplied by a secret factor, positive or negative. Records run together and in halves, and
+their gradients are compared by random projections (`gradients.sketches`).
 
 The quick comparison, which nearly all models pass:
 
@@ -40,18 +40,18 @@ _MOST_IN_OWN_PRECISION = 1e-2  # difference for models that cannot run in float6
 
 
 def check_gradients(
-    model: nn.Module, tape: Tape, inputs: Any, share: float, stream: StepStream
+    model: nn.Module, tape: Tape, inputs: Any, count: int, share: float, stream: StepStream
 ) -> None:
     """Reject a model in which a record's gradient depends on other records.
 
     Args:
         model: the model; its state is restored.
         tape: the model's tape, which learns where the records lie.
-        inputs: the inputs of two or more records, in secret random order.
+        inputs: the inputs of the records, in secret random order.
+        count: the number of records, at least two.
         share: the largest change that is allowed, relative to the gradient.
         stream: secret random numbers.
     """
-    count = len(tensors_in(inputs)[0])
     drawn = 2 * stream.uniforms(2 * count).reshape(2, count) - 1
     factors = np.copysign(np.exp2(8 * abs(drawn) - 4), drawn)  # gradients may oppose each other
     own = Tape(model)
