@@ -38,7 +38,7 @@ from ownerwise.torch_internals import flatten_dense_tensors, unflatten_dense_ten
 
 __all__ = ["Noise", "grid_of", "standard_laplace", "standard_normal"]
 
-_BLOCK = 2**17  # numbers noised together: few for the cache, but enough for torch's threads
+_BLOCK = 2**18  # numbers noised together: few for the cache, many for the threads of torch
 _FEW = 2**15  # up to this many numbers are joined, and drawn for several steps at once
 _LAPLACE_BLOCK = 2**16  # Laplace variates drawn together
 _AHEAD = 64  # largest number of steps drawn together, if each needs few numbers
