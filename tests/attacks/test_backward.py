@@ -71,9 +71,9 @@ CASES = [
 ]
 
 
-def take_steps(step, steps):
+def take_steps(step, steps, records=60):
     for number in range(steps):
-        step(batch_of(60, number=number))
+        step(batch_of(records, number=number))
 
 
 @pytest.mark.parametrize("hardened", [False, True])
@@ -104,8 +104,7 @@ def test_gradients_that_depend_on_whether_others_oppose_them_are_found(change, b
     torch.manual_seed(0)
     step = step_of(Model(change, by))
     with pytest.raises(ow.OwnerwiseError, match="gradient of a record changes with the other"):
-        for number in range(3):
-            step(batch_of(records, number=number))
+        take_steps(step, 3, records)
 
 
 @pytest.mark.parametrize("micro_batch_size", [None, 40])
