@@ -8,9 +8,9 @@
 They are not interleaved with those of torch, so the machine must be idle. The networks, batches,
 clip norm and noise are those of `benchmarks/models.py` and `benchmarks/step.py`. The best way of
 each library counts: jax_privacy is timed at several micro-batch sizes, and with convolutions by XLA
-and by matrix products, which XLA forms per record much faster on a CPU; TensorFlow Privacy with and
-without XLA, by its vectorised model and, if all layers are registered for it, by fast gradient
-clipping.
+and by matrix products, whose gradients per record XLA computes much faster on a CPU; TensorFlow
+Privacy likewise, with and without XLA, by its vectorised model and, if all layers are registered
+for it, by fast gradient clipping.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -208,23 +208,31 @@ def tensorflow_privacy(name: str) -> dict[str, float]:
         inputs = np.ascontiguousarray(inputs.transpose(0, 2, 3, 1))  # the layout of TensorFlow
     x, y = tf.constant(inputs), tf.constant(classes)
 
-    def layers():
+    def patches(side):
+        sizes = [1, side, side, 1], [1, 2, 2, 1], [1, 1, 1, 1]
+        return keras.layers.Lambda(lambda x: tf.image.extract_patches(x, *sizes, "VALID"))
+
+    def layers(products, unrolled):
         dense = keras.layers.Dense
         if name == "mlp":
             return [*(dense(47, "relu") for _ in range(3)), dense(3)]
         if name == "mnist":
-            return [
-                keras.layers.ZeroPadding2D(2), keras.layers.Conv2D(16, 8, 2, activation="tanh"),
-                keras.layers.MaxPool2D(2, 1), keras.layers.Conv2D(32, 4, 2, activation="tanh"),
-                keras.layers.MaxPool2D(2, 1), keras.layers.Flatten(),
-                dense(32, "tanh"), dense(10),
-            ]  # fmt: skip
-        return [keras.layers.Embedding(WORDS, 64), keras.layers.LSTM(128), dense(2)]
+            found = [keras.layers.ZeroPadding2D(2)]
+            for channels, side in ((16, 8), (32, 4)):
+                if products:  # the same convolution, in a layer that fast clipping knows
+                    found += [patches(side), dense(channels, "tanh")]
+                else:
+                    found += [keras.layers.Conv2D(channels, side, 2, activation="tanh")]
+                found += [keras.layers.MaxPool2D(2, 1)]
+            return [*found, keras.layers.Flatten(), dense(32, "tanh"), dense(10)]
+        lstm = keras.layers.LSTM(128, unroll=unrolled)
+        return [keras.layers.Embedding(WORDS, 64), lstm, dense(2)]
 
-    def built(kind, xla, **options):
+    def built(kind, xla, products, **options):
         start = keras.Input(inputs.shape[1:], dtype=x.dtype)
         end = start
-        for layer in layers():
+        # gradients per record of a loop that is not unrolled raise an error
+        for layer in layers(products, unrolled=kind is private):
             end = layer(end)
         model = kind(inputs=start, outputs=end, **options)
         registry = options.get("layer_registry")
@@ -241,18 +249,20 @@ def tensorflow_privacy(name: str) -> dict[str, float]:
 
     private = make_dp_model_class(keras.Model)
     registry = layer_registry.make_default_layer_registry()
+    noised = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "use_xla": False}
+    kinds = {
+        "plain TensorFlow": (keras.Model, {}),
+        "TensorFlow Privacy, fast clipping": (private, {**noised, "layer_registry": registry}),
+        "TensorFlow Privacy, vectorised": (private, noised),
+    }
+    ways = (False, True) if name == "mnist" else (False,)
     found: dict[str, float] = {}
-    for xla in (False, True):
-        ways = {"plain TensorFlow": (keras.Model, {})}
-        noised = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "use_xla": False}
-        ways["TensorFlow Privacy, fast clipping"] = private, {**noised, "layer_registry": registry}
-        ways["TensorFlow Privacy, vectorised"] = private, noised
-        for label, (kind, options) in ways.items():
-            label += ", XLA" if xla else ""
-            try:
-                found[label] = best(built(kind, xla, **options))
-            except Exception as error:  # a way that does not support the model
-                print(f"{label}: {type(error).__name__}: {error}"[:90], file=sys.stderr)
+    for (title, (kind, options)), products, xla in product(kinds.items(), ways, (False, True)):
+        label = title + ", matrix products" * products + ", XLA" * xla
+        try:
+            found[label] = best(built(kind, xla, products, **options))
+        except Exception as error:  # a way that does not support the model
+            print(f"{label}: {type(error).__name__}: {error}"[:90], file=sys.stderr)
     return found
 
 

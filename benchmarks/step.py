@@ -11,11 +11,11 @@ steps with one contender. A step consists of forward pass, backward pass and upd
 also clip to norm 1 and add Gaussian noise. On a busy machine, measure the CPU time of one thread
 (`--cpu`), which does not include waiting for a core.
 
-Contenders: plain, plain-cl (channels-last), ours, lean (ours with less memory), owners (ours with
-whole owners as the unit, at the same number of records), the Opacus modes hooks, ew, functorch and
-ghost, and vmap (torch.func per-record gradients). Where a mode does not support a model, its cell
-says "-". With `--peers`, jax_privacy and TensorFlow Privacy are timed as well
-(`benchmarks/peers.py`).
+Contenders: plain, plain-cl (channels-last), shared-cl (the part of plain-cl that a private step
+shares), ours, lean (ours with less memory), owners (ours with whole owners as the unit, at the same
+number of records), the Opacus modes hooks, ew, functorch and ghost, and vmap (torch.func per-record
+gradients). Where a mode does not support a model, its cell says "-". With `--peers`, jax_privacy
+and TensorFlow Privacy are timed as well (`benchmarks/peers.py`).
 """
 
 from __future__ import annotations
@@ -63,6 +63,24 @@ def plain(name: str, channels_last: bool = False) -> Step:
         optimizer.step()
 
     return step
+
+
+def shared(name: str) -> Step:
+    """Return what plain and private steps have in common: a plain one without weight gradients.
+
+    Images are in channels-last. The first layer's input needs no gradient, but its output does.
+    """
+    model, x, y = build(name)
+    if x.dim() != 4:
+        raise NotImplementedError("no images")
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = x.contiguous(memory_format=torch.channels_last)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    first = next(layer for layer in model.modules() if not list(layer.children()))
+    first.register_forward_hook(lambda layer, inputs, output: output.requires_grad_())
+    criterion = loss_of(name)
+    return lambda: criterion(model(x), y).backward()
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
@@ -164,6 +182,7 @@ def vmap(name: str) -> Step:
 CONTENDERS: dict[str, Callable[[str], Step]] = {
     "plain": plain,
     "plain-cl": lambda name: plain(name, channels_last=True),
+    "shared-cl": shared,
     "ours": ours,
     "lean": lambda name: ours(name, performance=ow.Performance(lean=True)),
     "owners of 8": lambda name: owners(name, 8),

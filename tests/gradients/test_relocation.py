@@ -253,7 +253,8 @@ def test_a_constant_index_in_order_is_not_slowed_down():
 
     model = model_of(forward)
     tape = Tape(model)
-    for count, expected in ((3, 3 + 1), (3, 1), (5, 1), (2, 1)):  # observed once
+    # observed once, and confirmed in a larger batch
+    for count, expected in ((3, 3 + 1), (3, 1), (5, 2 + 1), (4, 1), (5, 1), (2, 1)):
         passes = []
         x = records_of([2] * count)
         with tape:
@@ -332,6 +333,43 @@ def test_a_model_that_chooses_between_two_orders_is_exact_or_refused(ways, turne
             assert backwards in ways
         else:
             assert_equal(found, loop(model, x))
+
+
+def test_a_model_that_mixes_only_large_batches_is_refused():
+    """A known layout is confirmed in every batch that is larger than those before."""
+
+    def forward(m, x):
+        hidden = m.layer(x.mean(1)).tanh()
+        return m.last(hidden.cumsum(0) if len(x) > 4 else hidden)
+
+    model = model_of(forward)
+    tape = Tape(model)
+    for count in (3, 4):
+        x = torch.randn(count, TIME, WIDTH)
+        assert_equal(run(tape, x), loop(model, x))
+    with pytest.raises(Refused, match="told apart"):
+        run(tape, torch.randn(5, TIME, WIDTH))
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_what_a_tape_has_learned_is_confirmed_on_its_own_losses(count):
+    """Another tape has observed losses of one output only, of which no other record is part."""
+
+    def forward(m, x):
+        hidden = m.layer(x.mean(1)).tanh()
+        return torch.cat([m.last(hidden), hidden.roll(1, 0)], 1)
+
+    model = model_of(forward)
+    tape, other = Tape(model), Tape(model)
+    x = torch.randn(5, TIME, WIDTH)
+    with other:
+        outputs = model(x)
+    other.backward(outputs[:, 0])
+    tape.learn(other)
+    with tape:
+        outputs = model(x[:count])
+    with pytest.raises(Refused, match="told apart"):
+        tape.backward(wavy(outputs))
 
 
 @pytest.mark.parametrize("dim", [0, 1])

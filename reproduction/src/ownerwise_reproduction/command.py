@@ -42,7 +42,6 @@ _OTHER_PAGES = {
     "Which repair": "repairs/index.md",
     "Calibration in every setting, without and with": "before-after/index.md",
     "Privacy per owner: owner sampling and record sampling": "owners/index.md",
-    "IMDb on features of a pretrained MiniLM": "imdb_pretrained/index.md",
     "PATE": "pate/index.md",
     "Private tuning": "tuning/index.md",
 }

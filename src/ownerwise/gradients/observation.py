@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import combinations
 
 import torch
@@ -14,35 +15,48 @@ from ownerwise.gradients.problems import Problem
 from ownerwise.gradients.relocation import Relocations
 from ownerwise.gradients.taps import Tap
 
-__all__ = ["find_layouts"]
+__all__ = ["Kept", "find_layouts"]
 
 _FACTORS = 32  # powers of two by which the losses are multiplied, 2 ** 0 to 2 ** 31
 _AT_ONCE = 1 << 20  # numbers that are converted to float64 at once
 
 Observe = Callable[[Tensor, Callable[[Tap, Tensor], None]], None]
-Known = dict[object, list[tuple[Layout, bool]]]
-"""For each sequence of calls, every tap's layout, and whether a gradient has shown it."""
+
+
+@dataclass
+class Kept:
+    """What earlier batches have shown about one sequence of calls.
+
+    Attributes:
+        layouts: the layout of every tap.
+        shown: for every tap, whether it has had a nonzero gradient, which shows its layout.
+        count: the most records for which this is known; larger batches confirm it.
+    """
+
+    layouts: list[Layout]
+    shown: list[bool]
+    count: int
 
 
 def find_layouts(
     taps: list[Tap],
-    known_layouts: Known,
+    known_layouts: dict[object, Kept],
     losses: Tensor,
     observe: Observe,
     relocations: Relocations,
-    *,
-    confirm: bool = False,
 ) -> list[Problem]:
     """Set the layout of every tap, known from earlier batches or determined by observation.
 
+    Known layouts are confirmed if data may have moved the records, if some layout has not been
+    shown yet, and in a larger batch than any before: a model may treat large batches differently.
+
     Args:
         taps: the uses of parameters, in the order of the forward pass.
-        known_layouts: earlier observations; new ones are added.
+        known_layouts: what is known, keyed by the sequence of calls; new observations are added.
         losses: one loss per record, `[B]`.
         observe: backpropagates the losses with the given weights, and passes every gradient to the
             given function.
         relocations: what may have put the records in another order.
-        confirm: whether to confirm known layouts even if no data can have moved the records.
 
     Returns:
         One problem for each tap whose records cannot be told apart; its layout stays None.
@@ -55,23 +69,23 @@ def find_layouts(
     signature = (*[tap.key for tap in taps], *relocations.places)
     known = known_layouts.get(signature)
     if known is not None and all(
-        fits(layout, tap.shape, count) for tap, (layout, _) in zip(taps, known, strict=True)
+        fits(layout, tap.shape, count) for tap, layout in zip(taps, known.layouts, strict=True)
     ):
         unshown = set()
-        for tap, (layout, shown) in zip(taps, known, strict=True):
+        for tap, layout, shown in zip(taps, known.layouts, known.shown, strict=True):
             tap.layout = layout
             if not shown:
                 unshown.add(id(tap))
-        if not (confirm or unshown or relocations.by_data):
+        if not (unshown or relocations.by_data or count > known.count):
             return []
         if _confirmed(losses, observe, unshown):
+            known.count = max(known.count, count)
             return []
-    shown, problems = _observe_layouts(taps, losses, observe)
+    seen, problems = _observe_layouts(taps, losses, observe)
     if not problems and all(
-        len(tap.trials) == 1 or not seen for tap, seen in zip(taps, shown, strict=True)
+        len(tap.trials) == 1 or not shown for tap, shown in zip(taps, seen, strict=True)
     ):
-        layouts = [tap.layout or WHOLE for tap in taps]
-        known_layouts[signature] = list(zip(layouts, shown, strict=True))
+        known_layouts[signature] = Kept([tap.layout or WHOLE for tap in taps], seen, count)
     return problems
 
 

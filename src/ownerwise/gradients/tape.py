@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from ownerwise.gradients.backward import send_back
 from ownerwise.gradients.calls import Function, name_of, tensors_in, writes_in_place
 from ownerwise.gradients.memory_budget import MemoryBudget
-from ownerwise.gradients.observation import Known, find_layouts
+from ownerwise.gradients.observation import Kept, find_layouts
 from ownerwise.gradients.per_record_gradients import Collector, PerRecordGradients
 from ownerwise.gradients.precision import full_precision
 from ownerwise.gradients.problems import Problem, Refused
@@ -75,7 +76,7 @@ class Tape:
         self._workspace = Workspace(lean)
         self._delivery = Delivery()
         self._checked: dict[object, bool] = {}
-        self._layouts: Known = {}
+        self._layouts: dict[object, Kept] = {}
 
     def __enter__(self) -> Tape:
         if self._tracker is None:
@@ -103,8 +104,14 @@ class Tape:
         self._pass = None
 
     def learn(self, other: Tape) -> None:
-        """Take over where another tape of the same model has observed the records."""
-        self._layouts.update(other._layouts)
+        """Take over where another tape of the same model has observed the records.
+
+        This tape confirms what it has learned in its next batch, whose losses may be others.
+        """
+        for signature, kept in other._layouts.items():
+            own = self._layouts.get(signature)
+            if own is None or own.layouts != kept.layouts:
+                self._layouts[signature] = replace(kept, count=0)
 
     def backward(self, losses: Tensor, segments: Segments | None = None) -> PerRecordGradients:
         """Run one backward pass through the activations without computing parameter gradients.
@@ -124,23 +131,19 @@ class Tape:
         with self._sent_back(traced, losses, weights, collector.arrive):
             return collector.finish()
 
-    def sketches(self, losses: Tensor, *, confirm: bool) -> Tensor:
+    def sketches(self, losses: Tensor) -> Tensor:
         """Return random projections of the per-record gradients, float64 `[B, SKETCHES]`.
 
         Args:
             losses: `[B]`, one loss per record.
-            confirm: whether to confirm what is known about the calls of the model: where the
-                records lie, and that calls without a rule of their own treat records separately.
 
         Raises:
             Refused: as in `backward`.
         """
         traced = self._traced(losses)
-        if confirm:
-            self._checked.clear()
         sketcher = Sketcher(traced.tracker.parameters, len(losses))
         ones = torch.ones_like(losses)
-        with self._sent_back(traced, losses, ones, sketcher.arrive, confirm=confirm):
+        with self._sent_back(traced, losses, ones, sketcher.arrive):
             return sketcher.finish()
 
     def _traced(self, losses: Tensor) -> _ForwardPass:
@@ -161,8 +164,6 @@ class Tape:
         losses: Tensor,
         weights: Tensor,
         arrive: Arrive,
-        *,
-        confirm: bool = False,
     ) -> Iterator[None]:
         """Find out where the records lie, and pass the gradients of all taps to `arrive`.
 
@@ -187,9 +188,8 @@ class Tape:
         try:
             with full_precision(losses.device):
                 if len(losses) and losses.requires_grad:
-                    for problem in find_layouts(
-                        taps, self._layouts, losses, send, traced.relocations, confirm=confirm
-                    ):
+                    moved = traced.relocations
+                    for problem in find_layouts(taps, self._layouts, losses, send, moved):
                         traced.refuse(Refused(problem.where, problem.what, problem.remedy))
                     send(weights, consume, keep=False)
                 yield

@@ -38,7 +38,7 @@ from ownerwise.torch_internals import flatten_dense_tensors, unflatten_dense_ten
 
 __all__ = ["Noise", "grid_of", "standard_laplace", "standard_normal"]
 
-_BLOCK = 2**17  # numbers noised together: few for the cache, but enough for torch's threads
+_BLOCK = 2**18  # numbers noised together: few for the cache, many for the threads of torch
 _FEW = 2**15  # up to this many numbers are joined, and drawn for several steps at once
 _LAPLACE_BLOCK = 2**16  # Laplace variates drawn together
 _AHEAD = 64  # largest number of steps drawn together, if each needs few numbers
@@ -121,7 +121,7 @@ class Noise:
         for start in range(0, size, _BLOCK):
             count = min(_BLOCK, size - start)
             normals = _box_muller(stream.words(count + count % 2, words), memory)[:count]
-            noised.add(start, normals.mul_(spread).round_())
+            noised.add(start, normals.mul_(spread).round_(), memory.view(-1))
         return noised.results()
 
     def laplace(
@@ -230,8 +230,8 @@ class _Noised:
     """Sums to which noise is added part by part: (rounded sums + noise) * grid * factor.
 
     Every operation is exact or correctly rounded. Scaling by a power of two is exact. Rounding to
-    whole units is exact: a float32 beyond 2^24 units is already whole. The sum of two whole numbers
-    of units is exact in float64 up to 2^53; beyond that, the rounded result depends only on the
+    whole units is exact in float64: a number beyond 2^53 units is already whole. The sum of two
+    whole numbers of units is exact up to 2^53; beyond that, the rounded result depends only on the
     exact sum.
 
     Args:
@@ -269,17 +269,26 @@ class _Noised:
             self._noised.append(flat if reused else torch.empty_like(flat, dtype=dtype))
         self._bounds = list(accumulate(map(len, self._sums), initial=0))
 
-    def add(self, start: int, units: Tensor) -> None:
-        """Add noise, given in units of the grid, to the numbers from `start` on."""
+    def add(self, start: int, units: Tensor, memory: Tensor | None = None) -> None:
+        """Add noise to the numbers from `start` on.
+
+        Args:
+            start: the number of the first of them.
+            units: the noise in units of the grid, float64; overwritten.
+            memory: memory for as many numbers, on the CPU.
+        """
         number = bisect_right(self._bounds, start) - 1
         while len(units):
             first, end = self._bounds[number : number + 2]
             here = slice(start - first, min(end - first, start - first + len(units)))
             total, out = self._sums[number][here], self._noised[number][here]
             noise, units = units[: len(out)].to(out.device), units[len(out) :]
-            total = total.to(torch.promote_types(total.dtype, torch.float32))
-            noise.add_(torch.mul(total, 1.0 / self._grid).round_())
-            torch.mul(noise, self._grid * self._factor, out=out)
+            if memory is None or memory.device != noise.device:
+                rounded = torch.empty_like(noise)
+            else:
+                rounded = memory[: len(noise)]
+            noise.add_(rounded.copy_(total).mul_(1.0 / self._grid).round_())
+            out.copy_(noise.mul_(self._grid * self._factor))
             start, number = end, number + 1
 
     def results(self) -> list[Tensor]:

@@ -46,7 +46,7 @@ from ownerwise.processes import Processes
 _STEPS = 2**64
 _WORDS_PER_STEP = 2**65  # 2^64 AES blocks of two 64-bit words
 _FEWEST_WORDS = 256  # drawn at once for coin flips
-_ZEROS = memoryview(bytes(2**20))  # what is encrypted, unless more words are drawn at once
+_ZEROS = memoryview(bytes(2**21))  # what is encrypted, unless more words are drawn at once
 SPARE = 15  # bytes of a block that the cipher may write beyond the words
 
 

@@ -2,8 +2,8 @@
 
 Hooks and autograd functions can mix records in the backward pass alone, and a record's place in the
 batch may decide which parameters it reaches. Each record gets a loss that is linear in its outputs
-and multiplied by a secret factor. Records run together and in halves, and their gradients are
-compared by random projections (`gradients.sketches`).
+and multiplied by a secret factor, positive or negative. Records run together and in halves, and
+their gradients are compared by random projections (`gradients.sketches`).
 
 The quick comparison, which nearly all models pass:
 
@@ -40,19 +40,20 @@ _MOST_IN_OWN_PRECISION = 1e-2  # difference for models that cannot run in float6
 
 
 def check_gradients(
-    model: nn.Module, tape: Tape, inputs: Any, share: float, stream: StepStream
+    model: nn.Module, tape: Tape, inputs: Any, count: int, share: float, stream: StepStream
 ) -> None:
     """Reject a model in which a record's gradient depends on other records.
 
     Args:
         model: the model; its state is restored.
         tape: the model's tape, which learns where the records lie.
-        inputs: the inputs of two or more records, in secret random order.
+        inputs: the inputs of the records, in secret random order.
+        count: the number of records, at least two.
         share: the largest change that is allowed, relative to the gradient.
         stream: secret random numbers.
     """
-    count = len(tensors_in(inputs)[0])
-    factors = np.exp2(8 * stream.uniforms(2 * count) - 4).reshape(2, count)
+    drawn = 2 * stream.uniforms(2 * count).reshape(2, count) - 1
+    factors = np.copysign(np.exp2(8 * abs(drawn) - 4), drawn)  # gradients may oppose each other
     own = Tape(model)
     if not _agree(model, own, inputs, factors, share) and not _agree_carefully(
         model, inputs, factors, share
@@ -67,17 +68,20 @@ def check_gradients(
 
 def _agree(model: nn.Module, tape: Tape, inputs: Any, factors: np.ndarray, share: float) -> bool:
     """Return whether the quick comparison shows that gradients agree."""
-    count = factors.shape[1]
-    everything = list(range(count))
+    everything = list(range(factors.shape[1]))
 
-    def arguments(rows: list[int]) -> tuple[Any, ...]:
-        whole = rows == everything
-        given = factors[0 if whole else 1, rows]
-        return tape, take(inputs, rows), given, factors[0, rows] / given, whole
+    def trial(tape: Tape, rows: list[int], **options: Any) -> Trial:
+        def arguments(rows: list[int]) -> tuple[Any, ...]:
+            given = factors[0 if rows == everything else 1, rows]
+            return tape, take(inputs, rows), given, factors[0, rows] / given
 
-    if count > _FEW:
-        Trial(arguments, _sketches, everything[:_FEW], lambda rows, random: []).run(model)
-    return same_outputs(*Trial(arguments, _sketches, everything).run(model).pair, share)
+        return Trial(arguments, _sketches, rows, **options)
+
+    if len(everything) > _FEW:
+        few = Tape(model)
+        trial(few, everything[:_FEW], companies=lambda rows, random: []).run(model)
+        tape.learn(few)
+    return same_outputs(*trial(tape, everything).run(model).pair, share)
 
 
 def _agree_carefully(model: nn.Module, inputs: Any, factors: np.ndarray, share: float) -> bool:
@@ -106,7 +110,7 @@ def _careful(
     """Return the same records' sketches in two companies, with the same factors."""
 
     def arguments(rows: list[int]) -> tuple[Any, ...]:
-        return Tape(model), take(inputs, rows), factors[0, rows], np.ones(len(rows)), False
+        return Tape(model), take(inputs, rows), factors[0, rows], np.ones(len(rows))
 
     return Trial(arguments, _sketches, list(range(factors.shape[1]))).run(model).pair
 
@@ -117,7 +121,6 @@ def _sketches(
     inputs: Any,
     factors: np.ndarray,
     scales: np.ndarray,
-    confirm: bool,
 ) -> list[Tensor]:
     """Return sketches of the gradients of losses that are linear in the outputs, times factors."""
     with torch.enable_grad():
@@ -135,4 +138,4 @@ def _sketches(
         if losses is None:
             return []
         losses = losses * torch.as_tensor(factors).to(losses)
-        return [tape.sketches(losses, confirm=confirm) * torch.from_numpy(scales)[:, None]]
+        return [tape.sketches(losses) * torch.from_numpy(scales)[:, None]]
